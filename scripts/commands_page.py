@@ -5,7 +5,8 @@ import contextlib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from unittest import mock
 
@@ -13,8 +14,6 @@ PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 PROGRAMS = ("tap", "loadgen", "replay", "sim", "report", "tracefile")
 MANY = 2
 """A flag with the same meaning in so many commands is described once."""
-LISTED = 20
-"""Most flags in a sentence."""
 HEAD = """# Commands and their flags
 
 After this page you know every flag of every command. `python -m scripts.commands_page` makes it of the commands' help.
@@ -95,7 +94,16 @@ def name_of(line: str) -> str:
     return line.split("`")[1].split(maxsplit=1)[0].rstrip(",")
 
 
-def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> str:
+def spans(lines: Sequence[str], table: Sequence[str]) -> list[str]:
+    """Names of a table's rows in its order; more than three in a row are the first to the last."""
+    names: list[str] = []
+    for _, run in groupby(enumerate(lines), key=lambda numbered: table.index(numbered[1]) - numbered[0]):
+        flags = [f"`{name_of(line)}`" for _, line in run]
+        names += flags if len(flags) <= 3 else [f"{flags[0]} to {flags[-1]}"]
+    return names
+
+
+def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]) -> str:
     """A command's part of the page."""
     rows = [row(parser, action) for action in flags_of(parser)]
     lines = [f"## `{command}`", ""]
@@ -108,10 +116,9 @@ def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> 
     own = [line for line in rows if line not in shared]
     if own:
         lines += ["| flag | meaning |", "|---|---|", *own, ""]
-    others = [name_of(line) for line in rows if line in shared]
-    for start in range(0, len(others), LISTED):
-        flags = ", ".join(f"`{flag}`" for flag in others[start : start + LISTED])
-        lines += [f"[Shared](#shared-flags){', too' if start else ''}: {flags}.", ""]
+    others = spans([line for line in shared if line in rows], shared)
+    if others:
+        lines += [f"[Shared](#shared-flags): {', '.join(others)}.", ""]
     return "\n".join(lines)
 
 
@@ -122,7 +129,7 @@ def page() -> str:
     every = dict.fromkeys(row(parser, action) for parser in parsers.values() for action in flags_of(parser))
     common = {name_of(line): line for line in sorted(every, key=lambda line: counts[line])}
     shared = [line for line in every if counts[line] >= MANY and common[name_of(line)] == line]
-    sections = [section(command, parser, set(shared)) for command, parser in parsers.items()]
+    sections = [section(command, parser, shared) for command, parser in parsers.items()]
     table = "\n".join(["## Shared flags", "", "| flag | meaning |", "|---|---|", *shared])
     return f"{HEAD}\n{''.join(text + chr(10) for text in sections)}{table}\n"
 

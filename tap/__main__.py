@@ -109,8 +109,8 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="host name under which the admin pages are asked for; may be repeated; not needed for IP addresses, "
-        "localhost, names without a dot, and names in .svc, .cluster.local and .internal",
+        help="host name of the admin pages; may be repeated; IP addresses, localhost, names without a dot and names in "
+        ".svc, .cluster.local and .internal need none",
     )
 
 
@@ -160,8 +160,8 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         default=AUTO,
         metavar="PATH|engine|bytes|ids",
         help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
-        "request is relayed; bytes: UTF-8 bytes as tokens; ids: only prompts sent as ids (default: engine if it has a "
-        "/tokenize, else bytes)",
+        "request is relayed; bytes: UTF-8 bytes; ids: only prompts sent as ids (default: engine if it has /tokenize, "
+        "else bytes)",
     )
     group.add_argument(
         "--block-size",
@@ -175,19 +175,19 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         choices=["xxh3_64", "blake2b"],
         default="xxh3_64",
         dest="algorithm",
-        help="hash algorithm (default %(default)s); blake2b, a keyed hash, for traces that you give away",
+        help="hash algorithm (default %(default)s); blake2b for traces that you give away",
     )
     group.add_argument(
         "--key-file",
         type=Path,
         metavar="FILE",
-        help="secret key of the hashes, made if missing; another key makes hashes that match no earlier trace "
-        "(default $KVTAPE_KEY_FILE, or ~/.config/kvtape/key); a lost key costs only that match",
+        help="secret key of the hashes, made if missing; hashes of two keys never match (default $KVTAPE_KEY_FILE, or "
+        "~/.config/kvtape/key)",
     )
     group.add_argument(
         "--model",
         metavar="NAME",
-        help="model name to record; hash chains start from it, so other names share no hashes (default: the engine's)",
+        help="model name to record, of which hash chains start (default: the engine's)",
     )
     group.add_argument(
         "--lora",
@@ -204,7 +204,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="usage|token-ids",
-        help="request usage or token ids where the client did not, and remove them from the response; may be repeated",
+        help="request usage or token ids where clients did not, and remove them from responses; may be repeated",
     )
     group.add_argument(
         "--dialect",
@@ -230,8 +230,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "--wait",
         type=duration,
         metavar="TIME",
-        help="end with an error if no upstream accepts connections in this time, such as 10m (default: wait as long as "
-        "it takes; clients get 503 meanwhile)",
+        help="end with an error if no upstream accepts connections in this time, such as 10m (default: wait for ever; "
+        "clients get 503 meanwhile)",
     )
 
 
@@ -248,8 +248,8 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=256.0,
         metavar="MB",
-        help="memory for all recorded bodies that wait for the recorder; beyond it records are dropped and counted "
-        "(default %(default)g)",
+        help="memory for bodies that wait for the recorder; beyond it records are dropped and counted (default "
+        "%(default)g)",
     )
     group.add_argument(
         "--log-interval",

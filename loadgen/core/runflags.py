@@ -61,7 +61,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="TRACE",
-        help="the trace to write; .gz and .zst compress (default: a new name in this folder)",
+        help="the trace to write; .gz and .zst compress (a new name in this folder)",
     )
     parser.add_argument("--model", default=AUTO, help="served model's name (auto: the first of /v1/models)")
     parser.add_argument(
@@ -110,7 +110,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-interval",
         type=duration,
         metavar="TIME",
-        help="print a progress line at this interval, also on a terminal; 0: none (10s; on a terminal none)",
+        help="interval of progress lines, on a terminal too; 0: none (10s; on a terminal none)",
     )
     run.add_argument("--resume", action="store_true", help="continue a run that was killed, and append to its trace")
 
