@@ -153,6 +153,7 @@ def join_traces(config: Config) -> int:
                 for record in counted(reader, "records joined"):
                     writer.change_meta(reader.latest_meta)
                     writer.write(record)
+                writer.change_meta(reader.latest_meta)
                 warn(reader)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
     return 0
@@ -203,13 +204,15 @@ def _write(
     latest_meta: Callable[[], Meta] | None = None,
     inputs: Sequence[str] = (),
 ) -> None:
-    """Write the output whole; with ``latest_meta``, also the headers that it returns before a record."""
+    """Write the output whole; with ``latest_meta``, also the headers that it returns before a record and at the end."""
     assert config.output is not None
     with new_writer(config.output, meta, inputs=inputs or [config.trace], overwrite=config.overwrite) as writer:
         for record in records:
             if latest_meta is not None:
                 writer.change_meta(latest_meta())
             writer.write(record)
+        if latest_meta is not None:
+            writer.change_meta(latest_meta())
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
 
 

@@ -38,6 +38,8 @@ class ColumnsReader(TraceReader):
         where = f"{self.path}: meta"
         self._metas = [(row, decode_meta(meta, where)) for row, meta in self.footer.metas]
         self._row = 0
+        self._over = False
+        """True once the last record was read: a header may stand behind it."""
 
     @property
     def meta(self) -> Meta:
@@ -45,7 +47,7 @@ class ColumnsReader(TraceReader):
 
     @property
     def latest_meta(self) -> Meta:
-        return next(meta for row, meta in reversed(self._metas) if row == 0 or row < self._row)
+        return next(meta for row, meta in reversed(self._metas) if self._over or row == 0 or row < self._row)
 
     @property
     def line(self) -> int:
@@ -71,6 +73,7 @@ class ColumnsReader(TraceReader):
             for result in group_records(self._group(group), count, self.path, self._row):
                 self._row += 1
                 yield result
+        self._over = True
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over row groups: as columns, or as records where a row has values without a column."""
@@ -85,6 +88,7 @@ class ColumnsReader(TraceReader):
                 self._row += 1
                 records.append(self._without_faults(result) if isinstance(result, InputError) else result)
             yield RecordBatch(records)
+        self._over = True
 
     def _group(self, group: int) -> dict[str, pa.Array]:
         try:

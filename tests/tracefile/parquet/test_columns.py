@@ -140,6 +140,7 @@ def test_convert_there_and_back_is_the_same_file_and_the_same_digest(tmp_path: P
     with TraceWriter(tmp_path / "a.jsonl", META) as writer:
         for record in chained(50):
             writer.write(record)
+        writer.change_meta(msgspec.structs.replace(META, engine=Engine(name="vllm")))  # as the end of a run does
     assert main(["convert", str(tmp_path / "a.jsonl"), str(tmp_path / "a.parquet")]) == 0
     assert main(["convert", str(tmp_path / "a.parquet"), str(tmp_path / "b.jsonl")]) == 0
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
