@@ -33,6 +33,7 @@ UNEVEN_GAPS_MS = [(17 * step) % 39 + 1 for step in range(39)]
 IDLE_GAP_MS = 2000
 LARGE_PROMPT_BYTES = 400_000
 UNARY_PAUSES_S = (0.001, 0.003, 0.002, 0.0, 0.004)
+LARGE_PAUSE_S = 0.03
 WARM_REQUESTS = 5
 SETTLE_S = 60.0
 BEGIN_S = 20.0
@@ -121,19 +122,37 @@ def missing(clients: Sequence[StreamClient], sent: int) -> int:
 async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int, pause_s: float) -> list[float]:
     """TTFT of requests one after another on one connection, µs; the pause lets a recorder finish the one before."""
     request = post(prompt_for(proxy, prompt_bytes), "first")
-    return await waits(proxy, WaitingClient(), request, count, [pause_s])
+    times = await waits(proxy, WaitingClient(), request, count, [pause_s])
+    await settled(proxy)
+    return times
 
 
 async def unary_waits(proxy: Proxy, count: int) -> list[float]:
-    """Waits for unary responses, µs, of requests one after another; pauses are uneven, to meet the recorder at work."""
+    """Waits for unary responses, µs, beside another client's large prompts, which keep a recorder at work."""
+    stop = asyncio.Event()
+    beside = asyncio.create_task(_send_large_prompts(proxy, stop))
     request = post(prompt_for(proxy, 400, stream=False), "unary")
-    return await waits(proxy, WaitingClient(b"HTTP/1.1 200", b"}}"), request, count, UNARY_PAUSES_S)
+    times = await waits(proxy, WaitingClient(b"HTTP/1.1 200", b"}}"), request, count, UNARY_PAUSES_S)
+    stop.set()
+    await beside
+    await settled(proxy)
+    return times
+
+
+async def _send_large_prompts(proxy: Proxy, stop: asyncio.Event) -> None:
+    client, request = WaitingClient(), post(prompt_for(proxy, LARGE_PROMPT_BYTES), "first")
+    await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
+    while not stop.is_set():
+        proxy.sent += 1
+        await client.wait_us(request)
+        await asyncio.sleep(LARGE_PAUSE_S)
+    client.close()
 
 
 async def waits(
     proxy: Proxy, client: WaitingClient, request: bytes, count: int, pauses_s: Sequence[float]
 ) -> list[float]:
-    """Waits of requests one after another on one connection, µs; the recorder has time to finish behind them."""
+    """Waits of requests one after another on one connection, µs."""
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
     proxy.sent += count + WARM_REQUESTS
     for _ in range(WARM_REQUESTS):
@@ -143,7 +162,6 @@ async def waits(
         await asyncio.sleep(pause_s)
         times.append(await client.wait_us(request))
     client.close()
-    await settled(proxy)
     return times
 
 
