@@ -117,8 +117,12 @@ def test_a_signal_while_modules_are_imported(
 ) -> None:
     # In a module's place, one that gets the signal, and ends a process that goes on.
     (tmp_path / f"{module}.py").write_text(f"import signal\nsignal.raise_signal({number:d})\nraise SystemExit(7)\n")
+    arguments = ["-m", command, *(["curve", "none"] if command == "sim" else [])]
+    # A process that a script started in the background has Ctrl-C ignored, and its children have, too.
+    heard = f"import os, signal; signal.signal({number:d}, signal.SIG_DFL); "
+    heard += f"os.execv({sys.executable!r}, {[sys.executable, *arguments]!r})"
     done = subprocess.run(
-        [sys.executable, "-m", command, *(["curve", "none"] if command == "sim" else [])],
+        [sys.executable, "-c", heard],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
