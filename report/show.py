@@ -1,4 +1,4 @@
-"""``report show``: every metric of one trace, its health checks, and SLOs on it."""
+"""``report show``: every metric of one trace, its health checks, SLOs on it, and the same as files."""
 
 import argparse
 import sys
@@ -7,7 +7,9 @@ from pathlib import Path
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from measure.metrics.slos import parse_slos
 from measure.metrics.tables import headline, metric_lines
-from measure.metrics.trace import measure_trace
+from measure.metrics.trace import measure_run, read_run
+from report.files.folder import check_folder, write_files
+from report.files.measured import Measured
 from report.output import print_json
 from tracefile.commandline.printing import printable
 
@@ -17,12 +19,23 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpus_argument(parser)
     add_slo_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+    parser.add_argument(
+        "--files", type=Path, metavar="DIR", help="write tables, a timeline, evalscope's and Veeksha's files there"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
 
 
 def show(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
-    slos = parse_slos(flags.slo, flags.slo_file)
-    metrics = measure_trace(flags.trace, gpus=checked_gpus(flags.gpus), slos=slos)
+    slos, gpus = parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
+    if flags.files is not None:
+        check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
+    run = read_run(flags.trace)
+    metrics = measure_run(run, gpus=gpus, slos=slos)
+    if flags.files is not None:
+        for line in write_files(flags.files, Measured(flags.trace, run, metrics, slos)):
+            print(printable(f"{flags.files}: {line}"), file=sys.stderr)
+        print(printable(f"files: {flags.files}"), file=sys.stderr)
     if flags.json:
         print_json(metrics)
     for line in (f"{flags.trace.name}: {headline(metrics)}", *metric_lines(metrics)):

@@ -41,7 +41,7 @@ FLOORS = {
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
         *("serving/requests", "serving/engine", "serving/apis", "serving", ""),
     ],
-    "report": ["compare", "pages", ""],
+    "report": ["compare", "files", "pages", ""],
 }
 # Folders of loadgen that replay stands on.
 REPLAY_USES = {"core", "text", "sending", "runs"}

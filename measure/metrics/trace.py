@@ -17,13 +17,13 @@ from measure.metrics.workload import measure_workload, overview
 from measure.runs import Run, load_run
 
 
-def measure_trace(path: Path, *, gpus: int | None = None, slos: Sequence[Slo] = ()) -> TraceMetrics:
-    """Read a trace and measure it; raises InputError if it has no records, or lacks the metric of an SLO."""
-    return measure_run(load_run(path.name, path, named=False, reuse=True), gpus=gpus, slos=slos)
+def read_run(path: Path) -> Run:
+    """Read a trace with what its metrics need; raises InputError if it has no records."""
+    return load_run(path.name, path, named=False, reuse=True)
 
 
 def measure_run(run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = ()) -> TraceMetrics:
-    """Measure a run. ``gpus``: null for the header's number."""
+    """Measure a run; raises InputError if it lacks the metric of an SLO. ``gpus``: null for the header's number."""
     engine = run.meta.engine
     workload = measure_workload(run, gpus or (engine.gpus if engine else None))
     workload = msgspec.structs.replace(workload, goodput=goodput(run, slos))

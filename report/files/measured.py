@@ -1,0 +1,35 @@
+"""A run with its metrics, as every file is made of it; and the reason why one is not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from measure.metrics.results import TraceMetrics
+from measure.metrics.slos import Slo
+from measure.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Material of the files."""
+
+    path: Path
+    """The trace."""
+    run: Run
+    metrics: TraceMetrics
+    slos: tuple[Slo, ...]
+
+
+class Lacking(Exception):  # noqa: N818 - no error: the file is left out
+    """Raised with what a file needs and the trace lacks."""
+
+
+Writer = Callable[[Measured, Path], None]
+"""Writes one file; raises Lacking before its first byte or behind it."""
+
+
+def write_json(path: Path, told: Any) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
