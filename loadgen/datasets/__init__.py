@@ -8,8 +8,7 @@ from loadgen.datasets.session import Dataset
 from loadgen.datasets.sharegpt import read_sharegpt
 from loadgen.datasets.shipped import SHIPPED, shipped_path
 from loadgen.datasets.swesmith import read_swe_smith
-from loadgen.datasets.traces import read_trace
-from loadgen.datasets.trie import read_trie
+from loadgen.datasets.traces import read_trace, read_trie
 from tracefile import InputError
 
 RANDOM = "random"

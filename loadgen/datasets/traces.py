@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
 from tracefile import InputError, Record, RequestId, TraceFormat, open_trace
+from tracefile.importers.trie import EXPECTED, TrieRow, TrieTurn, trie_turns
 
 WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake", "burstgpt", "azure")
 
@@ -66,3 +68,18 @@ def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
         session.add(record)
         by_last[record.request_id] = session
     return (session.turns for session in sessions)
+
+
+def read_trie(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
+    """Sessions of a trie workload, with its tools' latencies."""
+    for where, row in rows(path):
+        yield [_turn(turn) for turn in trie_turns(decode(row, TrieRow, where, EXPECTED), where)]
+
+
+def _turn(turn: TrieTurn) -> DatasetTurn:
+    return DatasetTurn(
+        turn.new_tokens,
+        from_tool=turn.tool_latency_ms is not None,
+        output_tokens=turn.output_tokens,
+        think_ms=turn.tool_latency_ms or 0.0,
+    )

@@ -9,7 +9,7 @@ import pytest
 from loadgen.datasets import parse_dataset
 from loadgen.datasets.session import ESTIMATED, DatasetOptions
 from loadgen.datasets.shipped import SHIPPED, shipped_path
-from loadgen.datasets.trie import read_trie
+from loadgen.datasets.traces import read_trie
 from scripts.lookalikes import LOOKALIKES, rows
 from tracefile import open_trace
 
