@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "flow.md").read_text()
-ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "scripts")
+ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape", "scripts")
 
 
 def test_every_folder_has_one_line() -> None:

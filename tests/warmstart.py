@@ -160,8 +160,8 @@ def warm_subprocess() -> ModuleType:
 
 
 WARM = warm_subprocess()
-STARTERS = ("wire.process", "scripts.job")
-"""Modules whose processes are warm in tests: of the product's children, and of the scripts' commands."""
+STARTERS = ("wire.process", "scripts.job", "kvtape.command")
+"""Modules whose processes are warm in tests: children of the product, and commands that scripts and Python start."""
 
 
 def run_warm(*command: str | os.PathLike[str], timeout: float = 150, **settings: Any) -> CompletedProcess[str]:

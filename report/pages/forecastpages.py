@@ -5,7 +5,7 @@ from typing import Final
 from measure import wording
 from measure.cohorts import cohort_title
 from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, points
-from report.pages.page import render
+from report.pages.page import cohort_id, render
 from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings
 from report.pages.whatif import (
     LEVELS,
@@ -41,14 +41,19 @@ ENGINE: Final = {
 }
 
 
+def what_if_figures(result: WhatIf) -> dict[str, Figure]:
+    """Return the page's figures by id: TTFT survival of each cohort."""
+    drawn = drawn_rows(len(shown_rows(result)))
+    return {f"survival-{cohort_id(name)}": survival_figure(result, name, drawn) for name in cohort_titles(result)}
+
+
 def render_what_if(result: WhatIf) -> str:
     titles = cohort_titles(result)
     rows = shown_rows(result)
     drawn = drawn_rows(len(rows))
-    figures = {f"survival-{number}": survival_figure(result, name, drawn) for number, name in enumerate(titles)}
     return render(
         "whatif.html.jinja",
-        figures,
+        what_if_figures(result),
         result=result,
         rows=rows,
         base=settings_sentence(result),

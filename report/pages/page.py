@@ -40,18 +40,24 @@ class Card:
     detail: str
 
 
-def render_page(compared: Compared) -> str:
-    result = compared.result
+def comparison_figures(compared: Compared) -> dict[str, Figure]:
+    """Return the page's figures by id, those with nothing to draw left out."""
     survival = survival_figures(compared)
-    first = LATER_TURNS if LATER_TURNS in survival else ALL
-    figures: dict[str, Figure | None] = {f"survival-{_id(name)}": figure for name, figure in survival.items()}
+    telling = LATER_TURNS if LATER_TURNS in survival else ALL
+    figures: dict[str, Figure | None] = {f"survival-{cohort_id(name)}": figure for name, figure in survival.items()}
     figures |= {
-        "errors": error_figure(compared, first),
+        "errors": error_figure(compared, telling),
         "cached": cached_figure(compared),
         "gaps": gap_figure(compared),
         "arrivals": arrival_figure(compared),
     }
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def render_page(compared: Compared) -> str:
+    result = compared.result
+    drawn = comparison_figures(compared)
+    first = LATER_TURNS if f"survival-{cohort_id(LATER_TURNS)}" in drawn else ALL
     present = {name for trace in result.traces.values() for name in trace.cohorts}
     return render(
         "page.html.jinja",
@@ -123,7 +129,7 @@ def render(
         "levels": list(LEVELS),
         "metrics": METRICS,
         "cohort_title": cohort_title,
-        "cohort_id": _id,
+        "cohort_id": cohort_id,
         "cohort_order": lambda cohorts: cohort_order(set(cohorts)),
         "wording": wording,
         "terminal": terminal,
@@ -150,7 +156,7 @@ def _asset(name: str) -> str:
     return (files("report.pages") / name).read_text(encoding="utf-8")
 
 
-def _id(cohort: str) -> str:
+def cohort_id(cohort: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in cohort)
 
 

@@ -405,10 +405,10 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
     for row in result.rows:
         assert row.name in page
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
-    assert list(figures) == ["survival-0", "survival-1", "survival-2"]
-    lines = [trace["name"] for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "line"]
+    assert list(figures) == ["survival-all", "survival-turn1", "survival-turns2-"]
+    lines = [trace["name"] for trace in figures["survival-all"]["data"] if trace["meta"]["part"] == "line"]
     assert lines == ["forecast of the capture", "cold prompts", "rate ×2"]
-    bands = [trace for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "band"]
+    bands = [trace for trace in figures["survival-all"]["data"] if trace["meta"]["part"] == "band"]
     assert all(low <= high for low, high in zip(bands[0]["y"], bands[1]["y"], strict=True))
 
 
@@ -443,7 +443,7 @@ def test_equal_curves_do_not_hide_each_other(folder: Path) -> None:
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(render_what_if(asked(folder, Scenario({}, cold_prompts=True), trace="sessions")))
-    assert figures_drawn(page) == {"survival-0", "survival-1", "survival-2"}
+    assert figures_drawn(page) == {"survival-all", "survival-turn1", "survival-turns2-"}
 
 
 def test_a_long_sweep_is_drawn_in_part_with_both_ends() -> None:

@@ -1,0 +1,149 @@
+"""docs/python.md: its blocks run in order, and print what stands below them; ``import kvtape`` stays light."""
+
+import contextlib
+import importlib
+import io
+import math
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvtape
+from kvtape.command import flag_words, run_json
+from tests.warmstart import run_warm
+from tracefile import load_trace
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "python.md").read_text()
+CAPTURE = ROOT / "data" / "captures" / "256x4" / "session-slow.jsonl.zst"
+BLOCKS = re.findall(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?", PAGE, re.MULTILINE | re.DOTALL)
+QUERIES = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_runs(folder: Path, sim_server: str) -> None:
+    names: dict[str, Any] = {}
+    for code, expected in BLOCKS:
+        if "import polars" in code:
+            continue
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            exec(compile(code.replace("http://127.0.0.1:8000", sim_server), "docs/python.md", "exec"), names)
+        assert not expected or told.getvalue() == expected
+    assert [row.kind for row in names["found"].rows] == ["measured", "capture", "scenario", "scenario"]
+    assert names["load"].metrics == kvtape.measure_trace("load.jsonl.zst")  # a run's own ending has the same numbers
+    assert (folder / "survival.html").stat().st_size > 10_000
+
+
+def converted(folder: Path) -> None:
+    run_warm("tracefile", "convert", CAPTURE, folder / "captured.parquet")
+
+
+def test_the_queries_run_in_duckdb(folder: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    converted(folder)
+    by_turn, blocks = (duckdb.sql(query).fetchall() for query in QUERIES)
+    _, records = load_trace(CAPTURE)
+    firsts = [record for record in records if record.turn == 1]
+    waits = sorted(record.ttft_ms or 0.0 for record in firsts)
+    hits, prompts = (sum(getattr(one, name) for one in firsts) for name in ("cached_tokens", "prompt_tokens"))
+    assert by_turn[0] == (1, len(firsts), hits / prompts, waits[-(-9 * len(waits) // 10) - 1])
+    chains = [[*(record.block_hashes or ()), *(record.output_block_hashes or ())] for record in records]
+    assert blocks[0][0] == len({block for chain in chains for block in chain})
+
+
+def test_the_query_runs_in_polars(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("polars")
+    converted(folder)
+    exec(compile(next(code for code, _ in BLOCKS if "import polars" in code), "docs/python.md", "exec"), {})
+    assert "hit_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_frame_has_a_row_a_request(library: Any) -> None:
+    pytest.importorskip(library)
+    frame, run = kvtape.read_frame(CAPTURE, library), kvtape.read_run(CAPTURE)
+    assert list(frame["request_id"]) == run.request_ids
+    assert list(frame["cached_tokens"]) == run.cached_tokens.tolist()
+    assert set(frame["status"]) == {"ok"}
+
+
+def test_columns_tell_unknown_as_nan() -> None:
+    found = importlib.import_module("kvtape.traces").read_columns(kvtape.read_run(CAPTURE))
+    assert {len(column) for column in found.values()} == {40}
+    assert found["cached_tokens"].tolist() == [record.cached_tokens for record in load_trace(CAPTURE)[1]]
+    assert all(map(math.isnan, found["planned_prompt_tokens"]))
+
+
+def test_the_import_is_light_and_every_name_is_there() -> None:
+    heavy = ("numpy", "scipy", "plotly", "numba", "msgspec", "tracefile", "measure", "loadgen", "sim", "report")
+    code = f"import kvtape, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+    assert sorted(kvtape._HOMES) == kvtape.__all__ == dir(kvtape)
+    assert all(getattr(kvtape, name).__name__ == name for name in kvtape.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'run_loads'; expected one of InputError"):
+        kvtape.run_loads  # noqa: B018 - the lookup is the test
+
+
+def test_keywords_become_flags() -> None:
+    flags: dict[str, Any] = {"parallel_sessions": 8, "cold_prompts": True, "resume": False, "model": None}
+    words = flag_words({**flags, "slo": ["a<=1", "b<=2"], "rate": 0.5, "output": Path("a b.jsonl")})
+    assert words == [
+        *("--parallel-sessions=8", "--cold-prompts", "--slo=a<=1", "--slo=b<=2"),
+        *("--rate=0.5", "--output=a b.jsonl"),
+    ]
+
+
+def test_bad_input_is_the_command_s_own_line(tmp_path: Path) -> None:
+    with pytest.raises(kvtape.InputError, match=r"^--paralel: .*did you mean --parallel\?"):
+        kvtape.run_load("http://127.0.0.1:1", tmp_path / "t.jsonl", paralel=8)
+    with pytest.raises(kvtape.InputError, match="num_gpu_block: no setting of the engine; expected num_gpu_blocks"):
+        kvtape.forecast(CAPTURE, "model.json", [kvtape.Scenario({"num_gpu_block": 600})])
+    with pytest.raises(kvtape.InputError, match="bootstrap: -1; expected 0 or more"):
+        kvtape.fit_model([CAPTURE], "model.json", bootstrap=-1)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(kvtape.InputError, match="pandas: not installed; expected pip install pandas"):
+        kvtape.read_frame(CAPTURE)
+
+
+class Interrupted:
+    """A process during which Ctrl-C comes once."""
+
+    returncode = 130
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.signals: list[int] = []
+        Interrupted.last = self
+
+    last: "Interrupted"
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        if not self.signals:
+            raise KeyboardInterrupt
+        self.signals.append(0)
+        return b"", b""
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def test_ctrl_c_lets_the_run_end_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtape.command.subprocess.Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_json("loadgen", [])
+    assert Interrupted.last.signals == [signal.SIGINT, 0]  # then waited for
