@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Protocol, cast
 
@@ -28,6 +28,8 @@ MAX_INFORMATIONAL = 100
 """Most 1xx responses before the final one: enough for a word of progress now and then."""
 HEAD_WAIT_S = 75.0
 """Time for the rest of a head that has begun; before its first byte a server may work as long as its client waits."""
+LARGE_BODY_BYTES = 32 * 1024
+"""From this size on, the loop writes a head and its body in one system call faster than they are joined here."""
 STALE_WITHIN_NS = 1_000_000_000
 """A server that closed an idle connection shows within a round trip; one that dies later had begun to work on it."""
 
@@ -127,7 +129,7 @@ class ServerConnection(asyncio.Protocol):
         """Return whether the server has closed it, told of that by the loop or not. One system call."""
         return self._hangup is None or self._hangup.seen()
 
-    def start(self, request: bytes, sink: ResponseSink, *, head_only: bool = False) -> None:
+    def start(self, request: bytes, sink: ResponseSink, *, body: Sequence[bytes] = (), head_only: bool = False) -> None:
         """Write a request's head (and body, as far as it is known) and tell ``sink`` of the response."""
         assert self._sink is None, "a connection carries one exchange at a time"
         assert self.transport is not None
@@ -135,7 +137,12 @@ class ServerConnection(asyncio.Protocol):
         self._sink, self._head_only = sink, head_only
         self.exchanges += 1
         self._started_ns, self._lost_ns = perf_counter_ns(), 0
-        self.transport.write(request)
+        if not body:
+            self.transport.write(request)
+        elif sum(map(len, body)) < LARGE_BODY_BYTES:
+            self.transport.write(b"".join((request, *body)))
+        else:
+            self.transport.writelines((request, *body))
         if self._write_paused:
             sink.pause_request()
 

@@ -19,6 +19,8 @@ __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 BACKLOG = 4096
 MAX_HEAD_BYTES = 64 * 1024
 TLS_HANDSHAKE = b"\x16"
+READ_BYTES = 128 * 1024
+"""Most bytes of a read: a large body is passed on piece by piece, as nginx does, while its rest comes."""
 MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
 """How long a connection may wait for a request, or for the rest of its head."""
@@ -29,6 +31,9 @@ LINGER_S = 2.0
 """How long a client that we close on while it still sends may take to read the answer."""
 WATCH_S = 0.02
 """How often a client that is not being read from is looked after."""
+
+READ_BUFFER = memoryview(bytearray(READ_BYTES))
+"""Shared by all connections: each takes its bytes out as soon as they are read."""
 
 
 class RequestHandler(Protocol):
@@ -53,7 +58,7 @@ class RequestHandler(Protocol):
 HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """A client's connection. Requests that come while one is being answered wait, up to a bound."""
 
     __slots__ = (
@@ -220,6 +225,12 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         if self._on_opened is not None:
             self._on_opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return READ_BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(READ_BUFFER[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:

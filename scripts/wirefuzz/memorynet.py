@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from wire.server import ClientConnection
+
 TURNS = 12
 """Turns of the loop after which everything that follows from an input has happened; no timer is among it."""
 
@@ -18,7 +20,7 @@ class MemoryTransport(asyncio.Transport):
     # A real socket whose other end stays: the tap asks it whether the peer has left.
     _socket, _other_end = socket.socketpair()
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
+    def __init__(self, protocol: asyncio.Protocol | ClientConnection) -> None:
         super().__init__()
         self.protocol = protocol
         self.written = bytearray()

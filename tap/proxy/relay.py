@@ -25,8 +25,6 @@ from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 
-LARGE_BODY_BYTES = 32 << 10
-"""The loop sends a head and a body in one system call; joining them here pays below this size."""
 TIMED_EVERY = 64
 """The response of one request in so many is timed in the tap."""
 
@@ -151,11 +149,8 @@ class Relay:
         self._client.resume_reading()
         if self._response_paused:
             server.pause_reading()
-        request = upstream_head(self._head, upstream)
-        if self._unsent:
-            request += b"".join(self._unsent)
-            self._unsent.clear()
-        server.start(request, self, head_only=self._head.method == b"HEAD")
+        body, self._unsent = self._unsent, []
+        server.start(upstream_head(self._head, upstream), self, body=body, head_only=self._head.method == b"HEAD")
         if self._copy is not None:
             self._copy.sent_to(upstream.name, perf_counter_ns())
 
