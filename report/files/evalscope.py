@@ -1,6 +1,6 @@
 """evalscope's files of a multi-turn run, by its rules: quantiles interpolated, unknown token counts taken as 0."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from measure.metrics.requests import known, ratio
 from measure.metrics.sessions import measure_sessions, session_order
-from measure.metrics.workload import WARM_UP_SHARE, WINDOW_S, rates, wall
+from measure.metrics.workload import WARM_UP_SHARE, WINDOW_S
 from measure.runs import Run
 from report.files.measured import Lacking, Measured, Writer, write_json
-from tracefile.records.arrays import FloatArray
+from tracefile.records.arrays import FloatArray, IntArray
 
 QUANTILES: Final = (50, 90, 95, 99)
 
@@ -68,28 +68,57 @@ def _row(name: str, values: FloatArray) -> dict[str, Any]:
     }
 
 
-def _points(run: Run) -> list[dict[str, Any]]:
-    """Return tokens of completed requests up to each end; other requests have points of their own."""
-    begin_ms, _ = wall(run)
-    zeroed = zero_unknown(run)
-    ends = np.flatnonzero(~np.isnan(run.end_ms))
-    ends = ends[np.argsort(run.end_ms[ends], kind="stable")]
-    new = np.maximum(zeroed.prompt_tokens - zeroed.cached_tokens, 0)
-    counts = {"cum_completion": zeroed.output_tokens, "cum_new_prompt": new, "cum_cached_prompt": zeroed.cached_tokens}
-    columns = {name: np.cumsum(np.where(run.ok, tokens, 0)[ends]).tolist() for name, tokens in counts.items()}
-    columns = {"t": np.round((run.end_ms[ends] - begin_ms) / 1000, 6).tolist(), **columns}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Tokens of the completed requests, summed up to each end."""
+
+    begin_ms: float
+    """Arrival of the first request to end."""
+    t: FloatArray
+    """Seconds from there to each end."""
+    cum_completion: IntArray
+    cum_new_prompt: IntArray
+    cum_cached_prompt: IntArray
+
+    def rates_from(self, place: int | None) -> list[float]:
+        """Return tokens a second from the point at ``place`` (None: the beginning) to the last: total prompt first."""
+        curves = (self.cum_new_prompt, self.cum_cached_prompt, self.cum_completion)
+        span_s = self.t[-1] - (0.0 if place is None else self.t[place])
+        new, cached, completion = (
+            float((curve[-1] - (0 if place is None else curve[place])) / span_s) if span_s > 0 else 0.0
+            for curve in curves
+        )
+        return [new + cached, new, cached, completion]
+
+    def latest(self, until_s: float) -> int:
+        """Return the place of the last end until a time, of the first end if there is none."""
+        return max(0, int(np.searchsorted(self.t, until_s, side="right")) - 1)
 
 
-def _begin_s(run: Run) -> float:
-    begin_ms, wall_s = wall(run)
-    if not wall_s:
-        raise Lacking("no request has its times (arrival_ms, e2e_ms)")
-    return begin_ms / 1000
+def points_of(run: Run) -> Points:
+    """Return the points; raises Lacking without an end."""
+    ends = np.flatnonzero(run.ok & ~np.isnan(run.end_ms))
+    if not len(ends):
+        raise Lacking("no completed request has its times (arrival_ms, e2e_ms)")
+    done = zero_unknown(run.select(ends[np.argsort(run.end_ms[ends], kind="stable")]))
+    begin_ms = float(done.arrival_ms[0])
+    return Points(
+        begin_ms=begin_ms,
+        t=(done.end_ms - begin_ms) / 1000,
+        cum_completion=np.cumsum(done.output_tokens),
+        cum_new_prompt=np.cumsum(np.maximum(done.prompt_tokens - done.cached_tokens, 0)),
+        cum_cached_prompt=np.cumsum(done.cached_tokens),
+    )
 
 
 def _write_timeline(measured: Measured, path: Path) -> None:
-    write_json(path, {"wall_start": _begin_s(measured.run), "points": _points(measured.run)})
+    points = points_of(measured.run)
+    columns: dict[str, list[Any]] = {"t": np.round(points.t, 6).tolist()}
+    columns |= {
+        name: getattr(points, name).tolist() for name in ("cum_completion", "cum_new_prompt", "cum_cached_prompt")
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    write_json(path, {"wall_start": points.begin_ms / 1000, "points": rows})
 
 
 def _write_throughput(measured: Measured, path: Path) -> None:
@@ -97,28 +126,23 @@ def _write_throughput(measured: Measured, path: Path) -> None:
 
 
 def throughput(run: Run) -> dict[str, Any]:
-    """Return tokens a second; a steady state without an end before it, or of one request, is the overall rate."""
-    begin_s = _begin_s(run)
-    ends_s = run.end_ms[~np.isnan(run.end_ms)] / 1000 - begin_s
-    wall_s = wall(run)[1]
-    overall_only = len(ends_s) < 2 or float(ends_s.min()) > WARM_UP_SHARE * wall_s
-    zeroed = zero_unknown(run)
-    cached = zeroed.cached_tokens.astype(np.float64)
-    new = np.maximum(zeroed.prompt_tokens - cached, 0.0)
-    tokens = {"Total Prompt": new + cached, "New Prompt": new, "Cached Prompt": cached}
-    tokens["Completion"] = zeroed.output_tokens.astype(np.float64)
-    rows = []
-    for name, counts in tokens.items():
-        found = rates(run, counts, None)
-        steady = found.overall if overall_only else found.steady
-        row = {"overall": found.overall, "last_window": found.last_30s, "steady_state": steady}
-        rows.append({"metric": f"{name} tok/s", **{window: rate or 0.0 for window, rate in row.items()}})
+    """Return tokens a second; a window begins at the last end before it, the first of all if there is none."""
+    points = points_of(run)
+    wall_s = max(float(points.t[-1]), 0.0)
+    overall = points.rates_from(None)
+    last = overall if wall_s <= WINDOW_S else points.rates_from(points.latest(wall_s - WINDOW_S))
+    warm = points.latest(WARM_UP_SHARE * wall_s)
+    steady = overall if warm == len(points.t) - 1 else points.rates_from(warm)
+    names = ("Total Prompt", "New Prompt", "Cached Prompt", "Completion")
     return {
-        "n_samples": int(np.count_nonzero(run.ok & ~np.isnan(run.end_ms))),
+        "n_samples": len(points.t),
         "wall_time_s": round(wall_s, 4),
         "last_window_s": WINDOW_S,
         "warmup_frac": WARM_UP_SHARE,
-        "rows": rows,
+        "rows": [
+            {"metric": f"{name} tok/s", "overall": one, "last_window": two, "steady_state": three}
+            for name, one, two, three in zip(names, overall, last, steady, strict=True)
+        ],
     }
 
 

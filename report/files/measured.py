@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from measure.metrics.columns import Table, parts
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import Slo
 from measure.runs import Run
@@ -33,3 +34,12 @@ Writer = Callable[[Measured, Path], None]
 
 def write_json(path: Path, told: Any) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+
+
+def write_jsonl(table: Table, path: Path) -> None:
+    """Write an object for each row."""
+    encoder = msgspec.json.Encoder()
+    with open(path, "wb") as file:
+        for part in parts(table):
+            rows = zip(*part.values(), strict=True)
+            file.write(encoder.encode_lines([dict(zip(part, row, strict=True)) for row in rows]))

@@ -4,24 +4,15 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from measure.metrics.columns import Column, Lists, Table, parts, request_table, session_table
 from measure.runs import Run
-from report.files.measured import Lacking, Measured, Writer
+from report.files.measured import Lacking, Measured, Writer, write_jsonl
 from tracefile.exporters.formats import Export, export_lines
 from tracefile.exporters.loss import Loss
 from tracefile.files.reading import open_trace
 from tracefile.records.errors import InputError
-
-
-def _write_jsonl(table: Table, path: Path) -> None:
-    encoder = msgspec.json.Encoder()
-    with open(path, "wb") as file:
-        for part in parts(table):
-            rows = (dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True))
-            file.write(encoder.encode_lines(list(rows)))
 
 
 def _write_csv(table: Table, path: Path) -> None:
@@ -55,12 +46,11 @@ def _write_parquet(table: Table, path: Path) -> None:
 
 
 def _write_spans(measured: Measured, path: Path) -> None:
-    with open_trace(measured.path) as reader, open(path, "wb") as file:
-        export = Export(reader.meta, reader, str(measured.path), Loss())
-        try:
-            file.writelines(export_lines("otlp", export))
-        except InputError as error:
-            raise Lacking(str(error)) from None
+    try:
+        with open_trace(measured.path) as reader, open(path, "wb") as file:
+            file.writelines(export_lines("otlp", Export(reader.meta, reader, str(measured.path), Loss())))
+    except InputError as error:  # none with lengths, or stdin, which is read by now
+        raise Lacking(str(error)) from None
 
 
 def _of(table_of: Callable[[Run], Table], write: Callable[[Table, Path], None]) -> Writer:
@@ -70,6 +60,6 @@ def _of(table_of: Callable[[Run], Table], write: Callable[[Table, Path], None]) 
 FILES: dict[str, Writer] = {
     f"{name}.{suffix}": _of(table_of, write)
     for name, table_of in (("requests", request_table), ("sessions", session_table))
-    for suffix, write in (("parquet", _write_parquet), ("csv", _write_csv), ("jsonl", _write_jsonl))
+    for suffix, write in (("parquet", _write_parquet), ("csv", _write_csv), ("jsonl", write_jsonl))
 } | {"spans.otlp.jsonl": _write_spans}
 """Writers by file name."""

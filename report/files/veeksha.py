@@ -3,17 +3,16 @@
 import csv
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
+from measure.metrics.columns import Lists, Table
 from measure.metrics.requests import known, ratio
 from measure.metrics.sessions import SessionOrder, accounted_tokens, session_order
 from measure.runs import UNKNOWN, Run
-from report.files.measured import Lacking, Measured, Writer, write_json
+from report.files.measured import Lacking, Measured, Writer, write_json, write_jsonl
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 DIGITS: Final = 5
@@ -76,15 +75,11 @@ def _completed(run: Run) -> tuple[Run, IntArray]:
     return run.select(rows), accounted_tokens(run)[rows]
 
 
-def _rounded(values: FloatArray) -> list[float | None]:
-    return [None if value != value else round(value, DIGITS) for value in values.tolist()]  # noqa: PLR0124 - NaN
+def _rounded(values: FloatArray) -> FloatArray:
+    return np.asarray(np.round(values, DIGITS))
 
 
-def _counted(counts: IntArray) -> list[int | None]:
-    return [None if count == UNKNOWN else count for count in counts.tolist()]
-
-
-def request_columns(run: Run) -> dict[str, list[Any]]:
+def request_columns(run: Run) -> Table:
     """Return ``request_level_metrics.jsonl`` in columns; times begin with the first arrival of all requests."""
     found = requests_of(run)
     done = found.run
@@ -94,38 +89,33 @@ def request_columns(run: Run) -> dict[str, list[Any]]:
     for session in run.sessions:
         sizes[session or ""] += 1
     total = found.total_tokens
-    starts = np.searchsorted(done.gap_owner, np.arange(len(done) + 1)).tolist()
     return {
         "request_id": done.request_ids,
         "session_id": done.sessions,
-        "session_total_requests": [1 if session is None else sizes[session] for session in done.sessions],
+        "session_total_requests": np.array([1 if session is None else sizes[session] for session in done.sessions]),
         "scheduler_ready_at": _rounded((done.scheduled_ms - begin_ms) / 1000),
         "scheduler_dispatched_at": arrivals,
         "client_picked_up_at": arrivals,
         "client_completed_at": _rounded((done.end_ms - begin_ms) / 1000),
-        "result_processed_at": [None] * len(done),
-        "num_delta_prompt_tokens": _counted(found.delta_tokens),
-        "num_total_prompt_tokens": _counted(done.prompt_tokens),
-        "target_num_delta_prompt_tokens": _counted(found.target_tokens),
-        "num_output_tokens": _counted(done.output_tokens),
-        "num_requested_output_tokens": _counted(done.max_tokens),
-        "num_total_tokens": _counted(np.where(np.isnan(total), UNKNOWN, total).astype(np.int64)),
-        "is_stream": done.streamed.tolist(),
+        "result_processed_at": np.full(len(done), np.nan),
+        "num_delta_prompt_tokens": found.delta_tokens,
+        "num_total_prompt_tokens": done.prompt_tokens,
+        "target_num_delta_prompt_tokens": found.target_tokens,
+        "num_output_tokens": done.output_tokens,
+        "num_requested_output_tokens": done.max_tokens,
+        "num_total_tokens": np.where(np.isnan(total), UNKNOWN, total).astype(np.int64),
+        "is_stream": done.streamed,
         "tpot": _rounded(found.tpot),
         "ttfc": _rounded(found.ttfc),
         "end_to_end_latency": _rounded(found.e2e),
         "normalized_end_to_end_latency": _rounded(ratio(found.e2e, found.output_tokens)),
         "output_throughput": _rounded(ratio(found.output_tokens, found.e2e)),
-        "tbc": [_rounded(found.tbc[begin:end]) for begin, end in pairwise(starts)],
+        "tbc": Lists(_rounded(found.tbc), np.searchsorted(done.gap_owner, np.arange(len(done) + 1))),
     }
 
 
 def _write_requests(measured: Measured, path: Path) -> None:
-    columns = request_columns(measured.run)
-    encoder = msgspec.json.Encoder()
-    with open(path, "wb") as file:
-        for row in zip(*columns.values(), strict=True):
-            file.write(encoder.encode(dict(zip(columns, row, strict=True))) + b"\n")
+    write_jsonl(request_columns(measured.run), path)
 
 
 def _any_of(flags: BoolArray, order: SessionOrder) -> BoolArray:
@@ -208,10 +198,13 @@ def prefill_stats(run: Run) -> dict[str, Any]:
     tells = (tokens != UNKNOWN) & ~np.isnan(found.ttfc)
     if not tells.any():
         raise Lacking("no completed request has its prompt length (prompt_tokens)")
+    order = np.argsort(tokens[tells], kind="stable")
+    lengths, starts = np.unique(tokens[tells][order], return_index=True)
+    groups = np.split(found.ttfc[tells][order], starts[1:])
     return {
         "metric": "ttfc",
         "group_by": "target_num_delta_prompt_tokens" if planned else "num_delta_prompt_tokens",
-        "groups": {str(one): _spread(found.ttfc[tells & (tokens == one)]) for one in np.unique(tokens[tells]).tolist()},
+        "groups": {str(one): _spread(group) for one, group in zip(lengths.tolist(), groups, strict=True)},
     }
 
 

@@ -108,15 +108,16 @@ def test_the_tables_have_the_numbers_of_the_json(make_trace: MakeTrace, tmp_path
                 assert {one: getattr(again, one) for one in STATISTICS} == pytest.approx(
                     {one: statistics[one] for one in STATISTICS}
                 ), name
-    workload = found["workload"]
-    throughput = {row["metric"]: row for row in read(out / "evalscope/workload_throughput.json")["rows"]}
+    # evalscope's wall time is that of the completed requests; the tokens are the same.
+    wall_s, workload = found["workload"]["wall_s"], found["workload"]
+    throughput = read(out / "evalscope/workload_throughput.json")
+    rates = {row["metric"]: row["overall"] * throughput["wall_time_s"] for row in throughput["rows"]}
     for theirs, ours in (
         ("Total Prompt", "prompt_tps"),
         ("Cached Prompt", "cached_tps"),
         ("Completion", "completion_tps"),
     ):
-        assert throughput[f"{theirs} tok/s"]["overall"] == pytest.approx(workload[ours]["overall"])
-        assert throughput[f"{theirs} tok/s"]["steady_state"] == pytest.approx(workload[ours]["steady"])
+        assert rates[f"{theirs} tok/s"] == pytest.approx(workload[ours]["overall"] * wall_s, rel=1e-3)
 
 
 def test_evalscopes_sessions_interpolate_quantiles(tmp_path: Path) -> None:
@@ -144,22 +145,36 @@ def test_evalscopes_throughput(tmp_path: Path) -> None:
     out = shown(tmp_path) / "evalscope"
     found = read(out / "workload_throughput.json")
     rows = {row["metric"]: (row["overall"], row["last_window"], row["steady_state"]) for row in found.pop("rows")}
-    assert found == {"n_samples": 4, "wall_time_s": 2.1, "last_window_s": 30.0, "warmup_frac": 0.2}
-    # The steady state begins at 0.42 s, behind a.
+    assert found == {"n_samples": 4, "wall_time_s": 1.56, "last_window_s": 30.0, "warmup_frac": 0.2}
+    # The failed d does not count. The steady state, from 0.312 s on, begins at the end before: of a, at 0.16 s.
     for name, tokens, later in (("Total Prompt", 530, 430), ("New Prompt", 434, 334), ("Completion", 10, 6)):
-        assert rows[f"{name} tok/s"] == pytest.approx((tokens / 2.1, tokens / 2.1, later / 1.68))
-    assert rows["Cached Prompt tok/s"] == pytest.approx((96 / 2.1, 96 / 2.1, 96 / 1.68))
+        assert rows[f"{name} tok/s"] == pytest.approx((tokens / 1.56, tokens / 1.56, later / 1.4))
+    assert rows["Cached Prompt tok/s"] == pytest.approx((96 / 1.56, 96 / 1.56, 96 / 1.4))
     timeline = read(out / "workload_timeline.json")
     assert timeline["wall_start"] == 0.0
     assert [tuple(point.values()) for point in timeline["points"]] == [
-        (0.16, 4, 100, 0), (0.74, 6, 400, 0), (1.09, 9, 424, 96), (1.56, 10, 434, 96), (2.1, 10, 434, 96),
+        (0.16, 4, 100, 0), (0.74, 6, 400, 0), (1.09, 9, 424, 96), (1.56, 10, 434, 96),
     ]  # fmt: skip
 
 
-def test_evalscopes_steady_state_without_an_end_before_it_is_overall(tmp_path: Path) -> None:
-    late = [request(name, 0.0, e2e_ms=end_ms, output_tokens=10) for name, end_ms in (("a", 500.0), ("b", 1000.0))]
-    rows = read(shown(tmp_path, records=late) / "evalscope/workload_throughput.json")["rows"]
-    assert {(row["metric"], row["steady_state"]) for row in rows if row["steady_state"]} == {("Completion tok/s", 20.0)}
+@pytest.mark.parametrize(
+    ("ends_s", "outputs", "expected"),
+    [
+        ((10, 25, 50), (10, 20, 40), (1.4, 1.5, 1.5)),  # from 20 s and from 10 s on: both begin at the end at 10 s
+        ((0.5, 1), (10, 30), (40.0, 40.0, 60.0)),  # no end before 0.2 s: the first is taken, and its tokens are lost
+        ((1,), (10,), (10.0, 10.0, 10.0)),
+    ],
+)
+def test_evalscopes_windows_begin_at_ends(
+    tmp_path: Path, ends_s: Sequence[float], outputs: Sequence[int], expected: tuple[float, float, float]
+) -> None:
+    records = [
+        request(f"r{end_s}", 0.0, e2e_ms=end_s * 1000.0, output_tokens=tokens)
+        for end_s, tokens in zip(ends_s, outputs, strict=True)
+    ]
+    rows = read(shown(tmp_path, records=records) / "evalscope/workload_throughput.json")["rows"]
+    assert rows[3].pop("metric") == "Completion tok/s"
+    assert tuple(rows[3].values()) == pytest.approx(expected)
 
 
 def test_veekshas_requests(tmp_path: Path) -> None:
