@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -91,7 +92,7 @@ def test_a_large_body_comes_whole_and_in_pieces(
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
             await server.listen_on(sock.dup(), server_context(str(tmp_path / "own.pem"), None) if secure else None)
-        options = {"ssl": trusting, "server_hostname": "localhost"} if secure else {}
+        options: dict[str, Any] = {"ssl": trusting, "server_hostname": "localhost"} if secure else {}
         reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
         for _ in range(2):
             writer.write(b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (len(sent), sent))
