@@ -12,7 +12,7 @@ from measure.metrics import trace as metrics
 from measure.metrics.requests import known
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import parse_slos
-from measure.runs import STATUSES, Run, load_run
+from measure.runs import STATUSES, Run
 from tracefile.records.errors import InputError
 
 FrameLibrary = Literal["pandas", "polars"]
@@ -30,8 +30,7 @@ def read_run(trace: str | os.PathLike[str]) -> Run:
     Times in ms, NaN: unknown. Counts in tokens, −1: unknown. Gaps between reads stand one after another in ``gap_ms``,
     shape (gaps,), each with its request's row in ``gap_owner``. Raises InputError.
     """
-    path = Path(trace)
-    return load_run(path.name, path, named=False, reuse=True)
+    return metrics.read_run(Path(trace))
 
 
 def read_columns(run: Run) -> dict[str, Any]:

@@ -228,6 +228,8 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionCounts
     per_session: dict[str, Statistics | None]
     """Of completed sessions."""
+    shape: dict[str, Statistics | None]
+    """Of every session: its turns, and the tokens and pauses of these."""
     workload: Workload
     overview: Overview
     prefill: Prefill

@@ -39,6 +39,11 @@ TITLES: Final = {
     "eligible_hit_rate_trie": "eligible (trie)",
     "eligible_hit_rate_evalscope": "eligible (evalscope)",
     "requests": "requests",
+    "first_prompt_tokens": "input prompt tokens",
+    "turn_output_tokens": "output tokens / turn",
+    "appended_tokens": "tool or user tok / turn",
+    "pause_ms": "tool or think time ms",
+    "final_output_tokens": "final output tokens",
 }
 RATE_TITLES: Final = {
     "prompt_tps": "total prompt tok/s",
@@ -52,7 +57,7 @@ def metric_lines(metrics: TraceMetrics) -> list[str]:
     """Return every table, a blank line before each; a metric that the trace lacks has no row."""
     blocks = chain(
         [_statistics("per request", metrics.per_request), _statistics("per session", metrics.per_session)],
-        [_workload(metrics)],
+        [_statistics("shape", metrics.shape), _workload(metrics)],
         [_prefill("prompt tokens", metrics.prefill.by_prompt_tokens)],
         [_prefill("uncached tokens", metrics.prefill.by_uncached_tokens)],
         [_hits(metrics.hits), health_lines(metrics.health), slo_lines(metrics.slos)],

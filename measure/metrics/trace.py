@@ -11,6 +11,7 @@ from measure.metrics.hits import count_hits, measure_prefill
 from measure.metrics.requests import REQUEST_METRICS, request_counts
 from measure.metrics.results import SessionCounts, TraceMetrics
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
+from measure.metrics.shape import measure_shape
 from measure.metrics.slos import Slo, check_slos, goodput
 from measure.metrics.statistics import statistics_of
 from measure.metrics.workload import measure_workload, overview
@@ -41,6 +42,7 @@ def measure_run(run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = ()) 
             per_s=completed / workload.wall_s if workload.wall_s else None,
         ),
         per_session={name: statistics_of(getattr(sessions, name)[sessions.completed]) for name in SESSION_METRICS},
+        shape=measure_shape(run),
         workload=workload,
         overview=overview(run, workload),
         prefill=measure_prefill(run),
