@@ -9,8 +9,6 @@ from loadgen.core.plan import Plan, Send
 BUILD_AHEAD_MS = 50.0
 """Time from building to sending: late enough that most parents of a replay have ended."""
 MOST_WAITING = 256
-REFILL_AT = 192
-"""Requests without a time of their own are built again once no more are left: many at once cost less."""
 MOST_WAITING_BYTES = 16 << 20
 
 NS_PER_MS = 1_000_000
@@ -55,7 +53,6 @@ class Lookahead:
         self._upcoming: list[Planned] = []
         self._waiting: deque[int] = deque()  # sizes of what is built and not started, in order
         self._waiting_bytes = 0
-        self._filling = True
         self._given = 0
         self._next_root()
 
@@ -77,11 +74,7 @@ class Lookahead:
 
     def wake_ns(self) -> int | None:
         """Time to build the next request; null: none, or a built one must start first."""
-        waiting = len(self._waiting)
-        self._filling = waiting <= REFILL_AT or (self._filling and waiting < MOST_WAITING)
-        if not self._upcoming or waiting >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
-            return None
-        if not self._filling and self._upcoming[0].send.due_ms is None:
+        if not self._upcoming or len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
             return None
         return self._upcoming[0].at_ns - int(BUILD_AHEAD_MS * NS_PER_MS)
 

@@ -122,8 +122,6 @@ class Connections:
         request.give_up("timeout" if error.kind == "connect_timeout" else "error", error.kind)
 
 
-HELD_HAND_OVER_S = 0.004
-"""Between an end and its report while orders wait for a slot."""
 STARTS_PER_TURN = 16
 """Most requests started before the loop may read again."""
 BEAT_NS = 50_000_000
@@ -157,7 +155,6 @@ class Sender:
         self._held: deque[Order] = deque()
         self._in_flight: dict[int, RequestRun] = {}  # in order of their start, so that the first is the oldest
         self._started = 0
-        self._handing_over = False
         self._ended: list[Ended] = []
         self._expired: list[int] = []
         self._alarm = Alarm(self._advance, clock)
@@ -240,15 +237,10 @@ class Sender:
         self._expired.append(order.number)
 
     def _will_hand_over(self) -> None:
-        loop = asyncio.get_running_loop()
-        if not self._held and not self._handing_over:
-            self._handing_over = True
-            loop.call_soon(self._hand_over)
-        elif not self._ended and not self._expired:  # what follows waits behind the held ones, and waking a shard costs
-            loop.call_later(HELD_HAND_OVER_S, self._hand_over)
+        if not self._ended and not self._expired:
+            asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        self._handing_over = False
         if self._ended or self._expired:
             self._deliver(Batch(self._ended, self._expired, self._started, len(self._in_flight)))
             self._ended, self._expired = [], []

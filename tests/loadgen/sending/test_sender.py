@@ -12,7 +12,7 @@ import pytest
 from loadgen.core.plan import Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.sending.crossing import Order
-from loadgen.sending.lookahead import BUILD_AHEAD_MS, Clocks
+from loadgen.sending.lookahead import BUILD_AHEAD_MS, MOST_WAITING, Clocks
 from loadgen.sending.planrun import PlanRun, SenderDiedError
 from loadgen.sending.requestrun import RequestRun
 from loadgen.sending.sender import Sender
@@ -322,14 +322,14 @@ def test_a_plan_without_end_is_asked_for_one_root_at_a_time(bench: Runner) -> No
     assert asked == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("started", "built"), [(2, 256), (62, 256), (64, 320), (126, 320), (128, 384)])
-def test_no_more_is_built_ahead_than_is_allowed_and_many_at_once(bench: Runner, started: int, built: int) -> None:
+def test_no_more_is_built_ahead_than_is_allowed(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms = {f"r{index}": 1000 for index in range(1000)}
-        asyncio.get_running_loop().call_later(started / 2 - 0.5, at.stop)
+        asyncio.get_running_loop().call_later(0.5, at.stop)
         await at.run((at.send(f"r{index}", None) for index in range(1000)), parallel=2)
 
-    assert len(bench(test).built) == built
+    # Two are in flight, and as many as may wait do.
+    assert len(bench(test).built) == 2 + MOST_WAITING
 
 
 def test_stop_aborts_what_is_in_flight_and_records_it(bench: Runner) -> None:
