@@ -216,8 +216,7 @@ def _generated(record: Record) -> list[BlockHash]:
     """Blocks with output tokens, the unfilled last one included where its name can occur."""
     if record.output_block_hashes is None:
         return []
-    chain = [*(record.block_hashes or ()), *record.output_block_hashes]
-    return [*record.output_block_hashes, tail_key(chain, record.request_id)]
+    return [*record.output_block_hashes, tail_key(record.chain(), record.request_id)]
 
 
 def _names(record: Record) -> list[str]:

@@ -33,7 +33,7 @@ class Growing:
                 think_ms=record.think_ms if self.turns else 0.0,
             )
         )
-        self.last, self.tokens = record.request_id, prompt + (record.output_tokens or 0)
+        self.last, self.tokens = record.request_id, record.context_tokens()
 
 
 def read_trace(*formats: TraceFormat) -> Callable[[Path, DatasetOptions], Iterator[DatasetSession]]:

@@ -128,7 +128,7 @@ def _engine_of(fitted: EngineConfig, told: Mapping[str, Any], meta: Meta, record
         blocks = {"num_gpu_blocks": told["num_gpu_blocks"]} if told["num_gpu_blocks"] else {}
         engine = engine_with(engine, _same_memory(engine, {"block_size": meta.block_size, **blocks}))
     served = (record for record in records if record.status == "ok")
-    longest = max(((record.prompt_tokens or 0) + (record.output_tokens or 0) for record in served), default=0)
+    longest = max((record.context_tokens() for record in served), default=0)
     if told["max_model_len"] is None and engine.enable_chunked_prefill and longest > (engine.max_model_len or longest):
         engine = engine_with(engine, {"max_model_len": longest})
     return engine

@@ -225,7 +225,7 @@ class RecordMaker:
     def _fill_branch(self, record: Record, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]) -> None:
         if record.block_hashes is None or record.hashable_blocks is not None:
             return
-        chain = [*record.block_hashes, *(record.output_block_hashes or ())]
+        chain = record.chain()
         branch = self.prompts.branch(start, prompt, chain, output_ids, record.request_id)
         if branch is not None:
             record.branch_tokens, record.branch_hash = branch.tokens, branch.block

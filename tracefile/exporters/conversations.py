@@ -87,7 +87,7 @@ def _paths(root: Node, loss: Loss) -> Iterator[list[Turn]]:
         node: Node | None = starts.pop(0)
         turns: list[Turn] = []
         while node is not None:
-            context = 0 if not turns else _context(turns[-1].record)
+            context = 0 if not turns else turns[-1].record.context_tokens()
             new_tokens = (node.record.prompt_tokens or 0) - context
             if turns and new_tokens <= 0:
                 loss.changed[COMPACTED] += 1
@@ -100,10 +100,6 @@ def _paths(root: Node, loss: Loss) -> Iterator[list[Turn]]:
             starts += branches
             node = longest
         yield turns
-
-
-def _context(record: Record) -> int:
-    return (record.prompt_tokens or 0) + (record.output_tokens or 0)
 
 
 def aiperf_lines(records: Iterable[Record], ids: BlockIds | None, loss: Loss) -> Iterator[bytes]:

@@ -49,7 +49,7 @@ def own_branch(record: Record, block_size: int) -> OwnBranch | None:
     """Return the record's branch; null: none is noted."""
     if record.branch_tokens is None or record.branch_hash is None:
         return None
-    chain = [*(record.block_hashes or ()), *(record.output_block_hashes or ())]
+    chain = record.chain()
     block, tokens = divmod(record.branch_tokens, block_size)
     own = chain[block] if block < len(chain) else tail_key(chain, record.request_id)
     return OwnBranch(own, record.branch_hash, tokens)

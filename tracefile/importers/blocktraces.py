@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 import xxhash
 
-from tracefile.records.decoding import NOT_JSON, parse_object
+from tracefile.records.decoding import decode_row, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId, Time
 
@@ -60,10 +60,7 @@ class MooncakeDecoder:
         self._decoder = msgspec.json.Decoder(MooncakeLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        try:
-            found = self._decoder.decode(line)
-        except NOT_JSON as error:
-            raise InputError(f"{where}: {error}; expected a Mooncake line") from None
+        found = decode_row(self._decoder.decode, line, where, "a Mooncake line")
         ids, rest = split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
         self._count += 1
         return Record(
@@ -188,10 +185,7 @@ class BailianDecoder:
         self._decoder = msgspec.json.Decoder(BailianLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        try:
-            found = self._decoder.decode(line)
-        except NOT_JSON as error:
-            raise InputError(f"{where}: {error}; expected a Bailian line") from None
+        found = decode_row(self._decoder.decode, line, where, "a Bailian line")
         ids, _ = split_ids(found.hash_ids, found.input_length, BAILIAN_BLOCK_SIZE, where)
         if found.chat_id in self._roots:
             raise InputError(f"{where}: chat_id: {found.chat_id} again; expected unique ids")

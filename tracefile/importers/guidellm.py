@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracefile.records.decoding import NOT_JSON
-from tracefile.records.errors import InputError
+from tracefile.records.decoding import decode_row
 from tracefile.records.schema import Count, Meta, Ordinal, Record, RequestId, SessionId, Status, Time
 
 EXPECTED = "a guidellm report: benchmarks, each with requests"
@@ -82,10 +81,7 @@ class GuidellmDecoder:
         self.warnings: Sequence[str] = ()
 
     def decode_all(self, line: bytes, where: str) -> list[Record]:
-        try:
-            report = msgspec.json.decode(line, type=GuidellmReport)
-        except NOT_JSON as error:
-            raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+        report = decode_row(msgspec.json.Decoder(GuidellmReport).decode, line, where, EXPECTED)
         several = len(report.benchmarks) > 1
         records = [
             record

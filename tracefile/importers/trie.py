@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from tracefile.hashing.invented import invented_blocks
-from tracefile.records.decoding import NOT_JSON
+from tracefile.records.decoding import decode_row
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Count, HashInfo, Meta, Record, RequestId, SessionId
 
@@ -66,10 +66,7 @@ class TrieDecoder:
         self._decoder = msgspec.json.Decoder(TrieRow)
 
     def decode_all(self, line: bytes, where: str) -> list[Record]:
-        try:
-            row = self._decoder.decode(line)
-        except NOT_JSON as error:
-            raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+        row = decode_row(self._decoder.decode, line, where, EXPECTED)
         self._rows += 1
         return list(self._records(trie_turns(row, where)))
 

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from tracefile.importers.blocktraces import chained, split_ids
-from tracefile.records.decoding import NOT_JSON
+from tracefile.records.decoding import decode_row
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Count, HashInfo, Meta, Ordinal, Record, RequestId, SessionId, Time
 
@@ -67,6 +67,7 @@ class WekaDecoder:
         known = isinstance(size, int) and size > 0
         self.meta = Meta(block_size=size if known else None, hash=HashInfo(algorithm="weka"))
         self._conversations: set[str] = set()
+        self._decoder = msgspec.json.Decoder(WekaTrace)
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -74,10 +75,7 @@ class WekaDecoder:
         return [f"{count} conversations, each on a clock of its own: all begin at t = 0"] if count > 1 else []
 
     def decode_all(self, line: bytes, where: str) -> list[Record]:
-        try:
-            trace = msgspec.json.decode(line, type=WekaTrace)
-        except NOT_JSON as error:
-            raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+        trace = decode_row(self._decoder.decode, line, where, EXPECTED)
         if trace.id in self._conversations:
             raise InputError(f"{where}: id: {trace.id} again; expected unique ids")
         if trace.block_size != self.meta.block_size:

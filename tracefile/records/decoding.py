@@ -1,7 +1,7 @@
 """Decoding of a trace's lines, with errors that name the file, the line and the field."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -13,6 +13,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+Row = TypeVar("Row")
 
 _FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
@@ -135,6 +136,14 @@ def convert_record(found: dict[str, Any], where: str) -> Record:
 
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode_row(decode: Callable[[bytes], Row], line: bytes, where: str, expected: str) -> Row:
+    """Return a line of another format by its decoder; raises InputError saying what was expected."""
+    try:
+        return decode(line)
+    except NOT_JSON as error:
+        raise InputError(f"{where}: {error}; expected {expected}") from None
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:

@@ -230,6 +230,14 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     extra: dict[str, Any] = {}
     """Unknown fields as they were read; written back at the record's top level."""
 
+    def context_tokens(self) -> int:
+        """Return the tokens of prompt and output, unknown ones as 0: the context of a turn that continues it."""
+        return (self.prompt_tokens or 0) + (self.output_tokens or 0)
+
+    def chain(self) -> list[BlockHash]:
+        """Return the hashes of the prompt's blocks, then of the output's; unknown ones are left out."""
+        return [*(self.block_hashes or ()), *(self.output_block_hashes or ())]
+
     def end_ms(self) -> float | None:
         """Return the request's end on the trace's clock; null if either time is unknown."""
         if self.arrival_ms is None or self.e2e_ms is None:

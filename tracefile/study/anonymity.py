@@ -36,7 +36,7 @@ class Pseudonyms:
 
     def learn(self, record: Record) -> None:
         """Note the name of the record's unfilled last block, to which later records' branches may point."""
-        chain = _chain(record)
+        chain = record.chain()
         renamed = RequestId(self.name("request", record.request_id))
         self._blocks[tail_key(chain, record.request_id)] = tail_key([self.block(found) for found in chain], renamed)
 
@@ -95,10 +95,6 @@ def _renamed(record: Record, pseudonyms: Pseudonyms) -> Record:
         headers=None,
         extra={},
     )
-
-
-def _chain(record: Record) -> list[BlockHash]:
-    return [*(record.block_hashes or ()), *(record.output_block_hashes or ())]
 
 
 def _gaps(record: Record, rounding_ms: float) -> list[float]:

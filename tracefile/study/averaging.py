@@ -14,6 +14,7 @@ from itertools import pairwise
 from tracefile.hashing.invented import invented_blocks
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashInfo, Meta, Record, RequestId, SessionId, Workload
+from tracefile.study.cutting import session_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class SessionMeans:
 
     def add(self, record: Record) -> None:
         if record.prompt_tokens is not None and record.output_tokens:
-            self.sessions.setdefault(record.session_id or f"request {record.request_id}", []).append(record)
+            self.sessions.setdefault(session_name(record), []).append(record)
 
     def ordered(self) -> list[list[Record]]:
         """Sessions by first arrival, each in order of arrival; raises InputError if there are none."""
@@ -60,7 +61,7 @@ class SessionMeans:
             input_prompt=_up([session[0].prompt_tokens or 0 for session in sessions]),
             shared_blocks=round(sum(shared) / len(shared)),
             response=_up([before.output_tokens or 0 for before, _ in steps]),
-            new_tokens=_up([max(1, (after.prompt_tokens or 0) - _context(before)) for before, after in steps]),
+            new_tokens=_up([max(1, (after.prompt_tokens or 0) - before.context_tokens()) for before, after in steps]),
             think_ms=_mean([after.think_ms for _, after in steps if after.think_ms is not None]),
             final_response=_up([session[-1].output_tokens or 0 for session in sessions]),
         )
@@ -101,10 +102,6 @@ def mean_records(mean: MeanSession, starts_ms: Sequence[float | None], block_siz
                     number, prompt // block_size, (context - 1) // block_size, mean.shared_blocks
                 ),
             )
-
-
-def _context(record: Record) -> int:
-    return (record.prompt_tokens or 0) + (record.output_tokens or 0)
 
 
 def _order(record: Record) -> tuple[float, int]:

@@ -306,8 +306,7 @@ def _template(record: Record, parent: Record | None) -> Record:
 
 
 def _chain(record: Record) -> UInt64Array:
-    hashes = [*(record.block_hashes or ()), *(record.output_block_hashes or ())]
-    return np.array([number % 2**64 for number in hashes], np.uint64)
+    return np.array([number % 2**64 for number in record.chain()], np.uint64)
 
 
 def _arrival_ms(record: Record, path: str) -> float:
