@@ -1,9 +1,9 @@
 """Command line of ``tracefile``."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
@@ -13,6 +13,9 @@ OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 FORMATS_READ = (
     "kvtape, Mooncake (AIPerf's too), Bailian, BurstGPT, Azure, vllm-vcr, Dynamo, Weka, trie, guidellm, LiteLLM or OTLP"
 )
+
+
+Actions: TypeAlias = "_SubParsersAction[Parser]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,16 @@ def parse_config(argv: Sequence[str]) -> Config:
     """Return the command line as a Config."""
     parser = Parser(prog="tracefile", description="``tracefile``: inspect, check, convert, cut, join and scale traces.")
     actions = parser.add_subparsers(dest="action", required=True)
+    _add_readers(actions)
+    _add_convert(actions)
+    _add_parts(actions)
+    _add_join(actions)
+    _add_synthesize(actions)
+    return Config(**vars(parser.parse_args(argv)))
+
+
+def _add_readers(actions: Actions) -> None:
+    """Add the commands that print: info, check, cat."""
     info = actions.add_parser("info", help="summarise a trace: counts, time span, sessions, shared prefixes")
     info.add_argument("trace", metavar="TRACE", help=f"a {FORMATS_READ} trace; plain, .gz or .zst, or .parquet")
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
@@ -57,6 +70,9 @@ def parse_config(argv: Sequence[str]) -> Config:
     cat = actions.add_parser("cat", help="print a trace as JSON Lines")
     cat.add_argument("trace", metavar="TRACE")
     cat.add_argument("--head", type=int, metavar="N", help="print the first N records only")
+
+
+def _add_convert(actions: Actions) -> None:
     convert = actions.add_parser(
         "convert", help="write a trace of any known format in this schema, or in another format"
     )
@@ -80,6 +96,10 @@ def parse_config(argv: Sequence[str]) -> Config:
     convert.add_argument(
         "--sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
     )
+
+
+def _add_parts(actions: Actions) -> None:
+    """Add the commands that write less of a trace: cut, anonymize."""
     cut = actions.add_parser("cut", help="write the sessions that begin in a span of time, whole")
     cut.add_argument("trace", metavar="TRACE")
     cut.add_argument(
@@ -109,12 +129,18 @@ def parse_config(argv: Sequence[str]) -> Config:
         help="grain of every time (default 10ms)",
     )
     _writes(anonymous)
+
+
+def _add_join(actions: Actions) -> None:
     join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
     join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
     join.add_argument(
         "--align", action="store_true", help="join traces of several clocks: shift times to the first's, merge by end"
     )
     _writes(join)
+
+
+def _add_synthesize(actions: Actions) -> None:
     synthesis = actions.add_parser("synthesize", help="scale a trace: more, or less, of the same traffic")
     synthesis.add_argument("trace", metavar="TRACE")
     size = synthesis.add_mutually_exclusive_group(required=True)
@@ -131,7 +157,6 @@ def parse_config(argv: Sequence[str]) -> Config:
     )
     synthesis.add_argument("--seed", type=int, default=0, help="seed of draws and new hashes (default 0)")
     _writes(synthesis, default="/dev/stdout")
-    return Config(**vars(parser.parse_args(argv)))
 
 
 def _writes(parser: ArgumentParser, default: str | None = None) -> None:

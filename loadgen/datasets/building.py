@@ -24,7 +24,7 @@ from tracefile import InputError
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.files.writing import write_lines
-from tracefile.importers.trie import TrieRow
+from tracefile.importers.trie import TrieTurn, trie_row
 
 DEFAULT_NUMBER = 128
 ROWS_A_TASK = 8
@@ -88,20 +88,8 @@ def _workload(args: Namespace, name: str, path: Path) -> Iterator[bytes]:
         if len(session) >= (args.min_turns or 1)
     )
     for session in islice(counted(sessions, "sessions"), args.number):
-        yield msgspec.json.encode(_row(session)) + b"\n"
-
-
-def _row(session: DatasetSession) -> TrieRow:
-    outputs = [turn.output_tokens or 1 for turn in session]
-    later = session[1:]
-    return TrieRow(
-        num_turns=len(later),
-        input_prompt_length=session[0].new_tokens or 1,
-        assistant_response_length=outputs[:-1],
-        tool_call_output_length=[turn.new_tokens or 1 for turn in later],
-        tool_call_latency=[(turn.think_ms or 0.0) / 1000 for turn in later],
-        final_assistant_response_length=outputs[-1],
-    )
+        row = trie_row([TrieTurn(turn.new_tokens or 1, turn.output_tokens or 1, turn.think_ms) for turn in session])
+        yield msgspec.json.encode(row) + b"\n"
 
 
 class _Settings(msgspec.Struct, frozen=True):

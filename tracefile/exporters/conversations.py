@@ -13,6 +13,7 @@ import msgspec
 
 from tracefile.exporters.blockids import BlockIds
 from tracefile.exporters.loss import Loss, with_lengths
+from tracefile.importers.trie import TrieTurn, trie_row
 from tracefile.records.schema import Record, RequestId
 
 BRANCHES = "branch off from a session: they begin sessions of their own"
@@ -127,14 +128,7 @@ def trie_lines(records: Iterable[Record], loss: Loss) -> Iterator[bytes]:
     """trie's rows; a tool's latency is the think time, 0 where it is unknown."""
     for turns in linear_sessions(records, loss):
         loss.kept += len(turns)
-        outputs = [turn.record.output_tokens for turn in turns]
-        later = turns[1:]
-        row = {
-            "num_turns": len(later),
-            "input_prompt_length": turns[0].new_tokens,
-            "assistant_response_length": outputs[:-1],
-            "tool_call_output_length": [turn.new_tokens for turn in later],
-            "tool_call_latency": [round((turn.record.think_ms or 0.0) / 1000, 6) for turn in later],
-            "final_assistant_response_length": outputs[-1],
-        }
+        row = trie_row(
+            [TrieTurn(turn.new_tokens, turn.record.output_tokens or 1, turn.record.think_ms) for turn in turns]
+        )
         yield msgspec.json.encode(row) + b"\n"

@@ -132,6 +132,13 @@ class TraceWriter:
                 self._dirty.set()
 
 
+def _output(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> str | os.PathLike[str]:
+    """Return the path to write to, of a path or ``-`` for stdout; raises InputError if it is one of the inputs."""
+    path = "/dev/stdout" if os.fspath(path) == "-" else path
+    refuse_inputs(path, inputs)
+    return path
+
+
 def new_writer(
     path: str | os.PathLike[str], meta: Meta, *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> "TraceWriter | ColumnsWriter":
@@ -139,8 +146,7 @@ def new_writer(
 
     The file gets its name once it is whole. Raises InputError if it is one of the command's ``inputs``.
     """
-    path = "/dev/stdout" if os.fspath(path) == "-" else path
-    refuse_inputs(path, inputs)
+    path = _output(path, inputs)
     if has_parquet_suffix(path):
         return columns_writer(path)(path, meta, overwrite=overwrite)
     return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path))
@@ -154,8 +160,7 @@ def write_lines(
     overwrite: bool = False,
 ) -> None:
     """Write lines of another format, compressed by suffix, whole or not at all; ``-``: to stdout. Raises InputError."""
-    path = "/dev/stdout" if os.fspath(path) == "-" else path
-    refuse_inputs(path, inputs)
+    path = _output(path, inputs)
     if has_parquet_suffix(path):
         raise InputError(f"{os.fspath(path)}: columns are kvtape's own; expected .jsonl, .jsonl.gz or .jsonl.zst")
     file = (new_whole_file if is_replaceable(path) else new_trace_file)(path, overwrite=overwrite)

@@ -56,6 +56,20 @@ def trie_turns(row: TrieRow, where: str) -> Iterator[TrieTurn]:
         yield TrieTurn(max(1, tokens), output_tokens, latency_s * 1000)
 
 
+def trie_row(turns: Sequence[TrieTurn]) -> TrieRow:
+    """Return the row that ``trie_turns`` makes these turns of; latencies to the microsecond."""
+    outputs = [turn.output_tokens for turn in turns]
+    later = turns[1:]
+    return TrieRow(
+        num_turns=len(later),
+        input_prompt_length=turns[0].new_tokens,
+        assistant_response_length=outputs[:-1],
+        tool_call_output_length=[turn.new_tokens for turn in later],
+        tool_call_latency=[round((turn.tool_latency_ms or 0.0) / 1000, 6) for turn in later],
+        final_assistant_response_length=outputs[-1],
+    )
+
+
 class TrieDecoder:
     """Rows as records under ids ``trie-1.1``, ``trie-1.2``, …: row, then turn."""
 
