@@ -305,9 +305,6 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     )
 
 
-SHIPPED_HELP = f"sessions from a file (random: none); with kvtape come trie:{', trie:'.join(SHIPPED)}"
-
-
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("dataset", f"NAME is one of {', '.join(DATASETS)}").add_argument
     add(
