@@ -47,7 +47,7 @@ def prepare_text(
 
 
 def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) -> PreparedText:
-    if config.api == "completions" and not config.chat_template:
+    if config.sends_ids:
         return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
     prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
     unknown = prepared.before.unknown

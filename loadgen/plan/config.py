@@ -323,7 +323,7 @@ def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
     lengths = config.first_turn_tokens or config.subsequent_turn_tokens
     if lengths is not None and not dataset.cuts_turns:
         raise InputError(f"--first-turn-length, --subsequent-turn-length: with --dataset {config.dataset}, uncut")
-    if dataset.has_texts and config.api == "completions" and not config.chat_template:
+    if dataset.has_texts and config.sends_ids:
         raise InputError(f"--api: completions with --dataset {config.dataset}, which is texts; expected --api chat")
     if dataset.has_texts and config.prefix_count:
         raise InputError(f"--prefix-count: with --dataset {config.dataset}, which says all there is; expected neither")
