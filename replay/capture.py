@@ -52,7 +52,7 @@ class Captured:
     @property
     def tail(self) -> BlockHash:
         """Name of the block that prompt and output leave unfilled."""
-        return tail_key([*self.hashes, *(self.output_hashes or ())], self.request_id)
+        return tail_key(self.output_hashes or self.hashes, self.request_id)
 
     def as_long(self, record: Record) -> bool:
         """True if a replayed prompt and output have the captured lengths."""
