@@ -150,7 +150,8 @@ def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | 
     if parallel is None and args.parallel_sessions is None:
         parallel = CLOSED_PARALLEL
     if number is None and args.duration is None and dataset_path is None:
-        number = max(1, CLOSED_ROUNDS * (args.parallel_sessions or parallel) // _group_size(args))
+        at_once = parallel if args.parallel_sessions is None else args.parallel_sessions
+        number = max(1, CLOSED_ROUNDS * at_once // max(1, _group_size(args)))  # what is below 1 is refused later
     return number, parallel
 
 

@@ -175,6 +175,8 @@ OPEN = ["--rate", "1", "--number", "1"]
         (["--rate", "nan", "--number", "1"], "--rate: nan"),
         (["--rate", "fast", "--number", "1"], "--rate: 'fast'"),
         (["--rate", "1", "--number", "0"], "--number: 0"),
+        (["--group-size", "0"], "--group-size: 0; expected 1 or more"),
+        (["--parallel-sessions", "0"], "--parallel-sessions: 0; expected"),
         ([*OPEN, "--prompt-tokens", "9:3"], "--prompt-tokens: '9:3'"),
         ([*OPEN, "--prompt-tokens", "0"], "--prompt-tokens: '0'"),
         ([*OPEN, "--output-tokens", "1.5"], "--output-tokens: '1.5'"),
