@@ -304,31 +304,26 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-# The line of another project's page on agentic load, and evalscope's examples in the words of docs/evalscope.md.
-LINES = {
-    "agentic": "--url http://127.0.0.1:8000 --model Qwen/Qwen3-8B --pattern multiturn --rate 1 --turns 5 "
-    "--prefix-tokens 6500 --prompt-tokens 128 --output-tokens 128 --duration 120 --out run.json",
-    "random": "--model M --url h --api chat --prompt-tokens 256:512 --output-tokens 256 --min-turns 2 --max-turns 5 "
-    "--number 20 --parallel 10",
-    "sharegpt": "--model M --url h --api chat --dataset sharegpt:F --output-tokens 512 --max-turns 3 --number 300 "
-    "--parallel 10",
-    "custom": "--model M --url h --api chat --dataset messages:F --output-tokens 512 --max-turns 3 --number 100 "
-    "--parallel 10",
-    "swe_smith": "--model M --url h --api chat --dataset swe-smith:F --first-turn-length 8192 "
-    "--subsequent-turn-length 1024 --min-turns 3 --max-turns 8 --seed 42 --number 20 --parallel 10 "
-    "--output-tokens 512 --dataset-offset 100",
-    "trie": "--model qwen-plus --url https://h/compatible-mode/v1/chat/completions --api chat --dataset trie:F "
-    "--parallel 4 --number 10 --duration 600",
-}
+@pytest.mark.usefixtures("_in_a_folder_of_its_own")
+def test_the_line_of_another_projects_page_is_taken() -> None:
+    config = parse_config(
+        shlex.split(
+            "--url http://127.0.0.1:8000 --model Qwen/Qwen3-8B --pattern multiturn --rate 1 --turns 5 "
+            "--prefix-tokens 6500 --prompt-tokens 128 --output-tokens 128 --duration 120 --out run.json"
+        )
+    )
+    assert config.duration_s == 120.0
+    assert (config.prefix_count, config.trace, config.arrivals) == (1, Path("run.json"), "multiturn")
 
 
 @pytest.mark.usefixtures("_in_a_folder_of_its_own")
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_lines_of_other_load_generators_are_taken(line: str) -> None:
+def test_an_endpoints_whole_url_is_taken() -> None:
     Path("F").touch()
-    config = parse_config(shlex.split(line))
-    assert config.duration_s in (None, 120.0, 600.0)
-    if "--prefix-tokens" in line:
-        assert (config.prefix_count, config.trace, config.arrivals) == (1, Path("run.json"), "multiturn")
-    if "compatible-mode" in line:
-        assert str(origin_of(config.url)) == "https://h/compatible-mode"
+    config = parse_config(
+        shlex.split(
+            "--model qwen-plus --url https://h/compatible-mode/v1/chat/completions --api chat --dataset trie:F "
+            "--parallel 4 --number 10 --duration 600"
+        )
+    )
+    assert config.duration_s == 600.0
+    assert str(origin_of(config.url)) == "https://h/compatible-mode"
