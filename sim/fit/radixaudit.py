@@ -6,6 +6,7 @@ token are tested, too: the clock does not tell them apart.
 """
 
 import argparse
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -145,9 +146,9 @@ class _RadixRun:
         firsts = sorted(request.first_ms for request in self.served)
         same_batch_ms = self._same_batch_ms()
         for place, request in enumerate(self.served):
-            before = [at for at in firsts if request.arrival_ms < at < request.first_ms - same_batch_ms]
+            before = bisect_left(firsts, request.first_ms - same_batch_ms)
             yield Moment(request.arrival_ms, 2, place, "arrival")
-            yield Moment(max(before, default=request.arrival_ms), 3, place, "lookup")
+            yield Moment(max(request.arrival_ms, *firsts[max(before - 1, 0) : before]), 3, place, "lookup")
             yield Moment(request.first_ms, 0, place, "first")
             yield Moment(request.end_ms, 1, place, "end")
 
