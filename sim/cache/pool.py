@@ -278,8 +278,7 @@ def count_radix_hits(
         if not pool.fits(prompt, record.output_tokens or 0):
             counts.rejected += 1
             continue
-        keys = _whole_chain(record, chains).keys
-        counts.count_tokens(record, pool.run(keys, prompt, computed))
+        counts.count_tokens(record, pool.run(chains.begun(record), prompt, computed))
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // size
@@ -293,13 +292,12 @@ def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfi
     running: list[tuple[float, int, Slot, Chain]] = []
     for number, record in enumerate(sorted(records, key=lambda record: record.arrival_ms or 0.0)):
         arrival_ms, prompt = record.arrival_ms or 0.0, record.prompt_tokens or 0
-        whole = _whole_chain(record, chains)
+        whole = Chain(chains.begun(record), tokens_computed(record))
+        asked = Chain(whole.keys[: -(-prompt // chains.block_size)], prompt)
         while running and running[0][0] <= arrival_ms:
             cache.end(*heapq.heappop(running)[2:])
-        started = cache.start(Chain(whole.keys[: -(-prompt // chains.block_size)], prompt))
-        while started is None:
+        while (started := cache.start(asked)) is None:
             cache.end(*heapq.heappop(running)[2:])
-            started = cache.start(Chain(whole.keys[: -(-prompt // chains.block_size)], prompt))
         slot, hits = started
         heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, whole))
         counts.requests += 1
@@ -310,12 +308,6 @@ def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfi
     counts.evicted_tokens = cache.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // chains.block_size
     return counts
-
-
-def _whole_chain(record: Record, chains: Chains) -> Chain:
-    """Chain of all tokens that a request leaves, a started last block included."""
-    computed, known = tokens_computed(record), chains.known(record)
-    return Chain(known + chains.private(-(-computed // chains.block_size) - len(known)), computed)
 
 
 def parse_usable_blocks(text: str) -> int | None:

@@ -111,9 +111,7 @@ def _served(records: Sequence[Record], chains: Chains) -> Iterator[Served]:
         if record.status == "error" and not record.output_tokens:
             continue
         first_ms = end_ms if record.ttft_ms is None else record.arrival_ms + record.ttft_ms
-        keys = chains.known(record)
-        keys += chains.private(-(-tokens_computed(record) // chains.block_size) - len(keys))
-        yield Served(record, keys, record.arrival_ms, first_ms, end_ms)
+        yield Served(record, chains.begun(record), record.arrival_ms, first_ms, end_ms)
 
 
 class _RadixRun:

@@ -65,6 +65,11 @@ class Chains:
         known = self.known(record)
         return known + self.private(self.full_blocks(record) - len(known))
 
+    def begun(self, record: Record) -> list[int]:
+        """Keys of ``whole``, and of a last block that is not full."""
+        known = self.known(record)
+        return known + self.private(-(-tokens_computed(record) // self.block_size) - len(known))
+
     def known(self, record: Record) -> list[int]:
         """Keys of ``whole`` that the trace has; the rest, after them, are private."""
         known, output = self._known(record)
