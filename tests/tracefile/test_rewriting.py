@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile import (
     Engine,
     HashInfo,
@@ -22,7 +23,6 @@ from tracefile import (
 )
 from tracefile.__main__ import main
 from tracefile.hashing.branches import tail_key
-from tracefile.hashing.tokenchains import tokenwise
 from tracefile.records.schema import BlockHash
 from tracefile.study.anonymity import Pseudonyms, anonymize
 from tracefile.study.checking import check_trace

@@ -4,7 +4,7 @@ Two records' keys are equal up to a token exactly if their tokens are, as far as
 both. A block's keys are made of its hash, but for the tokens that it shares with the block it branches off from.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -104,11 +104,6 @@ def branches_of(records: Iterable[Record], block_size: int) -> Branches:
     for record in records:
         found.learn(record)
     return found
-
-
-def tokenwise(records: Sequence[Record], block_size: int) -> list[Record]:
-    """Return all records of a trace at block size 1."""
-    return list(map(TokenChains(branches_of(records, block_size)).expand, records))
 
 
 def is_finer(block_size: int, meta: Meta, path: str) -> bool:

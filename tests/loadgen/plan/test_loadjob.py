@@ -22,8 +22,8 @@ from loadgen.plan.loadjob import LoadJob, load_name, shard_of_cap
 from loadgen.text.prefixtruth import common_prefix
 from loadgen.text.tokenizer import LocalTokenizer
 from tests.fakes.vocabularies import write_model
+from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile import HashKey, InputError, Record, RequestId
-from tracefile.hashing.tokenchains import tokenwise
 
 CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=LengthDistribution(1, 3), seed=2)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile import (
     BlockHash,
     BlockHasher,
@@ -24,7 +25,7 @@ from tracefile import (
 from tracefile.__main__ import main
 from tracefile.files.writing import new_writer
 from tracefile.hashing.branches import BranchFinder, tail_key
-from tracefile.hashing.tokenchains import Branches, is_finer, tokenwise
+from tracefile.hashing.tokenchains import Branches, is_finer
 
 KEY = HashKey(bytes(range(32)))
 SIZE = 4
