@@ -6,6 +6,7 @@ of recent chains are kept in memory, and a record notes where its own chain leav
 and the number of tokens up to there. No hash is of fewer tokens than a block.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,14 +112,7 @@ class BranchFinder:
 
     def _known(self, chain: Sequence[BlockHash]) -> int:
         """Leading blocks that are known: where one is, so are those before it."""
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if chain[middle - 1] in self._owners:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_left(chain, True, key=lambda block: block not in self._owners)
 
     def _longest(self, before: BlockHash, parent: int | None, at: int, packed: bytes) -> tuple[int, BlockHash]:
         """Return the bytes that a known chain has after ``before``, too, and its block there."""
