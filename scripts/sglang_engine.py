@@ -19,7 +19,7 @@ from pathlib import Path
 from scripts import vllm_engine
 from scripts.engine_home import EngineActions, EngineHome, act, engine_parser
 from scripts.proxybench.processes import free_port
-from scripts.vllm_engine import TORCH_CPU_INDEX, ModelShape
+from scripts.vllm_engine import ModelShape
 
 HOME = EngineHome("sglang", "SGLang")
 TORCH = ["torch==2.13.0+cpu", "numpy"]
@@ -91,11 +91,9 @@ def install(shape: ModelShape) -> None:
 
 def install_packages(pip: Sequence[str]) -> None:
     """Install SGLang without its dependencies, then those of them that a CPU can use, and the stubs."""
-    install = [*pip, "install"]
-    if subprocess.run([*install, *TORCH], check=False, capture_output=True).returncode != 0:
-        subprocess.run([*install, "--extra-index-url", TORCH_CPU_INDEX, *TORCH], check=True)
-    subprocess.run([*install, "--no-deps", SGLANG], check=True)
-    subprocess.run([*install, *DEPENDENCIES], check=True)
+    vllm_engine.install_with_torch(pip, TORCH)
+    subprocess.run([*pip, "install", "--no-deps", SGLANG], check=True)
+    subprocess.run([*pip, "install", *DEPENDENCIES], check=True)
     write_stubs()
 
 

@@ -67,10 +67,15 @@ def make_environment() -> None:
 
 def install_packages(pip: Sequence[str]) -> None:
     """Install vLLM without the packages that cannot be imported beside it."""
-    first = subprocess.run([*pip, "install", *VLLM_REQUIREMENTS], check=False, capture_output=True)
-    if first.returncode != 0:  # the CPU build of torch is not on every index
-        subprocess.run([*pip, "install", "--extra-index-url", TORCH_CPU_INDEX, *VLLM_REQUIREMENTS], check=True)
+    install_with_torch(pip, VLLM_REQUIREMENTS)
     subprocess.run([*pip, "uninstall", "--yes", *UNIMPORTABLE], check=True, capture_output=True)
+
+
+def install_with_torch(pip: Sequence[str], requirements: Sequence[str]) -> None:
+    """Install packages, the CPU build of torch among them, which is not on every index."""
+    first = subprocess.run([*pip, "install", *requirements], check=False, capture_output=True)
+    if first.returncode != 0:
+        subprocess.run([*pip, "install", "--extra-index-url", TORCH_CPU_INDEX, *requirements], check=True)
 
 
 def tokenizer_directory() -> Path:
