@@ -145,8 +145,9 @@ class _RadixRun:
         same_batch_ms = self._same_batch_ms()
         for place, request in enumerate(self.served):
             before = bisect_left(firsts, request.first_ms - same_batch_ms)
+            lookup_ms = max(request.arrival_ms, firsts[before - 1]) if before else request.arrival_ms
             yield Moment(request.arrival_ms, 2, place, "arrival")
-            yield Moment(max(request.arrival_ms, *firsts[max(before - 1, 0) : before]), 3, place, "lookup")
+            yield Moment(lookup_ms, 3, place, "lookup")
             yield Moment(request.first_ms, 0, place, "first")
             yield Moment(request.end_ms, 1, place, "end")
 
