@@ -1,0 +1,81 @@
+"""Index of a sweep: a folder of runs, and ``sweep.jsonl`` in it with a line for each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from tracefile.records.decoding import convert_object, parse_object
+from tracefile.records.errors import InputError
+from tracefile.storage.durable import replace_durably
+from tracefile.storage.lines import LineReader
+
+INDEX: Final = "sweep.jsonl"
+
+RunStatus = Literal["done", "failed", "cut"]
+Word = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a sweep."""
+
+    run: Word
+    """Name, unique in the folder: ``A-p8-r1``."""
+    label: Word
+    """Engine or setting that was measured."""
+    parallel: Annotated[int, msgspec.Meta(ge=1)] | None
+    """Concurrency limit of this point. Null: the points differ by rate."""
+    rate: Annotated[float, msgspec.Meta(gt=0)] | None
+    """Arrivals a second of this point. Null: the points differ by concurrency."""
+    repeat: Annotated[int, msgspec.Meta(ge=1)]
+    """1, 2, …"""
+    trace: Word
+    """Its file, relative to the folder; a failed or cut run may have none."""
+    status: RunStatus
+    """``cut``: begun and not ended, as a killed run is."""
+    reason: str | None
+    """Reason of a failed or cut run. Null: done."""
+    command: str
+    """Command line of this run alone."""
+    started: str
+    """RFC 3339."""
+    duration_s: Annotated[float, msgspec.Meta(ge=0)]
+    """From the first send to the last end."""
+    sweep: str = ""
+    """Command line of the whole sweep. Empty: not told."""
+
+
+def read_sweep(folder: Path) -> list[SweepRun]:
+    """Read a sweep's runs in the order they began; raises InputError naming file, line and field."""
+    path = folder / INDEX
+    if not path.is_file():
+        raise InputError(f"{folder}: no {INDEX} is there; expected the folder of a sweep (loadgen sweep -o {folder})")
+    runs: list[SweepRun] = []
+    lines_of: dict[str, int] = {}
+    with LineReader(path) as lines:
+        for line in lines:
+            where = f"{path}:{lines.number}"
+            found = _checked(convert_object(parse_object(line, where), SweepRun, where), where)
+            if earlier := lines_of.get(found.run):
+                raise InputError(f"{where}: run: {found.run!r} is on line {earlier} too; expected a name of its own")
+            lines_of[found.run] = lines.number
+            runs.append(found)
+    return runs
+
+
+def _checked(found: SweepRun, where: str) -> SweepRun:
+    if (found.parallel is None) == (found.rate is None):
+        raise InputError(f"{where}: parallel, rate: {found.parallel}, {found.rate}; expected a number in one of them")
+    if found.trace != Path(found.trace).name:
+        raise InputError(f"{where}: trace: {found.trace!r}; expected a file name in the folder")
+    return found
+
+
+def write_sweep(folder: Path, runs: Sequence[SweepRun]) -> None:
+    """Replace the index: readers see the old one or the new one, whatever ends the writer."""
+    path = folder / INDEX
+    try:
+        replace_durably(path, b"".join(msgspec.json.encode(run) + b"\n" for run in runs))
+    except OSError as error:
+        raise InputError(f"{path}: cannot write ({error.strerror or error}); expected a writable folder") from error
