@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from measure import wording
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
@@ -145,7 +144,7 @@ def render(
         defined=defined,
         figures=figures,
         figures_json=script_json(figures),
-        plotly=Markup(get_plotlyjs()),
+        plotly=Markup(_asset("plotly-basic.min.js")),
         style=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
         **values,

@@ -1,13 +1,26 @@
-"""A page in headless Chromium: what it drew, and what it asked for."""
+"""A page: what it holds, and in headless Chromium what it drew and asked for."""
 
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 OFFLINE = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+MOST_BYTES = 1_500_000
+BUNDLED = {"bar", "pie", "scatter"}
+"""Types of traces that plotly's basic bundle draws; it throws no error for any other."""
+
+
+def page_figures(page: str) -> dict[str, Any]:
+    """The figures of a page, each drawn by what its bundle has; the page is small enough to be sent around."""
+    assert len(page.encode()) < MOST_BYTES
+    figures: dict[str, Any] = json.loads(page.split('id="figures">')[1].split("</script>", maxsplit=1)[0])
+    assert {trace["type"] for figure in figures.values() for trace in figure["data"]} <= BUNDLED
+    return figures
 
 
 def figures_drawn(page: Path) -> set[str]:
@@ -15,6 +28,7 @@ def figures_drawn(page: Path) -> set[str]:
     # The page's own browser tells what it fetched: every resource that was asked for, answered or not.
     fetched = '`fetched:${performance.getEntriesByType("resource").map(one => one.name)}`'
     tell = f'addEventListener("load", () => {{ document.title = {fetched} }})'
+    page_figures(page.read_text())
     page.write_text(page.read_text().replace("</body>", f"<script>{tell}</script></body>"))
     flags = [*QUIET, *OFFLINE, "--dump-dom", "--virtual-time-budget=5000", f"--user-data-dir={page.parent / 'profile'}"]
     command = [str(CHROMIUM), *flags, page.as_uri()]

@@ -19,7 +19,7 @@ from report.pages.curvepage import (
     render_curves,
     working_set_figure,
 )
-from tests.report.browser import CHROMIUM, figures_drawn
+from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tracefile.records.errors import InputError
 
 TRACE = "/data/monday.jsonl.zst"
@@ -159,7 +159,7 @@ def test_reuse_at_zero_is_told_and_not_drawn_as_a_wall(tmp_path: Path) -> None:
     fields = {"block_size": 16, "levels": [0.0, 0.25, 0.5, 0.75, 1.0], "window_ms": 1.0, "windows": []}
     reuse = write(tmp_path, "reuse.json", "reuse", time_ms=times, distance_blocks=times, **fields)
     page = render_curves(read_curve_files([reuse]))
-    drawn = json.loads(page.split('id="figures">')[1].split("</script>")[0])["time"]["data"][0]
+    drawn = page_figures(page)["time"]["data"][0]
     assert (drawn["x"], drawn["y"]) == ([2.0, 5.0], [0.75, 1.0])
     assert "At 0, left of the axis: 25.0 % of monday.jsonl.zst." in page
 

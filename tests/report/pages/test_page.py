@@ -1,9 +1,11 @@
 """The page: self-contained, safe with any label, and drawn by a real browser without asking for anything outside."""
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -15,7 +17,7 @@ from report.__main__ import main
 from report.compare.comparison import CompareConfig, Compared, compare
 from report.pages.figures import arrival_figure, cached_figure, error_figure, gap_figure, log_scale, survival_figures
 from report.pages.page import render_page
-from tests.report.browser import CHROMIUM, figures_drawn
+from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 
 MakeTrace = Callable[..., Path]
 
@@ -97,6 +99,7 @@ def test_shares_on_a_log_axis_are_percentages() -> None:
 
 def test_the_page_explains_its_columns_in_text(make_trace: MakeTrace) -> None:
     page = render_page(compared({"a": make_trace("a"), "b": make_trace("b", seed=1)}))
+    assert set(page_figures(page)) >= {"survival-all", "cached", "errors", "gaps", "arrivals"}
     assert "<abbr" not in page
     assert "W1: the area between the two survival curves" in page
     assert page.index('scope="col">p99') < page.index('scope="col">sessions')
@@ -109,6 +112,14 @@ def test_the_page_links_to_nothing_and_escapes_labels(make_trace: MakeTrace) -> 
     assert links.found == []
     assert "a</script><b>" not in page
     assert "default-src 'none'" in page
+
+
+def test_the_bundle_is_the_release_that_contributing_names() -> None:
+    """``npm pack`` in CONTRIBUTING.md renews it; then this digest follows."""
+    bundle = (files("report.pages") / "plotly-basic.min.js").read_bytes()
+    assert bundle.startswith(b"/**\n* plotly.js (basic - minified) v4.1.1\n")
+    assert hashlib.sha256(bundle).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+    assert "</script" not in bundle.decode()
 
 
 @pytest.mark.browser

@@ -1,7 +1,6 @@
 """``sim search`` against every value tried, on loads small enough for it."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sim.forecast.ensemble import forecast, members
 from sim.forecast.scenarios import Scenario, plan, read_captured
 from sim.forecast.search import SearchConfig, Target, parse_target, search
 from sim.latency.modelfile import default_model, load_model, save_model
-from tests.report.browser import CHROMIUM, figures_drawn
+from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
@@ -151,8 +150,7 @@ def test_what_was_tried_is_kept_on_interrupt(
 def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> None:
     one, same = (search(asked(folder, "rate", "ttft.p90<=80ms", tolerance=0.2)) for _ in range(2))
     assert one == same
-    page = render_search(one)
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    figures = page_figures(render_search(one))
     marks = [trace for trace in figures["curve"]["data"] if trace["meta"]["part"] == "points"]
     assert sum(len(trace["x"]) for trace in marks) == len(one.evaluated)
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -31,7 +30,7 @@ from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
-from tests.report.browser import CHROMIUM, figures_drawn
+from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
@@ -404,7 +403,7 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
     page = render_what_if(result)
     for row in result.rows:
         assert row.name in page
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    figures = page_figures(page)
     assert list(figures) == ["survival-all", "survival-turn1", "survival-turns2-"]
     lines = [trace["name"] for trace in figures["survival-all"]["data"] if trace["meta"]["part"] == "line"]
     assert lines == ["forecast of the capture", "cold prompts", "rate ×2"]
