@@ -18,7 +18,7 @@ Word = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a sweep."""
+    """Run of a sweep: a point of one label, or its repetition."""
 
     run: Word
     """Name, unique in the folder: ``A-p8-r1``."""

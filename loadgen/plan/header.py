@@ -1,5 +1,6 @@
 """Header of a load's trace: target, hashes, and the flags that made the load."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 import msgspec
@@ -16,7 +17,8 @@ ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "pro
 OWN_FIELDS = frozenset({"pattern", "seed", "fields"})
 
 
-def meta_of(job: LoadJob, facts: EngineFacts) -> Meta:
+def meta_of(job: LoadJob, facts: EngineFacts, more: Mapping[str, object] | None = None) -> Meta:
+    """Return the header; ``more``: further fields of its workload."""
     config = job.config
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     return Meta(
@@ -26,7 +28,7 @@ def meta_of(job: LoadJob, facts: EngineFacts) -> Meta:
         block_size=job.block_size,
         hash=msgspec.structs.replace(job.hasher().info, branches=job.branches or None),
         engine=msgspec.structs.replace(facts.engine, gpus=config.run.gpus),
-        workload=Workload(pattern=config.arrivals, seed=config.seed, extra=_shape(config)),
+        workload=Workload(pattern=config.arrivals, seed=config.seed, extra=_shape(config) | dict(more or {})),
         extra=counters,
     )
 

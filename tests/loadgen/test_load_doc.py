@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from loadgen.__main__ import parse_config
 from loadgen.datasets import DATASETS, RANDOM
+from loadgen.loadflags import parse_config
 from loadgen.plan.config import Pattern
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -163,7 +163,7 @@ def test_a_url_alone_says_all_before_the_first_request(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     engine.running, engine.waiting, engine.has_reset, engine.reports_cached = 2, 1, False, False
-    monkeypatch.setattr("loadgen.__main__.run_job", lambda config: pytest.fail(capsys.readouterr().err))
+    monkeypatch.setattr("loadgen.loadrun.run_job", lambda config: pytest.fail(capsys.readouterr().err))
     with pytest.raises(pytest.fail.Exception) as before:
         main(["--url", engine.url])
     assert str(before.value).splitlines() == [

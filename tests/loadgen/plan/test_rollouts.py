@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.__main__ import main, parse_config
+from loadgen.__main__ import main
 from loadgen.core.draws import Stream, below, draw
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
+from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
 from loadgen.text.messages import Piece, SyntheticMessage

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.__main__ import main, parse_config
+from loadgen.__main__ import main
 from loadgen.core.job import WHOLE, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import PlannedRequest
+from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import BUSY, SETTLE_MS, LoadJob, OpenLoad
 from loadgen.plan.stages import Wave, outlines, waves, widths_to

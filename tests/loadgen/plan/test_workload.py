@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.__main__ import parse_config
 from loadgen.core.draws import Stream, Vocabulary, below, draw
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import origin_of
+from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import DIGESTED_SESSIONS, Workload
 from tracefile import InputError

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.__main__ import parse_config
+from loadgen.loadflags import parse_config
 from sim.fit.fit import FitConfig, fit_traces
 from sim.latency.modelfile import Model, Parameter, default_model
 from sim.latency.terms import FrontendPlacement

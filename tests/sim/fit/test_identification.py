@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from loadgen.__main__ import parse_config
+from loadgen.loadflags import parse_config
 from sim.fit.fit import FitConfig, Fitted, describe_fit, fit_traces
 from sim.fit.identification import (
     Coverage,

@@ -1,0 +1,293 @@
+"""Flags of a load, and the settings that they make."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args, overload
+
+from loadgen.core.bodyfields import BodyFields, read_body_fields
+from loadgen.core.draws import Vocabulary
+from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
+from loadgen.core.request import session_headers
+from loadgen.core.runflags import add_target_arguments, output_of, run_flags
+from loadgen.datasets import DATASETS, RANDOM, parse_dataset
+from loadgen.datasets.shipped import SHIPPED
+from loadgen.plan.arrivals import read_rate_series
+from loadgen.plan.config import (
+    CLOSED_PARALLEL,
+    CLOSED_PATTERNS,
+    CLOSED_ROUNDS,
+    STAGED_PARALLEL,
+    STAGED_PROMPT,
+    USUAL_GROUP,
+    USUAL_PROMPT,
+    LoadConfig,
+    Pattern,
+    Spacing,
+)
+from loadgen.runs.merging import refuse_lost_inputs
+from loadgen.text.spoken import Api
+from tracefile import InputError
+from tracefile.commandline.durations import duration, seconds
+from tracefile.commandline.parser import Parser
+
+DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."
+EPILOG = """\
+Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
+recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
+"loadgen selftest" measures the rate and the timing accuracy of loadgen on this machine, without an engine.
+"loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
+"--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
+"""
+
+
+def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
+    args = load_parser(prog).parse_args(argv)
+    dataset, dataset_path = parse_dataset(args.dataset)
+    output = output_of(args, "loadgen")
+    refuse_lost_inputs(output, [dataset_path, args.rate_series])
+    rate, rate_to = parse_rate(args.rate)
+    number, parallel = _bounds(args, dataset_path)
+    turns, min_turns, max_turns = _turns(args, dataset_path)
+    return LoadConfig(
+        url=args.url,
+        trace=output,
+        model=args.model,
+        dialect=args.dialect,
+        api=args.api,
+        tokenizer=args.tokenizer,
+        chat_template=args.chat_template,
+        pattern=args.pattern,
+        rate=rate,
+        rate_to=rate_to,
+        burstiness=args.burstiness,
+        spacing=args.spacing,
+        group_size=_group_size(args),
+        group_gap_s=None if args.group_gap is None else parse_pause("--group-gap", args.group_gap),
+        burst_size=args.burst_size,
+        burst_every_s=args.burst_every,
+        steps=args.steps,
+        step_s=args.step_duration,
+        rate_series=() if args.rate_series is None else read_rate_series(args.rate_series),
+        rate_between=args.rate_between,
+        duration_s=args.duration,
+        at_end=args.at_end,
+        number=number,
+        parallel=parallel,
+        parallel_sessions=args.parallel_sessions,
+        seed=args.seed,
+        dataset=dataset,
+        dataset_path=dataset_path,
+        dataset_offset=args.dataset_offset,
+        first_turn_tokens=_lengths("--first-turn-length", args.first_turn_length),
+        subsequent_turn_tokens=_lengths("--subsequent-turn-length", args.subsequent_turn_length),
+        prompt_tokens=_prompts(args),
+        output_tokens=_lengths("--output-tokens", args.output_tokens),
+        prefix_count=int(args.prefix_tokens > 0) if args.prefix_count is None else args.prefix_count,
+        prefix_tokens=args.prefix_tokens,
+        turns=turns,
+        min_turns=min_turns,
+        max_turns=max_turns,
+        think_s=None if args.think is None else parse_pause("--think", args.think),
+        tool_latency_s=None if args.tool_latency is None else parse_pause("--tool-latency", args.tool_latency),
+        tool_role=args.tool_role,
+        fields=_fields(args),
+        session_headers=session_headers(args.session_header),
+        vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
+        timeout_s=args.timeout,
+        overwrite=args.overwrite,
+        as_json=args.json,
+        run=run_flags(args),
+    )
+
+
+def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | None, int | None]:
+    """Sessions, and requests in flight: a small closed loop where no flag says when sessions begin, or how many."""
+    number, parallel = args.number, args.parallel
+    if args.pattern == "calibration":
+        return number, STAGED_PARALLEL if parallel is None else parallel
+    if args.rate is not None or args.pattern not in CLOSED_PATTERNS:
+        return number, parallel
+    if parallel is None and args.parallel_sessions is None:
+        parallel = CLOSED_PARALLEL
+    if number is None and args.duration is None and dataset_path is None:
+        at_once = parallel if args.parallel_sessions is None else args.parallel_sessions
+        number = max(1, CLOSED_ROUNDS * at_once // max(1, _group_size(args)))  # what is below 1 is refused later
+    return number, parallel
+
+
+def parse_rate(text: str | None) -> tuple[float | None, float | None]:
+    if text is None:
+        return None, None
+    try:
+        rate, *to = (float(part) for part in text.split(":", 1))
+    except ValueError:
+        raise InputError(f"--rate: {text!r}; expected a number R, or A:B") from None
+    return rate, to[0] if to else None
+
+
+@overload
+def _lengths(flag: str, text: str) -> LengthDistribution: ...
+@overload
+def _lengths(flag: str, text: None) -> None: ...
+def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
+    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
+
+
+def _group_size(args: argparse.Namespace) -> int:
+    usual = USUAL_GROUP if args.pattern == "rollouts" else 1
+    return usual if args.group_size is None else int(args.group_size)
+
+
+def _fields(args: argparse.Namespace) -> BodyFields:
+    """Request fields; a group's outputs are sampled, or they would be one and the same."""
+    fields = read_body_fields(args, stream=not args.no_stream)
+    sampled = _group_size(args) > 1 and fields.temperature is None and "temperature" not in fields.extra
+    return replace(fields, temperature=1.0) if sampled else fields
+
+
+def _prompts(args: argparse.Namespace) -> LengthDistribution:
+    usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
+    return (
+        usual
+        if args.prompt_tokens is None
+        else parse_lengths("--prompt-tokens", args.prompt_tokens, minimum=1, whole=True)
+    )
+
+
+def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthDistribution, int | None, int | None]:
+    if args.turns is not None and (args.min_turns, args.max_turns) != (None, None):
+        raise InputError("--turns: with --min-turns or --max-turns; expected one way to say it")
+    if dataset_path is not None:
+        if args.turns is not None:
+            raise InputError("--turns: with a dataset's file; expected --min-turns and --max-turns")
+        return LengthDistribution(1, 1), args.min_turns, args.max_turns
+    if args.turns is not None:
+        return _lengths("--turns", args.turns), None, None
+    fewest = args.min_turns or 1
+    text = f"{fewest}:{args.max_turns or fewest}"
+    return parse_lengths("--min-turns, --max-turns", text, minimum=1, whole=True), None, None
+
+
+def load_parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description=DESCRIPTION, epilog=EPILOG, commands=["selftest", "build-dataset"])
+    add_load_arguments(parser)
+    return parser
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target_arguments(parser)
+    _add_timing(parser)
+    _add_bounds(parser)
+    _add_shape(parser)
+    _add_dataset(parser)
+
+
+def _add_timing(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("arrivals", "a session is one request, unless it has turns")
+    add = group.add_argument
+    add("--pattern", choices=get_args(Pattern), default="poisson", help="arrivals of sessions (poisson)")
+    add(
+        "--rate",
+        metavar="R",
+        help="sessions or groups a second; staircase and ramp: A:B, from A to B (none: a closed loop)",
+    )
+    add(
+        "--burstiness",
+        type=float,
+        metavar="B",
+        help="with gamma: shape of the gaps between arrivals; 1: poisson, below 1: burstier, inf: even",
+    )
+    add("--group-size", type=int, metavar="G", help="sessions that start from one first prompt (1; rollouts: 8)")
+    add(
+        "--group-gap",
+        metavar="TIME",
+        help="pause between starts of a group's sessions, such as 200ms or 0s:2s (0: together)",
+    )
+    add("--burst-size", type=int, metavar="K", help="burst: sessions a burst")
+    add("--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s")
+    add("--steps", type=int, metavar="N", help="staircase: number of steps from rate A to rate B")
+    add("--step-duration", type=duration, metavar="TIME", help="staircase: duration of each step, such as 30s")
+    add("--rate-series", type=Path, metavar="FILE", help="series: CSV or JSONL with columns t_s and rate")
+    add(
+        "--rate-between",
+        choices=["steps", "lines"],
+        default="steps",
+        help="series: keep each rate until the next row, or interpolate (steps)",
+    )
+    add("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps at a rate (poisson)")
+    add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens (0)")
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("amount").add_argument
+    add(
+        "--duration",
+        type=seconds,
+        metavar="TIME",
+        help="start no session after TIME, such as 5m; a number alone is seconds",
+    )
+    add(
+        "--at-end",
+        choices=["finish", "cancel"],
+        default="finish",
+        help="at --duration: let open sessions finish, or cancel requests in flight and send no more (finish)",
+    )
+    add(
+        "--number",
+        type=int,
+        metavar="N",
+        help=f"total sessions, or groups; a shorter dataset starts again (closed loop without --duration: "
+        f"{CLOSED_ROUNDS} for each in --parallel)",
+    )
+    add(
+        "--parallel",
+        type=int,
+        metavar="P",
+        help=f"concurrency limit: most requests in flight (closed loop: {CLOSED_PARALLEL}; calibration: "
+        f"{STAGED_PARALLEL})",
+    )
+    add("--parallel-sessions", type=int, metavar="P", help="most open sessions, those in a pause included")
+
+
+def _add_shape(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("content", f"N of lengths: {FORMS}").add_argument
+    add("--api", choices=get_args(Api), default="completions", help="API to send to (completions: token ids)")
+    add(
+        "--chat-template",
+        action="store_true",
+        help="with --api completions: apply the chat template here, and send chats as token ids",
+    )
+    add("--no-stream", action="store_true", help="ask for whole responses, which have no TTFT and no ITL")
+    add("--prompt-tokens", metavar="N", help="new tokens of each turn, without the prefix (256; calibration: 64:10000)")
+    add("--output-tokens", metavar="N", help="exact output tokens of each request (the dataset's, else 16)")
+    add("--prefix-count", type=int, metavar="K", help="number of shared prefixes (1 with --prefix-tokens, else 0)")
+    add("--prefix-tokens", type=int, default=0, metavar="N", help="tokens of each shared prefix (0)")
+    add("--turns", metavar="N", help="turns of a random session (1)")
+    add(
+        "--think",
+        metavar="TIME",
+        help="pause from a response's end to the next turn, such as 2s or 1s:5s (dataset's, else 0)",
+    )
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("dataset", f"NAME is one of {', '.join(DATASETS)}").add_argument
+    add(
+        "--dataset",
+        default=RANDOM,
+        metavar="NAME:PATH",
+        help=f"sessions from a file (random: none; trie:{', trie:'.join(SHIPPED)} come with kvtape)",
+    )
+    add("--dataset-offset", type=int, default=0, metavar="N", help="skip the first N sessions of the file (0)")
+    add("--min-turns", type=int, metavar="N", help="skip shorter sessions (random: fewest turns)")
+    add("--max-turns", type=int, metavar="N", help="cut longer sessions (random: most turns)")
+    add("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
+    add("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
+    add(
+        "--tool-latency",
+        metavar="TIME",
+        help="pause before a tool's output, such as lognormal:2s,3s (dataset's; random: makes later turns tools')",
+    )
+    add("--tool-role", choices=["user", "tool"], default="user", help="role of tool outputs with --api chat (user)")

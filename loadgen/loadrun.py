@@ -1,0 +1,163 @@
+"""Run of a load from its settings to its exit code: the target asked, the load sent, its trace told of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from engines.control import ControlClient
+from engines.dialect import Dialect
+from engines.facts import EngineFacts
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
+from engines.recognition import dialect_notes, find_dialect, recognition_notes
+from loadgen.core.request import origin_of
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.header import meta_of
+from loadgen.plan.loadjob import ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
+from loadgen.plan.workload import rate_profile
+from loadgen.preparation import prepare_load_text
+from loadgen.runs.announcement import announce, tokenizer_words
+from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.outcome import RunOutcome
+from loadgen.runs.progress import TargetRate
+from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
+from loadgen.runs.resumption import AT_DEADLINE
+from loadgen.runs.shardmessages import UNSENT
+from loadgen.runs.summary import Ending, Summary, print_summary, summarize, summary_lines
+from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
+from loadgen.text.targettext import TargetText
+from measure.wording import NOTHING_CACHED
+from tracefile import InputError, load_key
+
+EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Result of a load that was sent."""
+
+    outcome: RunOutcome
+    ending: Ending
+    summary: Summary
+
+    def exit_code(self) -> int:
+        """Return 0, or 1 if nothing ended well or an SLO is missed, or 130 if cut short."""
+        return self.ending.exit_code(self.outcome)
+
+
+def run_load(config: LoadConfig) -> int:
+    """Send the load, write its trace, print its summary; return the exit code."""
+    result = send_load(config)
+    summary = result.summary
+    print_summary(summary, summary_lines(summary, truth_lines(summary.prefix_truth)), as_json=config.as_json)
+    return result.exit_code()
+
+
+def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> LoadResult:
+    """Send the load and write its trace. ``place``: its place in a sweep, for the header; null: announced here."""
+    with ControlClient(str(origin_of(config.url)), config.run.access) as control:
+        model = control.resolve_model(config.model)
+        before = control.facts()
+        text = prepare_load_text(config, control, model)
+        found = find_dialect(control, config.dialect)
+        asked = Asked(config.api, config.fields, found.dialect, config.vocabulary)
+        check_fields(control, asked)
+        job = load_job(config, found.dialect, model, before, text.target)
+        ready = readiness_of(control, found.dialect, before)
+        words = [
+            *target_words(control.url, model, before, ready, found.evidence),
+            tokenizer_words(text.before.tokenizer, text.before.unknown),
+            f"hashes of {job.block_size}-token blocks",
+            *config.words(),
+            f"to {config.trace}",
+        ]
+        known = [*page_notes(before), *dialect_notes(found.dialect), *readiness_notes(ready)]
+        if place is None:
+            announce("loadgen", words, [*known, *field_notes(asked, 0)], config.run)
+        outcome = run_job(_run_config(config, job, before, place))
+        if outcome.stopped == "refused":
+            raise InputError(refusal(control, model, asked, outcome.tally.errors))
+        truth = report_truth(text.before, truth_of(outcome.findings))
+        unread = outcome.tally.errors["unparseable"]
+        known = [*recognition_notes(found), *known, *field_notes(asked, unread)]
+        notes = [*known, *_notes(outcome, config), *truth_notes(truth)]
+        facts = (before, control.facts())
+    ending = Ending.of(config.trace, outcome, config.run)
+    summary = summarize(outcome, ending.metrics, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
+    return LoadResult(outcome, ending, msgspec.structs.replace(summary, prefix_truth=truth))
+
+
+def _run_config(config: LoadConfig, job: LoadJob, facts: EngineFacts, place: Mapping[str, object] | None) -> RunConfig:
+    return RunConfig(
+        job=job,
+        url=config.url,
+        trace=config.trace,
+        meta=meta_of(job, facts, {} if place is None else {"sweep": place}),
+        run=config.run,
+        sessions=config.most_shards,
+        parallel=config.requests_at_once,
+        timeout_s=config.timeout_s,
+        overwrite=config.overwrite,
+        duration_s=config.ends_s,
+        cancels=config.at_end == "cancel",
+        target_rate=target_rate(config),
+        empty=EMPTY,
+        unreported=unreported(job.dialect),
+    )
+
+
+def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
+    return LoadJob(
+        config=config,
+        model=model,
+        load_id=load_name(config),
+        key=load_key(),
+        block_size=facts.hash_block_size,
+        branches=facts.is_finer(facts.hash_block_size) and (config.run.procs == 1 or config.sends_ids),
+        engine_block_size=facts.engine.block_size or facts.hash_block_size,
+        target=target,
+        dialect=dialect,
+    )
+
+
+def target_rate(config: LoadConfig) -> TargetRate | None:
+    """Requests a second as planned; null: bursts, or responses and pauses decide when the next is sent."""
+    if not config.open_loop or not config.single_turns or config.pattern == "burst":
+        return None
+    rates = rate_profile(config)
+
+    def at(second: float) -> float:
+        piece = int(np.searchsorted(rates.starts_s, second, side="right")) - 1
+        groups = float(rates.rates[piece] + rates.slopes[piece] * (second - rates.starts_s[piece]))
+        return groups * config.group_size
+
+    return at
+
+
+def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
+    notes = []
+    if config.at_end == "cancel":
+        aborted = outcome.tally.errors[AT_DEADLINE]
+        paused, unsent = (outcome.findings.get(name, 0) for name in (PAUSED, UNSENT))
+        notes.append(
+            f"--at-end cancel: {aborted} requests in flight cancelled, {paused} sessions left before their next turn, "
+            f"{unsent} due requests not sent"
+        )
+    if (late := outcome.findings.get(NOT_STARTED)) and outcome.stopped is None:
+        notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")
+    if outcome.findings.get(ESTIMATED_LENGTHS):
+        notes.append(
+            "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
+            "exact, --output-tokens says them"
+        )
+    repeats = config.prefix_tokens or not config.single_turns
+    if repeats and outcome.tally.cached_reported and not outcome.tally.cached_tokens:
+        notes.append(f"cached tokens: {NOTHING_CACHED.format(outcome.tally.cached_reported)}")
+    unknown = outcome.tally.without_output_hashes
+    if config.api == "completions" and not config.single_turns and unknown:
+        notes.append(
+            f"the engine returned no token ids for {unknown} answers: the turns after them went on from stand-ins, "
+            "whose blocks cannot be in its cache"
+        )
+    return notes
