@@ -25,7 +25,7 @@ def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: i
     ``bootstrap``: draws for intervals, 0: none. One trace alone has its curves and no errors. Raises InputError.
     """
     paths = {label: Path(path) for label, path in traces.items()}
-    return compare(CompareConfig(traces=paths, truths={}, yardstick=None, seed=seed, bootstrap=bootstrap))
+    return compare(CompareConfig(traces=paths, truths={}, repeats=(), seed=seed, bootstrap=bootstrap))
 
 
 def draw(found: Compared | WhatIf) -> dict[str, go.Figure]:

@@ -72,7 +72,7 @@ def _config(flags: argparse.Namespace) -> CompareConfig:
     return CompareConfig(
         traces=traces,
         truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
-        yardstick=flags.repeat,
+        repeats=tuple(flags.repeat),
         seed=flags.seed,
         bootstrap=flags.bootstrap,
         gates=tuple(flags.gate),
@@ -109,7 +109,13 @@ def _parser() -> Parser:
         metavar="LABEL=TRUTH_LABEL",
         help="judge LABEL by another label than the first; by itself: by none (repeatable)",
     )
-    sub.add_argument("--repeat", metavar="LABEL", help="the same load measured again: the yardstick (default: again)")
+    sub.add_argument(
+        "--repeat",
+        action="append",
+        default=[],
+        metavar="LABEL",
+        help="the same load measured again: errors are against the mean (repeatable; default: again)",
+    )
     sub.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
     sub.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     sub.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")

@@ -132,7 +132,7 @@ def judged(random: np.random.Generator, engine: Engine) -> tuple[Coverage, Durat
 def cohort_of(truth: Cell, other: Cell) -> PairCohort:
     nothing = DurationError(n_truth=0, n_other=0, judged=False)
     cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
-    return PairCohort(cached=cached, ttft=judge(truth, other, None, None), tpot=nothing, itl=nothing, e2e=nothing)
+    return PairCohort(cached=cached, ttft=judge(truth, other, None), tpot=nothing, itl=nothing, e2e=nothing)
 
 
 def gates_of(found: Coverage, error: DurationError) -> list[bool]:

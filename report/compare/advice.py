@@ -11,6 +11,8 @@ from report.compare.results import Comparison, Forecast, GateResult, Pair, Quant
 _SAME_WAY: Final = 0.8
 """Share of the cohorts whose errors have one sign, from which the whole engine is faster or slower."""
 _FEWEST_COHORTS: Final = 3
+ENOUGH_CAPTURES: Final = 3
+"""Captures of one load whose spread tells how well their mean is known."""
 
 
 def advice(result: Comparison) -> list[str]:
@@ -41,7 +43,8 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
 
 
 def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequence[str]) -> Iterator[str]:
-    pair, aa = result.pairs[label], result.pairs.get(result.yardstick or "")
+    pair = result.pairs[label]
+    repeats = [one for name in result.repeats if (one := result.pairs[name]).truth == pair.truth]
     limits = IN_SATURATION if forecast.saturated else BELOW_SATURATION
     if forecast.other_settings:
         yield f"the engine is not the fitted one: {listed(forecast.other_settings)}; fit captures of this engine"
@@ -54,16 +57,16 @@ def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequ
             f"nearly every cohort was {way} than forecast ({signed_percent(shift)} at {missed[0]} in the middle): the "
             "engine, its machine or their background load changed since the fit; capture and fit again"
         )
-    if aa is None:
+    if len(repeats) + 1 < ENOUGH_CAPTURES:
         yield (
-            "a noisy machine shows the same: capture this load again and pass it as --repeat; errors are then against "
-            "the mean of both captures"
+            "a noisy machine shows the same: capture this load again, three times in all, and pass it as "
+            "--repeat each time; errors are then against the mean of the captures"
         )
-    else:
-        errors = (error.error for level in missed for error in _errors(aa, level) if error.error is not None)
-        apart = max(errors, default=0.0)
+    if repeats:
+        errors = [error for level in missed for error in _errors(pair, level)]
+        apart = max((error.repeat_spread for error in errors if error.repeat_spread is not None), default=0.0)
         if apart > min(limits[level] for level in missed):
-            yield f"two captures of this load differ by up to {share(apart)}: capture on an idle machine"
+            yield f"captures of this load differ by up to {share(apart)}: capture on an idle machine"
 
 
 def _shift(pair: Pair, level: str) -> float | None:

@@ -1,6 +1,6 @@
 """Cells of a comparison: a metric of a label in a cohort, its curve and quantiles, and the pair of two such."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantile
 from measure.waits import distance, logrank_p
 from measure.wording import listed, share
 from report.compare.pairing import Join
+from report.compare.repeats import with_repeats
 from report.compare.results import (
     LEVELS,
     Duration,
@@ -127,9 +128,12 @@ def describe(cell: Cell) -> Duration:
 
 
 def judge(
-    truth: Cell, other: Cell, per_request: tuple[FloatArray, FloatArray] | None, yardstick: DurationError | None
+    truth: Cell, other: Cell, per_request: tuple[FloatArray, FloatArray] | None, repeats: Sequence[DurationError] = ()
 ) -> DurationError:
-    """Judge a pair of cells; ``per_request``: the truth's and the other's value of each joined request."""
+    """Judge a pair of cells; ``per_request``: the truth's and the other's value of each joined request.
+
+    ``repeats``: the same cell of each repeat of the truth, judged.
+    """
     n_truth, n_other = truth.size, other.size
     if min(n_truth, n_other) < MIN_CELL:
         return DurationError(n_truth=n_truth, n_other=n_other, judged=False)
@@ -145,7 +149,10 @@ def judge(
         horizon_ms=apart.horizon_ms,
         logrank_p=None if other.members else logrank_p(truth.waits, other.waits),
     )
-    beside = {name: _beside(error, yardstick, name) for name, error in found.items()}
+    beside = {
+        name: error and with_repeats(error, [getattr(one, name) for one in repeats], is_trace=not other.members)
+        for name, error in found.items()
+    }
     measured = msgspec.structs.replace(measured, **beside, verdict=verdict(beside) if other.members else None)
     return _with_requests(measured, *per_request) if per_request is not None else measured
 
@@ -197,14 +204,6 @@ def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
     if high < least_ms:
         return False
     return True if np.isinf(high) and low <= least_ms else None
-
-
-def _beside(error: QuantileError | None, yardstick: DurationError | None, name: str) -> QuantileError | None:
-    measured: QuantileError | None = getattr(yardstick, name) if yardstick is not None else None
-    if error is None or measured is None or error.signed_error is None or measured.signed_error is None:
-        return error
-    against_mean = (1.0 + error.signed_error) / (1.0 + measured.signed_error / 2) - 1.0
-    return msgspec.structs.replace(error, repeat_error=against_mean)
 
 
 def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArray) -> DurationError:

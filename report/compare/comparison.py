@@ -1,7 +1,7 @@
 """The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts and simple predictors too."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +63,8 @@ class CompareConfig:
     """By label, in the order given; the first is the truth of the others."""
     truths: Mapping[str, str]
     """Labels whose truth is another than the first; a label named as its own truth has none."""
-    yardstick: str | None
+    repeats: tuple[str, ...]
+    """Labels of the first label's load measured again; none given: the label ``again``, if there."""
     seed: int
     bootstrap: int
     gates: tuple[str, ...] = ()
@@ -82,13 +83,15 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Truths (of a label before that label), yardstick and resampling of a comparison."""
+    """Truths (of a label before that label), repeats and resampling of a comparison."""
 
     truths: Mapping[str, str]
-    yardstick: str | None
+    repeats: Sequence[str]
     seed: int
     bootstrap: int
     gates: tuple[Gate, ...] = ()
+    fitted: Mapping[str, int] = field(default_factory=dict)
+    """Captures that an ensemble's model was fitted on, by label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def compare(config: CompareConfig) -> Compared:
     """Compare traces in files. InputError for traces that cannot or must not be compared."""
     truths = resolve_truths(list(config.traces), config.truths)
     gates = tuple(parse_gate(text, list(config.traces), list(truths)) for text in config.gates)
-    question = Question(truths, find_yardstick(config.yardstick, truths), config.seed, config.bootstrap, gates)
+    question = Question(truths, find_repeats(config.repeats, truths), config.seed, config.bootstrap, gates)
     runs = {label: load_run(label, path, reuse=bool(config.slos)) for label, path in config.traces.items()}
     compared = compare_runs(runs, question)
     if not config.slos:
@@ -138,7 +141,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
     traces = {
         label: provenance(run, cuts[label].rows, cells, len(members.get(label, ()))) for label, run in runs.items()
     }
-    pairs = _judge_all(_Material(runs, members, joins, cuts, cells), truths, question.yardstick)
+    pairs = _judge_all(_Material(runs, members, joins, cuts, cells), question)
     result = Comparison(
         schema=SCHEMA,
         headline=headline(traces, pairs, MIN_CELL),
@@ -147,7 +150,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
         bootstrap=question.bootstrap,
         confidence=CONFIDENCE,
         min_cell=MIN_CELL,
-        yardstick=question.yardstick,
+        repeats=list(question.repeats),
         traces=traces,
         pairs=pairs,
         gates=[result for gate in question.gates for result in check_gate(gate, traces, pairs)],
@@ -155,12 +158,13 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
     return Compared(result, runs, joins, cells)
 
 
-def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
-    if named is None:
-        return "again" if "again" in truths else None
-    if named not in truths:
-        raise InputError(f"--repeat {named}: no compared label; expected one of {', '.join(truths)}")
-    return named
+def find_repeats(named: Sequence[str], truths: Mapping[str, str]) -> list[str]:
+    if not named:
+        return ["again"] if "again" in truths else []
+    for label in named:
+        if label not in truths:
+            raise InputError(f"--repeat {label}: no compared label; expected one of {', '.join(truths)}")
+    return list(dict.fromkeys(named))
 
 
 def _cut(
@@ -230,17 +234,18 @@ def _measure(
     return cells
 
 
-def _judge_all(material: _Material, truths: Mapping[str, str], yardstick: str | None) -> dict[str, Pair]:
-    """Judge every pair, in the order of the labels; the A/A pair first, as the others are held to it."""
+def _judge_all(material: _Material, question: Question) -> dict[str, Pair]:
+    """Judge every pair, in the order of the labels; repeats first, as the others are held to them and their truth."""
     pairs: dict[str, Pair] = {}
-    for label in sorted(truths, key=lambda name: name != yardstick):
-        truth = truths[label]
-        beside = pairs.get(yardstick) if yardstick is not None and truths[yardstick] == truth else None
-        pairs[label] = _judge_pair(material, truth, label, beside)
+    for label in sorted(question.truths, key=lambda name: name not in question.repeats):
+        truth = question.truths[label]
+        repeats = [] if label in question.repeats else [pairs[one] for one in question.repeats]
+        repeats = [one for one in repeats if one.truth == truth]
+        pairs[label] = _judge_pair(material, truth, label, repeats, question.fitted.get(label, 0))
     return {label: pairs[label] for label in material.runs if label in pairs}
 
 
-def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair | None) -> Pair:
+def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequence[Pair], fitted: int) -> Pair:
     truth, other, join = material.runs[truth_label], material.runs[label], material.joins[label]
     cells = material.cells
     judged: dict[str, PairCohort] = {}
@@ -248,13 +253,13 @@ def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair 
         if (label, name, "ttft") not in cells:
             continue
         truth_rows, other_rows = joined_rows(join, rows, truth)
-        aa = beside.cohorts.get(name) if beside is not None else None
+        again = [pair.cohorts[name] for pair in repeats if name in pair.cohorts]
         errors = {
             metric: judge(
                 cells[truth_label, name, metric],
                 cells[label, name, metric],
                 _per_request(metric, truth, other, truth_rows, other_rows),
-                getattr(aa, metric) if aa is not None else None,
+                [getattr(cohort, metric) for cohort in again],
             )
             for metric in METRICS
         }
@@ -269,7 +274,7 @@ def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair 
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
-        coverage=with_members(coverage(judged), counted) if label in material.members else None,
+        coverage=with_members(coverage(judged), counted, fitted) if label in material.members else None,
         cohorts=judged,
     )
 
@@ -313,19 +318,23 @@ def judge_forecasts(
     captured: Mapping[str, Run],
     predicted: Mapping[str, Predicted],
     *,
-    aa: str | None,
+    repeats: Mapping[str, str],
     baselines: Mapping[str, Line],
     gates: Sequence[str],
     standard: bool,
     seed: int,
     bootstrap: int,
 ) -> Compared:
-    """Judge each forecast by its capture, other runs by the first capture. InputError as from ``compare``."""
-    named = {label: forecast.truth for label, forecast in predicted.items()}
+    """Judge each forecast by its capture, other runs by the first capture. InputError as from ``compare``.
+
+    ``repeats``: captures of the same load as the capture that each names.
+    """
+    named = {label: forecast.truth for label, forecast in predicted.items()} | dict(repeats)
     labels = [*captured, *predicted]
     truths = resolve_truths(labels, named)
     asked = tuple(parse_gate(text, labels, list(truths)) for text in gates)
-    question = Question(truths, find_yardstick(aa, truths), seed, bootstrap, asked)
+    fitted = {label: one.facts.fitted_captures for label, one in predicted.items()}
+    question = Question(truths, list(repeats), seed, bootstrap, asked, fitted)
     middles = {label: replace(middle_run(one.members), label=label) for label, one in predicted.items()}
     members = {label: one.members for label, one in predicted.items()}
     compared = compare_runs({**captured, **middles}, question, members)
@@ -353,7 +362,6 @@ def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict
                 cells[truth.label, cohort, "ttft"],
                 measure(first_token_waits(run, rows), session_of_row, None),
                 (truth.ttft_ms[rows], run.ttft_ms[rows]),
-                None,
             )
             for cohort, rows in cohorts.items()
         }

@@ -25,6 +25,7 @@ from report.compare.cells import (
     drawn_points,
     empty_cell,
 )
+from report.compare.repeats import mean_of_captures, shrinkage
 from report.compare.results import (
     LEVELS,
     Coverage,
@@ -68,11 +69,13 @@ GATE_LEVEL: Final = 0.98
 """Share of members that keep to the noise of a gate: a right model seldom fails one."""
 
 
-def with_members(found: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]]) -> Coverage:
+def with_members(found: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]], fitted: int = 0) -> Coverage:
     """Add what the members tell, each taken for the capture: the p of the capture, and the noise by level.
 
     ``cells``: counted cohorts with the truth's and the ensemble's cell. Of a right model, capture and members are
-    exchangeable, correlated quantiles and drift included, so that p is under 5 % for 5 captures of 100.
+    exchangeable, correlated quantiles and drift included, so that p is under 5 % for 5 captures of 100. The mean of
+    several captures stands for the capture; members then come as much nearer to their middle as it does, with a model
+    of ``fitted`` captures.
     """
     columns, noise = [], {}
     for level in JUDGED_LEVELS:
@@ -81,9 +84,13 @@ def with_members(found: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]]
             error: QuantileError | None = getattr(pair.ttft, level)
             if other.members_ms is None or error is None or error.inside_band is None:
                 continue
-            columns.append(np.concatenate([truth.values_ms[at : at + 1], other.members_ms[:, at]]))
-            if np.isfinite(other.values_ms[at]) and not np.isnan(other.members_ms[:, at]).any():
-                errors.append(np.abs(other.values_ms[at] / other.members_ms[:, at] - 1.0))
+            middle_ms, nearer = other.values_ms[at], shrinkage(error.captures, fitted)
+            members_ms = other.members_ms[:, at]
+            if nearer < 1.0 and np.isfinite(middle_ms):
+                members_ms = middle_ms * (members_ms / middle_ms) ** nearer
+            columns.append(np.concatenate([[mean_of_captures(truth.values_ms[at], error)], members_ms]))
+            if np.isfinite(middle_ms) and not np.isnan(members_ms).any():
+                errors.append(np.abs(middle_ms / members_ms - 1.0))
         if errors:
             noise[level] = quantile(np.sort(np.sort(errors, axis=0)[quantile_place(0.5, len(errors))]), GATE_LEVEL)
     if not columns:

@@ -61,7 +61,16 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     """Session-bootstrap interval of ``signed_error``, both sides drawn together."""
     repeat_error: float | None = None
-    """Signed error against the mean of the truth and its A/A run. Null: no A/A run for this truth."""
+    """Signed error against the geometric mean of the truth and its repeats. Null: the truth was captured once."""
+    repeat_low: float | None = None
+    repeat_high: float | None = None
+    """Interval of ``repeat_error`` by Student's t over the captures."""
+    captures: int = 1
+    """Captures of the load that the error is against."""
+    repeat_spread: float | None = None
+    """Largest over smallest of the captures − 1: the A/A difference."""
+    equivalence: float | None = None
+    """Smallest margin around 0 that holds the error's interval, over captures, else over sessions. Null: none."""
     inside_band: bool | None = None
     """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble, or undecided."""
 
@@ -237,8 +246,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: int
     confidence: float
     min_cell: int
-    yardstick: str | None
-    """Label of the A/A run: the same load measured again. Null: none."""
+    repeats: list[str] = []
+    """Labels of the same load measured again (A/A): errors are against the mean of these and their truth."""
     traces: dict[str, Provenance]
     pairs: dict[str, Pair]
     forecasts: dict[str, Forecast] = {}

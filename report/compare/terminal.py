@@ -48,6 +48,7 @@ def _parts(result: Comparison) -> Iterator[tuple[str, str]]:
     if result.pairs:
         yield from _cached_table(result)
     yield from _verdict_tables(result)
+    yield from _repeat_tables(result)
     cohorts = cohort_order({name for trace in result.traces.values() for name in trace.cohorts} & set(MAIN))
     for cohort in cohorts:
         yield from _cohort_table(result, cohort, "ttft")
@@ -128,6 +129,25 @@ def _verdicts(result: Comparison, label: str, pair: Pair) -> Iterator[tuple[str,
         rows.append([name, f"{errors.n_truth:,}", *cells, (errors.verdict or "").replace(", ", ",\n")])
     title = f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms"
     yield from _table(title, ["cohort", "n", *JUDGED_LEVELS, "verdict"], rows, "<>>>><")
+
+
+def _repeat_tables(result: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield the errors against the mean of the captures, with their interval and the captures' own difference."""
+    for label, pair in result.pairs.items():
+        cells = {name: [getattr(cell, level) for level in JUDGED_LEVELS] for name, cell in _judged(pair).items()}
+        captures = max((one.captures for row in cells.values() for one in row if one is not None), default=1)
+        if captures > 1:
+            rows = [[name, *map(repeat_text, row)] for name, row in cells.items()]
+            title = f"TTFT of {label} against the mean of {captures} captures: error, its interval, A/A difference"
+            yield from _table(title, ["cohort", *JUDGED_LEVELS], rows)
+
+
+def repeat_text(error: QuantileError | None) -> str:
+    """Return the error against the mean of the captures, its interval and the A/A difference, a line each."""
+    if error is None or error.repeat_error is None or error.repeat_low is None or error.repeat_high is None:
+        return NOTHING
+    ends = f"{signed_percent(error.repeat_low)} … {signed_percent(error.repeat_high)}"
+    return f"{signed_percent(error.repeat_error)}\n{ends}\nA/A {share(error.repeat_spread or 0.0)}"
 
 
 def _judged(pair: Pair) -> dict[str, DurationError]:

@@ -89,14 +89,11 @@ def cards(result: Comparison) -> list[Card]:
             f"of {cached.n:,} requests, {label} and {pair.truth}",
         )
     ]
-    yardstick = result.pairs.get(result.yardstick or "")
-    beside = yardstick.cohorts.get(name) if yardstick is not None and label != result.yardstick else None
     for level in ("p50", "p90", "p99"):
         error = getattr(pair.cohorts[name].ttft, level)
         said = [terminal.error_interval_text(error)]
-        measured = getattr(beside.ttft, level) if beside is not None and yardstick is not None else None
-        if measured is not None and yardstick is not None and yardstick.truth == pair.truth:
-            said.append(f"A/A {error_text(measured)}")
+        if error is not None and error.repeat_spread is not None:
+            said.append(f"A/A {wording.share(error.repeat_spread)}")
         found.append(
             Card(
                 f"TTFT {level}, {cohort_title(name).lower()}",

@@ -1,6 +1,7 @@
 """``sim validate``: compare a capture with an ensemble of forecasts of it, cohort by cohort."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -47,8 +48,9 @@ class ValidateConfig:
     standard: bool
     json: bool
     page: Path | None
-    again: Path | None = None
-    cold: Path | None = None
+    again: tuple[Path, ...] = ()
+    cold: tuple[Path, ...] = ()
+    """Captures without sharing: the first is forecast, the others repeat it."""
     also: Mapping[str, Path] = field(default_factory=dict)
     judged: IntArray | None = None
     """Rows of the trace that the forecast is judged on, None: all. The forecast is of the whole load either way."""
@@ -60,11 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat",
         type=Path,
+        action="append",
+        default=[],
         metavar="OTHER",
-        help="another capture of the same load: how far the engine is from itself (A/A)",
+        help="another capture of the same load: errors are against the mean of all (repeatable)",
     )
     parser.add_argument(
-        "--cold", type=Path, metavar="COLD", help="the same load captured without sharing: forecast from TRACE too"
+        "--cold",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="COLD",
+        help="the same load captured without sharing: forecast from TRACE too (again: its repeats)",
     )
     parser.add_argument(
         "--also", action="append", default=[], metavar="LABEL=TRACE", help="another trace to show (repeatable)"
@@ -104,12 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Forecast, judge, print; 1 if a gate fails."""
     config = replace(
         read_config(arguments, arguments.trace),
-        again=arguments.repeat,
-        cold=arguments.cold,
+        again=tuple(arguments.repeat),
+        cold=tuple(arguments.cold),
         also=_labelled(arguments.also),
     )
-    others = (config.again, config.cold, *config.also.values())
-    inputs = [config.trace, arguments.latency_model, *(path for path in others if path is not None)]
+    inputs = [config.trace, arguments.latency_model, *config.again, *config.cold, *config.also.values()]
     check_output(config.page, PAGE, inputs)
     refuse_inputs(verdicts_path(arguments.latency_model), inputs, "verdicts in")
     model = load_model(arguments.latency_model)
@@ -170,8 +178,9 @@ def report(config: ValidateConfig, compared: Compared) -> int:
 
 def validate(config: ValidateConfig, model: Model) -> Compared:
     """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
-    others = {**({AGAIN: config.again} if config.again else {}), **config.also}
-    for path in (*others.values(), *([config.cold] if config.cold else [])):
+    again, cold = _numbered(AGAIN, config.again), _numbered(COLD, config.cold)
+    others = {**again, **config.also}
+    for path in (*others.values(), *cold.values()):
         model.refuse_fit_traces(trace_digest(path), path)
     captured = read_captured(config.trace, model, paced=config.replay_sessions)
     runs = {label: load_run(label, path) for label, path in {CAPTURED: config.trace, **others}.items()}
@@ -181,14 +190,14 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     say_if_not_compiled(loop.run)
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
     predicted = {PREDICTED: Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, whole))}
-    if config.cold is not None:
-        runs[COLD] = load_run(COLD, config.cold)
+    if cold:
+        runs |= {label: load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
         predicted[COLD_PREDICTED] = Predicted(COLD, *_predict(config, model, captured, without, whole))
     return judge_forecasts(
         runs,
         predicted,
-        aa=AGAIN if config.again else None,
+        repeats={**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}},
         baselines=_lines(model),
         gates=config.gates,
         standard=config.standard,
@@ -283,11 +292,17 @@ def _lines(model: Model) -> dict[str, Line]:
     }
 
 
+def _numbered(label: str, paths: Sequence[Path]) -> dict[str, Path]:
+    """Return captures of one load by label: ``again``, ``again-2``, …"""
+    return {label if number == 1 else f"{label}-{number}": path for number, path in enumerate(paths, 1)}
+
+
 def _labelled(texts: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in texts:
         label, equals, path = text.partition("=")
-        if not (label and equals and path) or label in (CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED, *found):
+        own = (CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED)
+        if not (label and equals and path) or label in found or re.fullmatch(rf"({'|'.join(own)})(-\d+)?", label):
             raise InputError(f"--also {text}: expected LABEL=TRACE with a label of its own")
         found[label] = Path(path)
     return found

@@ -129,7 +129,7 @@ def test_a_trace_without_turns_has_all_only(tmp_path: Path) -> None:
     assert [name for name in compared(f"t={trace}")["traces"]["t"]["cohorts"] if ":" not in name] == ["all"]
 
 
-def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrace) -> None:
+def test_truths_contrasts_and_repeats(tmp_path: Path, make_trace: MakeTrace) -> None:
     result = compared(
         f"captured={make_trace('a')}",
         f"again={make_trace('again', slower=1.02)}",
@@ -145,9 +145,28 @@ def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrac
         "cold": ("captured", "contrast"),
         "cold-predicted": ("cold", "error"),
     }
-    assert result["yardstick"] == "again"
+    assert result["repeats"] == ["again"]
     assert result["pairs"]["replayed"]["cohorts"]["all"]["ttft"]["p50"]["repeat_error"] == pytest.approx(0.0, abs=0.02)
     assert result["pairs"]["cold-predicted"]["cohorts"]["all"]["ttft"]["p50"]["repeat_error"] is None
+
+
+def test_equivalence_asks_for_an_interval_inside_a_margin(
+    make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def judged(again: float, third: float, replayed: float) -> int:
+        traces = {"captured": 1.0, "again": again, "third": third, "replayed": replayed}
+        of = f"{again}-{third}"
+        labels = [f"{name}={make_trace(name + of, slower=slower)}" for name, slower in traces.items()]
+        gate = ["--gate", "replayed.turns2+.ttft.p50.equivalence<=10%", "--bootstrap", "20"]
+        return main(["compare", *labels, "--repeat", "again", "--repeat", "third", *gate])
+
+    # A deviation of 1 % over three captures: 2.92 · 0.01 · √(1 + 1/3) = 3.4 %.
+    assert judged(1.01, 0.99, 1.005) == 0
+    said = capsys.readouterr().out
+    assert "TTFT of replayed against the mean of 3 captures: error, its interval, A/A" in said
+    assert "A/A 2.0 %" in said
+    # The same error, and captures that are 20 % apart: it is inside A/A, and shows nothing.
+    assert judged(1.1, 0.9, 1.005) == 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ MakeTrace = Callable[..., Path]
 
 
 def compared(traces: dict[str, Path]) -> Compared:
-    return compare(CompareConfig(traces=traces, truths={}, yardstick=None, seed=0, bootstrap=20))
+    return compare(CompareConfig(traces=traces, truths={}, repeats=(), seed=0, bootstrap=20))
 
 
 class Links(HTMLParser):

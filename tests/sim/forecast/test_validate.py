@@ -74,7 +74,7 @@ def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
 ) -> None:
     code, result = validate(folder, "--repeat", str(folder / "b.jsonl"))
     assert code == 0
-    assert (result["schema"], result["yardstick"]) == ("kvtape-validate/1", "again")
+    assert (result["schema"], result["repeats"]) == ("kvtape-validate/1", ["again"])
     made = result["forecasts"]["predicted"]
     assert (made["members"], made["pacing"], made["saturated"], made["preempted"]) == (20, "sessions", False, 0)
     assert made["settings"]["num_gpu_blocks"] == 4096
@@ -130,7 +130,10 @@ def test_a_failed_gate_says_what_to_do_next(folder: Path) -> None:
     assert changed.startswith("nearly every cohort was faster than forecast (+")
     assert "pass it as --repeat" in noisy
     assert any("fit captures of different hours together" in one for one in result["next_steps"])
-    _, beside = validate(folder, "--repeat", str(folder / "b.jsonl"), model="off.json")
+    again = ["--repeat", str(folder / "b.jsonl")]
+    _, beside = validate(folder, *again, *again, model="off.json")
+    assert beside["repeats"] == ["again", "again-2"]
+    assert beside["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["p50"]["captures"] == 3
     assert not any("--repeat" in one for one in beside["next_steps"])
     assert validate(folder)[1]["next_steps"] == []
 
