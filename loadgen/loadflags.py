@@ -77,6 +77,7 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         parallel=parallel,
         parallel_sessions=args.parallel_sessions,
         seed=args.seed,
+        token_seed=args.token_seed,
         dataset=dataset,
         dataset_path=dataset_path,
         dataset_offset=args.dataset_offset,
@@ -218,6 +219,12 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
     )
     add("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps at a rate (poisson)")
     add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens (0)")
+    add(
+        "--token-seed",
+        type=int,
+        metavar="K",
+        help="seed of tokens alone, for other prompts of the same load (--seed)",
+    )
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import AT_DEADLINE
 from loadgen.runs.shardmessages import UNSENT
 from loadgen.runs.summary import Ending, Summary, print_summary, summarize, summary_lines
-from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
+from loadgen.text.prefixtruth import TruthReport, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.targettext import TargetText
 from measure.wording import NOTHING_CACHED
 from tracefile import InputError, load_key
@@ -40,6 +40,7 @@ class LoadResult:
     outcome: RunOutcome
     ending: Ending
     summary: Summary
+    truth: TruthReport
 
     def exit_code(self) -> int:
         """Return 0, or 1 if nothing ended well or an SLO is missed, or 130 if cut short."""
@@ -50,7 +51,7 @@ def run_load(config: LoadConfig) -> int:
     """Send the load, write its trace, print its summary; return the exit code."""
     result = send_load(config)
     summary = result.summary
-    print_summary(summary, summary_lines(summary, truth_lines(summary.prefix_truth)), as_json=config.as_json)
+    print_summary(summary, summary_lines(summary, truth_lines(result.truth)), as_json=config.as_json)
     return result.exit_code()
 
 
@@ -85,7 +86,7 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
         facts = (before, control.facts())
     ending = Ending.of(config.trace, outcome, config.run)
     summary = summarize(outcome, ending.metrics, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
-    return LoadResult(outcome, ending, msgspec.structs.replace(summary, prefix_truth=truth))
+    return LoadResult(outcome, ending, msgspec.structs.replace(summary, prefix_truth=truth), truth)
 
 
 def _run_config(config: LoadConfig, job: LoadJob, facts: EngineFacts, place: Mapping[str, object] | None) -> RunConfig:

@@ -14,14 +14,13 @@ from typing import get_args
 import msgspec
 
 from engines.control import ControlClient, reset_prefix_cache
-from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
 from engines.recognition import Recognised, find_dialect, recognition_notes
 from engines.vllm import VLLM
-from loadgen.core.bodies import completions_body
+from loadgen.core.bodies import cache_probe
 from loadgen.core.bodyfields import read_body_fields
-from loadgen.core.draws import Vocabulary, text_key, tokens_of
+from loadgen.core.draws import Vocabulary
 from loadgen.core.request import origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, output_of, run_flags
 from loadgen.runs.announcement import announce, tokenizer_words
@@ -50,8 +49,6 @@ from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.storage.segments import TRACE_SUFFIXES
 
-DEFAULT_PROBE_BLOCK = 256
-"""Block size of the cache probe if the engine does not tell its own: more than any engine's."""
 SAMPLED = 4
 MOST_TURNS = 32
 """Turns of a session with templates learnt before the run; a local tokenizer learns more later."""
@@ -262,13 +259,6 @@ def asked_of(config: ReplayConfig, survey: Survey, found: Recognised) -> list[As
     apis: Sequence[Api] = captured if config.api == "auto" else [config.api]
     config.fields.check(apis)
     return [Asked(api, config.fields, found.dialect, config.vocabulary) for api in apis]
-
-
-def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
-    # Random, so that no earlier probe's blocks are this probe's.
-    tokens = 2 * (block_size or DEFAULT_PROBE_BLOCK) + 1
-    token_ids = tokens_of(text_key(secrets.token_hex(8)), tokens, vocabulary)
-    return completions_body(model, token_ids, 1, stream=False, dialect=dialect)
 
 
 def report(

@@ -1,5 +1,6 @@
 """Request bodies as bytes, ready to write: a 10,000-token prompt is serialised in well under a millisecond."""
 
+import secrets
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -11,8 +12,10 @@ import numpy.typing as npt
 from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodyfields import merge_patch
-from loadgen.core.draws import TokenIds
+from loadgen.core.draws import TokenIds, Vocabulary, text_key, tokens_of
 
+DEFAULT_PROBE_BLOCK = 256
+"""Block size of the cache probe if the engine does not tell its own: more than any engine's."""
 SHORT_DIGITS = 5
 LONG_DIGITS = 6
 
@@ -59,3 +62,11 @@ def completions_body(
     """Body for exactly ``max_tokens`` tokens with their ids, as far as the dialect can; ``extra``: a merge patch."""
     fields = merge_patch(dialect.completion_fields(model, max_tokens, stream=stream), extra or {})
     return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]
+
+
+def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
+    """Return a request for two new blocks, as ``engines.control.reset_prefix_cache`` wants it."""
+    # Random, so that no earlier probe's blocks are this probe's.
+    tokens = 2 * (block_size or DEFAULT_PROBE_BLOCK) + 1
+    token_ids = tokens_of(text_key(secrets.token_hex(8)), tokens, vocabulary)
+    return completions_body(model, token_ids, 1, stream=False, dialect=dialect)

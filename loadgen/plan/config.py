@@ -84,6 +84,8 @@ class LoadConfig:
     parallel_sessions: int | None = None
     """Most open sessions; null: no limit, or in a closed loop ``parallel``."""
     seed: int = 0
+    token_seed: int | None = None
+    """Seed of prompts' tokens alone, not of lengths and times; null: ``seed``."""
     dataset: str = RANDOM
     dataset_path: Path | None = None
     dataset_offset: int = 0
@@ -133,6 +135,11 @@ class LoadConfig:
     def open_loop(self) -> bool:
         """True if sessions arrive at their own times, not when others end."""
         return self.rate is not None or self.pattern in ("burst", "series")
+
+    @property
+    def tokens_from(self) -> int:
+        """Seed of the tokens."""
+        return self.seed if self.token_seed is None else self.token_seed
 
     @property
     def arrivals(self) -> str:

@@ -38,6 +38,7 @@ def _shape(config: LoadConfig) -> dict[str, object]:
     given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
     defaults = {each.name: each.default for each in fields(config)}
     elsewhere: dict[str, object] = {} if config.at_end == "finish" else {"at_end": config.at_end}
+    elsewhere |= {} if config.token_seed is None else {"token_seed": config.token_seed}
     if config.session_headers != (SESSION_HEADER,):
         elsewhere["session_headers"] = ", ".join(config.session_headers)
     told = {name: value for name, value in given.items() if name in ALWAYS_TOLD or value != defaults[name]}

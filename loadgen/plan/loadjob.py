@@ -242,7 +242,7 @@ class StagedPlan:
 
 ELSEWHERE = frozenset(
     {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"}
-    | {"session_headers", "at_end"}
+    | {"session_headers", "at_end", "token_seed"}
 )
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"

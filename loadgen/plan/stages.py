@@ -73,7 +73,7 @@ def waves(config: LoadConfig) -> Iterator[Wave]:
     numbers, left = count(), config.number
     for outline in outlines(config):
         plans = outline.sessions[:left]
-        sessions = [_drawn(config.seed, next(numbers), plan) for plan in plans]
+        sessions = [_drawn(config, next(numbers), plan) for plan in plans]
         yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
         left = None if left is None else left - len(plans)
         if left == 0:
@@ -140,18 +140,19 @@ def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
     return [TurnPlan(LengthDistribution(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
 
 
-def _drawn(seed: int, index: int, plan: SessionPlan) -> SessionShape:
+def _drawn(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
     """Nothing in it is shared with another session."""
+    seed, tokens_from = config.seed, config.tokens_from
     turns = [
         TurnShape(
             prompt_tokens=_quantity(turn.prompt, draw(seed, Stream.PROMPT_LENGTH, index, number)),
-            prompt_key=draw(seed, Stream.PROMPT_TOKENS, index, number),
+            prompt_key=draw(tokens_from, Stream.PROMPT_TOKENS, index, number),
             output_tokens=_quantity(turn.output, draw(seed, Stream.OUTPUT_LENGTH, index, number)),
             think_ms=_quantity(turn.pause_s, draw(seed, Stream.THINK_TIME, index, number), US_PER_S) / 1000,
         )
         for number, turn in enumerate(plan)
     ]
-    return SessionShape(index, None, None, draw(seed, Stream.PREFIX_TOKENS, 0), turns)
+    return SessionShape(index, None, None, draw(tokens_from, Stream.PREFIX_TOKENS, 0), turns)
 
 
 def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:

@@ -215,7 +215,7 @@ def draw_sessions(config: LoadConfig, indices: Positions, numbers: Positions, du
     place = (at[:, np.newaxis], turns)
     said = (np.where(turns == 0, groups[:, np.newaxis], at[:, np.newaxis]), turns)
     prompts = quantities(config.prompt_tokens, draw_each(seed, Stream.PROMPT_LENGTH, *said)).tolist()
-    keys = draw_each(seed, Stream.PROMPT_TOKENS, *said).tolist()
+    keys = draw_each(config.tokens_from, Stream.PROMPT_TOKENS, *said).tolist()
     outputs = quantities(config.output_tokens or DEFAULT_OUTPUT, draw_each(seed, Stream.OUTPUT_LENGTH, *place)).tolist()
     pause = config.tool_latency_s or config.think_s or DEFAULT_THINK
     thinks = quantities(pause, draw_each(seed, Stream.THINK_TIME, *place), SECOND_US)
@@ -237,10 +237,10 @@ def tool_output(turn: TurnShape) -> tuple[SyntheticMessage]:
 def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, int]]:
     none = np.zeros(1, dtype=np.uint64)
     if not config.prefix_count:
-        return [(None, int(draw_each(config.seed, Stream.PREFIX_TOKENS, none)[0]))] * len(at)
+        return [(None, int(draw_each(config.tokens_from, Stream.PREFIX_TOKENS, none)[0]))] * len(at)
     uniform = LengthDistribution(0, config.prefix_count - 1)
     chosen = quantities(uniform, draw_each(config.seed, Stream.PREFIX_CHOICE, at))
-    keys = draw_each(config.seed, Stream.PREFIX_TOKENS, chosen.astype(np.uint64))
+    keys = draw_each(config.tokens_from, Stream.PREFIX_TOKENS, chosen.astype(np.uint64))
     return list(zip(chosen.tolist(), keys.tolist(), strict=True))
 
 
@@ -282,9 +282,10 @@ def place_session(config: LoadConfig, entry: DatasetSession, index: int, number:
     at = number + config.dataset_offset * config.group_size
     group = at // config.group_size
     prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, group), config.prefix_count) if config.prefix_count else None
-    prefix_key = draw(config.seed, Stream.PREFIX_TOKENS, prefix or 0)
+    seed = config.tokens_from
+    prefix_key = draw(seed, Stream.PREFIX_TOKENS, prefix or 0)
     turns = [
-        _place_turn(config, turn, at, place, draw(config.seed, Stream.PROMPT_TOKENS, at if place else group, place))
+        _place_turn(config, turn, at, place, draw(seed, Stream.PROMPT_TOKENS, at if place else group, place))
         for place, turn in enumerate(entry)
     ]
     return SessionShape(index, None if due_us == CLOSED else due_us / 1000, prefix, prefix_key, turns)

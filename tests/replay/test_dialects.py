@@ -16,8 +16,9 @@ from engines.recognition import DIALECTS, Recognised, find_dialect
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
+from loadgen.core.bodies import cache_probe
 from loadgen.core.draws import ORDINARY
-from replay.__main__ import cache_probe, main
+from replay.__main__ import main
 from replay.checks import require_adapters
 from replay.survey import survey_trace
 from tests.jsonoutput import json_of

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
 from loadgen.core.draws import Stream, Vocabulary, below, draw
 from loadgen.core.job import Shard, add_shares
@@ -16,6 +17,7 @@ from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import origin_of
 from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
+from loadgen.plan.loadjob import load_name
 from loadgen.plan.workload import DIGESTED_SESSIONS, Workload
 from tracefile import InputError
 
@@ -47,6 +49,22 @@ def test_sessions_stay_in_their_spans() -> None:
     assert all(session.turns[0].think_ms == 0 for session in sessions)
     assert all(500 <= turn.think_ms <= 1500 for session in sessions for turn in session.turns[1:])
     assert len({turn.prompt_key for turn in turns}) == len(turns)
+
+
+@pytest.mark.parametrize("pattern", ["multiturn", "calibration"])
+def test_another_token_seed_changes_tokens_and_nothing_else(pattern: str) -> None:
+    config = SESSIONS
+    if pattern == "calibration":
+        prompts = LengthDistribution(64, 10_000)
+        config = LoadConfig(url="http://x", trace=Path("t"), pattern="calibration", parallel=4, prompt_tokens=prompts)
+    one, other = (list(Workload(replace(config, token_seed=seed))) for seed in (None, 7))
+    assert [(each.due_ms, each.prefix) for each in one] == [(each.due_ms, each.prefix) for each in other]
+    assert not {each.prefix_key for each in one} & {each.prefix_key for each in other}
+    turns, others = ([turn for each in sessions for turn in each.turns] for sessions in (one, other))
+    assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for turn in others}
+    without_key = [replace_struct(turn, prompt_key=0) for turn in turns]
+    assert without_key == [replace_struct(turn, prompt_key=0) for turn in others]
+    assert load_name(config) == load_name(replace(config, token_seed=7))  # requests keep their ids
 
 
 def test_sessions_are_what_single_draws_make() -> None:
