@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtape.modelling import fit_model, forecast
-    from kvtape.pictures import compare_traces, draw
+    from kvtape.pictures import compare_traces, draw, write_images
     from kvtape.runs import run_load, run_replay
     from kvtape.traces import measure_trace, read_frame, read_run
     from sim.forecast.scenarios import Scenario
@@ -28,6 +28,7 @@ _HOMES = {
     "read_run": "kvtape.traces",
     "run_load": "kvtape.runs",
     "run_replay": "kvtape.runs",
+    "write_images": "kvtape.pictures",
 }
 """Module of each name."""
 
@@ -44,6 +45,7 @@ __all__ = [
     "read_run",
     "run_load",
     "run_replay",
+    "write_images",
 ]
 
 

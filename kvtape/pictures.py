@@ -1,15 +1,16 @@
 """Comparisons from Python, and figures for a notebook in the colours of the pages."""
 
 import os
-import re
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
 from report.compare.comparison import CompareConfig, Compared, compare
+from report.images.folder import check_images
+from report.images.folder import write_images as write_folder
+from report.images.palette import slot_colour
 from report.pages.figures import Figure, Trace
 from report.pages.forecastpages import what_if_figures
 from report.pages.page import comparison_figures
@@ -30,29 +31,31 @@ def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: i
 
 def draw(found: Compared | WhatIf) -> dict[str, go.Figure]:
     """Return the figures of a comparison or a forecast by name, such as ``survival-all``: TTFT in ms, log axis."""
-    figures = what_if_figures(found) if isinstance(found, WhatIf) else comparison_figures(found)
-    return {name: _styled(figure) for name, figure in figures.items()}
+    return {name: _styled(figure) for name, figure in _figures(found).items()}
+
+
+def write_images(found: Compared | WhatIf, folder: str | os.PathLike[str]) -> None:
+    """Write the figures of ``draw`` as SVG and PNG files. Raises InputError if matplotlib is missing."""
+    check_images(Path(folder))
+    write_folder(Path(folder), _figures(found))
+
+
+def _figures(found: Compared | WhatIf) -> dict[str, Figure]:
+    return what_if_figures(found) if isinstance(found, WhatIf) else comparison_figures(found)
 
 
 def _styled(figure: Figure) -> go.Figure:
-    colours = palette()
     layout = {name: value for name, value in figure["layout"].items() if name != "meta"}
     return go.Figure(
-        data=[_coloured(trace, colours) for trace in figure["data"]],
+        data=[_coloured(trace) for trace in figure["data"]],
         layout={"template": "plotly_white", "hovermode": "closest", **layout},
     )
 
 
-def palette() -> dict[str, str]:
-    """Return the light colours of the pages by name, from their own style sheet."""
-    css = files("report.pages").joinpath("page.css").read_text(encoding="utf-8")
-    return dict(re.findall(r"--([\w-]+): (#\w+)", css.partition("}")[0]))
-
-
-def _coloured(trace: Trace, colours: Mapping[str, str]) -> dict[str, Any]:
+def _coloured(trace: Trace) -> dict[str, Any]:
     """Colour a trace as page.js does."""
     kept, look = {name: value for name, value in trace.items() if name != "meta"}, trace["meta"]
-    own = colours["muted"] if look["slot"] < 0 else colours[f"c{look['slot'] % 8}"]
+    own = slot_colour(look["slot"])
     if look["part"] == "band":
         return {**kept, "fillcolor": own + FAINT, "line": {**kept.get("line", {}), "color": "rgba(0,0,0,0)"}}
     if look["part"] == "line":

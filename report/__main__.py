@@ -11,12 +11,11 @@ from measure.metrics.flags import add_slo_arguments
 from measure.metrics.slos import parse_slos
 from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import console_for, print_comparison
-from report.output import print_json, write_page
+from report.output import add_picture_arguments, pictures_of, print_json
 from report.show import add_show_arguments, show
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
-from tracefile.storage.output import PAGE, check_output
 
 _EPILOG: Final = """\
 examples:
@@ -43,26 +42,33 @@ def main(argv: Sequence[str]) -> int:
     if flags.command == "show":
         return show(flags)
     if flags.command == "curve":
-        from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as below
-
-        check_output(flags.html, PAGE, [name.partition("=")[2] or name for name in flags.files] + flags.files)
-        write_page(flags.html, render_curves(read_curve_files(flags.files)))
-        return 0
+        return _draw_curves(flags)
     config = _config(flags)
-    check_output(flags.html, PAGE, config.traces.values())
+    pictures = pictures_of(flags, config.traces.values())
     compared = compare(config)
     pairs = compared.result.pairs.values()
     comparable = not pairs or any(pair.joined for pair in pairs)
-    if flags.html is not None and comparable:
+    if comparable and pictures.wanted:
         # The page's libraries take half a second to import: only who wants a page waits for them.
-        from report.pages.page import render_page  # noqa: PLC0415
+        from report.pages.page import comparison_figures, render_page  # noqa: PLC0415
 
-        write_page(flags.html, render_page(compared))
+        pictures.write(render_page(compared), comparison_figures(compared))
     if flags.json:
         print_json(compared.result)
     print_comparison(compared.result, console_for(json=flags.json))
     kept = all(slo.met for slos in compared.result.slos.values() for slo in slos)
     return 0 if comparable and kept and all(gate.passed for gate in compared.result.gates) else 1
+
+
+def _draw_curves(flags: argparse.Namespace) -> int:
+    from report.pages.curvepage import curve_figures, read_curve_files, render_curves  # noqa: PLC0415 - as below
+
+    pictures = pictures_of(flags, [name.partition("=")[2] or name for name in flags.files] + flags.files)
+    if not pictures.wanted:
+        raise InputError("report curve: nothing to write; expected --html PAGE, --images DIR or both")
+    files = read_curve_files(flags.files)
+    pictures.write(render_curves(files), curve_figures(files))
+    return 0
 
 
 def _config(flags: argparse.Namespace) -> CompareConfig:
@@ -116,7 +122,7 @@ def _parser() -> Parser:
         metavar="LABEL",
         help="the same load measured again: errors are against the mean (repeatable; default: again)",
     )
-    sub.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+    add_picture_arguments(sub)
     sub.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     sub.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
     sub.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
@@ -134,7 +140,7 @@ def _parser() -> Parser:
         description="Draw what sim curve, sim misses and sim reuse print with --json, as one page.",
     )
     curve.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")
-    curve.add_argument("--html", type=Path, required=True, metavar="PAGE", help="write one self-contained HTML page")
+    add_picture_arguments(curve)
     return parser
 
 

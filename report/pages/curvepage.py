@@ -127,7 +127,8 @@ MOST_POINTS: Final = 600
 """Of one line; more are thinned, evenly on the log axis."""
 
 
-def render_curves(files: CurveFiles) -> str:
+def curve_figures(files: CurveFiles) -> dict[str, Figure]:
+    """Return the page's figures by id, those with nothing to draw left out."""
     figures = {
         "hits": hits_figure(files),
         "misses": misses_figure(files),
@@ -135,10 +136,13 @@ def render_curves(files: CurveFiles) -> str:
         "time": _reuse_figure(files, "time until the block is requested again (s)", _time_s),
         "working-set": working_set_figure(files),
     }
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def render_curves(files: CurveFiles) -> str:
     return render(
         "curve.html.jinja",
-        drawn,
+        curve_figures(files),
         tool="report curve",
         title=", ".join(files.labels),
         headlines=headlines(files) or [f"Prefix cache of {', '.join(files.labels)}"],

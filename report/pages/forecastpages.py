@@ -122,10 +122,15 @@ def _curve_traces(row: Row, curve: Curve, slot: int) -> list[Trace]:
 _NAMES: Final = {"num-gpu-blocks": "KV blocks", "rate": "rate, as a multiple of the capture's"}
 
 
+def search_figures(found: Search) -> dict[str, Figure]:
+    """Return the page's figure by id: the percentile by value."""
+    return {"curve": curve_figure(found)}
+
+
 def render_search(found: Search) -> str:
     return render(
         "search.html.jinja",
-        {"curve": curve_figure(found)},
+        search_figures(found),
         tool="sim search",
         title=found.trace,
         headlines=[wording.capitalized(answer_sentence(found))],

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -17,6 +17,7 @@ from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.headline import error_text, ordered_labels, telling_cohort
 from report.compare.results import LEVELS, METRICS, Comparison
+from report.images.palette import SLOTS
 from report.pages.figures import (
     Figure,
     arrival_figure,
@@ -25,9 +26,6 @@ from report.pages.figures import (
     gap_figure,
     survival_figures,
 )
-
-_SLOTS: Final = 8
-"""Colours in the palette; further labels start over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def render_page(compared: Compared) -> str:
         first=first,
         cohorts=[name for name in cohort_order(present) if name in MAIN],
         buckets=[name for name in cohort_order(present) if name not in MAIN],
-        slots={label: slot % _SLOTS for slot, label in enumerate(result.traces)},
+        slots={label: slot % SLOTS for slot, label in enumerate(result.traces)},
     )
 
 

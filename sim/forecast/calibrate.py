@@ -11,7 +11,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from report.compare.comparison import Compared
-from report.output import print_json
+from report.output import pictures_of, print_json
 from sim.fit import fit
 from sim.fit.fit import FitConfig, add_fit_flags, fit_and_save
 from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
@@ -20,7 +20,7 @@ from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
 from tracefile.records.arrays import IntArray
-from tracefile.storage.output import MODEL, PAGE, check_output
+from tracefile.storage.output import MODEL, check_output
 
 HELD_OUT_PARTS = 3
 """One session in so many is held out where there is no capture to validate on."""
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write model.json, validate, print; 1 if a gate fails."""
-    check_output(arguments.html, PAGE, [*arguments.traces, *arguments.against, arguments.output])
+    pictures = pictures_of(arguments, [*arguments.traces, *arguments.against, arguments.output])
     check_output(arguments.output, MODEL, [*arguments.traces, *arguments.against], "--output")
     config = _read_config(arguments)
     to = sys.stderr if arguments.json else sys.stdout
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         found[str(gate.trace)] = compared = validate(gate, model if gate.judged is None else _without_whole(model))
         part = "" if gate.judged is None else "a third of "
         keep_gates(config.fit.output, model, part + gate.trace.name, compared)
-        code |= report(gate, compared)
+        code |= report(replace(gate, pictures=pictures), compared)
     if arguments.json:
         print_json({name: compared.result for name, compared in found.items()})
     return code
@@ -93,8 +93,9 @@ def _read_config(arguments: argparse.Namespace) -> CalibrateConfig:
         rows = held_out_rows(path, fitted.seed)
         own = replace(read_validation(arguments, path), judged=rows)
         return CalibrateConfig(replace(fitted, held_out={path: frozenset(rows.tolist())}), (own,))
-    if arguments.html is not None and len(gates) > 1:
-        raise InputError(f"--html: one page is of one capture; expected one --against, not {len(gates)}")
+    if len(gates) > 1 and (arguments.html is not None or arguments.images is not None):
+        flag = "--images" if arguments.html is None else "--html"
+        raise InputError(f"{flag}: one page is of one capture; expected one --against, not {len(gates)}")
     _refuse_shared(fitted.traces, gates)
     return CalibrateConfig(fitted, tuple(read_validation(arguments, path) for path in gates))
 

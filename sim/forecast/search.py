@@ -15,7 +15,7 @@ import numpy as np
 
 from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
-from report.output import print_json, write_page
+from report.output import add_picture_arguments, pictures_of, print_json
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import demand_of, extrapolations, run_point
@@ -37,7 +37,6 @@ from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
 from tracefile.commandline.progress import counted
-from tracefile.storage.output import PAGE, check_output
 
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
@@ -125,13 +124,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_scenario_flags(parser)
     add_forecast_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+    add_picture_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; 1 if no value holds."""
     quantity: Quantity = arguments.minimize or arguments.maximize
-    check_output(arguments.html, PAGE, [arguments.trace, arguments.latency_model])
+    pictures = pictures_of(arguments, [arguments.trace, arguments.latency_model])
     found = search(
         SearchConfig(
             trace=arguments.trace,
@@ -149,11 +148,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
     print(describe(found), file=sys.stderr if arguments.json else None)
-    if arguments.html is not None:
+    if pictures.wanted:
         # The page's libraries take half a second to import.
-        from report.pages.forecastpages import render_search  # noqa: PLC0415
+        from report.pages.forecastpages import render_search, search_figures  # noqa: PLC0415
 
-        write_page(arguments.html, render_search(found))
+        pictures.write(render_search(found), search_figures(found))
     return {"found": 0, "all hold": 0, "none holds": 1, "interrupted": 130}[found.outcome]
 
 

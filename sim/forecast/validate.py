@@ -14,7 +14,7 @@ from report.compare.comparison import Compared, Line, Predicted, judge_forecasts
 from report.compare.gates import failures
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import console_for, print_comparison
-from report.output import print_json, write_page
+from report.output import Pictures, add_picture_arguments, pictures_of, print_json
 from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import beyond_fit, demand_of, other_settings, run_point
@@ -27,7 +27,7 @@ from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
-from tracefile.storage.output import PAGE, check_output, refuse_inputs
+from tracefile.storage.output import refuse_inputs
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 
@@ -47,7 +47,7 @@ class ValidateConfig:
     gates: tuple[str, ...]
     standard: bool
     json: bool
-    page: Path | None
+    pictures: Pictures = field(default_factory=Pictures)
     again: tuple[Path, ...] = ()
     cold: tuple[Path, ...] = ()
     """Captures without sharing: the first is forecast, the others repeat it."""
@@ -106,7 +106,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands, baselines (docs/model.md)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+    add_picture_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         also=_labelled(arguments.also),
     )
     inputs = [config.trace, arguments.latency_model, *config.again, *config.cold, *config.also.values()]
-    check_output(config.page, PAGE, inputs)
+    config = replace(config, pictures=pictures_of(arguments, inputs))
     refuse_inputs(verdicts_path(arguments.latency_model), inputs, "verdicts in")
     model = load_model(arguments.latency_model)
     compared = validate(config, model)
@@ -161,18 +161,17 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
         gates=tuple(arguments.gate),
         standard=not arguments.no_default_gates,
         json=arguments.json,
-        page=arguments.html,
     )
 
 
 def report(config: ValidateConfig, compared: Compared) -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
     print_comparison(compared.result, console_for(json=config.json))
-    if config.page is not None:
+    if config.pictures.wanted:
         # The page's libraries take half a second to import.
-        from report.pages.page import render_page  # noqa: PLC0415
+        from report.pages.page import comparison_figures, render_page  # noqa: PLC0415
 
-        write_page(config.page, render_page(compared))
+        config.pictures.write(render_page(compared), comparison_figures(compared))
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 

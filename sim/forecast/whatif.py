@@ -11,7 +11,7 @@ import numpy as np
 from measure.cohorts import ALL
 from measure.resampling import CONFIDENCE
 from measure.thresholds import Threshold
-from report.output import print_json, write_page
+from report.output import add_picture_arguments, pictures_of, print_json
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
@@ -45,7 +45,6 @@ from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import verdict_sentence
 from tracefile.commandline.progress import counted
-from tracefile.storage.output import PAGE, check_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ class WhatIfConfig:
     members: int = 32
     seed: int = 0
     json: bool = False
-    page: Path | None = None
     base: Scenario = AS_CAPTURED
     """Forecast that effects are against."""
     gates: tuple[Threshold, ...] = ()
@@ -84,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 unless every scenario keeps this, as hit_rate.difference>=-1%% or ttft.p95.ratio<=1.05",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+    add_picture_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,18 +97,17 @@ def run(arguments: argparse.Namespace) -> int:
         members=checked_members(arguments.members),
         seed=arguments.seed,
         json=arguments.json,
-        page=arguments.html,
     )
-    check_output(config.page, PAGE, [config.trace, config.model])
+    pictures = pictures_of(arguments, [config.trace, config.model])
     result, finished = forecast_scenarios(config)
     if config.json:
         print_json(result)
     print(describe(result), file=sys.stderr if config.json else None)
-    if config.page is not None:
+    if pictures.wanted:
         # The page's libraries take half a second to import.
-        from report.pages.forecastpages import render_what_if  # noqa: PLC0415
+        from report.pages.forecastpages import render_what_if, what_if_figures  # noqa: PLC0415
 
-        write_page(config.page, render_what_if(result))
+        pictures.write(render_what_if(result), what_if_figures(result))
     if not finished:
         return 130
     return 0 if all(gate.passed for gate in result.gates) else 1

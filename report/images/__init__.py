@@ -1,0 +1,1 @@
+"""Figures of the pages as SVG and PNG files."""
