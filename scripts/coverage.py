@@ -31,6 +31,7 @@ from report.compare.ensembles import (
 )
 from report.compare.gates import BELOW_SATURATION, MIN_P
 from report.compare.results import LEVELS, CachedAgreement, Coverage, DurationError, PairCohort
+from sim.forecast.baselines import queued
 from tracefile.records.arrays import FloatArray
 
 LOADS = ((0.2, 100), (0.5, 100), (0.5, 400), (0.8, 100), (0.8, 400), (0.95, 400), (1.2, 400))
@@ -56,12 +57,6 @@ ENGINES = (
     Engine("× 1.15, 5 % drift", 0.05, 5, 1.15),
     Engine("× 1.15, 5 % drift", 0.05, 2, 1.15),
 )
-
-
-def queued(arrival_ms: FloatArray, service_ms: FloatArray) -> FloatArray:
-    """Return waits, service included, of requests served one at a time in their order."""
-    done = np.cumsum(service_ms)
-    return np.asarray(done + np.maximum.accumulate(arrival_ms - done + service_ms) - arrival_ms)
 
 
 def mm1(random: np.random.Generator, utilization: float, n: int) -> tuple[FloatArray, FloatArray]:

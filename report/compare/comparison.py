@@ -13,10 +13,11 @@ from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_trai
 from measure.metrics.slos import Slo
 from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
-from measure.runs import STATUSES, UNKNOWN, Run, load_run
+from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.advice import advice
+from report.compare.baselines import judge_baselines
 from report.compare.cells import (
     MIN_CELL,
     Cell,
@@ -39,7 +40,7 @@ from report.compare.provenance import (
     cached_agreement,
     provenance,
 )
-from report.compare.results import METRICS, SCHEMA, Comparison, DurationError, Forecast, Metric, Pair, PairCohort
+from report.compare.results import METRICS, SCHEMA, Comparison, Forecast, Metric, Pair, PairCohort
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
@@ -79,6 +80,8 @@ class Compared:
     runs: Mapping[str, Run]
     joins: Mapping[str, Join]
     cells: Cells
+    cohorts: Mapping[str, Mapping[str, IntArray]]
+    """Rows of each label's run by cohort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
         pairs=pairs,
         gates=[result for gate in question.gates for result in check_gate(gate, traces, pairs)],
     )
-    return Compared(result, runs, joins, cells)
+    return Compared(result, runs, joins, cells, {label: cut.rows for label, cut in cuts.items()})
 
 
 def find_repeats(named: Sequence[str], truths: Mapping[str, str]) -> list[str]:
@@ -297,14 +300,6 @@ _VALIDATE_SCHEMA = "kvtape-validate/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A TTFT that is linear in the uncached prompt tokens; of slope 0: one TTFT for all."""
-
-    intercept_ms: float
-    per_uncached_token_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Predicted:
     """A forecast and the label of its truth."""
 
@@ -312,6 +307,8 @@ class Predicted:
     members: Sequence[Run]
     """Row i of each is the same request."""
     facts: Forecast
+    baselines: Mapping[str, Run]
+    """Simpler predictors of the same truth."""
 
 
 def judge_forecasts(
@@ -319,7 +316,6 @@ def judge_forecasts(
     predicted: Mapping[str, Predicted],
     *,
     repeats: Mapping[str, str],
-    baselines: Mapping[str, Line],
     gates: Sequence[str],
     standard: bool,
     seed: int,
@@ -338,40 +334,15 @@ def judge_forecasts(
     middles = {label: replace(middle_run(one.members), label=label) for label, one in predicted.items()}
     members = {label: one.members for label, one in predicted.items()}
     compared = compare_runs({**captured, **middles}, question, members)
-    first = next(iter(captured.values()))
     result = msgspec.structs.replace(
         compared.result,
         schema=_VALIDATE_SCHEMA,
         forecasts={label: one.facts for label, one in predicted.items()},
-        baselines=judge_baselines(first, compared.cells, baselines),
+        baselines={
+            label: judge_baselines(captured[one.truth], compared.cohorts[one.truth], compared.cells, one.baselines)
+            for label, one in predicted.items()
+        },
     )
     kept = standard_gates(result) if standard else ()
     result = msgspec.structs.replace(result, gates=[*kept, *result.gates])
     return replace(compared, result=msgspec.structs.replace(result, next_steps=advice(result)))
-
-
-def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict[str, dict[str, DurationError]]:
-    """Judge each line's TTFT by cohort. A line is told the cached tokens that the engine had; no forecast is."""
-    cohorts = cohort_rows(own_traits(truth))
-    session_of_row = np.arange(len(truth))
-    judged: dict[str, dict[str, DurationError]] = {}
-    for name, line in lines.items():
-        run = replace(truth, ttft_ms=_ttft_ms(truth, line))
-        judged[name] = {
-            cohort: judge(
-                cells[truth.label, cohort, "ttft"],
-                measure(first_token_waits(run, rows), session_of_row, None),
-                (truth.ttft_ms[rows], run.ttft_ms[rows]),
-            )
-            for cohort, rows in cohorts.items()
-        }
-    return judged
-
-
-def _ttft_ms(truth: Run, line: Line) -> FloatArray:
-    """NaN where the truth does not report cached tokens, and where the client would have aborted before."""
-    known = (truth.prompt_tokens != UNKNOWN) & (truth.cached_tokens != UNKNOWN)
-    tokens = np.where(known | (line.per_uncached_token_ms == 0.0), truth.prompt_tokens - truth.cached_tokens, np.nan)
-    ttft_ms = np.maximum(line.intercept_ms + line.per_uncached_token_ms * tokens, 0.0)
-    gone = np.isnan(truth.ttft_ms) & ((truth.e2e_ms < ttft_ms) | (truth.status == STATUSES.index("error")))
-    return np.asarray(np.where(gone, np.nan, ttft_ms))

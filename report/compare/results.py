@@ -251,8 +251,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     traces: dict[str, Provenance]
     pairs: dict[str, Pair]
     forecasts: dict[str, Forecast] = {}
-    baselines: dict[str, dict[str, DurationError]] = {}
-    """TTFT of simpler predictors against the first label, by predictor and cohort."""
+    baselines: dict[str, dict[str, dict[str, DurationError]]] = {}
+    """TTFT of simpler predictors of each forecast's truth, by the forecast's label, predictor and cohort."""
     gates: list[GateResult] = []
     slos: dict[str, list[SloResult]] = {}
     """By label."""

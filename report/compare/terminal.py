@@ -12,7 +12,9 @@ from measure.cohorts import MAIN, cohort_order, cohort_title
 from measure.metrics.tables import slo_lines
 from measure.table import table_lines
 from measure.wording import NOTHING, duration_ms, share, signed_percent
+from report.compare.baselines import MEASURES, closer
 from report.compare.cells import JUDGED_LEVELS
+from report.compare.ensembles import counted_cohorts
 from report.compare.headline import error_text as reached_text
 from report.compare.results import (
     LEVELS,
@@ -104,13 +106,12 @@ def _legend(result: Comparison) -> str:
 
 
 def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
-    first = next(iter(result.traces))
     for label, forecast in result.forecasts.items():
         pair = result.pairs[label]
         yield from _verdicts(result, label, pair)
         yield f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}", "dim"
-        if result.baselines and pair.truth == first:
-            yield from _baselines(label, pair, result.baselines)
+        if label in result.baselines:
+            yield from _baselines(label, pair, result.baselines[label])
 
 
 def describe_forecast(forecast: Forecast) -> str:
@@ -134,11 +135,14 @@ def _verdicts(result: Comparison, label: str, pair: Pair) -> Iterator[tuple[str,
 def _repeat_tables(result: Comparison) -> Iterator[tuple[str, str]]:
     """Yield the errors against the mean of the captures, with their interval and the captures' own difference."""
     for label, pair in result.pairs.items():
-        cells = {name: [getattr(cell, level) for level in JUDGED_LEVELS] for name, cell in _judged(pair).items()}
+        if pair.kind == "contrast" and label not in result.forecasts:
+            continue
+        own = {name: cohort.ttft for name, cohort in counted_cohorts(pair.cohorts).items()}
+        cells = {name: [getattr(cell, level) for level in JUDGED_LEVELS] for name, cell in own.items()}
         captures = max((one.captures for row in cells.values() for one in row if one is not None), default=1)
         if captures > 1:
             rows = [[name, *map(repeat_text, row)] for name, row in cells.items()]
-            title = f"TTFT of {label} against the mean of {captures} captures: error, its interval, A/A difference"
+            title = f"TTFT of {label} against the mean of {captures} captures: error, its interval, A/A"
             yield from _table(title, ["cohort", *JUDGED_LEVELS], rows)
 
 
@@ -174,12 +178,14 @@ def unjudged(pair: Pair) -> str:
 def _baselines(
     label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]
 ) -> Iterator[tuple[str, str]]:
-    rows = [
-        [name, f"{own.joined:,}", *(per_request(by.get(name)) for by in ({name: own}, *baselines.values()))]
-        for name, own in _judged(pair).items()
-    ]
-    names = ["\n".join(wrap(name.replace("_", " "), 17)) for name in (label, *baselines)]
-    yield from _table("Median |error| of a request's TTFT; W1 on ln TTFT", ["cohort", "n", *names], rows)
+    own = counted_cohorts(pair.cohorts)
+    rows = []
+    for name, by in baselines.items():
+        found = [closer(cohort.ttft, by.get(cohort_name)) for cohort_name, cohort in own.items()]
+        asked = [[one[measure] for one in found if measure in one] for measure in MEASURES]
+        rows.append([name.replace("_", " "), *(f"{sum(won)} of {len(won)}" if won else NOTHING for won in asked)])
+    title = f"Cohorts in which {label} is closer than simpler predictors"
+    yield from _table(title, ["predictor", *JUDGED_LEVELS, "curve (W1)", "per request"], rows)
 
 
 def per_request(cell: DurationError | None) -> str:

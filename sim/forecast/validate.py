@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
-from report.compare.comparison import Compared, Line, Predicted, judge_forecasts
-from report.compare.gates import failures
+from report.compare.comparison import Compared, Predicted, judge_forecasts
+from report.compare.gates import LAST_CAPTURE, failures
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import console_for, print_comparison
 from report.output import Pictures, add_picture_arguments, pictures_of, print_json
 from sim.engine.results import predicted_meta
+from sim.forecast.baselines import cold_predictors, predictors
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import beyond_fit, demand_of, other_settings, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
@@ -188,16 +189,18 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         runs[CAPTURED] = whole.select(judged)
     say_if_not_compiled(loop.run)
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
-    predicted = {PREDICTED: Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, whole))}
+    simple = predictors(model, whole, {label: runs[label] for label in again})
+    forecasts = _predict(config, model, captured, as_it_was, whole)
+    predicted = {PREDICTED: Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
     if cold:
         runs |= {label: load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
-        predicted[COLD_PREDICTED] = Predicted(COLD, *_predict(config, model, captured, without, whole))
+        forecasts = _predict(config, model, captured, without, whole)
+        predicted[COLD_PREDICTED] = Predicted(COLD, *forecasts, _judged_part(config, cold_predictors(model, whole)))
     return judge_forecasts(
         runs,
         predicted,
         repeats={**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}},
-        baselines=_lines(model),
         gates=config.gates,
         standard=config.standard,
         seed=config.seed,
@@ -247,6 +250,11 @@ def _predict(
     return [one if config.judged is None else one.select(config.judged) for one in runs], facts
 
 
+def _judged_part(config: ValidateConfig, runs: Mapping[str, Run]) -> dict[str, Run]:
+    judged = config.judged
+    return {name: run if judged is None or name == LAST_CAPTURE else run.select(judged) for name, run in runs.items()}
+
+
 def member_run(found: Forecast, number: int, run: Run) -> Run:
     outcome = found.outcome[number]
     copied = outcome == layout.AS_RECORDED
@@ -281,14 +289,6 @@ def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:
     if cold.workload and cold.workload.cold_prompts:
         return Scenario(dict(overrides), cold_prompts=True)
     return Scenario({**overrides, "enable_prefix_caching": False})
-
-
-def _lines(model: Model) -> dict[str, Line]:
-    return {
-        name: Line(baseline.intercept_ms, baseline.per_uncached_token_ms)
-        for name, baseline in model.baselines.items()
-        if baseline.intercept_ms is not None
-    }
 
 
 def _numbered(label: str, paths: Sequence[Path]) -> dict[str, Path]:

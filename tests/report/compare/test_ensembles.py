@@ -7,23 +7,20 @@ import numpy as np
 import pytest
 
 from measure.resampling import draw_weights
-from measure.runs import UNKNOWN, Run, load_run
+from measure.runs import Run, load_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, make_waits
-from measure.waits import first_token_waits
 from report.compare.cells import (
     describe,
     judge,
     measure,
     verdict,
 )
-from report.compare.comparison import Line, judge_baselines
 from report.compare.ensembles import (
     coverage,
     measure_ensemble,
     middle_run,
     with_members,
 )
-from report.compare.provenance import Cells
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
 from tracefile import Meta, Record, RequestId, TraceWriter
 from tracefile.records.arrays import FloatArray
@@ -203,19 +200,3 @@ def test_coverage_counts_quantiles_of_judged_cohorts() -> None:
     )
     assert (found.quantiles, found.inside, found.share) == (5, 4, 0.8)
     assert coverage({}).share is None
-
-
-def test_baselines_are_told_the_cached_tokens(tmp_path: Path) -> None:
-    # Prompts of 100, 101 … 129 tokens, 60 of them cached; the truth is 2 ms and a quarter for each uncached token.
-    truth = run_of(tmp_path / "t.jsonl", [2.0 + 0.25 * (40 + number) for number in range(30)], cached=60)
-    rows = np.arange(30)
-    cell = measure(first_token_waits(truth, rows), rows, None)
-    cells: Cells = {("captured", "all", "ttft"): cell, ("captured", "uncached:0-255", "ttft"): cell}
-    lines = {"line": Line(2.0, 0.25), "constant": Line(12.0, 0.0)}
-    found = judge_baselines(truth, cells, lines)
-    assert found["line"]["all"].median_abs_error == 0.0
-    # |12 − t| / t over t = 12 … 19.25: the middle two are at 15.5 and 15.75.
-    assert found["constant"]["all"].median_abs_error == pytest.approx((3.5 / 15.5 + 3.75 / 15.75) / 2)
-    unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
-    assert judge_baselines(unsaid, cells, lines)["line"]["all"].joined == 0
-    assert judge_baselines(unsaid, cells, lines)["constant"]["all"].joined == 30

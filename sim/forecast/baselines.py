@@ -1,0 +1,131 @@
+"""Simpler predictors of TTFT that a forecast has to beat, each told what the forecast is not: the cached tokens.
+
+A line in uncached tokens, as the fit has it; the last capture of the same load; for a load without sharing, the warm
+capture's curve times one factor; and a queue with one server (M/G/1) whose service times the fitted model gives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from measure.runs import STATUSES, UNKNOWN, Run
+from report.compare.gates import LAST_CAPTURE
+from sim.latency.modelfile import Baseline, Model
+from sim.latency.terms import (
+    NUM_STEP_TERMS,
+    begin_row,
+    count_chunk,
+    count_decodes,
+    delivery_ms,
+    reception_ms,
+    row_ms,
+)
+from tracefile.records.arrays import FloatArray, IntArray
+
+LINE = "linear_in_uncached_tokens"
+
+
+def queued(arrival_ms: FloatArray, service_ms: FloatArray) -> FloatArray:
+    """Return waits, service included, of requests served one at a time in their order (Lindley's recursion)."""
+    done = np.cumsum(service_ms)
+    return np.asarray(done + np.maximum.accumulate(arrival_ms - done + service_ms) - arrival_ms)
+
+
+def mean_wait_ms(arrival_ms: FloatArray, service_ms: FloatArray) -> float:
+    """Return the mean wait before service of Poisson arrivals at this rate (Pollaczek–Khinchine); NaN: saturated."""
+    span_ms = float(np.ptp(arrival_ms)) if len(arrival_ms) > 1 else 0.0
+    per_ms = (len(arrival_ms) - 1) / span_ms if span_ms else np.nan
+    utilization = per_ms * float(service_ms.mean())
+    return per_ms * float(np.mean(service_ms**2)) / (2.0 * (1.0 - utilization)) if utilization < 1.0 else np.nan
+
+
+def predictors(model: Model, captured: Run, repeats: Mapping[str, Run]) -> dict[str, Run]:
+    """Return the capture's run with the TTFTs of each predictor in place of its own; ``repeats``: of its load."""
+    found = _of_work(model, captured, _uncached(captured))
+    if repeats:
+        found[LAST_CAPTURE] = list(repeats.values())[-1]
+    return found
+
+
+def cold_predictors(model: Model, warm: Run) -> dict[str, Run]:
+    """Return the predictors of the same load without sharing, from its warm capture."""
+    cold_tokens, warm_tokens = _known(warm.prompt_tokens), _uncached(warm)
+    found = _of_work(model, warm, cold_tokens)
+    both = ~np.isnan(cold_tokens) & ~np.isnan(warm_tokens)
+    factors = {"warm_scaled_by_tokens": cold_tokens[both].sum() / max(warm_tokens[both].sum(), 1.0)}
+    if line := _line(model):
+        cold_ms, warm_ms = (_line_ms(line, tokens[both]) for tokens in (cold_tokens, warm_tokens))
+        factors["warm_scaled_by_line"] = cold_ms.sum() / max(warm_ms.sum(), 1e-9)
+    scaled = {name: _seen(warm, warm.ttft_ms * factor) for name, factor in factors.items() if both.any()}
+    return found | scaled
+
+
+def _of_work(model: Model, run: Run, uncached_tokens: FloatArray) -> dict[str, Run]:
+    """Return predictors by the prompt tokens that each request computes; NaN: unknown."""
+    found = {}
+    if line := _line(model):
+        found[LINE] = _seen(run, _line_ms(line, uncached_tokens))
+    known = ~np.isnan(uncached_tokens) & ~np.isnan(run.arrival_ms)
+    order = np.flatnonzero(known)[np.argsort(run.arrival_ms[known], kind="stable")]
+    if not len(order):
+        return found
+    prompt_tokens, output_tokens = run.prompt_tokens[order], np.maximum(run.output_tokens[order], 1)
+    alone_ms, later_ms = service_ms(model, prompt_tokens, uncached_tokens[order].astype(np.int64), output_tokens)
+    arrival_ms, busy_ms = run.arrival_ms[order], alone_ms + later_ms
+    waits_ms = {
+        "mg1_mean_wait": np.full(len(order), mean_wait_ms(arrival_ms, busy_ms)),
+        "mg1_queue": queued(arrival_ms, busy_ms) - busy_ms,
+    }
+    for name, wait_ms in waits_ms.items():
+        ttft_ms = np.full(len(run), np.nan)
+        ttft_ms[order] = wait_ms + alone_ms
+        found[name] = _seen(run, ttft_ms)
+    return found
+
+
+def service_ms(
+    model: Model, prompt_tokens: IntArray, uncached_tokens: IntArray, output_tokens: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return each request's TTFT in an idle engine, and the work that its later tokens add to steps of others."""
+    costs, most = np.array(model.costs), max(model.engine.max_num_batched_tokens, 1)
+    alone_ms, later_ms = np.zeros(len(prompt_tokens)), np.zeros(len(prompt_tokens))
+    row = np.zeros(NUM_STEP_TERMS)
+    for place, (prompt, uncached, output) in enumerate(
+        zip(prompt_tokens.tolist(), uncached_tokens.tolist(), output_tokens.tolist(), strict=True)
+    ):
+        alone_ms[place] = reception_ms(costs, prompt) + delivery_ms(costs, prompt)
+        depth = prompt - max(uncached, 1)
+        while depth < prompt:
+            tokens = min(most, prompt - depth)
+            begin_row(row)
+            count_chunk(row, tokens, depth)
+            alone_ms[place] += row_ms(costs, row)
+            depth += tokens
+        row[:] = 0.0
+        count_decodes(row, output - 1, (output - 1) * prompt + output * (output - 1) // 2)
+        later_ms[place] = row_ms(costs, row)
+    return alone_ms, later_ms
+
+
+def _line(model: Model) -> Baseline | None:
+    line = model.baselines.get(LINE)
+    return line if line is not None and line.intercept_ms is not None else None
+
+
+def _line_ms(line: Baseline, tokens: FloatArray) -> FloatArray:
+    return np.asarray(np.maximum((line.intercept_ms or 0.0) + line.per_uncached_token_ms * tokens, 0.0))
+
+
+def _known(tokens: IntArray) -> FloatArray:
+    return np.where(tokens != UNKNOWN, tokens, np.nan)
+
+
+def _uncached(run: Run) -> FloatArray:
+    return np.asarray(np.maximum(_known(run.prompt_tokens) - _known(run.cached_tokens), 0.0))
+
+
+def _seen(run: Run, ttft_ms: FloatArray) -> Run:
+    """Return the run with these TTFTs, without those after its client would have aborted."""
+    gone = np.isnan(run.ttft_ms) & ((run.e2e_ms < ttft_ms) | (run.status == STATUSES.index("error")))
+    return replace(run, ttft_ms=np.where(gone, np.nan, ttft_ms))

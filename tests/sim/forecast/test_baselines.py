@@ -1,0 +1,115 @@
+"""Simpler predictors against closed forms and sums done by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from measure.runs import UNKNOWN, Run, load_run
+from measure.waits import first_token_waits
+from report.compare.baselines import closer, judge_baselines
+from report.compare.cells import measure
+from report.compare.provenance import Cells
+from report.compare.results import DurationError, QuantileError
+from sim.forecast.baselines import LINE, cold_predictors, mean_wait_ms, predictors, queued, service_ms
+from sim.latency.modelfile import Baseline, default_model
+from tracefile import Meta, Record, RequestId, TraceWriter
+
+MODEL = msgspec.structs.replace(
+    default_model(),
+    baselines={
+        LINE: Baseline(
+            formula="", intercept_ms=2.0, per_uncached_token_ms=0.25, median_abs_error=0.0, p90_abs_error=0.0
+        )
+    },
+)
+
+
+def run_of(path: Path, ttfts_ms: list[float], cached: int, first_prompt: int = 100) -> Run:
+    """Requests a second apart, with prompts of 100, 101 … tokens and outputs of 5."""
+    with TraceWriter(path, Meta(source="tap")) as writer:
+        for number, ttft_ms in enumerate(ttfts_ms):
+            writer.write(
+                Record(
+                    request_id=RequestId(f"r{number}"),
+                    arrival_ms=1e3 * number,
+                    ttft_ms=ttft_ms,
+                    e2e_ms=ttft_ms,
+                    prompt_tokens=first_prompt + number,
+                    cached_tokens=cached,
+                    output_tokens=5,
+                )
+            )
+    return load_run("captured", path)
+
+
+def test_lindley_by_hand_and_against_mm1() -> None:
+    # Served from 0 to 3; the second waits 2 and is served from 3 to 4; the third finds the server idle.
+    assert queued(np.array([0.0, 1.0, 5.0]), np.array([3.0, 1.0, 2.0])).tolist() == [3.0, 3.0, 2.0]
+    random = np.random.default_rng(1)
+    arrival_ms = np.cumsum(random.exponential(2.0, 200_000))
+    waits_ms = queued(arrival_ms, random.exponential(1.0, 200_000))
+    # M/M/1 at half load: exponential sojourn of mean 1 / (1 − 0.5) = 2.
+    assert waits_ms.mean() == pytest.approx(2.0, rel=0.05)
+    levels = np.array([0.5, 0.9, 0.99])
+    assert np.quantile(waits_ms, levels) == pytest.approx(-2.0 * np.log(1.0 - levels), rel=0.05)
+
+
+def test_pollaczek_khinchine_against_closed_forms() -> None:
+    arrival_ms = np.arange(0.0, 200.0, 2.0)  # half a request per ms
+    exponential = np.tile([0.0, 2.0], 50)  # mean 1, mean square 2, as an exponential's
+    assert mean_wait_ms(arrival_ms, exponential) == pytest.approx(1.0)  # M/M/1: ρ / (μ − λ)
+    assert mean_wait_ms(arrival_ms, np.ones(100)) == pytest.approx(0.5)  # M/D/1: half of it
+    assert np.isnan(mean_wait_ms(arrival_ms, np.full(100, 2.0)))
+    assert np.isnan(mean_wait_ms(np.zeros(1), np.ones(1)))
+
+
+def test_service_times_are_the_models_for_a_request_alone() -> None:
+    one, other = np.array([5_000, 5_000]), np.array([5_000, 8])
+    alone_ms, later_ms = service_ms(MODEL, one, other, np.array([3, 1]))
+    # Three chunks of at most 2,048 tokens; attention is half a square however it is cut.
+    whole = 3 * 4.3 + 0.013 * 5_000 + 1.1e-5 * 5_000**2 / 2 + 7.0 + 0.0022 * 5_000
+    cached = 4.3 + 0.013 * 8 + 1.1e-5 * (8 * 4_992 + 32) + 7.0 + 0.0022 * 5_000
+    assert alone_ms.tolist() == pytest.approx([whole, cached])
+    # Two tokens more, on 5,001 and 5,002 tokens of KV.
+    assert later_ms.tolist() == pytest.approx([2 * 0.99 + 3e-5 * 10_003, 0.0])
+
+
+def test_predictors_are_told_the_cached_tokens(tmp_path: Path) -> None:
+    # Prompts of 100, 101 … 129 tokens, 60 of them cached; the truth is 2 ms and a quarter for each uncached token.
+    truth = run_of(tmp_path / "t.jsonl", [2.0 + 0.25 * (40 + number) for number in range(30)], cached=60)
+    rows = np.arange(30)
+    cells: Cells = {("captured", "all", "ttft"): measure(first_token_waits(truth, rows), rows, None)}
+    again = replace(truth, ttft_ms=truth.ttft_ms * 1.5)
+    found = predictors(MODEL, truth, {"again": truth, "again-2": again})
+    judged = judge_baselines(truth, {"all": rows}, cells, found)
+    assert list(judged) == [LINE, "mg1_mean_wait", "mg1_queue", "last_capture"]
+    assert judged[LINE]["all"].median_abs_error == 0.0
+    assert judged["last_capture"]["all"].median_abs_error == pytest.approx(0.5)
+    # A second between requests of 12 ms: the queue is empty, its mean wait under a tenth of a millisecond.
+    alone_ms = service_ms(MODEL, truth.prompt_tokens, truth.prompt_tokens - 60, truth.output_tokens)[0]
+    assert found["mg1_queue"].ttft_ms.tolist() == pytest.approx(alone_ms.tolist())
+    assert found["mg1_mean_wait"].ttft_ms.tolist() == pytest.approx((alone_ms + 0.14).tolist(), abs=0.1)
+    unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
+    assert np.isnan(predictors(MODEL, unsaid, {})[LINE].ttft_ms).all()
+    assert "mg1_queue" not in predictors(MODEL, unsaid, {})
+
+
+def test_a_warm_curve_is_scaled_by_the_work_that_a_cold_cache_asks_for(tmp_path: Path) -> None:
+    # Prompts of 100 and 101 tokens, 60 cached: 201 tokens cold, 81 warm; by the line 54.25 ms cold, 24.25 warm.
+    warm = run_of(tmp_path / "w.jsonl", [10.0, 20.0], cached=60)
+    found = cold_predictors(MODEL, warm)
+    assert found["warm_scaled_by_tokens"].ttft_ms.tolist() == pytest.approx([10 * 201 / 81, 20 * 201 / 81])
+    assert found["warm_scaled_by_line"].ttft_ms.tolist() == pytest.approx([10 * 54.25 / 24.25, 20 * 54.25 / 24.25])
+    assert found[LINE].ttft_ms.tolist() == [2 + 25.0, 2 + 25.25]
+
+
+def test_closer_compares_what_both_have() -> None:
+    own = DurationError(
+        n_truth=40, n_other=40, judged=True, p50=QuantileError(error=0.1), p90=QuantileError(error=0.2), w1_log=0.3
+    )
+    other = DurationError(n_truth=40, n_other=40, judged=True, p50=QuantileError(error=0.2), p90=None, w1_log=0.2)
+    assert closer(own, other) == {"p50": True, "w1_log": False}
+    assert closer(own, None) == {}
