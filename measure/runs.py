@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from measure.reusable import PromptChains, reusable_tokens
+from measure.cache.chains import Chains
+from measure.cache.reusable import PromptChains, reusable_tokens
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
@@ -70,6 +71,8 @@ class Run:
     tpot_ms: FloatArray
     """Σ gaps / Σ tokens after the first read, by request. NaN: one read, or none."""
     warnings: tuple[str, ...] = ()
+    chains: Chains | None = None
+    """Block hashes as numbers, in order of first occurrence. Null: none known, or not asked for."""
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -110,6 +113,7 @@ class Run:
             gap_ms=self.gap_ms[gaps],
             gap_tokens=self.gap_tokens[gaps],
             gap_owner=place[self.gap_owner[gaps]].astype(np.int32),
+            chains=None,
             **columns,
         )
 
@@ -193,13 +197,14 @@ def _beside(tokens: FloatArray, token_counts: IntArray, counts: IntArray) -> Flo
     return found
 
 
-def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False) -> Run:
+def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False, chains: bool = False) -> Run:
     """Read a trace into columns; InputError if it is missing, malformed or empty.
 
-    ``named``: with its digest, a second pass over the file. ``reuse``: with ``reusable_tokens``.
+    ``named``: with its digest, a second pass over the file. ``reuse``: with ``reusable_tokens``; ``chains``: with the
+    block hashes, too.
     """
     with open_trace(path) as reader:
-        run = _collect(label, path.name, reader.meta, reader.batches(), reuse=reuse)
+        run = _collect(label, path.name, reader.meta, reader.batches(), reuse=reuse, kept=chains)
         # The end of a run completes what its header says of the load.
         meta = msgspec.structs.replace(reader.meta, workload=reader.latest_meta.workload)
         warnings = tuple(reader.warnings)
@@ -208,27 +213,42 @@ def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False)
     return replace(run, digest=trace_digest(path) if named else "", meta=meta, warnings=warnings)
 
 
-def make_run(label: str, file: str, meta: Meta, records: Iterable[Record], *, reuse: bool = False) -> Run:
-    """Return records as columns, without a digest; ``reuse`` as in ``load_run``."""
-    return _collect(label, file, meta, [RecordBatch(list(records))], reuse=reuse)
+def make_run(
+    label: str, file: str, meta: Meta, records: Iterable[Record], *, reuse: bool = False, chains: bool = False
+) -> Run:
+    """Return records as columns, without a digest; ``reuse`` and ``chains`` as in ``load_run``."""
+    return _collect(label, file, meta, [RecordBatch(list(records))], reuse=reuse, kept=chains)
 
 
-def _collect(label: str, file: str, meta: Meta, batches: Iterable[Batch], *, reuse: bool = False) -> Run:
-    columns, chains = _Columns(), PromptChains(meta.block_size) if reuse and meta.block_size else None
+def _collect(
+    label: str, file: str, meta: Meta, batches: Iterable[Batch], *, reuse: bool = False, kept: bool = False
+) -> Run:
+    columns, read = _Columns(), PromptChains(meta.block_size or 0, compiled=kept)
+    reuse = (reuse or kept) and bool(meta.block_size)
     for batch in batches:
         columns.add(batch)
-        if chains is not None:
-            chains.add(batch)
+        if reuse:
+            read.add(batch)
     found = columns.joined()
-    reusable = np.full(columns.rows, UNKNOWN)
-    if chains is not None:
-        end_ms = found["arrival_ms"] + found["e2e_ms"]
-        reusable = reusable_tokens(chains, found["arrival_ms"], end_ms, found["prompt_tokens"], _engine_block(meta))
+    reusable, chains = np.full(columns.rows, UNKNOWN), None
+    if reuse and columns.rows:
+        chains, end_ms = read.take(), found["arrival_ms"] + found["e2e_ms"]
+        reusable = reusable_tokens(chains, found["arrival_ms"], end_ms, found["prompt_tokens"], engine_block(meta))
     words: dict[str, Any] = columns.words
-    return Run(label=label, file=file, digest="", meta=meta, reusable_tokens=reusable, **words, **found)
+    kept = kept and chains is not None and len(chains.numbers) > 0
+    return Run(
+        label=label,
+        file=file,
+        digest="",
+        meta=meta,
+        reusable_tokens=reusable,
+        chains=chains if kept else None,
+        **words,
+        **found,
+    )
 
 
-def _engine_block(meta: Meta) -> int:
+def engine_block(meta: Meta) -> int:
     """Return the engine's block size, if it is a multiple of the trace's, else the trace's."""
     fine, told = meta.block_size or 1, (meta.engine.block_size if meta.engine else None) or 0
     return told if told and told % fine == 0 else fine

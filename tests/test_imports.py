@@ -35,7 +35,7 @@ FLOORS = {
         *("records", "commandline", "hashing", "storage", "parquet"),
         *("importers", "exporters", "files", "study", ""),
     ],
-    "measure": ["", "metrics"],
+    "measure": ["cache", "", "metrics"],
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
     "sim": [

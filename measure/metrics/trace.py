@@ -20,7 +20,7 @@ from measure.runs import Run, load_run
 
 def read_run(path: Path) -> Run:
     """Read a trace with what its metrics need; raises InputError if it has no records."""
-    return load_run(path.name, path, named=False, reuse=True)
+    return load_run(path.name, path, named=False, chains=True)
 
 
 def measure_run(run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = ()) -> TraceMetrics:

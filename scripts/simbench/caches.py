@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from measure.cache.hitcurve import hit_curve
 from scripts.simbench.timing import Figures, measure
-from sim.cache.curve import hit_curve
 from sim.cache.onebyone import OneByOnePool, Requests, lay_out
 from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains

@@ -1,88 +1,27 @@
-"""``sim curve``: a trace's prefix hits at every cache size, in one pass.
-
-The policy is the stack algorithm nearest to vLLM's pool: LRU over full blocks. Hits of a request are counted at its
-arrival: leading blocks of its prompt, short of its last token (rule 6). Then its blocks are touched leaf to root,
-so that tails go first: those of its output, as far as their hashes are known, before those of its prompt. Blocks
-pinned by running requests and time are left out.
-
-**The bound.** An engine that admits requests in order of arrival has, at an admission, computed nothing but blocks of
-earlier arrivals. So it never hits more than the unlimited cache. At a finite size LRU by arrival is no bound: a long
-request's blocks are freed at its end, and may outlive those of a request that arrived later and was short.
-
-LRU keeps, at every size S, the S blocks touched last (Mattson et al., 1970). So a block's depth in that order at its
-request's arrival says from which size on it hits. One histogram of depths is the whole curve. A leading
-block hits only if those before it do: what counts is the running maximum of the depths.
-"""
+"""``sim curve``: a trace's prefix hits at every cache size, in one pass (``measure.cache.hitcurve``)."""
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from engines.modelconfig import kv_bytes_per_token
+from measure.cache.hitcurve import HitCurve, hit_curve
 from measure.cacheuse import CacheUse
-from measure.stackdepth import count_depths
 from measure.table import table_lines
 from sim.cache.groupuse import cache_use, describe_groups
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
-from sim.workload.accesses import Accesses, read_block_sizes
+from sim.workload.accesses import GroupedAccesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_records
 from sim.workload.groups import Grouping, add_group_arguments, grouping_of
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
 """Where ``--by`` looks unless it is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class HitCurve:
-    """Hits at every cache size from one block to where no more memory helps. Arrays of one length."""
-
-    sizes: IntArray
-    """Cache sizes in blocks: 1, 2, 3 …"""
-    hit_blocks: IntArray
-    """Prompt blocks hit at each size; never falls."""
-    bound_blocks: IntArray
-    """Blocks that no engine of each size can exceed: of every request its unlimited hits, at most the size."""
-    block_size: int
-    lookup_blocks: int
-    """Full prompt blocks of the whole trace."""
-    input_tokens: int
-    fine_block_size: int
-    """The trace's, which ``block_size`` is a multiple of."""
-    requests: int
-    whole_chains: int
-    """Requests whose filled blocks are all known. With fewer than all, an engine may hit more than the maximum."""
-
-    @property
-    def hit_tokens(self) -> IntArray:
-        return self.hit_blocks * self.block_size
-
-    @property
-    def max_hit_blocks(self) -> int:
-        return int(self.hit_blocks[-1]) if len(self.hit_blocks) else 0
-
-    def hits_at(self, size: int) -> int:
-        if size < 1 or not len(self.sizes):
-            return 0
-        return int(self.hit_blocks[min(size, len(self.sizes)) - 1])
-
-    def size_for(self, hits: int) -> int:
-        return int(self.sizes[np.searchsorted(self.hit_blocks, hits)])
-
-    def size_for_share(self, share: float) -> int:
-        """Smallest cache, in blocks, with this share of the max hits."""
-        return self.size_for(-int(-self.max_hit_blocks * share // 1))
-
-    def rate_at(self, size: int) -> float:
-        return self.hits_at(size) * self.block_size / self.input_tokens if self.input_tokens else 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,33 +119,9 @@ def parse_numbers(text: str | None, flag: str) -> list[int]:
     return numbers
 
 
-def hit_curve(accesses: Accesses) -> HitCurve:
-    depths, requests_by_hits = count_depths(accesses.blocks, accesses.starts, accesses.limits, accesses.distinct)
-    hit_blocks = np.cumsum(depths)[1:]
-    # From the last depth that occurs on, nothing changes any more.
-    hit_blocks = hit_blocks[: int(np.searchsorted(hit_blocks, hit_blocks[-1])) + 1] if depths.any() else hit_blocks[:0]
-    return HitCurve(
-        np.arange(1, len(hit_blocks) + 1, dtype=np.int64),
-        hit_blocks,
-        _bound(requests_by_hits, len(hit_blocks)),
-        accesses.block_size,
-        int(accesses.lookup_blocks.sum()),
-        accesses.input_tokens,
-        accesses.fine_block_size or accesses.block_size,
-        len(accesses.limits),
-        accesses.whole_chains,
-    )
-
-
-def _bound(requests_by_hits: IntArray, sizes: int) -> IntArray:
-    """Σ min(hits, size) over requests, at each size from 1 on: so many blocks hold no more of one prompt."""
-    with_as_many = np.zeros(sizes, np.int64)
-    found = np.cumsum(requests_by_hits[::-1])[::-1][1 : sizes + 1]
-    with_as_many[: len(found)] = found
-    return np.cumsum(with_as_many)
-
-
-def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]) -> list[CacheUse]:
+def use_at(
+    accesses: GroupedAccesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]
+) -> list[CacheUse]:
     """Use of caches of ``cache_tokens`` by group, or else of caches with certain shares of the max hits."""
     if grouping is None or not curve.max_hit_blocks:
         return []

@@ -2,16 +2,17 @@
 
 import numpy as np
 
+from measure.cache.accesses import Accesses
+from measure.cache.stackdepth import access_depths, resident_owners
 from measure.cacheuse import CacheUse, GroupUse
-from measure.stackdepth import access_depths, resident_owners
 from measure.table import table_lines
-from sim.workload.accesses import Accesses
+from sim.workload.accesses import GroupedAccesses
 from sim.workload.groups import Grouping, Groups, short_name
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.sessions import NO_CHAINS
 
 
-def cache_use(accesses: Accesses, grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
+def cache_use(accesses: GroupedAccesses, grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
     if accesses.groups is None or not len(accesses.limits):
         return []
     needs, request_of = needed_sizes(accesses), accesses.request_of

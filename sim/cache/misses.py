@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from measure.cache.interning import InternedChains, lay_out_chains, unlimited_hits
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
 from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions, run_requests
@@ -32,7 +33,6 @@ from sim.workload.groups import (
     grouping_of,
     short_name,
 )
-from sim.workload.interning import InternedChains, lay_out_chains, unlimited_hits
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import BoolArray, IntArray
 from tracefile.records.batches import Batch, Hashes

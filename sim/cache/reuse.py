@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from measure.cache.accesses import Accesses
+from measure.cache.stackdepth import access_depths
 from measure.cacheuse import Distribution, Window
 from measure.quantiles import quantile_place
-from measure.stackdepth import access_depths
 from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
-from sim.workload.accesses import Accesses, read_accesses
+from sim.workload.accesses import read_accesses
 from tracefile.commandline.durations import duration
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.errors import InputError

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from measure.machinecode import kept
-from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
+from measure.cache.machinecode import kept
+from measure.cache.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from measure.table import table_lines
 from sim.cache.pool import block_size_text, gib_cell, gib_heading, unknown_outputs
 from sim.workload.chain import Chains

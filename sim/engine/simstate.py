@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from measure.cache.chains import chain_places
 from sim.kernels import layout
 from sim.kernels.layout import NONE, Draws, Pool, Records, Scheduler, SimState, Timeline
 from sim.kernels.pool import empty_pool
@@ -17,7 +18,6 @@ from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.chain import chain_places
 from tracefile.records.arrays import IntArray, UInt64Array
 
 FIRST_STEPS = 1 << 18

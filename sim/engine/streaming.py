@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from measure.cache.chains import chain_places
 from sim.engine.results import RequestResult, results_in
 from sim.engine.simstate import arrival_heap, lay_out
 from sim.kernels import layout
@@ -21,7 +22,6 @@ from sim.kernels.pool import with_keys
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.chain import chain_places
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
+from measure.cache.chains import chain_places
 from measure.quantiles import interval_places, quantile
 from measure.resampling import CONFIDENCE
 from sim.engine.simstate import FIRST_STEPS, build_state, with_model
@@ -24,7 +25,6 @@ from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from sim.workload.chain import chain_places
 from tracefile.records.arrays import FloatArray, IntArray
 
 MOST_GAPS = 1 << 17

@@ -19,7 +19,7 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-from measure.machinecode import kept
+from measure.cache.machinecode import kept
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}

@@ -1,74 +1,28 @@
 """A trace's chains as flat arrays of block numbers, for the passes over all of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
+from measure.cache.interning import Interner, NumberedChains
 from sim.workload.arrivals import require_times
-from sim.workload.chain import Chains, chain_places, engine_chains, hashed_batches, known_blocks, leading_keys
+from sim.workload.chain import Chains, engine_chains, hashed_batches, known_blocks, leading_keys
 from sim.workload.groups import Grouping, Groups, Members, PrefixChains
-from sim.workload.interning import lay_out_chains, leading, unlimited_hits
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import BoolArray, IntArray
+from tracefile.records.arrays import IntArray
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.reader import TraceReader
 
 
 @dataclass(frozen=True, slots=True)
-class Accesses:
-    """Requests one after another, each with its full blocks, root to leaf: its prompt's, then its output's."""
+class GroupedAccesses(Accesses):
+    """Accesses of requests in groups."""
 
-    blocks: IntArray
-    """Dense numbers 0 … distinct − 1; a prompt block whose hash is not known has one of its own."""
-    starts: IntArray
-    """Where each request's blocks start in ``blocks``; one more entry than requests."""
-    limits: IntArray
-    """How many leading blocks each request may hit."""
-    distinct: int
-    block_size: int
-    prompt_tokens: IntArray
-    arrival_ms: npt.NDArray[np.float64]
-    """NaN: not recorded."""
     groups: Groups | None = None
-    fine_block_size: int | None = None
-    """The trace's block size. Null: ``block_size``."""
-    whole_chains: int = 0
-    """Requests whose filled blocks are all known, outputs' included."""
-
-    @property
-    def input_tokens(self) -> int:
-        return int(self.prompt_tokens.sum())
-
-    @property
-    def lookup_blocks(self) -> IntArray:
-        """Full prompt blocks of each request, the first of its blocks."""
-        return self.prompt_tokens // self.block_size
-
-    @property
-    def asked(self) -> BoolArray:
-        """True where a block belongs to a prompt: outputs are written, not looked up."""
-        return self._leading(self.lookup_blocks)
-
-    @property
-    def request_of(self) -> IntArray:
-        """Request of each of ``blocks``."""
-        return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
-
-    @property
-    def may_hit(self) -> BoolArray:
-        """True where a block is short of its prompt's last token."""
-        return self._leading(self.limits)
-
-    @property
-    def unlimited_hits(self) -> IntArray:
-        """Hits of each request in an unlimited cache."""
-        return unlimited_hits(self.blocks, self.starts, self.limits, self.distinct)
-
-    def _leading(self, counts: IntArray) -> BoolArray:
-        return leading(self.starts, counts)
 
 
 def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bool = False) -> Accesses:
@@ -85,7 +39,7 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
 
 def read_block_sizes(
     trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None
-) -> list[Accesses]:
+) -> list[GroupedAccesses]:
     """Read the chains by arrival, as ``read_accesses``, at each of several block sizes, in one pass."""
     with open_trace(trace) as reader:
         members = Members(grouping, reader.meta.block_size or 1) if grouping else None
@@ -130,32 +84,26 @@ class _Columns:
         words = batch.words("request_id")
         self.names += [words[place] or "" for place in asked.tolist()]
 
-    def accesses(self, members: Members | None = None) -> Accesses:
-        known, tokens = np.concatenate(self.known), np.concatenate(self.prompt_tokens)
-        hashes, arrival_ms = np.concatenate(self.hashes), np.concatenate(self.arrival_ms)
-        timed = not np.isnan(arrival_ms).any()
-        order = np.argsort(arrival_ms, kind="stable") if timed else np.arange(len(tokens))
-        if (np.diff(order) < 0).any():
-            hashes = hashes[chain_places((np.cumsum(known) - known)[order], known[order])]
-            known, tokens, arrival_ms = known[order], tokens[order], arrival_ms[order]
-        block_size = self.chains.block_size
-        blocks = np.maximum(tokens // block_size, known)
-        ends = np.cumsum(blocks)
-        interned = lay_out_chains(hashes, known, blocks, ends - blocks, int(blocks.sum()))
-        found = Accesses(
-            blocks=interned.keys.astype(np.int64),
-            starts=np.concatenate([[0], ends]),
-            limits=(tokens - 1) // block_size,
-            distinct=interned.distinct,
-            block_size=block_size,
+    def accesses(self, members: Members | None = None) -> GroupedAccesses:
+        known, tokens, hashes = (
+            np.concatenate(self.known),
+            np.concatenate(self.prompt_tokens),
+            np.concatenate(self.hashes),
+        )
+        firsts, interner = np.cumsum(known) - known, Interner()
+        chains = KnownChains(
+            numbered=NumberedChains(interner.number(hashes), firsts, interner.distinct),
+            known=known,
             prompt_tokens=tokens,
-            arrival_ms=arrival_ms,
+            arrival_ms=np.concatenate(self.arrival_ms),
+            block_size=self.chains.block_size,
             fine_block_size=self.chains.fine_block_size,
             whole_chains=self.whole_chains,
         )
+        found = lay_out_accesses(chains)
+        parts = {one.name: getattr(found, one.name) for one in fields(found)}
         if members is None:
-            return found
-        full = found.lookup_blocks
-        first, hits = np.cumsum(known) - known, found.unlimited_hits
-        prompts = PrefixChains(hashes, first, np.minimum(known, full), full, hits)
-        return replace(found, groups=members.groups(prompts, order, block_size))
+            return GroupedAccesses(**parts)
+        order, full = chains.order, found.lookup_blocks
+        prompts = PrefixChains(hashes, firsts[order], np.minimum(known[order], full), full, found.unlimited_hits)
+        return GroupedAccesses(**parts, groups=members.groups(prompts, order, found.block_size))

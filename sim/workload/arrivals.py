@@ -11,8 +11,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from measure.cache.chains import chain_places
 from sim.vllm.request import Request
-from sim.workload.chain import FIRST_PRIVATE, Chains, chain_places, known_blocks, leading_keys
+from sim.workload.chain import FIRST_PRIVATE, Chains, known_blocks, leading_keys
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch, RecordBatch
 from tracefile.records.errors import InputError

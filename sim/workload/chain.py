@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from measure.cache.chains import chain_places
+from measure.cache.chains import known_blocks as count_known
 from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
 from tracefile.hashing.tokenchains import Resizing, branches_of
@@ -149,28 +151,11 @@ def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
     end_reading(reader, hashed=hashed)
 
 
-def known_prompt_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
-    """Count each prompt's leading blocks with a true hash in the trace."""
-    prompt = np.maximum(hashes.prompt_blocks, 0) // chains.factor
-    true = batch.numbers("hashable_blocks", UNKNOWN)
-    return np.where(true == UNKNOWN, prompt, np.minimum(true // chains.factor, prompt))
-
-
 def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
     """Count the leading blocks of ``Chains.whole`` with a hash in the trace."""
-    prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), batch.numbers("output_tokens")
-    prompt = np.maximum(hashes.prompt_blocks, 0)
-    whole = prompt == prompt_tokens // chains.fine_block_size
-    in_all = (prompt + np.maximum(hashes.output_blocks, 0)) // chains.factor
-    prompt //= chains.factor
-    known = known_prompt_blocks(batch, hashes, chains)
-    goes_on = (known == prompt) & (known == prompt_tokens // chains.block_size)
-    goes_on &= (hashes.output_blocks != NO_LIST) & (whole | (chains.factor == 1))
-    computed = prompt_tokens + np.maximum(output_tokens - 1, 0)
-    return np.minimum(np.where(goes_on, in_all, known), computed // chains.block_size)
-
-
-def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
-    """Places starts[0], starts[0] + 1 … ``counts[0]`` of them, then likewise for the next start."""
-    ends = np.cumsum(counts)
-    return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))
+    prompt, true = np.maximum(hashes.prompt_blocks, 0), batch.numbers("hashable_blocks", UNKNOWN)
+    true = np.where(true == UNKNOWN, prompt, np.minimum(true, prompt))
+    tokens = (batch.numbers("prompt_tokens"), batch.numbers("output_tokens"))
+    return count_known(
+        (prompt, true, np.maximum(hashes.output_blocks, 0)), tokens, chains.fine_block_size, chains.factor
+    )

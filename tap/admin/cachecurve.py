@@ -38,7 +38,7 @@ class RecencyStack:
 
     Each touch takes the next slot of a byte map; the depth of a block is the number of slots taken after its own,
     counted by group in C: faster than a tree. When the slots run out, the blocks move together. Plain Python, unlike
-    the compiled ``measure.stackdepth``: numba would triple the memory of the admin process.
+    the compiled ``measure.cache.stackdepth``: numba would triple the memory of the admin process.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from measure.metrics.hits import count_hits, measure_prefill
+from measure.runs import make_run
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_sessions import AGENT
-from tracefile import BlockHash, Engine, Record
+from tracefile import BlockHash, Engine, Meta, Record
 
 
 def test_three_accounts_and_where_they_part() -> None:
@@ -85,3 +86,5 @@ def test_an_unlimited_cache_by_a_set(records: list[Record]) -> None:
         elif len(true) == len(record.block_hashes):
             seen.update(record.output_block_hashes or [])
     assert run_of(records, block_size=4).reusable_tokens.tolist() == expected
+    numbered = make_run("run", "run.jsonl", Meta(source="client", block_size=4), records, chains=True)
+    assert numbered.reusable_tokens.tolist() == expected

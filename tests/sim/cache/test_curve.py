@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measure.cache.accesses import Accesses
+from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.__main__ import main
-from sim.cache.curve import HitCurve, hit_curve
-from sim.workload.accesses import Accesses, read_accesses
+from sim.workload.accesses import read_accesses
 from tracefile.records.errors import InputError
 
 SIX = Path(__file__).parent.parent / "data" / "six_requests.jsonl"
@@ -46,7 +47,7 @@ def accesses(prompts: list[Prompt], block_size: int = 16) -> Accesses:
     blocks = [numbers.setdefault(block, len(numbers)) for prompt, _ in prompts for block in prompt]
     starts = np.cumsum([0] + [len(prompt) for prompt, _ in prompts])
     return Accesses(
-        np.array(blocks, np.int64),
+        np.array(blocks, np.int32),
         starts.astype(np.int64),
         np.array([limit for _, limit in prompts], np.int64),
         len(numbers),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache.curve import HitCurve, hit_curve
+from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FreeRule

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.__main__ import main
 from sim.cache.groupuse import cache_use
-from sim.workload.accesses import Accesses
+from sim.workload.accesses import GroupedAccesses
 from sim.workload.groups import Grouping, Groups
 from tracefile import TraceWriter
 from tracefile.files.reading import load_trace
@@ -40,7 +40,7 @@ prompts = st.lists(
 )
 
 
-def accesses(found: list[Prompt]) -> Accesses:
+def accesses(found: list[Prompt]) -> GroupedAccesses:
     numbers: dict[int, int] = {}
     blocks = [numbers.setdefault(block, len(numbers)) for prompt, _, _ in found for block in prompt]
     starts = np.cumsum([0] + [len(prompt) for prompt, _, _ in found])
@@ -50,7 +50,7 @@ def accesses(found: list[Prompt]) -> Accesses:
     limits = np.array([limit for _, limit, _ in found], np.int64)
     tokens = 16 * np.diff(starts).astype(np.int64)
     missing = np.full(len(found), np.nan)
-    return Accesses(np.array(blocks, np.int64), starts, limits, len(numbers), 16, tokens, missing, groups)
+    return GroupedAccesses(np.array(blocks, np.int32), starts, limits, len(numbers), 16, tokens, missing, groups=groups)
 
 
 class SlowUse:
@@ -98,7 +98,7 @@ def curve(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_a_sweep_of_block_sizes_is_the_curves_of_thinned_traces(
     tmp_path_factory: pytest.TempPathFactory, found: list[Prompt]
 ) -> None:
-    from sim.cache.curve import hit_curve
+    from measure.cache.hitcurve import hit_curve
     from sim.workload.accesses import read_accesses, read_block_sizes
 
     folder = tmp_path_factory.mktemp("sweep")

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measure.cache.accesses import Accesses
 from sim.__main__ import main
 from sim.cache.reuse import LEVELS, measure_reuse
-from sim.workload.accesses import Accesses, read_accesses
+from sim.workload.accesses import read_accesses
 from tracefile.records.errors import InputError
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
@@ -36,7 +37,7 @@ def accesses(found: list[Request]) -> Accesses:
     starts = np.cumsum([0] + [len(prompt) for prompt, _ in found])
     lengths = np.diff(starts)
     arrival_ms = 100.0 + np.cumsum([gap for _, gap in found])
-    return Accesses(np.array(blocks, np.int64), starts, lengths, len(numbers), 16, 16 * lengths, arrival_ms)
+    return Accesses(np.array(blocks, np.int32), starts, lengths, len(numbers), 16, 16 * lengths, arrival_ms)
 
 
 def quantiles(values: list[float]) -> list[float]:

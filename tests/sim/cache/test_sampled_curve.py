@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.stackdepth import depth_of, empty_stack, touch, with_room
+from measure.cache.accesses import Accesses
+from measure.cache.hitcurve import HitCurve, hit_curve
+from measure.cache.stackdepth import depth_of, empty_stack, touch, with_room
 from sim.__main__ import main
-from sim.cache.curve import HitCurve, hit_curve
 from sim.cache.sampledcurve import Sampling, sample_curve
-from sim.workload.accesses import Accesses, read_accesses
+from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
@@ -45,7 +46,7 @@ def exact_curve(paths: list[list[int]]) -> HitCurve:
     starts = np.cumsum([0] + [len(path) for path in paths])
     lengths = np.diff(starts)
     missing = np.full(len(paths), np.nan)
-    return hit_curve(Accesses(np.array(blocks, np.int64), starts, lengths, len(numbers), 16, 16 * lengths, missing))
+    return hit_curve(Accesses(np.array(blocks, np.int32), starts, lengths, len(numbers), 16, 16 * lengths, missing))
 
 
 @settings(max_examples=80, deadline=None)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measure.cache.interning import lay_out_chains
 from sim.engine.simstate import build_state
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
@@ -20,7 +21,6 @@ from sim.vllm.config import EngineConfig, SchedulingPolicy
 from sim.vllm.rules import FreeRule
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import FIRST_PRIVATE
-from sim.workload.interning import lay_out_chains
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import Simulation, columns, known_keys, read_simulation, simulate
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache.curve import HitCurve, hit_curve
+from measure.cache.accesses import Accesses
+from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.cache.sampledcurve import Sampling, sample_curve
-from sim.workload.accesses import Accesses
 from sim.workload.chain import Chains
 from tap.admin.cachecurve import GROUP, SIZES, CacheCurve, RecencyStack
 from tap.admin.state import LiveState
@@ -66,7 +66,7 @@ def sim_curve(requests: Requests) -> HitCurve:
     starts = np.cumsum([0, *(len(blocks) for blocks, _ in requests)])
     prompts = np.array([tokens for _, tokens in requests])
     arrival_ms = np.arange(len(requests), dtype=np.float64)
-    blocks = np.array(flat, np.int64)
+    blocks = np.array(flat, np.int32)
     return hit_curve(Accesses(blocks, starts, (prompts - 1) // BLOCK, len(numbers), BLOCK, prompts, arrival_ms))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.cache.curve import HitCurve, hit_curve
+from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.workload.accesses import read_accesses
 from tracefile import (
     BlockHash,

@@ -3,7 +3,7 @@
 import pytest
 from numba.core import caching
 
-from measure.machinecode import kept
+from measure.cache.machinecode import kept
 from sim.kernels.compiling import entry, say_if_not_compiled
 
 

@@ -11,7 +11,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from measure.machinecode import kept
+from measure.cache.chains import Int32Array
+from measure.cache.machinecode import kept
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import IntArray, UInt64Array
 
@@ -32,7 +33,7 @@ class Recency(NamedTuple):
 
 @kept
 def count_depths(
-    blocks: IntArray, starts: IntArray, limits: IntArray, distinct: int
+    blocks: Int32Array, starts: IntArray, limits: IntArray, distinct: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
     """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
 
@@ -72,7 +73,7 @@ def count_depths(
 
 @kept
 def access_depths(
-    blocks: IntArray, starts: IntArray, distinct: int
+    blocks: Int32Array, starts: IntArray, distinct: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
     """Return, by access, the depth (0: never touched) and the request that touched the block before (−1: none)."""
     depths = np.zeros(len(blocks), np.int64)
@@ -102,7 +103,7 @@ def access_depths(
 
 @kept
 def resident_owners(
-    blocks: IntArray, starts: IntArray, owners: IntArray, num_owners: int, size: int
+    blocks: Int32Array, starts: IntArray, owners: IntArray, num_owners: int, size: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
     """Return the owners' shares of an LRU of ``size`` blocks; a block belongs to the request that touched it last.
 
@@ -161,7 +162,7 @@ def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> 
 
 
 @kept
-def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no cover - compiled
+def _touch(recency: Recency, blocks: Int32Array, now: int) -> int:  # pragma: no cover - compiled
     """Touch ``blocks`` from leaf to root from time ``now`` on; return the number of new blocks."""
     touched_at, bits, tree = recency
     fresh = 0

@@ -1,0 +1,1 @@
+"""Block hashes of a trace as numbers: chains, hits of an unlimited cache, LRU depths, hits at every size."""

@@ -1,0 +1,52 @@
+"""Chains of block hashes as arrays of numbers, and the blocks of each request that a trace knows."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tracefile.records.arrays import IntArray, UInt64Array
+
+Int32Array = npt.NDArray[np.int32]
+NO_HASHES: Final = -1
+
+
+class Chains(NamedTuple):
+    """Chains of n requests: a prompt's blocks, then its output's, as numbers; equal hashes have equal numbers."""
+
+    block_size: int
+    numbers: Int32Array
+    hashes: UInt64Array
+    """By number."""
+    starts: IntArray
+    """Place of each request's first number."""
+    prompts: IntArray
+    """Blocks of each prompt; NO_HASHES: the record has none."""
+    true: IntArray
+    """Leading blocks of the prompt that the chain is true for; NO_HASHES likewise."""
+    outputs: IntArray
+
+
+def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
+    """Places starts[0], starts[0] + 1 … ``counts[0]`` of them, then likewise for the next start."""
+    ends = np.cumsum(counts)
+    return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))
+
+
+def known_blocks(
+    blocks: tuple[IntArray, IntArray, IntArray], tokens: tuple[IntArray, IntArray], fine_block_size: int, factor: int
+) -> IntArray:
+    """Count the leading blocks of each request, full at its end, whose hashes a trace has.
+
+    ``blocks``: hashes of the prompt, those of them that are true, hashes of the output, 0 for none; ``tokens``: of
+    prompt and output. Counted are blocks of ``factor`` such; an output's follow only a prompt known to its end.
+    """
+    prompt_blocks, true_blocks, output_blocks = blocks
+    prompt_tokens, output_tokens = tokens
+    block_size = factor * fine_block_size
+    whole = prompt_blocks == prompt_tokens // fine_block_size
+    known, prompt = true_blocks // factor, prompt_blocks // factor
+    goes_on = (known == prompt) & (known == prompt_tokens // block_size) & (whole | (factor == 1))
+    computed = prompt_tokens + np.maximum(output_tokens - 1, 0)
+    in_all = (prompt_blocks + output_blocks) // factor
+    return np.minimum(np.where(goes_on, in_all, known), computed // block_size)
