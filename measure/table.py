@@ -1,8 +1,22 @@
 """Tables on a terminal: columns as wide as their widest cell."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 GAP = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table in words, for a terminal and for a page; the first column names the rows."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines for a terminal; none without rows."""
+        return table_lines(self.columns, self.rows, "<") if self.rows else []
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str = "", gap: str = GAP) -> list[str]:

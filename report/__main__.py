@@ -29,7 +29,7 @@ shared, 2 bad input.
 
 _SHOW_EPILOG: Final = """\
 examples:
-  report show run.jsonl.zst --gpus 8 --files run-files
+  report show run.jsonl.zst --gpus 8 --html run.html --files run-files
   report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
 
 Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.

@@ -1,17 +1,21 @@
-"""``report show``: every metric of one trace, its health checks, SLOs on it, and the same as files."""
+"""``report show``: every metric of one trace, its health checks, SLOs on it, the same as files and as a page."""
 
 import argparse
 import sys
 from pathlib import Path
+from textwrap import wrap
+from typing import Final
 
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from measure.metrics.slos import parse_slos
-from measure.metrics.tables import headline, metric_lines
+from measure.metrics.tables import headline, metric_lines, verdict
 from measure.metrics.trace import measure_run, read_run
 from report.files.folder import check_folder, write_files
 from report.files.measured import Measured
-from report.output import print_json
+from report.output import add_picture_arguments, pictures_of, print_json
 from tracefile.commandline.printing import printable
+
+TERMINAL_COLUMNS: Final = 100
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +26,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--files", type=Path, metavar="DIR", help="write tables, a timeline, evalscope's and Veeksha's files there"
     )
+    add_picture_arguments(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
 
 
@@ -30,14 +35,23 @@ def show(flags: argparse.Namespace) -> int:
     slos, gpus = parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
     if flags.files is not None:
         check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
+    pictures = pictures_of(flags, [flags.trace])
     run = read_run(flags.trace)
     metrics = measure_run(run, gpus=gpus, slos=slos)
+    measured = Measured(flags.trace, run, metrics, slos)
+    if pictures.wanted:
+        # The page's libraries take half a second to import: only who wants a page waits for them.
+        from report.trace.page import draw_chapters, render_trace, trace_figures  # noqa: PLC0415
+
+        drawn = draw_chapters(measured)
+        pictures.write(render_trace(measured, drawn), trace_figures(drawn))
     if flags.files is not None:
-        for line in write_files(flags.files, Measured(flags.trace, run, metrics, slos)):
+        for line in write_files(flags.files, measured):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
     if flags.json:
         print_json(metrics)
-    for line in (f"{flags.trace.name}: {headline(metrics)}", *metric_lines(metrics)):
+    told = wrap(verdict(metrics), TERMINAL_COLUMNS)
+    for line in (f"{flags.trace.name}: {headline(metrics)}", *told, *metric_lines(metrics)):
         print(printable(line), file=sys.stderr if flags.json else sys.stdout)
     return 0 if all(slo.met for slo in metrics.slos) else 1

@@ -7,7 +7,7 @@ import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
 from measure.metrics.requests import known
-from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup
+from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, Statistics
 from measure.metrics.sessions import accounted_tokens
 from measure.metrics.statistics import statistics_of
 from measure.runs import UNKNOWN, Run
@@ -30,7 +30,7 @@ def count_hits(run: Run) -> Hits:
 def _count(run: Run, tokens: IntArray, rows: IntArray) -> HitCount:
     tells = rows[(tokens[rows] != UNKNOWN) & (run.prompt_tokens[rows] != UNKNOWN)]
     hits, prompts = int(tokens[tells].sum()), int(run.prompt_tokens[tells].sum())
-    return HitCount(requests=len(tells), tokens=hits, rate=hits / prompts if prompts else None)
+    return HitCount(requests=len(tells), tokens=hits, prompt_tokens=prompts, rate=hits / prompts if prompts else None)
 
 
 def block_size(run: Run) -> int:
@@ -57,11 +57,16 @@ def _partings(run: Run, accounts: dict[str, IntArray]) -> Iterator[HitParting]:
 
 def measure_prefill(run: Run) -> Prefill:
     """Group TTFT by prompt tokens and by uncached tokens."""
-    uncached = known(own_traits(run).uncached_tokens)
+    uncached, rows = known(own_traits(run).uncached_tokens), cohort_rows(own_traits(run))
     return Prefill(
         by_prompt_tokens=_groups(run.ttft_ms, known(run.prompt_tokens)),
         by_uncached_tokens=_groups(run.ttft_ms, uncached),
+        by_turn={name: found for name in (FIRST_TURN, LATER_TURNS) if (found := _of_rows(run, rows.get(name)))},
     )
+
+
+def _of_rows(run: Run, rows: IntArray | None) -> Statistics | None:
+    return None if rows is None else statistics_of(run.ttft_ms[rows])
 
 
 def _groups(ttft_ms: FloatArray, tokens: FloatArray) -> list[PrefillGroup]:

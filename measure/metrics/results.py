@@ -72,6 +72,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of requests in flight in each interval."""
     prompt_tps: list[float]
     completion_tps: list[float]
+    cached_tps: list[float]
+    """Of requests with reported cached tokens, as ``uncached_tps``."""
+    uncached_tps: list[float]
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,10 +138,12 @@ class PrefillGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT by length; the groups' bounds are powers of two."""
+    """TTFT by length, the groups' bounds powers of two, and by turn."""
 
     by_prompt_tokens: list[PrefillGroup]
     by_uncached_tokens: list[PrefillGroup]
+    by_turn: dict[str, Statistics]
+    """First turns and later ones, by cohort."""
 
 
 class HitCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +151,10 @@ class HitCount(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     tokens: int
+    prompt_tokens: int
+    """Of these requests."""
     rate: float | None
-    """Of these requests' prompt tokens."""
+    """tokens / prompt_tokens."""
 
 
 class HitParting(msgspec.Struct, frozen=True, kw_only=True):

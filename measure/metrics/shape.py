@@ -12,12 +12,17 @@ from tracefile.records.arrays import FloatArray
 
 def measure_shape(run: Run) -> dict[str, Statistics | None]:
     """Measure every session, its failed requests included; null where the trace tells none."""
+    return {name: statistics_of(sample) for name, sample in shape_samples(run).items()}
+
+
+def shape_samples(run: Run) -> dict[str, FloatArray]:
+    """Return each axis's values, NaN where the trace tells none."""
     order = session_order(run)
     rows, first = order.rows, order.is_first
     last = np.append(first[1:], True)
     prompt, output = known(run.prompt_tokens)[rows], known(run.output_tokens)[rows]
     pause_ms = run.arrival_ms[rows] - np.append(np.nan, run.end_ms[rows][:-1])
-    values = {
+    return {
         "turns": np.diff(np.append(order.starts, len(rows))).astype(np.float64),
         "first_prompt_tokens": prompt[first],
         "turn_output_tokens": output[~last],
@@ -25,7 +30,6 @@ def measure_shape(run: Run) -> dict[str, Statistics | None]:
         "pause_ms": _from_zero(pause_ms[~first]),
         "final_output_tokens": output[last],
     }
-    return {name: statistics_of(sample) for name, sample in values.items()}
 
 
 def _from_zero(values: FloatArray) -> FloatArray:

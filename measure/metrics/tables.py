@@ -1,22 +1,25 @@
-"""Metrics of a run as lines for a terminal: tables of at most 100 columns."""
+"""Metrics of a run in words: the verdict, and tables for a terminal (at most 100 columns) and for a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from measure.cohorts import cohort_title
+from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.metrics.results import (
     STATISTICS,
     HealthCheck,
+    HitCount,
     Hits,
+    Overview,
+    Prefill,
     PrefillGroup,
     SloResult,
     Statistics,
     TraceMetrics,
     Workload,
 )
-from measure.table import table_lines
-from measure.wording import NOTHING, count, duration_ms, factor, rate, share
+from measure.table import TextTable, table_lines
+from measure.wording import NOTHING, compact, count, duration, duration_ms, factor, rate, share
 
 TITLES: Final = {
     "ttft_ms": "TTFT ms",
@@ -56,13 +59,26 @@ RATE_TITLES: Final = {
 def metric_lines(metrics: TraceMetrics) -> list[str]:
     """Return every table, a blank line before each; a metric that the trace lacks has no row."""
     blocks = chain(
-        [_statistics("per request", metrics.per_request), _statistics("per session", metrics.per_session)],
-        [_statistics("shape", metrics.shape), _workload(metrics)],
-        [_prefill("prompt tokens", metrics.prefill.by_prompt_tokens)],
-        [_prefill("uncached tokens", metrics.prefill.by_uncached_tokens)],
+        [_statistics("per request", metrics.per_request).lines, _statistics("per session", metrics.per_session).lines],
+        [_statistics("shape", metrics.shape).lines, _workload(metrics)],
+        [prefill.lines for prefill in prefill_tables(metrics.prefill)],
         [_hits(metrics.hits), health_lines(metrics.health), slo_lines(metrics.slos)],
     )
     return [line for block in blocks if block for line in ("", *block)]
+
+
+def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
+    """Return the tables of ``metric_lines`` that have rows."""
+    tables = [
+        _statistics("per request", metrics.per_request),
+        _statistics("per session", metrics.per_session),
+        _statistics("shape", metrics.shape),
+        _throughput(metrics.workload),
+        _overview(metrics.overview),
+        *prefill_tables(metrics.prefill),
+        hit_table(metrics.hits),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def headline(metrics: TraceMetrics) -> str:
@@ -75,6 +91,38 @@ def headline(metrics: TraceMetrics) -> str:
     )
 
 
+def verdict(metrics: TraceMetrics) -> str:
+    """Return the worth of the prefix cache as a sentence: tokens that it served, and waits of first and later turns."""
+    return "; ".join(filter(None, [_served(metrics.hits), _waited(metrics)])) + "."
+
+
+def _served(hits: Hits) -> str:
+    """Return the share of prompt tokens by the best account there is."""
+    reported, simulated, accounted = (found.get(ALL) for found in (hits.reported, hits.simulated, hits.accounted))
+    if reported is not None and reported.rate is not None:
+        said = f"The prefix cache served {_of_tokens(reported)}"
+        more = simulated is not None and simulated.rate is not None and simulated.rate > 1.01 * reported.rate
+        return f"{said} (an unlimited one: {share(simulated.rate)})" if simulated is not None and more else said
+    if simulated is not None and simulated.rate is not None:
+        return f"The engine reports no cached tokens; an unlimited prefix cache would serve {_of_tokens(simulated)}"
+    if accounted is not None and accounted.rate is not None:
+        return f"The engine reports no cached tokens; in the turn before were {_of_tokens(accounted)}"
+    return "The trace tells nothing about the prefix cache"
+
+
+def _of_tokens(found: HitCount) -> str:
+    return f"{share(found.rate)} of {compact(found.prompt_tokens)} prompt tokens"
+
+
+def _waited(metrics: TraceMetrics) -> str:
+    """Return median TTFTs; empty: the trace has none."""
+    turns, every = metrics.prefill.by_turn, metrics.per_request["ttft_ms"]
+    if len(turns) > 1:
+        first, later = (duration(turns[name].p50) for name in (FIRST_TURN, LATER_TURNS))
+        return f"turns 2+ waited {later} at the median for their first token, first turns {first}"
+    return "" if every is None else f"requests waited {duration(every.p50)} at the median for their first token"
+
+
 def value_text(name: str, value: float) -> str:
     """Return a metric's value as tables show it, without its unit."""
     if "hit_rate" in name:
@@ -84,19 +132,24 @@ def value_text(name: str, value: float) -> str:
     return factor(value) if name.endswith("_tps") or not float(value).is_integer() else count(value)
 
 
-def _statistics(title: str, found: Mapping[str, Statistics | None]) -> list[str]:
+def _statistics(title: str, found: Mapping[str, Statistics | None]) -> TextTable:
     rows = [
         [TITLES[name], *(value_text(name, getattr(one, each)) for each in STATISTICS), f"{one.n:,}"]
         for name, one in found.items()
         if one is not None
     ]
-    return table_lines([title, *STATISTICS, "n"], rows, "<") if rows else []
+    return TextTable([title, *STATISTICS, "n"], rows)
 
 
 def _workload(metrics: TraceMetrics) -> list[str]:
     found = metrics.workload
     if not found.wall_s:
         return []
+    further = workload_sentences(found, metrics.sessions.per_s)
+    return [*_throughput(found).lines, "", *_overview(metrics.overview).lines, *further]
+
+
+def _throughput(found: Workload) -> TextTable:
     windows = ["overall", "last_30s", "steady"] + (["steady_per_gpu"] if found.gpus else [])
     titles = {"last_30s": "last 30 s", "steady_per_gpu": "steady/GPU"}
     rows = [
@@ -104,12 +157,10 @@ def _workload(metrics: TraceMetrics) -> list[str]:
         for name, title in RATE_TITLES.items()
         if getattr(found, name).overall is not None
     ]
-    lines = table_lines(["workload", *(titles.get(window, window) for window in windows)], rows, "<") if rows else []
-    return [*lines, *_overview(metrics), *_further(metrics.workload, metrics.sessions.per_s)]
+    return TextTable(["workload", *(titles.get(window, window) for window in windows)], rows)
 
 
-def _overview(metrics: TraceMetrics) -> list[str]:
-    row = metrics.overview
+def _overview(row: Overview) -> TextTable:
     told = [
         NOTHING if row.concurrency is None else f"{row.concurrency:,}",
         NOTHING if row.rate is None else f"{row.rate:g}",
@@ -117,10 +168,11 @@ def _overview(metrics: TraceMetrics) -> list[str]:
         *(_rate_text(one) for one in (row.rps, row.gen_tps)),
         share(row.success),
     ]
-    return ["", *table_lines(["Conc", "Rate", "Num", "RPS", "Gen/s", "Success"], [told])]
+    return TextTable(["Conc", "Rate", "Num", "RPS", "Gen/s", "Success"], [told])
 
 
-def _further(found: Workload, sessions_per_s: float | None) -> Iterator[str]:
+def workload_sentences(found: Workload, sessions_per_s: float | None) -> Iterator[str]:
+    """Return wall time, requests in flight, the pace of a stream and goodput, a line each."""
     yield f"wall time {found.wall_s:,.1f} s, {_rate_text(sessions_per_s)} sessions/s"
     flight = found.concurrency
     if flight is not None:
@@ -138,35 +190,46 @@ def _rate_text(value: float | None) -> str:
     return NOTHING if value is None else factor(value)
 
 
-def _prefill(title: str, groups: Sequence[PrefillGroup]) -> list[str]:
-    rows = [
-        [
-            f"{group.from_tokens:,}–{group.to_tokens:,}"
-            if group.to_tokens > group.from_tokens
-            else f"{group.to_tokens}",
-            f"{group.ttft_ms.n:,}",
-            *(duration_ms(getattr(group.ttft_ms, name)) for name in ("mean", "p50", "p90", "p99")),
-        ]
-        for group in groups
+def prefill_tables(prefill: Prefill) -> list[TextTable]:
+    """Return TTFT by length and by turn."""
+    by_length = {"prompt tokens": prefill.by_prompt_tokens, "uncached tokens": prefill.by_uncached_tokens}
+    named = {
+        **{title: [(_span_text(group), group.ttft_ms) for group in groups] for title, groups in by_length.items()},
+        "turn": [(cohort_title(name), found) for name, found in prefill.by_turn.items()],
+    }
+    levels = ("mean", "p50", "p90", "p99")
+    return [
+        TextTable(
+            [f"TTFT ms by {title}", "n", *levels],
+            [[name, f"{one.n:,}", *(duration_ms(getattr(one, level)) for level in levels)] for name, one in found],
+        )
+        for title, found in named.items()
     ]
-    return table_lines([f"TTFT ms by {title}", "n", "mean", "p50", "p90", "p99"], rows, "<") if rows else []
 
 
-def _hits(hits: Hits) -> list[str]:
+def _span_text(group: PrefillGroup) -> str:
+    low, high = group.from_tokens, group.to_tokens
+    return f"{low:,}–{high:,}" if high > low else f"{high}"
+
+
+def hit_table(hits: Hits) -> TextTable:
+    """Return shares of prompt tokens by account and cohort; no rows: no account knows a request."""
     accounts = {
         "accounted (turn before)": hits.accounted,
         "reported by the engine": hits.reported,
         "simulated, unlimited": hits.simulated,
     }
     cohorts = list(hits.reported)
-    if not any(found[cohort].requests for found in accounts.values() for cohort in cohorts):
-        return []
+    told = any(found[cohort].requests for found in accounts.values() for cohort in cohorts)
     rows = [
         [title, *(share(found[cohort].rate) if found[cohort].requests else NOTHING for cohort in cohorts)]
         for title, found in accounts.items()
     ]
-    lines = table_lines(["cached of prompt tokens", *(cohort_title(cohort) for cohort in cohorts)], rows, "<")
-    return lines + [
+    return TextTable(["cached of prompt tokens", *map(cohort_title, cohorts)], rows if told else [])
+
+
+def _hits(hits: Hits) -> list[str]:
+    return hit_table(hits).lines + [
         f"{one.accounts}: {one.requests:,} requests, {count(one.tokens)} tokens; most in {one.example}"
         for one in hits.partings
     ]

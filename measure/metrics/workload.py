@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from measure.cohorts import own_traits
 from measure.metrics.requests import known, success
 from measure.metrics.results import Concurrency, Overview, Rates, Timeline, Workload
 from measure.metrics.statistics import quantile_of
@@ -99,10 +100,13 @@ def _timeline(run: Run, begin_ms: float, wall_s: float) -> Timeline | None:
     edges_ms = np.linspace(0.0, wall_s * 1000.0, INTERVALS + 1)
     interval_ms = wall_s * 1000.0 / INTERVALS
     in_flight = np.diff(_in_flight_time(*_spans(run, begin_ms), edges_ms)) / interval_ms
+    ended: BoolArray = run.ok & ~np.isnan(run.end_ms)
+    since_ms = np.where(ended, run.end_ms - begin_ms, 0.0)
+    places = np.clip((since_ms / interval_ms).astype(np.int64), 0, INTERVALS - 1)
 
     def per_s(counts: IntArray) -> list[float]:
-        tells: BoolArray = run.ok & (counts != UNKNOWN) & ~np.isnan(run.end_ms)
-        at = np.clip(((run.end_ms[tells] - begin_ms) / interval_ms).astype(np.int64), 0, INTERVALS - 1)
+        tells: BoolArray = ended & (counts != UNKNOWN)
+        at = places[tells]
         sums = np.bincount(at, counts[tells], INTERVALS) / (interval_ms / 1000.0)
         return [float(one) for one in np.round(sums, 3)]
 
@@ -111,6 +115,8 @@ def _timeline(run: Run, begin_ms: float, wall_s: float) -> Timeline | None:
         in_flight=[float(one) for one in np.round(np.maximum(in_flight, 0.0), 3)],
         prompt_tps=per_s(run.prompt_tokens),
         completion_tps=per_s(run.output_tokens),
+        cached_tps=per_s(np.where(run.prompt_tokens == UNKNOWN, UNKNOWN, run.cached_tokens)),
+        uncached_tps=per_s(own_traits(run).uncached_tokens),
     )
 
 

@@ -238,7 +238,9 @@ def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_tit
     slots = _slots(compared)
     start_ms = 0.8 * min((float(cell.curve.time_ms[0]) for cell in cells.values()), default=1.0)
     start_ms = max(start_ms, 1e-3)
-    bands = [trace for label, cell in cells.items() for trace in _band(label, cell.curve, slots[label], start_ms)]
+    bands = [
+        trace for label, cell in cells.items() for trace in survival_band(label, cell.curve, slots[label], start_ms)
+    ]
     lines = [_line(compared, label, cell, slots[label], start_ms) for label, cell in cells.items()]
     y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
     return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
@@ -247,25 +249,31 @@ def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_tit
 def _line(compared: Compared, label: str, cell: Cell, slot: int, start_ms: float) -> Trace:
     judges = label in {pair.truth for pair in compared.result.pairs.values()}
     predicted = compared.runs[label].meta.source == "sim"
+    look = {"width": 3.4 if judges else 2.2, "dash": DASHED if predicted else "solid"}
+    return survival_line(label, cell.curve, len(cell.waits), slot, start_ms, **look)
+
+
+def survival_line(name: str, curve: Curve, n: int, slot: int, start_ms: float, **look: Any) -> Trace:
+    """Draw a curve from ``start_ms`` on, a log axis's begin; ``n``: waits in the sample."""
     return line(
-        [_round(start_ms), *_rounded(cell.curve.time_ms)],
-        [1.0, *_rounded(cell.curve.survival)],
+        [_round(start_ms), *_rounded(curve.time_ms)],
+        [1.0, *_rounded(curve.survival)],
         slot,
-        width=3.4 if judges else 2.2,
-        dash=DASHED if predicted else "solid",
-        name=label,
-        legendgroup=label,
+        name=name,
+        legendgroup=name,
         line={"shape": "hv"},
-        hovertemplate=f"{plain(label)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {len(cell.waits):,})<extra></extra>",
+        hovertemplate=f"{plain(name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {n:,})<extra></extra>",
+        **look,
     )
 
 
-def _band(label: str, curve: Curve, slot: int, start_ms: float) -> list[Trace]:
+def survival_band(name: str, curve: Curve, slot: int, start_ms: float) -> list[Trace]:
+    """Draw a curve's band; none if it has none."""
     if np.isnan(curve.low).all():
         return []
     x = [_round(start_ms), *_rounded(curve.time_ms)]
     low, high = ([1.0, *_rounded(edge)] for edge in (curve.low, curve.high))
-    return band(x, low, high, slot, legendgroup=label, line={"shape": "hv", "width": 0})
+    return band(x, low, high, slot, legendgroup=name, line={"shape": "hv", "width": 0})
 
 
 def _slots(compared: Compared) -> dict[str, int]:

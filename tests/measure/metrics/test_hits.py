@@ -47,6 +47,13 @@ def test_ttft_by_length() -> None:
     assert by_uncached == [(0, 0, 10.0), (64, 127, 20.0)]
 
 
+def test_ttft_by_turn() -> None:
+    turns = [request("a", 0.0, turn=1, ttft_ms=10.0), *(request("b", 0.0, turn=n, ttft_ms=10.0 * n) for n in (2, 3))]
+    found = measure_prefill(run_of(turns)).by_turn
+    assert {name: (one.n, one.mean) for name, one in found.items()} == {"turn1": (1, 10.0), "turns2+": (2, 25.0)}
+    assert measure_prefill(run_of([request("a", 0.0, ttft_ms=10.0)])).by_turn == {}
+
+
 chains = st.lists(st.integers(0, 2), min_size=0, max_size=5)
 """Forks of a tree: block i is named by the forks up to it."""
 

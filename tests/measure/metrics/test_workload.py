@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from measure.metrics.results import Rates
@@ -57,6 +58,9 @@ def test_requests_in_flight_by_time() -> None:
     assert found.timeline is not None
     assert sum(found.timeline.in_flight) / len(found.timeline.in_flight) == pytest.approx(1.2, abs=1e-3)
     assert sum(found.timeline.completion_tps) * found.timeline.interval_s == pytest.approx(700, rel=1e-3)
+    parts = (found.timeline.cached_tps, found.timeline.uncached_tps, found.timeline.prompt_tps)
+    assert [sum(part) > 0 for part in parts] == [True, True, True]
+    assert np.add(*parts[:2]) == pytest.approx(parts[2], abs=2e-3)
 
 
 def test_throughput_of_one_stream_by_mean_tpot_and_by_p99_tbc() -> None:

@@ -1,0 +1,212 @@
+"""The run over its time: requests in flight, tokens a second, and sessions as rows of requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from measure.metrics.results import Timeline
+from measure.metrics.sessions import session_order
+from measure.metrics.tables import TextTable, workload_sentences
+from measure.metrics.workload import wall
+from measure.runs import UNKNOWN, Run
+from measure.wording import count, duration, share
+from report.files.measured import Measured
+from report.pages.figures import Figure, Trace, axis, band, figure, line
+from report.trace.panels import Panel
+from tracefile.records.arrays import FloatArray, IntArray
+
+NO_TIMES: Final = "The trace has no request with an arrival and an end."
+
+
+def load_panels(measured: Measured) -> list[Panel]:
+    """Return requests in flight, prompt tokens a second and output tokens a second."""
+    found = measured.metrics.workload.timeline
+    if found is None:
+        return [Panel("in-flight", "Requests in flight", missing=NO_TIMES)]
+    edges = f"Mean of each {duration(found.interval_s * 1e3)}"
+    flight = axis("requests in flight", rangemode="tozero")
+    lines = list(workload_sentences(measured.metrics.workload, measured.metrics.sessions.per_s))
+    return [
+        Panel(
+            "in-flight",
+            "Requests in flight",
+            _over_time([_steps(found, found.in_flight, 0, "in flight")], flight),
+            f"{edges}. A line that climbs to the end is a queue that grows.",
+            TextTable(["the run"], [[line] for line in lines]),
+            half=True,
+        ),
+        _output_panel(found, edges),
+        _prompt_panel(found, edges, cached=bool(measured.metrics.requests.hit_reported)),
+    ]
+
+
+def _output_panel(found: Timeline, edges: str) -> Panel:
+    title = "Output tokens a second"
+    if not any(found.completion_tps):
+        return Panel("output-rate", title, missing="The trace has no output lengths.", half=True)
+    return Panel(
+        "output-rate",
+        title,
+        _over_time([_steps(found, found.completion_tps, 3, "output")], axis("tok/s", rangemode="tozero")),
+        f"{edges}; a request's tokens count at its end. A level line is the engine's limit, or the load's.",
+        half=True,
+    )
+
+
+def _prompt_panel(found: Timeline, edges: str, *, cached: bool) -> Panel:
+    title = "Prompt tokens a second"
+    if not any(found.prompt_tps):
+        return Panel("prompt-rate", title, missing="The trace has no prompt lengths.")
+    data: list[Trace] = []
+    if cached:
+        data += _area(found, [0.0] * len(found.cached_tps), found.cached_tps, 1)
+        data += _area(found, found.cached_tps, found.prompt_tps, 2)
+        data.append(_steps(found, found.cached_tps, 1, "served by the prefix cache"))
+    data.append(_steps(found, found.prompt_tps, 2, "all prompt tokens"))
+    told = (
+        "Between the lines: tokens that the engine computed (prefill). It widens if the cache no longer holds them."
+        if cached
+        else "The engine reported no cached tokens, so the cache's part is not drawn."
+    )
+    return Panel(
+        "prompt-rate",
+        title,
+        _over_time(data, axis("tok/s", rangemode="tozero")),
+        f"{edges}; a request's tokens count at its end. {told}",
+    )
+
+
+def _times(found: Timeline) -> list[float]:
+    return [float(f"{place * found.interval_s:.5g}") for place in range(len(found.in_flight) + 1)]
+
+
+def _steps(found: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:
+    hover = "%{fullData.name}: %{y:,} at %{x:,} s<extra></extra>"
+    return line(_times(found), [*values, values[-1]], slot, name=name, line={"shape": "hv"}, hovertemplate=hover)
+
+
+def _area(found: Timeline, low: Sequence[float], high: Sequence[float], slot: int) -> list[Trace]:
+    return band(_times(found), [*low, low[-1]], [*high, high[-1]], slot, line={"shape": "hv", "width": 0})
+
+
+def _over_time(data: list[Trace], y_axis: dict[str, Any]) -> Figure:
+    return figure(data, axis("time since the first arrival (s)", rangemode="tozero"), y_axis)
+
+
+MOST_ROWS: Final = 120
+MOST_BARS: Final = 1_200
+_HAIR: Final = 1 / 700
+"""Least width of a bar, as a share of the run."""
+_SHARES: Final = (
+    (0.0, "no hit", 2),
+    (0.5, "under 50 % cached", 5),
+    (0.9, "50–90 % cached", 6),
+    (1.0, "over 90 % cached", 1),
+)
+"""Upper limit of each class of hit shares, its name and its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Requests to draw, session by session, and the row of each."""
+
+    requests: IntArray
+    row: IntArray
+    sessions: int
+    """Of the trace."""
+    drawn: int
+    step: int
+    """Of a long session: every n-th request."""
+
+
+def session_panels(measured: Measured) -> list[Panel]:
+    """Return sessions as rows of requests, coloured by hit share or by turn."""
+    run, title = measured.run, "Sessions over time"
+    begin_ms, wall_s = wall(run)
+    if not wall_s:
+        return [Panel("sessions", title, missing=NO_TIMES)]
+    if all(session is None for session in run.sessions):
+        return [Panel("sessions", title, missing="The trace names no sessions: each request stands alone.")]
+    rows = _rows(run)
+    start_s, length_s = (run.arrival_ms[rows.requests] - begin_ms) / 1e3, run.e2e_ms[rows.requests] / 1e3
+    data = [
+        _bars(name, slot, start_s[at], np.maximum(length_s[at], _HAIR * wall_s), rows.row[at])
+        for name, slot, at in _classes(run, rows.requests)
+        if len(at)
+    ]
+    y_axis = axis("session, by first arrival", showticklabels=False, autorange="reversed", ticks="")
+    x_axis = axis("time since the first arrival (s)", range=[0.0, wall_s * 1.01])
+    height = 170 + min(5 * rows.drawn + 60, 560)
+    return [
+        Panel(
+            "sessions",
+            title,
+            figure(data, x_axis, y_axis, barmode="overlay", bargap=0.15, height=height, showlegend=True),
+            "A row is a session, a bar a request from arrival to end (short ones as a hair), a gap tools or a user. "
+            f"{_drawn_text(rows)}Look for rows that turn from cached to not: their blocks were evicted.",
+            _class_table(run),
+        )
+    ]
+
+
+def _rows(run: Run) -> _Rows:
+    """Choose sessions evenly by first arrival, so that neither rows nor bars are too many."""
+    order = session_order(run)
+    counts = np.diff(np.append(order.starts, len(order.rows)))
+    by_arrival = np.argsort(run.arrival_ms[order.rows[order.starts]], kind="stable")
+    step = max(-(-len(order) // MOST_ROWS), -(-len(run) // MOST_BARS), 1)
+    chosen = by_arrival[::step]
+    most = max(1, -(-int(counts[chosen].sum()) // (2 * MOST_BARS)))
+    requests = [order.rows[order.starts[one] : order.starts[one] + counts[one]][::most] for one in chosen]
+    row = np.repeat(np.arange(len(chosen)), [len(one) for one in requests])
+    found = np.concatenate(requests)
+    told = ~np.isnan(run.arrival_ms[found]) & ~np.isnan(run.e2e_ms[found])
+    return _Rows(found[told], row[told], len(order), len(chosen), most)
+
+
+def _drawn_text(rows: _Rows) -> str:
+    said = (
+        f"Drawn: {rows.drawn:,} of {rows.sessions:,} sessions, evenly by arrival. "
+        if rows.drawn < rows.sessions
+        else ""
+    )
+    return said + (f"Of their requests one in {rows.step}. " if rows.step > 1 else "")
+
+
+def _classes(run: Run, requests: IntArray) -> list[tuple[str, int, IntArray]]:
+    """Return name, colour and places in ``requests`` of each class."""
+    prompt, cached = run.prompt_tokens[requests], run.cached_tokens[requests]
+    ok, told = run.ok[requests], (prompt > 0) & (cached != UNKNOWN)
+    found = []
+    if told.any():
+        shares = np.where(told, cached / np.maximum(prompt, 1), np.nan)
+        at = np.searchsorted([limit for limit, _, _ in _SHARES], np.minimum(shares, 1.0))
+        found = [
+            (name, slot, np.flatnonzero(ok & told & (at == place))) for place, (_, name, slot) in enumerate(_SHARES)
+        ]
+        found.append(("cached tokens not reported", 7, np.flatnonzero(ok & ~told)))
+    else:
+        first = run.turn[requests] == 1
+        found = [("turn 1", 2, np.flatnonzero(ok & first)), ("turns 2+", 1, np.flatnonzero(ok & ~first))]
+    return [*found, ("did not complete", 4, np.flatnonzero(~ok))]
+
+
+def _class_table(run: Run) -> TextTable:
+    every = np.arange(len(run))
+    rows = [[name, count(len(at)), share(len(at) / len(run))] for name, _, at in _classes(run, every) if len(at)]
+    return TextTable(["requests of the whole trace", "n", "share"], rows)
+
+
+def _bars(name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: IntArray) -> Trace:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "base": [float(f"{one:.6g}") for one in start_s],
+        "x": [float(f"{one:.3g}") for one in length_s],
+        "y": row.tolist(),
+        "meta": {"slot": slot, "part": "points"},
+        "hovertemplate": "%{fullData.name}: %{base:,} s, for %{value:,} s<extra></extra>",
+    }

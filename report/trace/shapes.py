@@ -1,0 +1,163 @@
+"""Shape of the workload: a histogram on each axis of the agentic-workloads article."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from measure.metrics.results import STATISTICS, Statistics
+from measure.metrics.shape import shape_samples
+from measure.metrics.tables import value_text
+from measure.table import TextTable
+from measure.wording import share
+from report.files.measured import Measured
+from report.pages.figures import Figure, axis, figure, line
+from report.trace.panels import Panel
+from tracefile.records.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of the article."""
+
+    title: str
+    x_title: str
+    """With its unit."""
+    sample: str
+    """Counted thing, in the plural."""
+    look: str
+    lacking: str
+    divisor: float = 1.0
+
+
+AXES: Final = {
+    "turns": _Axis(
+        "Turns per session",
+        "requests of a session",
+        "sessions",
+        "A long tail holds cache for long: the mean says little.",
+        "The trace names no sessions.",
+    ),
+    "first_prompt_tokens": _Axis(
+        "Input prompt",
+        "prompt tokens of a session's first request",
+        "sessions",
+        "System prompt, tools and question: the part that sessions may share.",
+        "The trace has no prompt lengths.",
+    ),
+    "turn_output_tokens": _Axis(
+        "Assistant output per turn",
+        "output tokens of a turn before the last",
+        "turns",
+        "Decode work between two prefills.",
+        "No session has a second turn with known lengths.",
+    ),
+    "appended_tokens": _Axis(
+        "Tool or user tokens per turn",
+        "tokens that a turn adds to the context",
+        "turns",
+        "New prefill of each turn, if all before is cached.",
+        "No session has a second turn with known lengths.",
+    ),
+    "pause_ms": _Axis(
+        "Tool latency or think time",
+        "end of a turn to the next request (s)",
+        "pauses",
+        "Blocks must outlive the pause to be hit: a long tail is evicted first.",
+        "No session has a second turn with known times.",
+        1e3,
+    ),
+    "final_output_tokens": _Axis(
+        "Final answer",
+        "output tokens of a session's last request",
+        "sessions",
+        "The part that a user reads.",
+        "The trace has no output lengths.",
+    ),
+}
+BINS: Final = 28
+LOG_FROM: Final = 20.0
+"""Spread (largest over smallest value above 0) from which an axis is logarithmic."""
+
+
+def shape_panels(measured: Measured) -> list[Panel]:
+    """Return a panel for each axis."""
+    samples = shape_samples(measured.run)
+    named = any(session is not None for session in measured.run.sessions)
+    panels = []
+    for name, own in AXES.items():
+        found = measured.metrics.shape[name]
+        place = f"shape-{name.replace('_', '-')}"
+        if found is None or (name == "turns" and not named):
+            panels.append(Panel(place, own.title, missing=own.lacking, half=True))
+        else:
+            values = samples[name][~np.isnan(samples[name])]
+            panels.append(_panel(place, name, own, found, values / own.divisor))
+    return panels
+
+
+def _panel(place: str, name: str, own: _Axis, found: Statistics, values: FloatArray) -> Panel:
+    zeros = int(np.count_nonzero(values == 0.0))
+    edges, log = bins(values, whole=own.divisor == 1.0)
+    at_zero = f" At 0, left of the axis: {share(zeros / len(values))}." if log and zeros else ""
+    told = TextTable(
+        [own.sample, "n", *STATISTICS],
+        [
+            [
+                own.x_title.replace("(s)", "(ms)"),
+                f"{found.n:,}",
+                *(value_text(name, getattr(found, one)) for one in STATISTICS),
+            ]
+        ],
+    )
+    drawn = _histogram(own, found, values, edges, log=log)
+    return Panel(place, own.title, drawn, f"{found.n:,} {own.sample}.{at_zero} {own.look}", told, half=True)
+
+
+def bins(values: FloatArray, *, whole: bool) -> tuple[FloatArray, bool]:
+    """Return edges of a histogram, and True if they are even on a log axis; ``whole``: values are integers."""
+    above = values[values > 0]
+    largest = float(values.max())
+    if len(above) and largest > LOG_FROM * float(above.min()):
+        edges = np.geomspace(float(above.min()), largest * 1.0001, BINS + 1)
+        if whole:
+            edges = np.unique(np.ceil(edges - 1e-9))
+            edges[-1] = np.floor(largest) + 1
+        return edges, True
+    smallest = float(values.min())
+    if whole:
+        step = max(1.0, np.ceil((largest - smallest + 1) / BINS))
+        return np.arange(smallest, largest + step + 0.5, step) - 0.5, False
+    return np.linspace(smallest, largest if largest > smallest else smallest + 1.0, BINS + 1), False
+
+
+def _histogram(own: _Axis, found: Statistics, values: FloatArray, edges: FloatArray, *, log: bool) -> Figure:
+    shares = np.histogram(values, edges)[0] / len(values)
+    widths = np.diff(edges)
+    bars = {
+        "type": "bar",
+        "name": f"share of {own.sample}",
+        "x": _short(edges[:-1] + widths / 2),
+        "width": _short(widths),
+        "y": _short(shares),
+        "meta": {"slot": 6, "part": "points"},
+        "showlegend": False,
+        "hovertemplate": "%{y:.1%} near %{x:,.4~g}<extra></extra>",
+    }
+    top = float(shares.max()) * 1.04 or 1.0
+    marks = {"median": (found.p50, 0, "solid"), "mean": (found.mean, 2, "5px,3px"), "p99": (found.p99, 4, "2px,3px")}
+    lines = [
+        line([x, x], [0.0, top], slot, dash=dash, name=f"{name} {_number(x)}", hoverinfo="name")
+        for name, (value, slot, dash) in marks.items()
+        if (x := value / own.divisor) > 0 or not log
+    ]
+    x_axis = axis(own.x_title, **({"type": "log"} if log else {}))
+    return figure([bars, *lines], x_axis, axis(f"of {own.sample}", tickformat=".0%", range=[0, top]), bargap=0)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _short(values: FloatArray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]

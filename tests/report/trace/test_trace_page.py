@@ -1,0 +1,200 @@
+"""The page of one trace: verdict, cards, figures with captions and numbers, and a sentence where a fact lacks."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from measure.metrics.trace import measure_run
+from report.__main__ import main
+from report.files.measured import Measured
+from report.trace.overtime import MOST_BARS, MOST_ROWS, session_panels
+from report.trace.page import cards, draw_chapters, render_trace
+from report.trace.shapes import bins
+from report.trace.waits import MOST_RESAMPLED, wait_panels
+from tests.measure.metrics.made import request, run_of
+from tests.report.browser import CHROMIUM, figures_drawn, page_figures
+from tests.report.conftest import MakeTrace
+from tracefile import Record, SessionId
+
+FIGURES = {
+    *("waits", "waits-by-hit", "in-flight", "output-rate", "prompt-rate", "sessions"),
+    *("shape-turns", "shape-first-prompt-tokens", "shape-turn-output-tokens", "shape-appended-tokens"),
+    *("shape-pause-ms", "shape-final-output-tokens"),
+}
+
+
+def measured(records: list[Record], **meta: Any) -> Measured:
+    run = run_of(records, **meta)
+    return Measured(Path("run.jsonl"), run, measure_run(run), ())
+
+
+def rendered(found: Measured) -> str:
+    return render_trace(found, draw_chapters(found))
+
+
+def page_of(make_trace: MakeTrace, tmp_path: Path, *flags: str) -> str:
+    page = tmp_path / "page.html"
+    main(["show", str(make_trace("<b>a", sessions=12, turns=3)), "--html", str(page), *flags])
+    return page.read_text()
+
+
+def said_missing(page: str) -> dict[str, str]:
+    """Sentences in place of figures, by title."""
+    found = re.findall(r'<h3>([^<]+)</h3>\s*<p class="missing">Not drawn: ([^<]+)</p>', page)
+    return {title: sentence.replace("&#39;", "'") for title, sentence in found}
+
+
+def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = page_of(make_trace, tmp_path, "--slo", "ttft.p99<=1ms", "--slo", "success>=90%")
+    figures = page_figures(page)
+    assert set(figures) == FIGURES
+    for drawn in figures.values():
+        assert len(go.Figure(drawn).data) == len(drawn["data"]) > 0
+        assert all(drawn["layout"][name]["title"]["text"] for name in ("xaxis", "yaxis"))
+    # Each has a caption and, but for the plain rates, its numbers in text.
+    assert page.count("<figcaption>") == len(FIGURES)
+    assert page.count("<summary>In numbers") == len(FIGURES) - 2
+    assert "<b>a" not in page
+    assert "<b>missed</b> ttft.p99&lt;=1ms" in page
+    assert "<b>met</b> success&gt;=90%" in page
+    terminal = capsys.readouterr().out
+    sentence = " ".join(terminal.split("\n\n")[0].splitlines()[1:])
+    assert re.fullmatch(
+        r"The prefix cache served 9\d\.\d % of \d+k prompt tokens; turns 2\+ waited \d+ ms at the median "
+        r"for their first token, first turns \d+ ms\.",
+        sentence,
+    )
+    assert f"<h1>{sentence}</h1>".replace("turns 2+", "turns\u00a02+").replace(" %", "\u00a0%") in page
+    # The same numbers: every cell of the terminal's table of requests stands in the page's.
+    row = next(line for line in terminal.splitlines() if line.startswith("TTFT ms  "))
+    assert (
+        re.findall(r">([^<]+)</td>", page.split('<th scope="row">TTFT ms</th>')[1].split("</tr>")[0]) == row.split()[2:]
+    )
+
+
+def test_the_cards_are_the_metrics(make_trace: MakeTrace) -> None:
+    agent = [
+        request(
+            "1", 0.0, session_id=SessionId("s"), turn=1, prompt_tokens=32, cached_tokens=0, ttft_ms=400.0, e2e_ms=500.0
+        ),
+        request(
+            "2",
+            600.0,
+            session_id=SessionId("s"),
+            turn=2,
+            prompt_tokens=96,
+            cached_tokens=32,
+            ttft_ms=100.0,
+            e2e_ms=400.0,
+        ),
+    ]
+    found = [(card.title, card.value, card.detail) for card in cards(measured(agent).metrics)]
+    assert found == [
+        ("Prompt tokens served by the cache", "25.0 %", "as the engine reports"),
+        ("TTFT p50, turns 2+", "100 ms", "p90 100 ms, p99 100 ms"),
+        ("TTFT p50, first turns", "400 ms", "p90 400 ms, p99 400 ms"),
+        ("Requests in flight, mean", "0.9", "p90 1, max 1"),
+        ("Requests completed", "100 %", "2 of 2; 1 of 1 sessions"),
+    ]
+
+
+def test_a_single_request_without_anything() -> None:
+    page = rendered(measured([request("alone", 5.0)]))
+    assert page_figures(page) == {}
+    assert "<h1>The trace tells nothing about the prefix cache.</h1>" in page
+    assert said_missing(page) == {
+        "Waiting for the first token": "The trace has no time of a first token.",
+        "Requests in flight": "The trace has no request with an arrival and an end.",
+        "Sessions over time": "The trace has no request with an arrival and an end.",
+        "Turns per session": "The trace names no sessions.",
+        "Input prompt": "The trace has no prompt lengths.",
+        "Assistant output per turn": "No session has a second turn with known lengths.",
+        "Tool or user tokens per turn": "No session has a second turn with known lengths.",
+        "Tool latency or think time": "No session has a second turn with known times.",
+        "Final answer": "The trace has no output lengths.",
+    }
+
+
+def test_requests_without_sessions_or_reported_hits() -> None:
+    plain = [
+        request(f"{n}", 10.0 * n, ttft_ms=5.0, e2e_ms=9.0, prompt_tokens=100 + n, output_tokens=3) for n in range(40)
+    ]
+    page = rendered(measured(plain))
+    assert set(page_figures(page)) == {
+        *("waits", "in-flight", "output-rate", "prompt-rate", "shape-first-prompt-tokens", "shape-final-output-tokens"),
+    }
+    missing = said_missing(page)
+    assert missing["By hit"] == "The engine reported no cached tokens, so hits and misses cannot be told apart."
+    assert missing["Sessions over time"] == "The trace names no sessions: each request stands alone."
+
+
+def many(sessions: int, turns: int) -> list[Record]:
+    """Sessions of requests one after another, two sessions at a time, then a rest."""
+    found = []
+    for session in range(sessions):
+        for turn in range(turns):
+            at_ms = 1000.0 * (session // 2) + 10.0 * turn + session % 2
+            known = {"prompt_tokens": 64, "cached_tokens": 48 * (turn > 0), "ttft_ms": 2.0 + turn, "e2e_ms": 9.0}
+            name = SessionId(f"s{session}")
+            found.append(request(f"{session}-{turn}", at_ms, session_id=name, turn=turn + 1, **known))
+    return found
+
+
+def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
+    long = measured(many(1_000, 11))
+    (panel,) = session_panels(long)
+    assert panel.figure is not None
+    rows = {row for bar in panel.figure["data"] for row in bar["y"]}
+    assert len(rows) == 100 <= MOST_ROWS
+    assert sum(len(bar["y"]) for bar in panel.figure["data"]) == 1_100 <= MOST_BARS
+    assert "Drawn: 100 of 1,000 sessions, evenly by arrival." in panel.caption
+    assert [row[:2] for row in (panel.numbers.rows if panel.numbers else [])] == [
+        ["no hit", "1,000"],
+        ["50–90 % cached", "10,000"],
+    ]
+    by_turn, by_hit = wait_panels(long)
+    assert MOST_RESAMPLED < 11_000
+    assert "of 5,500 of 11,000 requests (of 2 periods one)" in by_turn.caption
+    assert by_hit.numbers is not None
+    # Quantiles are of all requests, intervals of the sample: 1,000 of 11 turns wait 2 … 12 ms, the first one missed.
+    assert by_hit.numbers.rows[0][:3] == ["Hit", "10,000", "7.0 [7.0–7.0]"]
+    assert by_hit.numbers.rows[1][:3] == ["No hit", "1,000", "2.0 [2.0–2.0]"]
+
+
+def test_a_session_longer_than_the_figure_has_some_of_its_requests() -> None:
+    (panel,) = session_panels(measured(many(1, 5_000)))
+    assert panel.figure is not None
+    assert sum(len(bar["y"]) for bar in panel.figure["data"]) == 1_667
+    assert "Of their requests one in 3." in panel.caption
+
+
+def test_no_band_where_the_engine_never_rests() -> None:
+    busy = [request(f"{n}", 1.0 * n, ttft_ms=50.0, e2e_ms=60.0, prompt_tokens=9) for n in range(100)]
+    panel, _ = wait_panels(measured(busy))
+    assert panel.caption.endswith("so requests are not independent.")
+    assert panel.figure is not None
+    assert [trace["meta"]["part"] for trace in panel.figure["data"]] == ["line"]
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=50), st.booleans())
+def test_every_value_lies_in_a_bin_of_its_own(values: list[int], whole: bool) -> None:
+    scaled = np.array(values, np.float64) / (1 if whole else 7)
+    edges, log = bins(scaled, whole=whole)
+    assert (np.diff(edges) > 0).all()
+    assert 2 <= len(edges) <= 42
+    shown = scaled[scaled > 0] if log else scaled
+    assert edges[0] <= shown.min()
+    assert np.histogram(shown, edges)[0].sum() == len(shown)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_every_figure_and_asks_for_nothing(make_trace: MakeTrace, tmp_path: Path) -> None:
+    page_of(make_trace, tmp_path)
+    assert figures_drawn(tmp_path / "page.html") == FIGURES
