@@ -7,8 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from report.compare.cells import MIN_CELL
+from report.compare.cells import MIN_CELL, gated_error
+from report.compare.gates import failures
 from report.compare.results import Comparison, DurationError, LabelCohort, QuantileError
+from report.compare.results import Quantile as Figure
 from scripts.fidelity.loads import Capture, Way
 from scripts.fidelity.manifest import read_manifest, trace_path
 from scripts.fidelity.pace import Pace, pace
@@ -23,21 +25,25 @@ SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT quantile, captured and forecast. Null: beyond the longest TTFT that was seen."""
+    """TTFT quantile, captured and forecast, as ``sim validate`` judges it. Null: beyond the longest TTFT seen."""
 
     captured_ms: float | None
     forecast_ms: float | None
     error: float | None
     """(forecast − captured) / captured."""
-    low: float | None
-    high: float | None
-    """90 % interval of the error, by session."""
+    judged_error: float | None
+    """|Error| that gates take: against the mean of the captures. Infinite: one side alone reaches the quantile."""
+    band_low: float | None
+    band_high: float | None
+    """The forecast's 90 % band over the captured value, − 1."""
     inside_band: bool | None
-    """The captured one lies in the forecast's 90 % band."""
-    aa_error: float | None
-    """The same load captured again, against this time; a cold load in the other way to measure it. Null: never."""
-    inside_aa: bool | None
-    """The forecast is off by no more than that."""
+    """The captured one lies in that band."""
+    captures: int
+    """Captures of the load, the cold one measured in both ways."""
+    spread: float | None
+    """A/A: the largest of these over the smallest, − 1. Null: one capture."""
+    thin: bool
+    """The slowest request by another name."""
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +76,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """How long the capture's own steps took over what the model gives them: the engine's pace, not the forecast's."""
     quantiles: dict[str, Quantile]
     w1_ms: float | None
-    w1_aa_ms: float | None
     baselines: dict[str, Errors]
     """The same of simpler predictors, which were told what was cached in fact."""
+    failed_gates: list[str]
+    """Default gates that the whole forecast fails."""
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,36 +120,37 @@ class Judge:
         self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *self.flags, "-o", self.model])
 
     def validate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
-        """``sim validate`` on one capture."""
+        """``sim validate`` on one capture, by its default gates."""
         output = self.work.path(f"{self.shape}-{stage.replace(' ', '-')}.json")
         command: Command = ["sim", "validate", self.trace(load, way), "--latency-model", self.model, *flags]
-        self.work.run(f"{self.shape} {stage}", [*command, "--no-default-gates", "--json"], stdout=output)
+        self.work.run(f"{self.shape} {stage}", [*command, "--json"], stdout=output, accept=(0, 1))
         return msgspec.json.decode(output.read_bytes(), type=Comparison)
 
     def judge(self, load: str, way: Way) -> list[Cell]:
         """Judge one load in one way. Cold loads are forecast from the warm capture, as a what-if is."""
-        own = self.validate(f"{load} {way}", load, way, self.yardstick(load, way))
         if way not in OTHER_COLD_WAY:
-            return list(self.cells(load, way, own, "predicted", own))
-        flags: list[str | Path] = ["--cold", self.trace(load, way)]
+            own = self.validate(f"{load} {way}", load, way, self.repeats(load, way))
+            return list(self.cells(load, way, own, "predicted"))
+        ways = [one for one in (way, OTHER_COLD_WAY[way]) if self.is_there(load, one)]
+        flags: list[str | Path] = [word for one in ways for word in ("--cold", self.trace(load, one))]
         found = self.validate(f"{load} {way} from warm", load, "warm", flags)
-        return list(self.cells(load, way, found, "cold-predicted", own))
+        return list(self.cells(load, way, found, "cold-predicted"))
 
-    def yardstick(self, load: str, way: Way) -> list[str | Path]:
+    def repeats(self, load: str, way: Way) -> list[str | Path]:
         """The load captured again, where it was."""
         return ["--repeat", self.trace(load, "again")] if way == "warm" and self.is_there(load, "again") else []
 
-    def cells(self, load: str, way: Way, found: Comparison, label: str, own: Comparison) -> Iterator[Cell]:
-        """The cohorts that are large enough; ``own`` has the baselines and the A/A of the capture itself."""
+    def cells(self, load: str, way: Way, found: Comparison, label: str) -> Iterator[Cell]:
+        """The cohorts that are large enough."""
         capture = Capture(self.shape, load, way)
         manifest = read_manifest(self.captures, capture)
         pair, facts = found.pairs[label], found.forecasts[label]
+        asked = [gate for gate in found.gates if gate.expression.startswith(f"{label}: ")]
         steps = pace(self.trace(load, way), load_model(self.model))
         for cohort in ("turn1", "turns2+") if capture.has_sessions else ("all",):
             judged = pair.cohorts.get(cohort)
             if judged is None or judged.ttft.n_truth < MIN_CELL:
                 continue
-            again = own.pairs["again"].cohorts[cohort].ttft if "again" in own.pairs else None
             captured = found.traces[pair.truth].cohorts[cohort]
             forecast = found.traces[label].cohorts[cohort]
             yield Cell(
@@ -158,29 +166,30 @@ class Judge:
                 offered=facts.utilization,
                 saturated=facts.saturated,
                 pace=steps,
-                quantiles={level: quantile(level, captured, forecast, judged.ttft, again) for level in LEVELS},
+                quantiles={level: quantile(level, captured, forecast, judged.ttft) for level in LEVELS},
                 w1_ms=judged.ttft.w1_ms,
-                w1_aa_ms=again.w1_ms if again else None,
-                baselines={name: errors(cohorts[cohort]) for name, cohorts in own.baselines.items()},
+                baselines={name: errors(cohorts[cohort]) for name, cohorts in found.baselines[label].items()},
+                failed_gates=[text.removeprefix(f"{label}: ") for text in failures(asked)],
             )
 
 
-def quantile(
-    level: str, captured: LabelCohort, forecast: LabelCohort, judged: DurationError, again: DurationError | None
-) -> Quantile:
+def quantile(level: str, captured: LabelCohort, forecast: LabelCohort, judged: DurationError) -> Quantile:
     """Quantile of a cell."""
     error: QuantileError | None = getattr(judged, level)
-    aa: QuantileError | None = getattr(again, level) if again else None
-    signed, aa_signed = error.signed_error if error else None, aa.signed_error if aa else None
+    truth: Figure = getattr(captured.ttft, level)
+    band: Figure = getattr(forecast.ttft, level)
+    ends = [end / truth.value_ms - 1.0 if end and truth.value_ms else None for end in (band.low_ms, band.high_ms)]
     return Quantile(
-        captured_ms=getattr(captured.ttft, level).value_ms,
-        forecast_ms=getattr(forecast.ttft, level).value_ms,
-        error=signed,
-        low=error.low if error else None,
-        high=error.high if error else None,
+        captured_ms=truth.value_ms,
+        forecast_ms=band.value_ms,
+        error=error.signed_error if error else None,
+        judged_error=gated_error(error) if error and error.reached in ("both", "one") else None,
+        band_low=ends[0],
+        band_high=ends[1],
         inside_band=error.inside_band if error else None,
-        aa_error=aa_signed,
-        inside_aa=None if signed is None or aa_signed is None else abs(signed) <= abs(aa_signed),
+        captures=error.captures if error else 1,
+        spread=error.repeat_spread if error else None,
+        thin=truth.thin,
     )
 
 
@@ -205,26 +214,7 @@ def judge_all(captures: Path, out: Path, wanted: Sequence[Capture]) -> Verdicts:
         for capture in of_shape:
             if capture.way in FORECAST_WAYS and not capture.is_calibration and judge.is_there(capture.load):
                 cells += judge.judge(capture.load, capture.way)
-    return Verdicts(cells=with_cold_yardsticks(cells), models=models)
-
-
-def with_cold_yardsticks(cells: Sequence[Cell]) -> list[Cell]:
-    """Cold loads that were measured in both ways, each the other's yardstick: they ask the same of the engine."""
-    cold = {(cell.shape, cell.load, cell.cohort, cell.way): cell for cell in cells if cell.way in OTHER_COLD_WAY}
-    found: list[Cell] = []
-    for cell in cells:
-        other = cold.get((cell.shape, cell.load, cell.cohort, OTHER_COLD_WAY.get(cell.way, "warm")))
-        levels = {level: beside(one, other.quantiles[level]) for level, one in cell.quantiles.items()} if other else {}
-        found.append(msgspec.structs.replace(cell, quantiles=cell.quantiles | levels))
-    return found
-
-
-def beside(one: Quantile, other: Quantile) -> Quantile:
-    """A quantile with what another measurement of it gave as its yardstick."""
-    if one.captured_ms is None or other.captured_ms is None or one.error is None:
-        return one
-    aa_error = (other.captured_ms - one.captured_ms) / one.captured_ms
-    return msgspec.structs.replace(one, aa_error=aa_error, inside_aa=abs(one.error) <= abs(aa_error))
+    return Verdicts(cells=cells, models=models)
 
 
 def parameters(model: Path) -> dict[str, str]:

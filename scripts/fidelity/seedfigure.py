@@ -21,7 +21,7 @@ def draw_seed_figures(captures: Path, out: Path, wanted: Sequence[Capture]) -> l
         judge = Judge(captures, out, shape, Workspace(out / "judged"))
         if judge.is_there(LOAD) and judge.is_there(LOAD, "uncached"):
             page = out / f"{shape}-seed-figure.html"
-            flags = judge.yardstick(LOAD, "warm")
+            flags = judge.repeats(LOAD, "warm")
             if judge.is_there(LOAD, "replayed"):
                 flags += ["--also", f"replayed={judge.trace(LOAD, 'replayed')}"]
             judge.validate(

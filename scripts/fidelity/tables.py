@@ -13,8 +13,6 @@ CAPTIONS = {
     "uncached": "Cold, measured with `--no-enable-prefix-caching`, forecast from the warm capture",
     "cold-replayed": "Cold, measured by `replay --cold-prompts`, forecast from the warm capture",
 }
-THIN = 100
-"""Requests under which p99 is the slowest of them, marked *."""
 DECODES = "Steps of decodes alone, by the answers in them: captured over model, with prefixes shared and not"
 
 
@@ -34,7 +32,7 @@ def page(verdicts: Verdicts) -> str:
 
 def cells_table(cells: Sequence[Cell]) -> str:
     """Table of one way's cells: a row per cohort."""
-    headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, "W1, ms", "A/A"]
+    headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, "W1, ms", "A/A", "fails"]
     return _table(map(_cell_row, cells), headings)
 
 
@@ -73,30 +71,27 @@ def _cell_row(cell: Cell) -> list[str]:
         exact,
         f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
         _times(cell.pace.steps),
-        *(_quantile(cell.quantiles[level], thin=level == "p99" and cell.n < THIN) for level in LEVELS),
+        *(_quantile(cell.quantiles[level]) for level in LEVELS),
         f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
-        _yardstick(cell),
+        _spreads(cell),
+        ", ".join(cell.failed_gates) or "–",
     ]
 
 
-def _quantile(one: Quantile, *, thin: bool) -> str:
-    """``145 → 136, **−6.2 %** (−12 … 1) ✓``: captured, forecast, its error with its interval, inside the band."""
+def _quantile(one: Quantile) -> str:
+    """``145 → 136, **−6.2 %** (−12 … 1) ✓``: captured, forecast, its error, its band over the captured, inside it."""
     if one.captured_ms is None or one.forecast_ms is None or one.error is None:
         return "–"
-    interval = (
-        f" ({one.low * 100:+.0f} … {one.high * 100:+.0f})" if one.low is not None and one.high is not None else ""
-    )
+    ends = ["" if end is None else f"{end * 100:+.0f}" for end in (one.band_low, one.band_high)]
     held = "" if one.inside_band is None else " ✓" if one.inside_band else " ✗"
-    return f"{one.captured_ms:,.0f}{'*' if thin else ''} → {one.forecast_ms:,.0f}, **{one.error:+.1%}**{interval}{held}"
+    thin = "*" if one.thin else ""
+    return f"{one.captured_ms:,.0f}{thin} → {one.forecast_ms:,.0f}, **{one.error:+.1%}** ({' … '.join(ends)}){held}"
 
 
-def _yardstick(cell: Cell) -> str:
-    """The errors of the same load captured again."""
-    errors = [cell.quantiles[level].aa_error for level in LEVELS]
-    if None in errors:
-        return "–"
-    shown = " / ".join(f"{error:+.0%}" for error in errors if error is not None)
-    return shown + (f"; {cell.w1_aa_ms:,.0f} ms" if cell.w1_aa_ms is not None else "")
+def _spreads(cell: Cell) -> str:
+    """Differences of the captures of this load."""
+    spreads = [one.spread for one in cell.quantiles.values() if one.spread is not None]
+    return " / ".join(f"{spread:.0%}" for spread in spreads) or "–"
 
 
 def _goal_rows(found: Sequence[Goal]) -> Iterator[list[str]]:
