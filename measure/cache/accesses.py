@@ -68,6 +68,8 @@ class KnownChains:
     """Leading full blocks, of ``block_size``, that are known."""
     prompt_tokens: IntArray
     """1 or more."""
+    prompt_logprobs: IntArray
+    """1: log probabilities of the prompt were asked for, so that it is not looked up; 0: it is."""
     arrival_ms: FloatArray
     block_size: int
     fine_block_size: int
@@ -92,7 +94,7 @@ def lay_out_accesses(chains: KnownChains) -> Accesses:
     return Accesses(
         blocks=found.keys,
         starts=starts,
-        limits=(tokens - 1) // chains.block_size,
+        limits=(tokens - 1) // chains.block_size * (1 - chains.prompt_logprobs[order]),
         distinct=found.distinct,
         block_size=chains.block_size,
         prompt_tokens=tokens,

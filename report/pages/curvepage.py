@@ -189,7 +189,7 @@ def hits_figure(files: CurveFiles) -> Figure | None:
     return _lines(data, "cache (tokens)", "hit tokens of prompt tokens")
 
 
-_CAUSE_SLOTS: Final = {"hit": 3, "cold": 1, "evicted": 2, "behind_miss": 5, "last_token": 4, "partial_block": 6}
+_CAUSE_SLOTS: Final = {"hit": 3, "cold": 1, "evicted": 2, "prompt_logprobs": 5, "last_token": 4, "partial_block": 6}
 """Colours of causes: green for hits, never the ink of text."""
 _LONGEST_NAME: Final = 24
 

@@ -8,7 +8,7 @@ without a known hash.
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from tracefile.files.reading import open_trace
 from tracefile.records.arrays import BoolArray, IntArray
 from tracefile.records.batches import Batch, Hashes
 
-CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "partial_block", "hash_unknown")
+CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
 """Causes of a prompt token; docs/curves.md defines each."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 ALL = "all"
@@ -170,11 +170,13 @@ def _ask_pool(
     pool.run(numbered.keys.astype(np.uint64), requests, evictions)
     full, partial = np.divmod(laid_out.prompt_tokens[fits], block_size)
     hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))
+    unread = requests["prompt_logprobs"] > 0
     blocks = {
         "hit": hits,
         "cold": known - seen,
         "evicted": seen - cached,
-        "last_token": cached - hits,
+        "last_token": np.where(unread, 0, cached - hits),
+        "prompt_logprobs": np.where(unread, cached, 0),
         "hash_unknown": full - known,
     }
     causes = {cause: count * block_size for cause, count in blocks.items()}
@@ -203,8 +205,9 @@ def describe(found: Attribution) -> str:
     lines = [f"{size}: {found.total.input_tokens:,} prompt tokens of {found.total.requests:,} requests, by cause"]
     if found.rejected:
         lines.append(f"{found.rejected:,} requests do not fit the pool and were left out")
-    headings = ["", "tokens", *(cause.replace("_", " ") for cause in CAUSES)]
-    lines += table_lines(headings, [_row(share) for share in (found.total, *found.cohorts, *found.groups)])
+    shown = [cause for cause in CAUSES if cause != "prompt_logprobs" or found.total.tokens[cause]]
+    headings = ["", "tokens", *(cause.replace("_", " ") for cause in shown)]
+    lines += table_lines(headings, [_row(share, shown) for share in (found.total, *found.cohorts, *found.groups)])
     if found.rule:
         lines += ["", found.rule]
     if found.by is not None and found.groups:
@@ -212,9 +215,9 @@ def describe(found: Attribution) -> str:
     return "\n".join(lines)
 
 
-def _row(share: CauseShare) -> list[str]:
+def _row(share: CauseShare, shown: Sequence[str]) -> list[str]:
     whole = share.input_tokens or 1
-    shares = (f"{tokens / whole:.2%}" for tokens in share.tokens.values())
+    shares = (f"{share.tokens[cause] / whole:.2%}" for cause in shown)
     return [short_name(share.name), f"{share.input_tokens:,}", *shares]
 
 

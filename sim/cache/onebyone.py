@@ -40,7 +40,7 @@ FIRST_ROOM = 1 << 12
 NO_KEYS = np.empty(0, np.uint64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    f"hits cached_blocks seen_blocks {SOURCES}"
+    f"prompt_logprobs hits cached_blocks seen_blocks {SOURCES}"
 )
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
 ``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
@@ -111,7 +111,8 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests = np.zeros(len(rows), REQUEST)
     requests["known_keys"], requests["first_key"] = known, np.cumsum(known) - known
     requests["prompt_blocks"] = np.minimum(prompt_tokens // size, known)
-    requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size), known)
+    requests["prompt_logprobs"] = unread = batch.numbers("prompt_logprobs")[rows]
+    requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size, unread), known)
     requests["serial"] = NO_SERIAL
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
     keys = leading_keys(hashes, hashes.starts[rows], known, chains.factor)

@@ -278,7 +278,8 @@ def count_radix_hits(
         if not pool.fits(prompt, record.output_tokens or 0):
             counts.rejected += 1
             continue
-        counts.count_tokens(record, pool.run(chains.begun(record), prompt, computed))
+        scored = bool(record.prompt_logprobs)
+        counts.count_tokens(record, pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored))
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // size

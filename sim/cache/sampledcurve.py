@@ -21,6 +21,7 @@ from measure.cache.machinecode import kept
 from measure.cache.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from measure.table import table_lines
 from sim.cache.pool import block_size_text, gib_cell, gib_heading, unknown_outputs
+from sim.vllm.rules import lookup_limit
 from sim.workload.chain import Chains
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
@@ -186,7 +187,8 @@ def _batches(
             keys.extend([key & _WORD for key in chain])
             starts.append(len(keys))
         tokens = np.array([record.prompt_tokens or 0 for record in some], np.int64)
-        limits = (tokens - 1) // chains.block_size
+        unread = np.array([bool(record.prompt_logprobs) for record in some], np.int64)
+        limits = lookup_limit(tokens, chains.block_size, unread)
         found = np.frombuffer(keys, np.uint64) if keys else np.empty(0, np.uint64)
         yield found, np.array(starts, np.int64), limits, tokens, whole
 

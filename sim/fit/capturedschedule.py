@@ -15,6 +15,7 @@ from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, 
 from sim.latency.terms import step_row
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
+from sim.vllm.rules import lookup_limit
 from sim.vllm.scheduler import Scheduler, Step
 from sim.workload.arrivals import Arrival
 
@@ -174,7 +175,8 @@ class CapturedSchedule:
         while self._pending and ahead.budget > 0 and seats > 0:
             place = self._pending[-1]
             arrival = self._outcomes[place].arrival
-            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead)
+            unread = bool(arrival.record.prompt_logprobs)
+            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, unread)
             if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
                 break
             self._pending.pop()
@@ -191,13 +193,14 @@ class CapturedSchedule:
             token, depth = request.num_generated + request.placeholders, request.num_computed
             ahead.add(request.index, token, request.hashes, depth, scheduler.lacking(request))
         for request in scheduler.waiting:
-            depth = self._hit_tokens(request.hashes, request.num_tokens, ahead)
+            depth = self._hit_tokens(request.hashes, request.num_tokens, ahead, request.prompt_logprobs)
             ahead.add(request.index, request.num_generated, request.hashes, depth, request.num_tokens - depth)
         return ahead
 
-    def _hit_tokens(self, hashes: Sequence[int], tokens: int, ahead: StepAhead) -> int:
+    def _hit_tokens(self, hashes: Sequence[int], tokens: int, ahead: StepAhead, unread: bool) -> int:
         """Prompt tokens that are cached, or will be by an earlier request of the step."""
-        pool, most = self.scheduler.pool, (tokens - 1) // self.scheduler.config.block_size
+        pool = self.scheduler.pool
+        most = lookup_limit(tokens, self.scheduler.config.block_size, int(unread))
         hits = len(pool.lookup(hashes, most))
         while hits < most and (hashes[hits] in ahead.filled or pool.lookup(hashes[hits : hits + 1], 1)):
             hits += 1

@@ -157,7 +157,8 @@ class _RadixRun:
         return max(SAME_BATCH_MS, SAME_BATCH * median(gaps)) if gaps else SAME_BATCH_MS
 
     def _look_up(self, request: Served) -> None:
-        request.node = self.tree.match(request.keys, self._pages(request.prompt_tokens - 1))
+        most = 0 if request.record.prompt_logprobs else self._pages(request.prompt_tokens - 1)
+        request.node = self.tree.match(request.keys, most)
         request.hits = request.node.end
         self.tree.lock(request.node)
         self._make_room(request.prompt_tokens - request.hits)

@@ -71,7 +71,7 @@ was met at two depths."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
-    "first_key known_keys serial first_hold last_hold tail",
+    "prompt_logprobs first_key known_keys serial first_hold last_hold tail",
     times="arrival_ms",
 )
 """``first_key``: where the keys of its chain that the trace knows begin, ``known_keys`` of them; the others are its own

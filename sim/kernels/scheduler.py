@@ -146,7 +146,8 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         following = request.next_waiting
         if request.stale_steps > 0:
             continue  # a token of before its preemption is still to come; the next in line may go first
-        hits, idle = lookup(pool, request, _lookup_limit(request.num_tokens, block_size))
+        most_hits = _lookup_limit(request.num_tokens, block_size, request.prompt_logprobs)
+        hits, idle = lookup(pool, request, most_hits)
         tokens = min(request.num_tokens - hits * block_size, most)
         if not chunks and tokens > budget:
             break
@@ -222,7 +223,7 @@ def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
     hold(scheduler.pool, request, hits)
     hit_tokens = hits * block_size
-    if scheduler.settings[0].enable_prefix_caching:
+    if scheduler.settings[0].enable_prefix_caching and not request.prompt_logprobs:
         _record_admission(scheduler, place, hit_tokens)
     if request.cached_tokens < 0:
         request.cached_tokens = hit_tokens

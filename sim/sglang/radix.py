@@ -221,10 +221,15 @@ class RadixPool:
         """Return whether a request alone fits. SGLang keeps a page and a token back, and would cut its output short."""
         return self._room is None or self._started_pages(prompt_tokens) + output_tokens + self._page < self._room
 
-    def run(self, keys: Sequence[int], prompt_tokens: int, computed_tokens: int) -> int:
-        """Run a request that fits; return the hit tokens of its prompt. ``keys``: hashes of all ``computed_tokens``."""
+    def run(
+        self, keys: Sequence[int], prompt_tokens: int, computed_tokens: int, *, prompt_logprobs: bool = False
+    ) -> int:
+        """Run a request that fits; return the hit tokens of its prompt. ``keys``: hashes of all ``computed_tokens``.
+
+        ``prompt_logprobs``: log probabilities of the prompt were asked for, so that all of it is computed.
+        """
         tree = self.tree
-        node = tree.match(keys, self._whole_pages(prompt_tokens - 1))
+        node = tree.match(keys, 0 if prompt_logprobs else self._whole_pages(prompt_tokens - 1))
         tree.lock(node)
         hits = done = node.end
         while done < prompt_tokens:

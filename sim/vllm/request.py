@@ -29,6 +29,10 @@ class Request:
     """Where generation would stop at the latest; 0: at ``output_tokens``. An asynchronous engine that is not sure of
     the end schedules one step more, whose token is thrown away."""
 
+    prompt_logprobs: bool = False
+    """True: it is never looked up in the prefix cache, as every prompt token must be computed; its blocks are cached as
+    any others."""
+
     state: State = "waiting"
     num_tokens: int = field(init=False)
     """Tokens known so far: the prompt and what was generated."""

@@ -21,9 +21,10 @@ def goes_to_tail(free_rule: int, is_hashed: bool) -> bool:
     return is_hashed or free_rule == _APPEND_ALL
 
 
-def lookup_limit(num_tokens: Count, block_size: int) -> Count:
-    """Leading blocks that may hit: the last token is always computed (rule 6)."""
-    return (num_tokens - 1) // block_size
+def lookup_limit(num_tokens: Count, block_size: int, prompt_logprobs: Count) -> Count:
+    """Leading blocks that may hit: the last token is always computed (rule 6), and the whole prompt where
+    ``prompt_logprobs`` is 1, not 0: log probabilities of all its tokens were asked for."""
+    return (num_tokens - 1) // block_size * (1 - prompt_logprobs)
 
 
 def blocks_for(num_tokens: Count, block_size: int) -> Count:

@@ -188,7 +188,8 @@ class Scheduler:
                 # A token of before its preemption is still to come; the next in line may go first.
                 skipped.append(waiting.popleft())
                 continue
-            hits = pool.lookup(request.hashes, lookup_limit(request.num_tokens, block_size))
+            most_hits = lookup_limit(request.num_tokens, block_size, int(request.prompt_logprobs))
+            hits = pool.lookup(request.hashes, most_hits)
             tokens = min(request.num_tokens - len(hits) * block_size, most)
             if not chunks and tokens > budget:
                 break
@@ -245,7 +246,7 @@ class Scheduler:
     def _adopt(self, request: Request, hits: list[int]) -> None:
         self.pool.hold(hits)
         hit_tokens = len(hits) * self.config.block_size
-        if self.pool.enable_prefix_caching:
+        if self.pool.enable_prefix_caching and not request.prompt_logprobs:
             self.stats.record(request, hit_tokens)
         if request.cached_tokens is None:
             request.cached_tokens = hit_tokens

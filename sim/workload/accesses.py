@@ -67,6 +67,7 @@ class _Columns:
     names: list[str] = field(default_factory=list)
     arrival_ms: list[npt.NDArray[np.float64]] = field(default_factory=list)
     prompt_tokens: list[IntArray] = field(default_factory=list)
+    prompt_logprobs: list[IntArray] = field(default_factory=list)
     known: list[IntArray] = field(default_factory=list)
     hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     """Known keys, request after request."""
@@ -80,6 +81,7 @@ class _Columns:
         filled = (tokens + np.maximum(batch.numbers("output_tokens") - 1, 0))[asked] // self.chains.block_size
         self.whole_chains += int((known >= filled).sum())
         self.prompt_tokens.append(tokens[asked])
+        self.prompt_logprobs.append(batch.numbers("prompt_logprobs")[asked])
         self.arrival_ms.append(batch.times("arrival_ms")[asked])
         words = batch.words("request_id")
         self.names += [words[place] or "" for place in asked.tolist()]
@@ -95,6 +97,7 @@ class _Columns:
             numbered=NumberedChains(interner.number(hashes), firsts, interner.distinct),
             known=known,
             prompt_tokens=tokens,
+            prompt_logprobs=np.concatenate(self.prompt_logprobs),
             arrival_ms=np.concatenate(self.arrival_ms),
             block_size=self.chains.block_size,
             fine_block_size=self.chains.fine_block_size,

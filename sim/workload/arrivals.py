@@ -57,6 +57,7 @@ class Arrival:
             self.arrival_ms if arrival_ms is None else arrival_ms,
             place,
             self.record.priority or 0,
+            prompt_logprobs=bool(self.record.prompt_logprobs),
         )
 
 
@@ -72,6 +73,8 @@ class Arrivals:
     output_tokens: IntArray
     runs: BoolArray
     priority: IntArray
+    prompt_logprobs: IntArray
+    """1: it is never looked up in the prefix cache; 0: it is."""
     abort_after_ms: FloatArray
     """Time after its arrival at which the client aborts it. NaN: never."""
     recorded_e2e_ms: FloatArray
@@ -198,6 +201,7 @@ class BatchPlan:
             output_tokens=output_tokens,
             runs=runs,
             priority=batch.numbers("priority"),
+            prompt_logprobs=batch.numbers("prompt_logprobs"),
             abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),

@@ -50,6 +50,8 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tools offered. Null: none."""
     n: int | None = None
     """Null: one."""
+    prompt_logprobs: bool | None = None
+    """Null: not asked for."""
     cache_salt: str | None = None
     refused: dict[str, int] = {}
     """Counts that no request can have, such as a ``max_tokens`` of -1, as they were sent; their fields are null."""
@@ -82,6 +84,7 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
         priority=_integer(fields, "priority"),
         tools=len(tools) if isinstance(tools, list) and tools else None,
         n=None if choices == 1 or "n" in refused else choices,
+        prompt_logprobs=_asks_prompt_logprobs(endpoint, fields) or None,
         cache_salt=_text(fields, "cache_salt"),
         refused=refused,
     )
@@ -130,6 +133,15 @@ def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
         if limit is not None:
             return None if name == "n_predict" and limit < 0 else limit  # llama.cpp's words for no limit
     return None
+
+
+def _asks_prompt_logprobs(endpoint: Endpoint, fields: Mapping[str, Any]) -> bool:
+    """Return whether the prompt's log probabilities are asked for: by name, or by ``echo``, as vLLM reads it."""
+    if _integer(fields, "prompt_logprobs") is not None:
+        return True
+    if fields.get("echo") is not True:
+        return False
+    return endpoint == "/v1/chat/completions" or _integer(fields, "logprobs") is not None
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:

@@ -181,6 +181,9 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """How many tools were offered. Null: none."""
     n: Ordinal | None = None
     """Completions asked for. Null: one."""
+    prompt_logprobs: bool | None = None
+    """True: log probabilities of the prompt's tokens were asked for, so that vLLM and SGLang compute all of it: they
+    look nothing up in the prefix cache. Null: not asked for."""
     upstream: str | None = None
     """The server that served it, as ``scheme://host:port`` without credentials. Null: none did."""
     headers: dict[str, str] | None = None

@@ -1,6 +1,7 @@
 """``/v1/completions`` and ``/v1/chat/completions`` as in vLLM 0.32, but cached tokens are those of all prompts."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from sim.serving.apis.voice import Delta, Usage
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import (
+    MAX_TOP_LOGPROBS,
     Asked,
     ChatMessage,
     GenerationFields,
@@ -29,6 +31,8 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
 
     prompt: msgspec.Raw
     logprobs: int | None = None
+    echo: bool | None = False
+    prompt_logprobs: int | None = None
 
 
 class Completions:
@@ -42,7 +46,18 @@ class Completions:
         prompts = decode_prompts(request.prompt, service.vocabulary)
         max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
         top = check_top_logprobs(request.logprobs)
-        return Asked(fields=request, prompts=prompts, max_tokens=max_tokens, top_logprobs=top)
+        scored = top if request.prompt_logprobs is None and request.echo else request.prompt_logprobs
+        if request.stream and (request.echo or request.prompt_logprobs is not None):
+            name = "echo" if request.echo else "prompt_logprobs"
+            raise ApiError(f"`{name}` is not available when `stream=True`.", param=name)
+        return Asked(
+            fields=request,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            top_logprobs=top,
+            prompt_logprobs=check_top_logprobs(scored, "prompt_logprobs"),
+            echo=bool(request.echo),
+        )
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "CompletionVoice":
         return CompletionVoice(service, asked, response_id, created_s)
@@ -73,7 +88,7 @@ class CompletionVoice:
         return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        if self._asked.top_logprobs is not None:
+        if self._asked.top_logprobs is not None or self._asked.fields.stops():
             return []
         before = b'%b"choices":[{"index":%d,"text":' % (self._head, place)
         after = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
@@ -93,25 +108,33 @@ class CompletionVoice:
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         place = delta.generation.place
-        text = delta.text(self._vocabulary)
+        prompt = self._asked.prompts[place // self._choices]
+        text = self._echoed(prompt) + delta.text(self._vocabulary)
         logprobs = None
         if self._asked.top_logprobs is not None:
-            offset = self._offsets.get(place, 0)
+            offset = self._offsets.get(place, len(self._vocabulary.decode(prompt)) if self._asked.echo else 0)
             self._offsets[place] = offset + len(text)
             logprobs = completion_logprobs(
                 self._vocabulary, delta.token_ids, delta.start, offset, self._asked.top_logprobs
             )
-        first = self._with_ids and delta.start == 0
+            if self._asked.echo:
+                before = prompt_logprobs(self._vocabulary, prompt, self._asked.top_logprobs)
+                logprobs = {name: before[name] + values for name, values in logprobs.items()}
+        first, scored = self._with_ids and delta.start == 0, self._asked.prompt_logprobs
         return {
             "index": place,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
-            "stop_reason": None,
+            "stop_reason": delta.generation.output.stop_reason if delta.finish_reason else None,
             "token_ids": delta.token_ids if self._with_ids else None,
-            "prompt_logprobs": None,
-            "prompt_token_ids": self._asked.prompts[place // self._choices] if first else None,
+            "prompt_logprobs": None if scored is None else named_logprobs(self._vocabulary, prompt, scored),
+            "prompt_token_ids": prompt if first else None,
         }
+
+    def _echoed(self, prompt: list[int]) -> str:
+        """The prompt's text where the response has it; as from vLLM, none beside its ids."""
+        return self._vocabulary.decode(prompt) if self._asked.echo and not self._with_ids else ""
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
@@ -173,7 +196,7 @@ class ChatVoice:
         return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        if self._asked.top_logprobs is not None or self._asked.tool_choice != "none":
+        if self._asked.top_logprobs is not None or self._asked.tool_choice != "none" or self._asked.fields.stops():
             return []
         before = b'%b"choices":[{"index":%d,"delta":{"content":' % (self._head, place)
         after = b'},"logprobs":null,"finish_reason":null,"token_ids":'
@@ -239,7 +262,7 @@ class ChatVoice:
             key: said,
             "logprobs": logprobs,
             "finish_reason": _finish_reason(delta),
-            "stop_reason": None,
+            "stop_reason": delta.generation.output.stop_reason if delta.finish_reason else None,
             "token_ids": delta.token_ids if self._with_ids else None,
         }
 
@@ -317,6 +340,40 @@ def completion_logprobs(
         ranked = enumerate(_top(vocabulary, token_id, count))
         tops.append({vocabulary.decode([other]): logprob - _STEP * rank for rank, other in ranked})
     return {"text_offset": offsets, "token_logprobs": chosen, "tokens": texts, "top_logprobs": tops}
+
+
+def prompt_tops(vocabulary: Vocabulary, prompt: list[int], count: int) -> list[dict[int, float] | None]:
+    """Log probabilities of each prompt token and its alternatives by id; every other token is not the likeliest."""
+    tops: list[dict[int, float] | None] = [None]
+    for place, token_id in enumerate(prompt[1:], start=1):
+        best, others = _logprob(token_id, place), _top(vocabulary, token_id, count + 1)[1:]
+        if (token_id ^ place) & 1:
+            top = {other: best - _STEP * rank for rank, other in enumerate(others)}
+            tops.append(top | {token_id: best - _STEP * MAX_TOP_LOGPROBS})
+        else:
+            tops.append({token_id: best} | {other: best - _STEP * rank for rank, other in enumerate(others[:-1], 1)})
+    return tops
+
+
+def prompt_logprobs(vocabulary: Vocabulary, prompt: list[int], count: int) -> dict[str, list[Any]]:
+    """``logprobs`` of an echoed prompt."""
+    texts, tops = [vocabulary.decode([token_id]) for token_id in prompt], prompt_tops(vocabulary, prompt, count)
+    named = [None if top is None else {vocabulary.decode([one]): value for one, value in top.items()} for top in tops]
+    chosen = [None if top is None else top[token_id] for token_id, top in zip(prompt, tops, strict=True)]
+    offsets = [0, *accumulate(map(len, texts[:-1]))]
+    return {"text_offset": offsets, "token_logprobs": chosen, "tokens": texts, "top_logprobs": named}
+
+
+def named_logprobs(vocabulary: Vocabulary, prompt: list[int], count: int) -> list[dict[int, Any] | None]:
+    """``prompt_logprobs``: by token id, each with its rank and text."""
+
+    def entries(top: dict[int, float]) -> dict[int, Any]:
+        return {
+            one: {"logprob": value, "rank": rank, "decoded_token": vocabulary.decode([one])}
+            for rank, (one, value) in enumerate(top.items(), start=1)
+        }
+
+    return [None if top is None else entries(top) for top in prompt_tops(vocabulary, prompt, count)]
 
 
 def chat_logprobs(vocabulary: Vocabulary, token_ids: list[int], place: int, count: int) -> dict[str, Any]:

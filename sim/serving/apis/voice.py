@@ -44,8 +44,11 @@ class Delta(NamedTuple):
         return self.generation.output.token_ids[self.start : self.stop]
 
     def text(self, vocabulary: Vocabulary) -> str:
-        """The text gained; the token that ends an output is counted and not spoken."""
-        token_ids = self.token_ids
+        """The text gained; the token that ends an output is counted and not spoken, and neither is a stop string."""
+        token_ids, output = self.token_ids, self.generation.output
+        if output.spoken_chars is not None:
+            before = len(vocabulary.decode(output.token_ids[: self.start]))
+            return vocabulary.decode(token_ids)[: max(0, output.spoken_chars - before)]
         return vocabulary.decode(token_ids[:-1] if self.finish_reason == "stop" else token_ids)
 
     def arguments(self, vocabulary: Vocabulary) -> str:

@@ -138,7 +138,9 @@ class Service:
         fields, prompt = asked.fields, prompt_ids.tobytes()
         seed = self._seed(fields)
         output = draw_output(
-            prompt, self.vocabulary, limits, seed, choice, tool=self._tool(asked, prompt, seed + choice)
+            *(prompt, self.vocabulary, limits, seed, choice),
+            tool=self._tool(asked, prompt, seed + choice),
+            stops=fields.stops(),
         )
         # The last token's KV is never computed, so it fills no block.
         computed = np.concatenate([prompt_ids, np.array(output.token_ids[:-1], dtype="<u4")])
@@ -150,6 +152,7 @@ class Service:
             hashes=[int(key) for key in hasher.hash_blocks(computed)],
             max_tokens=limits.max_tokens,
             priority=fields.priority or 0,
+            prompt_logprobs=asked.prompt_logprobs is not None,
         )
         return Generation(request, output, on_progress)
 

@@ -38,6 +38,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = 0
     user: str | None = None
+    stop: str | list[str] | None = None
+
+    def stops(self) -> list[str]:
+        """Texts that end an output."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +138,10 @@ class Asked:
     tool_choice: ToolChoice = "none"
     top_logprobs: int | None = None
     """Alternatives to tell of for each token; None: no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt, which is then not looked up in the prefix cache."""
+    echo: bool = False
+    """Whether the response's text begins with the prompt."""
 
 
 def choose_tools(tools: Iterable[Tool], choice: str | None) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -148,7 +157,7 @@ def choose_tools(tools: Iterable[Tool], choice: str | None) -> tuple[tuple[Tool,
     raise ApiError(f"tool_choice: no tool is named {choice!r}", param="tool_choice")
 
 
-def check_top_logprobs(count: int | None) -> int | None:
+def check_top_logprobs(count: int | None, param: str = "logprobs") -> int | None:
     if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
-        raise ApiError(f"logprobs: {count}; expected 0 … {MAX_TOP_LOGPROBS}", param="logprobs")
+        raise ApiError(f"{param}: {count}; expected 0 … {MAX_TOP_LOGPROBS}", param=param)
     return count

@@ -1,7 +1,7 @@
 """Random outputs, fixed by prompt, seed and choice, drawn whole on arrival: so the hashes of their blocks are known."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
@@ -43,10 +43,21 @@ class Output:
     """The end token included, if it came to that."""
     finish_reason: FinishReason
     call: ToolCall | None = None
+    stop_reason: str | None = None
+    """The stop string that ended it."""
+    spoken_chars: int | None = None
+    """Length of its text, which ends before a stop string. Null: all tokens but an end token are spoken."""
 
 
 def draw_output(
-    prompt: bytes, vocabulary: Vocabulary, limits: OutputLimits, seed: int, choice: int, *, tool: Tool | None = None
+    prompt: bytes,
+    vocabulary: Vocabulary,
+    limits: OutputLimits,
+    seed: int,
+    choice: int,
+    *,
+    tool: Tool | None = None,
+    stops: Sequence[str] = (),
 ) -> Output:
     """Return the output for ``prompt`` (ids as little-endian u32), a call where ``tool`` is given, then blanks."""
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=_stream_seed(seed, choice)))
@@ -59,7 +70,24 @@ def draw_output(
     token_ids: list[int] = vocabulary.output_ids[places].tolist()
     if ends:
         token_ids[-1] = vocabulary.end_id
-    return Output(token_ids, "stop" if ends else "length")
+    output = Output(token_ids, "stop" if ends else "length")
+    return _stopped(output, vocabulary, limits, stops) if stops else output
+
+
+def _stopped(output: Output, vocabulary: Vocabulary, limits: OutputLimits, stops: Sequence[str]) -> Output:
+    """Cut the output with the token that completes the first stop string behind ``min_tokens``, as vLLM does."""
+    spoken = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+    text = ""
+    for count, token_id in enumerate(spoken, start=1):
+        searched = len(text)
+        text += vocabulary.decode([token_id])
+        if count <= limits.min_tokens:
+            continue
+        found = [(text.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in stops if stop]
+        if at := [one for one in found if one[0] >= 0]:
+            place, stop = min(at)
+            return Output(output.token_ids[:count], "stop", stop_reason=stop, spoken_chars=place)
+    return output
 
 
 def _call_output(call: ToolCall, vocabulary: Vocabulary, limits: OutputLimits) -> Output:

@@ -13,6 +13,7 @@ from measure.cache.accesses import Accesses
 from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.__main__ import main
 from sim.workload.accesses import read_accesses
+from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
 from tracefile.records.errors import InputError
 
 SIX = Path(__file__).parent.parent / "data" / "six_requests.jsonl"
@@ -198,3 +199,13 @@ def test_unknown_outputs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert lines[1] == "output blocks of 1 of 6 requests are unknown and left out: an engine may hit more"
     assert main(["curve", str(trace), "--sample", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == lines[1]
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_hits_nothing_and_serves_others(tmp_path: Path) -> None:
+    trace = tmp_path / "scored.jsonl"
+    with TraceWriter(trace, Meta(block_size=4)) as writer:
+        for number, scored in enumerate((None, True, None)):
+            hashes = [BlockHash(1), BlockHash(2)]
+            name = RequestId(f"r{number}")
+            writer.write(Record(request_id=name, prompt_tokens=9, block_hashes=hashes, prompt_logprobs=scored))
+    assert hit_curve(read_accesses(trace)).hit_blocks.tolist() == [1, 2]  # of the third request alone

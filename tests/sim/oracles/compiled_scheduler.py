@@ -48,7 +48,11 @@ class CompiledScheduler:
     def __init__(self, config: EngineConfig, requests: Sequence[Request]) -> None:
         arrivals = [
             Arrival(
-                Record(request_id=RequestId(one.request_id), priority=one.priority),
+                Record(
+                    request_id=RequestId(one.request_id),
+                    priority=one.priority,
+                    prompt_logprobs=one.prompt_logprobs or None,
+                ),
                 "runs",
                 one.prompt_tokens,
                 one.output_tokens,

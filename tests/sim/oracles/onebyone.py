@@ -22,7 +22,8 @@ def plain_hits(records: Sequence[Record], chains: Chains, usable: int, rule: Fre
             counts.rejected += 1
             continue
         keys = chains.whole(record)
-        hits = pool.lookup(keys, ((record.prompt_tokens or 1) - 1) // size)
+        most = 0 if record.prompt_logprobs else ((record.prompt_tokens or 1) - 1) // size
+        hits = pool.lookup(keys, most)
         pool.hold(hits)
         blocks = hits + pool.take(held - len(hits))
         pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])

@@ -4,8 +4,8 @@
 
 Needs vLLM (tried with 0.32.0, CPU build) and nothing of this project: tests run it under vLLM's own Python and compare
 what every step did. A workload is ``{"config": {...}, "requests": [{"id", "step", "prompt", "output", "max_tokens",
-"abort_step", "priority", "arrival", "salt"}]}`` with token ids; a request comes before the step it names. The sampled
-tokens are the given ``output``.
+"abort_step", "priority", "arrival", "salt", "prompt_logprobs"}]}`` with token ids; a request comes before the step it
+names. The sampled tokens are the given ``output``.
 """
 
 import json
@@ -68,7 +68,12 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
 
 def make_request(spec: dict[str, Any], hasher: Any) -> Any:
     """A vLLM request that stops at its recorded output, by length or by the stop token."""
-    sampling = SamplingParams(max_tokens=spec["max_tokens"], ignore_eos=True, stop_token_ids=[STOP_TOKEN])
+    sampling = SamplingParams(
+        max_tokens=spec["max_tokens"],
+        ignore_eos=True,
+        stop_token_ids=[STOP_TOKEN],
+        prompt_logprobs=0 if spec["prompt_logprobs"] else None,
+    )
     return Request(
         spec["id"],
         spec["prompt"],

@@ -260,3 +260,40 @@ def test_auto_calls_as_often_as_the_server_was_told(start_sim_server: StartSimSe
 
     assert calls("1") == 20
     assert 0 < calls("0.5") < 20
+
+
+def test_a_completion_echoes_its_prompt_with_log_probabilities_and_reads_no_cache(chat: Any) -> None:
+    create = chat.completions.create
+    ids = list(range(600, 666, 2))  # two full blocks of 16
+    create(model=MODEL, prompt=ids, max_tokens=1)
+    scored = create(model=MODEL, prompt=ids, max_tokens=1, echo=True, logprobs=1)
+    assert scored.usage.prompt_tokens_details.cached_tokens == 0
+    [choice] = scored.choices
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.text_offset[-2:] == [
+        len(choice.text) - 4 - len(choice.logprobs.tokens[-2]),
+        len(choice.text) - 4,
+    ]
+    assert (choice.logprobs.token_logprobs[0], choice.logprobs.top_logprobs[0]) == (None, None)
+    likeliest = [
+        value == max(top.values())
+        for value, top in zip(choice.logprobs.token_logprobs[1:], choice.logprobs.top_logprobs[1:], strict=True)
+    ]
+    assert len(likeliest) == 33
+    assert set(likeliest) == {True, False}
+    told = create(model=MODEL, prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 0}).choices[0].prompt_logprobs
+    assert told[0] is None
+    assert [top[str(one)]["logprob"] for one, top in zip(ids[1:], told[1:], strict=True)] == (
+        choice.logprobs.token_logprobs[1:33]
+    )
+    cached = create(model=MODEL, prompt=ids, max_tokens=1).usage.prompt_tokens_details.cached_tokens
+    assert cached == 32
+
+
+def test_a_stop_string_is_not_spoken_whole_or_streamed(chat: Any) -> None:
+    ask = {"model": MODEL, "prompt": "once upon", "max_tokens": 9, "extra_body": {"ignore_eos": True}}
+    free = chat.completions.create(**ask).choices[0].text
+    [whole] = chat.completions.create(**ask, stop=free[14:18]).choices
+    assert (whole.text, whole.finish_reason, whole.stop_reason) == (free[:14], "stop", free[14:18])
+    streamed = chat.completions.create(**ask, stop=free[14:18], stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == free[:14]

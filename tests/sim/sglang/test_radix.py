@@ -199,3 +199,10 @@ def test_mooncake(
 ) -> None:
     found = pool(capsys, str(mooncake()), "--num-gpu-blocks", blocks, "--page-size", page_size)
     assert (found["hit_blocks"], found["hit_tokens"], found["evicted_nodes"]) == expected
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_hits_nothing() -> None:
+    pool = RadixPool(RadixConfig(), block_size=4)
+    assert pool.run([1, 2, 3], 12, 12) == 0
+    assert pool.run([1, 2, 3], 12, 12, prompt_logprobs=True) == 0
+    assert pool.run([1, 2, 3], 12, 12) == 11  # all but the last token, in pages of one

@@ -307,3 +307,19 @@ def test_without_chunks_a_step_must_hold_the_longest_request() -> None:
         InputError, match=r"max_num_batched_tokens: 16 is too small without chunked prefill; expected .*64"
     ):
         engine(enable_chunked_prefill=False, max_model_len=64)
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_cached_a_second_time() -> None:
+    scheduler = engine()
+    scheduler.add(request("a", 9, 1))
+    assert run_step(scheduler) == [("a", 9, 0)]
+    scored = request("b", 9, 1)
+    scored.prompt_logprobs = True
+    scheduler.add(scored)
+    assert run_step(scheduler) == [("b", 9, 0)]  # vLLM's skip_reading_prefix_cache
+    assert scored.cached_tokens == 0
+    assert scheduler.stats.requests == 1  # only the lookup of a
+    # Rule 7: its full blocks stand in line behind those of a. It began with block 3, which a left unhashed at the head.
+    assert [scheduler.pool.key_of(block) for block in (1, 2, 3, 4)] == [0, 1, 0, 1]
+    scheduler.add(request("c", 9, 1))
+    assert run_step(scheduler) == [("c", 1, 8)]

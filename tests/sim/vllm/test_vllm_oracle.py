@@ -1,7 +1,7 @@
 """Our pool and scheduler, plain and compiled, against vLLM's own: every step of many random workloads.
 
 Synchronous and asynchronous, first come first served and by priority, with and without chunked prefill, prefix caching,
-a threshold for long prefills, and cache salts.
+a threshold for long prefills, cache salts, and log probabilities of prompts.
 """
 
 import json
@@ -82,6 +82,7 @@ def make_request(
         "output": output,
         "max_tokens": len(output) + (rng.randrange(1, most_output - len(output) + 1) if stops else 0),
         "abort_step": rng.randrange(0, 90) if rng.random() < 0.1 else None,
+        "prompt_logprobs": rng.random() < 0.15,
     }
 
 
@@ -214,6 +215,7 @@ def our_request(spec: dict[str, Any], block_size: int, keys: Keys) -> Request:
         arrival_ms=spec["arrival"],
         priority=spec["priority"],
         max_tokens=spec["max_tokens"],
+        prompt_logprobs=spec["prompt_logprobs"],
     )
 
 
