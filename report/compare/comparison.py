@@ -34,7 +34,7 @@ from report.compare.ensembles import (
 )
 from report.compare.gates import Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
-from report.compare.pairing import Join, join_runs, refuse_fitted_on_compared, resolve_truths, same_conditions
+from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared, resolve_truths
 from report.compare.provenance import (
     Cells,
     cached_agreement,
@@ -147,7 +147,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
     pairs = _judge_all(_Material(runs, members, joins, cuts, cells), question)
     result = Comparison(
         schema=SCHEMA,
-        headline=headline(traces, pairs, MIN_CELL),
+        headline=headline(traces, pairs, MIN_CELL, question.bootstrap),
         notes=order_notes(unsaid, notes_on(runs, traces, pairs)),
         seed=question.seed,
         bootstrap=question.bootstrap,
@@ -271,9 +271,11 @@ def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequ
         (cohort, cells[truth_label, name, "ttft"], cells[label, name, "ttft"])
         for name, cohort in counted_cohorts(judged).items()
     ]
+    conditions = other_conditions(truth.meta, other.meta)
     return Pair(
         truth=truth_label,
-        kind="error" if same_conditions(truth.meta, other.meta) else "contrast",
+        kind="contrast" if conditions else "error",
+        conditions=conditions,
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,

@@ -1,24 +1,27 @@
 """The outcome of a comparison and its notes in sentences."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
+from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.metrics.client import measure_client
 from measure.metrics.health import check_lag
+from measure.resampling import CONFIDENCE, FEWEST_UNITS
 from measure.runs import Run
 from measure.wording import factor, listed, rounded_hits, share, signed_percent
-from report.compare.results import Pair, Provenance, QuantileError
+from report.compare.results import Duration, Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
 
 _NAMED = ("p50", "p90", "p99")
 
 
-def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int) -> list[str]:
+def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int, draws: int) -> list[str]:
+    """Return a verdict of one sentence for each pair; ``draws``: of the bootstrap, 0 if no intervals were asked for."""
     if not pairs:
         return [f"{listed(list(traces))}: nothing to compare with."]
-    return [_sentence(label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
+    return [_sentence(label, traces, pairs[label], min_cell, draws) for label in ordered_labels(traces, pairs)]
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
@@ -38,53 +41,85 @@ def telling_cohort(pair: Pair) -> str:
     return ALL
 
 
-def _sentence(label: str, pair: Pair, min_cell: int) -> str:
+def _sentence(label: str, traces: Mapping[str, Provenance], pair: Pair, min_cell: int, draws: int) -> str:
     if not pair.joined:
         return f"{label} and {pair.truth} share no request: none is compared."
     name = telling_cohort(pair)
     ttft = pair.cohorts[name].ttft
+    named = f"{label} against {pair.truth}"
     if not ttft.judged:
         n = min(ttft.n_truth, ttft.n_other)
-        return f"{label} against {pair.truth}: {n} requests with a TTFT; not judged under {min_cell}."
-    if pair.kind == "contrast":
-        return _contrast_sentence(label, pair, name)
-    return (_error_sentence if ttft.verdict is None else _verdict_sentence)(label, pair, name)
-
-
-def _error_sentence(label: str, pair: Pair, name: str) -> str:
-    ttft = pair.cohorts[name].ttft
+        return f"{named}: {n} requests with a TTFT; not judged under {min_cell}."
     found = {level: one for level in _NAMED if (one := getattr(ttft, level)) is not None}
+    level = next((level for level, one in found.items() if one.signed_error is not None), None)
+    if level is None:
+        return f"{named}: TTFT of {_WAITING[name]} is not comparable by quantiles{_agreement(pair)}."
+    told, place = found.pop(level), "at the median" if level == "p50" else f"at {level}"
+    doubt = _doubt(told, [traces[one].cohorts[name].ttft for one in (pair.truth, label)], draws)
+    if pair.kind == "contrast":
+        return f"{named}: {listed(pair.conditions)}, {_WAITING[name]} wait {_effect(told)} {place} ({doubt})."
+    error = f"TTFT of {_WAITING[name]} is {_error(told, traces[label])} {place} ({doubt})"
+    rest = f"; {ttft.verdict}" if ttft.verdict is not None else _tails(found)
+    return f"{named}: {error}{_beside_repeats(told)}{rest}{_agreement(pair)}."
+
+
+_WAITING: Final = {ALL: "all requests", FIRST_TURN: "first turns", LATER_TURNS: "turns 2+"}
+
+
+def _error(told: QuantileError, other: Provenance) -> str:
+    signed = told.signed_error or 0.0
+    if round(signed, 3) == 0.0:
+        return "the same"
+    predicted = other.source == "sim"
+    way = ("too high" if predicted else "higher") if signed > 0 else ("too low" if predicted else "lower")
+    return f"{share(abs(signed))} {way}"
+
+
+def _effect(told: QuantileError) -> str:
+    """Return the change of a wait for the first token; from a factor of two on the factor."""
+    signed = told.signed_error or 0.0
+    if signed >= 1.0:
+        return f"{factor(1.0 + signed)} times as long for the first token"
+    return f"{share(abs(signed))} {'longer' if signed >= 0 else 'less'} for the first token"
+
+
+def _doubt(told: QuantileError, sides: Sequence[Duration], draws: int) -> str:
+    """Return the interval of a difference, or the reason for none."""
+    if told.low is not None and told.high is not None:
+        if told.low >= 1.0 and told.signed_error is not None and told.signed_error >= 1.0:
+            ends = f"{factor(1.0 + told.low)} to {factor(1.0 + told.high)}"
+        else:
+            ends = f"{signed_percent(told.low)} to {signed_percent(told.high)}"
+        unsure = ", which includes no difference" if told.low < 0.0 < told.high else ""
+        return f"{CONFIDENCE:.0%} interval {ends}{unsure}".replace("%", " %", 1)
+    if not draws:
+        return "no interval: --bootstrap 0"
+    units = min(side.effective_n for side in sides)
+    if units < FEWEST_UNITS:
+        counted = f"count as {units:.2g} of the {FEWEST_UNITS} samples needed"
+        return f"no interval: the requests waited in one another's queues and {counted}"
+    return "no interval: too few independent waits above it"
+
+
+def _beside_repeats(told: QuantileError) -> str:
+    if told.repeat_spread is None or told.signed_error is None:
+        return ""
+    than = "less" if abs(told.signed_error) <= told.repeat_spread else "more"
+    return f", {than} than {told.captures} captures of this load differ ({share(told.repeat_spread)})"
+
+
+def _tails(found: Mapping[str, QuantileError]) -> str:
     errors = {level: one.error for level, one in found.items() if one.error is not None}
-    within = f"within {share(max(errors.values()))} of" if errors else "not comparable by quantiles with"
-    at = f" at {listed(list(errors))}" if errors else ""
     one_sided = [level for level, one in found.items() if one.reached == "one"]
-    alone = f"; {listed(one_sided)} on one side alone" if one_sided else ""
-    agreement = _agreement(pair)
-    return f"{label}: TTFT {within} {pair.truth}{at}{alone} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
-
-
-def _verdict_sentence(label: str, pair: Pair, name: str) -> str:
-    ttft = pair.cohorts[name].ttft
-    errors = [f"{error_text(found)} at {level}" for level in _NAMED if (found := getattr(ttft, level)) is not None]
-    held = f"{label} against {pair.truth}: TTFT {ttft.verdict}"
-    return f"{held} ({listed(errors)}; {_in_sentence(name)}, n = {ttft.n_truth:,}){_agreement(pair)}."
+    within = f"; within {share(max(errors.values()))} at {listed(list(errors))}" if errors else ""
+    return within + (f"; {listed(one_sided)} on one side alone" if one_sided else "")
 
 
 def _agreement(pair: Pair) -> str:
     cached = pair.cohorts[ALL].cached
     if cached.exact_share is None:
         return ""
-    return f", and cached tokens are exact on {share(cached.exact_share)} of {cached.n:,} requests"
-
-
-def _contrast_sentence(label: str, pair: Pair, name: str) -> str:
-    ttft = pair.cohorts[name].ttft
-    factors = [
-        f"×{factor(1.0 + quantile.signed_error)} at {level}"
-        for level, quantile in ((level, getattr(ttft, level)) for level in _NAMED)
-        if quantile is not None and quantile.signed_error is not None
-    ]
-    return f"{label}, under other conditions than {pair.truth}: TTFT {listed(factors)} ({_in_sentence(name)})."
+    return f"; cached tokens are exact on {share(cached.exact_share)} of {cached.n:,} requests"
 
 
 def error_text(error: QuantileError) -> str:
@@ -92,11 +127,6 @@ def error_text(error: QuantileError) -> str:
     if error.signed_error is not None:
         return signed_percent(error.signed_error)
     return {"one": "one side alone", "neither": "both beyond"}.get(error.reached, "undecided")
-
-
-def _in_sentence(cohort: str) -> str:
-    title = cohort_title(cohort)
-    return title[0].lower() + title[1:]
 
 
 _FEW_SESSIONS = 20

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from measure.runs import Run
+from measure.wording import factor
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
@@ -88,15 +89,25 @@ _SAME_CACHE: Final = 0.01
 """An engine that sizes its own cache finds a few blocks more or fewer at every start: that is no other cache."""
 
 
-def same_conditions(truth: Meta, other: Meta) -> bool:
-    """True if prompts, pace, cache and scheduler are the same; a setting that a side does not tell agrees."""
-    if (_workload(truth), _caches(truth)) != (_workload(other), _caches(other)):
-        return False
+def other_conditions(truth: Meta, other: Meta) -> list[str]:
+    """Say how prompts, pace, cache and scheduler of ``other`` differ; a setting that a side does not tell agrees."""
+    (was_cold, pace), (cold, other_pace) = _workload(truth), _workload(other)
+    found = []
+    if cold != was_cold:
+        found.append("with prompts that share nothing" if cold else "with prompts that share prefixes")
+    if _caches(other) != _caches(truth):
+        found.append("with the prefix cache" if _caches(other) else "without the prefix cache")
+    if other_pace != pace:
+        found.append(f"at {factor(other_pace / pace)} times the pace")
     blocks, others = _setting(truth, "num_gpu_blocks"), _setting(other, "num_gpu_blocks")
     if blocks is not None and others is not None and abs(others - blocks) > _SAME_CACHE * blocks:
-        return False
-    pairs = [(_setting(truth, name), _setting(other, name)) for name in _SETTINGS]
-    return all(t == o for t, o in pairs if t is not None and o is not None)
+        found.append(f"with {others:,} KV blocks instead of {blocks:,}")
+    pairs = {name: (_setting(truth, name), _setting(other, name)) for name in _SETTINGS}
+    return found + [
+        f"with {name} {o} instead of {t}"
+        for name, (t, o) in pairs.items()
+        if t is not None and o is not None and t != o
+    ]
 
 
 def _workload(meta: Meta) -> tuple[bool, float]:

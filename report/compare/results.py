@@ -159,6 +159,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["error", "contrast"]
     """contrast: the two ran under different conditions (shared or cold prompts, cache on or off), so the difference
     is an effect, not an error."""
+    conditions: list[str] = []
+    """Of a contrast: those of the label that its truth has not, in words."""
     joined: int
     unmatched_truth: int
     unmatched_other: int

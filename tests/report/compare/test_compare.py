@@ -17,7 +17,7 @@ from report.__main__ import main
 from report.compare.results import Comparison
 from report.pages.search import Search
 from report.pages.whatif import WhatIf
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload, load_trace, trace_digest
 
 MakeTrace = Callable[..., Path]
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -167,6 +167,81 @@ def test_equivalence_asks_for_an_interval_inside_a_margin(
     assert "A/A 2.0 %" in said
     # The same error, and captures that are 20 % apart: it is inside A/A, and shows nothing.
     assert judged(1.1, 0.9, 1.005) == 1
+
+
+def spaced(name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, n: int = 60, **meta: Any) -> str:
+    """A labelled trace: TTFTs of 1, 2, … ms ``times`` over; at 1 s apart no request waits for another."""
+    records = [
+        Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=number * apart_ms,
+            ttft_ms=times * (number + 1),
+            e2e_ms=times * (number + 1),
+            prompt_tokens=100,
+        )
+        for number in range(n)
+    ]
+    return f"{name}={write(folder / f'{name}.jsonl', records, Meta(**({'source': 'tap'} | meta)))}"
+
+
+@pytest.mark.parametrize(
+    ("times", "meta", "apart_ms", "said"),
+    [
+        (1.25, {}, 1_000, "TTFT of all requests is 25.0 % higher at the median (90 % interval +25 % to +25 %)"),
+        (0.97, {"source": "sim"}, 1_000, "is 3.0 % too low at the median (90 % interval −3.0 % to −3.0 %)"),
+        (1.0, {}, 1_000, "is the same at the median (90 % interval +0.0 % to +0.0 %)"),
+        (
+            4.2,
+            {"engine": Engine(enable_prefix_caching=False)},
+            1_000,
+            "without the prefix cache, all requests wait 4.2 times as long for the first token at the median "
+            "(90 % interval 4.2 to 4.2)",
+        ),
+        (
+            0.25,
+            {"workload": Workload(cold_prompts=True, speedup=2.0)},
+            1_000,
+            "with prompts that share nothing and at 2 times the pace, all requests wait 75.0 % less for the first "
+            "token at the median (90 % interval −75 % to −75 %)",
+        ),
+        (
+            1.25,
+            {},
+            1,
+            "is 25.0 % higher at the median (no interval: the requests waited in one another's queues and count as "
+            "1 of the 8 samples needed)",
+        ),
+    ],
+)
+def test_the_verdict_is_a_sentence_with_its_interval(
+    tmp_path: Path, times: float, meta: dict[str, Any], apart_ms: float, said: str
+) -> None:
+    traces = [
+        spaced("t", tmp_path, 1.0, apart_ms=apart_ms, engine=Engine()),
+        spaced("o", tmp_path, times, apart_ms=apart_ms, **meta),
+    ]
+    (sentence,) = compared(*traces)["headline"]
+    assert sentence.startswith("o against t: ")
+    assert said in sentence
+
+
+def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> None:
+    traces = [spaced("t", tmp_path, 1.0), spaced("again", tmp_path, 1.04), spaced("p", tmp_path, 1.03, source="sim")]
+    sentences = {sentence.partition(" ")[0]: sentence for sentence in compared(*traces)["headline"]}
+    assert sentences["p"] == (
+        "p against t: TTFT of all requests is 3.0 % too high at the median (90 % interval +3.0 % to +3.0 %), less than "
+        "2 captures of this load differ (4.0 %); within 3.0 % at p90 and p99."
+    )
+    assert "captures of this load" not in sentences["again"]
+    traces[2] = spaced("far", tmp_path, 0.9, source="sim")
+    (first, *_) = compared(*traces)["headline"]
+    assert "10.0 % too low" in first
+    assert ", more than 2 captures of this load differ (4.0 %)" in first
+
+
+def test_no_interval_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["compare", spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.1), "--bootstrap", "0"])
+    assert "is 10.0 % higher at the median (no interval: --bootstrap 0);" in capsys.readouterr().out.replace(" \n", " ")
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
     assert min(simple["linear_in_uncached_tokens"], simple["mg1_queue"]) > everything["ttft"]["median_abs_error"]
     assert [gate["passed"] for gate in result["gates"]] == [True] * 6
     assert "worst " in next(gate["reason"] for gate in result["gates"] if gate["name"] == "TTFT p50")
-    assert result["headline"][0].startswith("predicted against captured: TTFT within ")
+    assert result["headline"][0].startswith("predicted against captured: TTFT of ")
     seen = capsys.readouterr().err
     assert "TTFT of predicted against captured" in seen
     assert max(map(len, seen.splitlines())) <= 80
