@@ -18,6 +18,10 @@ def main(argv: Sequence[str]) -> int:
         from loadgen.datasets.building import main as build  # noqa: PLC0415 - no run needs it
 
         return build(argv[1:])
+    if argv[:1] == ["sweep"]:
+        from loadgen.sweeping import main as sweep  # noqa: PLC0415 - no single run needs it
+
+        return sweep(argv[1:])
     return run_load(parse_config(argv))
 
 

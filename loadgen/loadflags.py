@@ -37,6 +37,7 @@ EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
 "loadgen selftest" measures the rate and the timing accuracy of loadgen on this machine, without an engine.
+"loadgen sweep" runs a load at several concurrencies or rates, on one engine or on several in turn.
 "loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
 "--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
 """
@@ -172,7 +173,7 @@ def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthD
 
 
 def load_parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description=DESCRIPTION, epilog=EPILOG, commands=["selftest", "build-dataset"])
+    parser = Parser(prog=prog, description=DESCRIPTION, epilog=EPILOG, commands=["selftest", "build-dataset", "sweep"])
     add_load_arguments(parser)
     return parser
 

@@ -76,6 +76,11 @@ def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if action.option_strings and action.dest not in ("help", "version")]
 
 
+def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Flags of the help: a command that takes another's flags shows its own."""
+    return [action for action in flags_of(parser) if action.help != argparse.SUPPRESS]
+
+
 def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     """A flag's help, with the flags in it as code."""
     text = parser._get_formatter()._expand_help(action) if action.help else ""
@@ -105,7 +110,7 @@ def spans(lines: Sequence[str], table: Sequence[str]) -> list[str]:
 
 def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]) -> str:
     """A command's part of the page."""
-    rows = [row(parser, action) for action in flags_of(parser)]
+    rows = [row(parser, action) for action in shown(parser)]
     lines = [f"## `{command}`", ""]
     if parser.description:
         text = " ".join(parser.description.split()).replace("``", "`").rstrip(".?")
@@ -125,8 +130,8 @@ def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]
 def page() -> str:
     """The whole page."""
     parsers = {command: parser_of(command) for command in commands()}
-    counts = Counter(line for parser in parsers.values() for line in {row(parser, one) for one in flags_of(parser)})
-    every = dict.fromkeys(row(parser, action) for parser in parsers.values() for action in flags_of(parser))
+    counts = Counter(line for parser in parsers.values() for line in {row(parser, one) for one in shown(parser)})
+    every = dict.fromkeys(row(parser, action) for parser in parsers.values() for action in shown(parser))
     common = {name_of(line): line for line in sorted(every, key=lambda line: counts[line])}
     shared = [line for line in every if counts[line] >= MANY and common[name_of(line)] == line]
     sections = [section(command, parser, shared) for command, parser in parsers.items()]

@@ -10,7 +10,8 @@ import msgspec
 
 from wire.errors import LossKind
 from wire.framing import ChunkedBody, FixedBody, FramingError
-from wire.loop import Hangup, Turns
+from wire.hangup import Hangup
+from wire.loop import Turns
 from wire.responsehead import (
     EMPTY_LINES,
     HEAD_END,

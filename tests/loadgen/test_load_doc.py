@@ -10,10 +10,11 @@ import pytest
 from loadgen.datasets import DATASETS, RANDOM
 from loadgen.loadflags import parse_config
 from loadgen.plan.config import Pattern
+from loadgen.sweepplan import parse_sweep
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "load.md").read_text()
-SHOWN = re.compile(r"(?:^|`)loadgen (?!build-dataset)(.*?)(?:$|`)", re.MULTILINE)
+SHOWN = re.compile(r"(?:^|`)loadgen (?!build-dataset|sweep)(.*?)(?:$|`)", re.MULTILINE)
 COMMANDS = SHOWN.findall(PAGE)
 CHAT = "$T --api chat"
 OF_EVALSCOPE = [
@@ -32,6 +33,15 @@ def test_every_pattern_and_dataset_has_its_row() -> None:
     rows = set(re.findall(r"^\| `([\w-]+)`", PAGE, re.MULTILINE))
     assert rows >= {*get_args(Pattern), *DATASETS, RANDOM}
     assert len(COMMANDS) > 20
+
+
+def test_the_sweep_is_a_plan_of_eight_runs() -> None:
+    shown = re.findall(r"^loadgen sweep (.*?[^\\])$", PAGE, re.MULTILINE | re.DOTALL)
+    (plan,) = [parse_sweep(shlex.split(each.replace("\\\n", " "))) for each in shown]
+    assert [run.name for run in plan.runs] == [
+        *("bf16-p8-r1", "fp8-p8-r1", "fp8-p16-r1", "bf16-p16-r1"),
+        *("bf16-p24-r1", "fp8-p24-r1", "fp8-p32-r1", "bf16-p32-r1"),
+    ]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *OF_EVALSCOPE])

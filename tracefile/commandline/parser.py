@@ -90,6 +90,15 @@ class Parser(argparse.ArgumentParser):
             self.error(_unexpected(unknown[0], words))
         return found, []
 
+    def hide_flags(self) -> None:
+        """Take the flags so far without showing them in the help, and let later flags of a name replace them."""
+        for group in self._action_groups:
+            group.description = None
+        for action in self._actions:
+            if action.dest not in {"help", "version"}:
+                action.help = argparse.SUPPRESS
+        self.conflict_handler = "resolve"
+
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): ", r"\1: ", message)
         text = re.sub(

@@ -1,0 +1,417 @@
+"""Runs of a sweep one after another: engine made ready, load sent, result kept in the index."""
+
+import fcntl
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from engines.control import ControlClient, reset_prefix_cache
+from engines.dialect import Dialect
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
+from engines.recognition import dialect_notes, find_dialect, recognition_notes
+from loadgen.core.bodies import cache_probe
+from loadgen.core.request import origin_of
+from loadgen.loadrun import LoadResult, send_load
+from loadgen.plan.config import ONE_TURN, LoadConfig
+from loadgen.runs.announcement import announce
+from loadgen.runs.outcome import INTERRUPTED, exit_code
+from loadgen.runs.summary import print_summary
+from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, parse_sweep, refuse_other_sweep
+from loadgen.sweeptable import (
+    BETWEEN,
+    SweepSummary,
+    about,
+    plan_lines,
+    result_line,
+    row_of,
+    summary_table,
+    warm_up_words,
+)
+from measure.metrics.results import TraceMetrics
+from measure.metrics.trace import measure_run
+from measure.runs import load_run
+from measure.sweepindex import INDEX, RunStatus, SweepRun, read_sweep, write_sweep
+from tracefile import InputError
+
+IDLE_WAIT_S = 60.0
+IDLE_POLL_S = 0.2
+WARM_UP_PARALLEL = 4
+WARM_UP_SEED = 1 << 40
+"""Token seeds of warm-ups begin here, apart from those of runs."""
+BEGUN = "begun, and not ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Engine behind a label."""
+
+    model: str
+    dialect: Dialect
+    resets: bool
+    """True if its cache is reset before each run."""
+    block_size: int | None
+    notes: tuple[str, ...]
+    """Told at the beginning, and not after each run."""
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_sweep(parse_sweep(argv))
+
+
+def run_sweep(plan: SweepPlan) -> int:
+    """Make the runs that are missing, print the table of all; 1 if one failed or missed an SLO, 130 if interrupted."""
+    if plan.dry_run:
+        print("\n".join(plan_lines(plan)))
+        return 0
+    with opened(plan) as kept:
+        sweep = Sweep(plan, kept)
+        try:
+            sweep.run()
+        except KeyboardInterrupt:
+            sweep.keep_interrupted()
+            tell(f"interrupted; to go on: {plan.command}")
+            return INTERRUPTED
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return sweep.end()
+
+
+@contextmanager
+def opened(plan: SweepPlan) -> Iterator[list[SweepRun]]:
+    """Give the runs that the folder has, while no other sweep has it; raises InputError if it is not this sweep's."""
+    folder = plan.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"--output {folder}: {error.strerror}; expected a folder to write in") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--output {folder}: another sweep writes in it; expected another folder") from None
+        yield _kept(plan)
+    finally:
+        os.close(fd)
+
+
+def _kept(plan: SweepPlan) -> list[SweepRun]:
+    folder = plan.folder
+    if not (folder / INDEX).exists():
+        if any(folder.iterdir()):
+            raise InputError(f"--output {folder}: has other files and no {INDEX}; expected a new folder, or a sweep's")
+        return []
+    kept = read_sweep(folder)
+    if plan.overwrite:
+        for entry in kept:
+            (folder / entry.trace).unlink(missing_ok=True)
+        write_sweep(folder, [])
+        return []
+    if kept:
+        refuse_other_sweep(plan, kept[0].sweep)
+    names = {run.name for run in plan.runs}
+    for entry in kept:
+        if entry.run not in names:
+            raise InputError(f"--output {folder}: has run {entry.run}, not one of these; expected another folder")
+    return kept
+
+
+class Sweep:
+    """Sweep from its first run to its table."""
+
+    def __init__(self, plan: SweepPlan, kept: Sequence[SweepRun]) -> None:
+        self._plan = plan
+        self._entries = {entry.run: entry for entry in kept}
+        self._metrics: dict[str, TraceMetrics] = {}
+        self._targets: dict[str, Target] = {}
+        self._to_do = [run for run in plan.runs if not self._is_done(run)]
+        self._cold = plan.cache == "cold"
+        """True if every run sends other tokens: for all labels, so that each gets the same load."""
+        self._walls_s: list[float] = []
+        self._told: set[str] = set()
+
+    def run(self) -> None:
+        if not self._to_do:
+            tell(f"all {len(self._plan.runs)} runs are there")
+            return
+        self._find_targets()
+        left = len(self._to_do)
+        for number, run in enumerate(self._plan.runs, 1):
+            if run not in self._to_do:
+                continue
+            place = f"run {number} of {len(self._plan.runs)}, {run.words()}"
+            missed = self._missed(run)
+            if missed is None:
+                tell(place + self._left_words(run, left))
+                self._make(run, number)
+            else:
+                tell(f"{place}: skipped; {run.label} missed an SLO at {missed:g}")
+            left -= 1
+
+    def keep_interrupted(self) -> None:
+        """Say of the run in hand that a signal ended it."""
+        for entry in self._entries.values():
+            if entry.reason == BEGUN:
+                self._keep(msgspec.structs.replace(entry, reason="interrupted"))
+                return
+
+    def end(self) -> int:
+        """Print the table of all runs; return the exit code."""
+        plan = self._plan
+        entries = [self._entries[run.name] for run in plan.runs if run.name in self._entries]
+        rows = [row_of(entry, self._metrics_of(entry)) for entry in entries]
+        undone = sum(row.status != "done" for row in rows)
+        missed = any(row.slos_met is False for row in rows)
+        page = f"report sweep {shlex.quote(str(plan.folder))} --html sweep.html"
+        summary = SweepSummary(str(plan.folder), len(plan.runs), len(rows) - undone, undone, plan.command, rows)
+        print_summary(summary, [*summary_table(rows), "", page], as_json=plan.as_json)
+        return int(undone > 0 or (missed and not plan.until_slo_missed))
+
+    def _is_done(self, run: PlannedRun) -> bool:
+        entry = self._entries.get(run.name)
+        return entry is not None and entry.status == "done" and (self._plan.folder / entry.trace).exists()
+
+    def _find_targets(self) -> None:
+        """Ask each label's engine, before anything is sent."""
+        plan = self._plan
+        for label in plan.labels:
+            run = next((run for run in self._to_do if run.label == label), None)
+            if run is not None:
+                self._targets[label] = find_target(plan, run)
+        cold = [label for label, target in self._targets.items() if not target.resets]
+        earlier = (self._entries[run.name].command for run in plan.runs if run.name in self._entries)
+        if plan.cache == "auto" and (cold or any("--token-seed" in command for command in earlier)):
+            self._cold = True
+        if plan.cache == "auto" and cold:
+            tell(f"note: {', '.join(cold)}: no cache reset, so every run sends other tokens, in the same lengths")
+        tell(
+            f"{len(self._to_do)} runs, in {plan.folder}; before each: {warm_up_words(plan.warm_up)}, {self._between()}"
+        )
+
+    def _between(self) -> str:
+        return BETWEEN["cold" if self._cold else "reset" if self._plan.cache == "auto" else self._plan.cache]
+
+    def _left_words(self, run: PlannedRun, left: int) -> str:
+        pace_s = sum(self._walls_s) / len(self._walls_s) if self._walls_s else run.config.ends_s
+        return "" if pace_s is None else f", about {about(left * pace_s)} left"
+
+    def _missed(self, run: PlannedRun) -> float | None:
+        """Return the lower point at which the run's label missed an SLO; null: none, or not asked for."""
+        if not self._plan.until_slo_missed:
+            return None
+        for other in self._plan.runs:
+            entry = self._entries.get(other.name)
+            if entry is None or other.label != run.label or other.point >= run.point:
+                continue
+            metrics = self._metrics_of(entry)
+            if metrics is not None and not all(slo.met for slo in metrics.slos):
+                return other.point
+        return None
+
+    def _metrics_of(self, entry: SweepRun) -> TraceMetrics | None:
+        if entry.status != "done":
+            return None
+        if entry.run not in self._metrics:
+            run = next(run for run in self._plan.runs if run.name == entry.run)
+            trace = load_run(entry.run, self._plan.folder / entry.trace, named=False, reuse=True)
+            self._metrics[entry.run] = measure_run(trace, slos=run.config.run.slos)
+        return self._metrics[entry.run]
+
+    def _make(self, run: PlannedRun, number: int) -> None:
+        """Make one run, and keep in the index how it ended. Raises KeyboardInterrupt if a signal ended it."""
+        begun_s = time.monotonic()
+        config, argv = self._as_sent(run)
+        entry = SweepRun(
+            run=run.name,
+            label=run.label,
+            parallel=run.parallel,
+            rate=run.rate,
+            repeat=run.repeat,
+            trace=run.config.trace.name,
+            status="cut",
+            reason=BEGUN,
+            command=shlex.join(["loadgen", *argv]),
+            started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            duration_s=0.0,
+            sweep=self._plan.command,
+        )
+        self._keep(entry)
+        try:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run before took its own handler away
+            warmed = self._prepare(run, config, number)
+            result = send_load(config, self._place(run, warmed))
+        except InputError as error:
+            entry = msgspec.structs.replace(entry, status="failed", reason=str(error))
+        else:
+            entry = self._ended(entry, run, result)
+        self._keep(entry)
+        if entry.status == "cut":
+            raise KeyboardInterrupt
+        self._walls_s.append(time.monotonic() - begun_s)
+        tell(result_line(row_of(entry, self._metrics_of(entry)), entry.duration_s))
+
+    def _as_sent(self, run: PlannedRun) -> tuple[LoadConfig, Sequence[str]]:
+        """Return the run's settings and command line, with tokens of its own where no cache is reset."""
+        if not self._cold:
+            return run.config, run.argv
+        pairs = list(dict.fromkeys((other.repeat, other.point) for other in self._plan.runs))
+        seed = run.config.tokens_from + 1 + pairs.index((run.repeat, run.point))
+        if self._plan.shares_engine:
+            seed += len(pairs) * self._plan.labels.index(run.label)
+        return replace(run.config, token_seed=seed), (*run.argv, "--token-seed", str(seed))
+
+    def _place(self, run: PlannedRun, warmed: int) -> dict[str, object]:
+        target = self._targets[run.label]
+        cache = "reset" if target.resets else "other tokens" if self._cold else "kept"
+        return {"run": run.name, "label": run.label, "repeat": run.repeat, "warm_up_requests": warmed, "cache": cache}
+
+    def _prepare(self, run: PlannedRun, config: LoadConfig, number: int) -> int:
+        """Warm the engine up, wait until it is idle, empty its cache; return the requests of the warm-up."""
+        target, warmed = self._targets[run.label], 0
+        if self._plan.warm_up.given:
+            with tempfile.TemporaryDirectory(prefix="kvtape-warm-up-") as folder:
+                trace = Path(folder) / "warm-up.jsonl"
+                result = send_load(warm_up_of(config, self._plan.warm_up, trace, number), {})
+            if result.outcome.stopped in {"SIGINT", "SIGTERM"}:
+                raise KeyboardInterrupt
+            warmed = result.outcome.tally.statuses["ok"]
+            if not warmed:
+                raise InputError(f"warm-up: {failure_words(result)}")
+            tell(f"  warm-up: {warmed} requests in {result.outcome.seconds:.1f} s, not counted")
+        with _control(config) as control:
+            if not wait_until_idle(control):
+                tell(f"  note: the engine is not idle after {IDLE_WAIT_S:g} s")
+            if target.resets:
+                probe = cache_probe(target.dialect, target.model, config.vocabulary, target.block_size)
+                self._tell_once(reset_prefix_cache(control, target.dialect, probe))
+        return warmed
+
+    def _ended(self, entry: SweepRun, run: PlannedRun, result: LoadResult) -> SweepRun:
+        outcome, lacking = result.outcome, result.ending.lacking
+        for note in result.summary.notes:
+            if note not in self._targets[run.label].notes:
+                self._tell_once(note)
+        seconds = round(outcome.seconds, 3)
+        if outcome.stopped in {"SIGINT", "SIGTERM"} and not outcome.failures:
+            return msgspec.structs.replace(entry, reason=outcome.stopped, duration_s=seconds)
+        reason = None if lacking is None else str(lacking)
+        if exit_code(outcome):
+            reason = failure_words(result)
+        elif not _responds(run.config):
+            reason = "the engine does not respond at the run's end"
+        if result.ending.metrics is not None:
+            self._metrics[run.name] = result.ending.metrics
+        status: RunStatus = "done" if reason is None else "failed"
+        return msgspec.structs.replace(entry, status=status, reason=reason, duration_s=seconds)
+
+    def _keep(self, entry: SweepRun) -> None:
+        if entry.reason == BEGUN:  # the index is in the order of beginning
+            self._entries.pop(entry.run, None)
+        self._entries[entry.run] = entry
+        write_sweep(self._plan.folder, list(self._entries.values()))
+
+    def _tell_once(self, note: str | None) -> None:
+        if note is not None and note not in self._told:
+            self._told.add(note)
+            tell(f"  note: {note}")
+
+
+def warm_up_of(config: LoadConfig, warm_up: WarmUp, trace: Path, number: int) -> LoadConfig:
+    """Return a closed loop of single requests like the run's, with tokens of their own; ``number``: the run's."""
+    from_file = config.dataset_path is not None
+    return replace(
+        config,
+        trace=trace,
+        pattern="poisson",
+        rate=None,
+        rate_to=None,
+        burstiness=None,
+        spacing=None,
+        group_size=1,
+        group_gap_s=None,
+        burst_size=None,
+        burst_every_s=None,
+        steps=None,
+        step_s=None,
+        rate_series=(),
+        duration_s=warm_up.seconds,
+        at_end="finish",
+        number=warm_up.requests,
+        parallel=config.requests_at_once or WARM_UP_PARALLEL,
+        parallel_sessions=None,
+        turns=ONE_TURN,
+        min_turns=None,
+        max_turns=1 if from_file else None,
+        tool_latency_s=config.tool_latency_s if from_file else None,
+        token_seed=WARM_UP_SEED + number,
+        run=replace(config.run, slos=(), log_interval_s=0.0),
+    )
+
+
+def find_target(plan: SweepPlan, run: PlannedRun) -> Target:
+    """Ask the engine behind a label. Raises InputError if it is not there, or lacks the reset that is asked for."""
+    config = run.config
+    with _control(config) as control:
+        try:
+            model = control.resolve_model(config.model)
+        except InputError as error:
+            raise InputError(f"{run.label}: {error}") from None
+        found, facts = find_dialect(control, config.dialect), control.facts()
+        ready = readiness_of(control, found.dialect, facts)
+        has_reset = found.dialect.reset_cache is not None and ready.has_reset is not False
+        if plan.cache == "reset" and not has_reset:
+            setting = found.dialect.reset_setting
+            expected = f"an engine with {setting}, or cold" if setting else "cold"
+            raise InputError(f"--cache-between: reset, and {run.label} ({control.url}) has none; expected {expected}")
+        words = target_words(control.url, model, facts, ready, found.evidence)
+        notes = [*page_notes(facts), *dialect_notes(found.dialect), *readiness_notes(ready)]
+        announce(PROG, [run.label, *words], notes, config.run)
+    return Target(
+        model=model,
+        dialect=found.dialect,
+        resets=has_reset and plan.cache in {"auto", "reset"},
+        block_size=facts.engine.block_size,
+        notes=(*notes, *recognition_notes(found)),
+    )
+
+
+def wait_until_idle(control: ControlClient) -> bool:
+    """Wait for the requests of others, and cancelled ones; True: the engine is idle, or does not tell."""
+    until_s = time.monotonic() + IDLE_WAIT_S
+    while time.monotonic() < until_s:
+        gauges = control.facts().gauges
+        if not (gauges.get("running") or gauges.get("waiting")):
+            return True
+        time.sleep(IDLE_POLL_S)
+    return False
+
+
+def failure_words(result: LoadResult) -> str:
+    """Return the reason of a run without one good response."""
+    outcome = result.outcome
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.tally.errors.items()))
+    return "; ".join(outcome.failures) or f"no request completed{f' ({kinds})' if kinds else ''}"
+
+
+def _responds(config: LoadConfig) -> bool:
+    with _control(config) as control:
+        return control.status("/v1/models") is not None
+
+
+def _control(config: LoadConfig) -> ControlClient:
+    return ControlClient(str(origin_of(config.url)), config.run.access)
+
+
+def tell(text: str) -> None:
+    """Print a line of progress."""
+    print(f"{PROG}: {text}" if not text.startswith("  ") else text, file=sys.stderr, flush=True)

@@ -1,0 +1,306 @@
+"""Plan of ``loadgen sweep``: its flags, its runs, and their order."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from loadgen.loadflags import add_load_arguments, parse_config
+from loadgen.plan.config import LoadConfig
+from tracefile import InputError
+from tracefile.commandline.durations import DURATION, duration
+from tracefile.commandline.parser import Parser
+
+PROG: Final = "loadgen sweep"
+DESCRIPTION: Final = (
+    "A load at several concurrencies or rates, on one engine or on several, as a folder of runs; takes loadgen's other "
+    "flags, too."
+)
+EPILOG: Final = """\
+The order is A B, B A, A B …, so that drift falls on every label. Each run begins with a warm-up that is not counted, an
+idle engine and an empty prefix cache. The same command again goes on with the runs that are missing.
+Exit status: 0 done; 1 a run failed, or missed an SLO (not with --until-slo-missed); 2 bad input; 130 cut short by
+Ctrl-C or SIGTERM.
+"""
+SWITCHES: Final = frozenset({"--overwrite", "--dry-run", "--json"})
+HARMLESS: Final = frozenset({"output", "overwrite", "dry_run", "json", "log_interval"})
+"""Flags that may differ when a sweep goes on."""
+LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
+USUAL_WARM_UP: Final = "8"
+
+CacheBetween = Literal["auto", "reset", "cold", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Amount of load before each run; both null: none."""
+
+    requests: int | None = None
+    seconds: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return (self.requests, self.seconds) != (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Label of the runs, and the flags in which they differ from other labels'."""
+
+    label: str
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """Run that is to be made."""
+
+    name: str
+    label: str
+    parallel: int | None
+    """Null: ``rate`` is the point."""
+    rate: float | None
+    repeat: int
+    argv: tuple[str, ...]
+    """Of ``loadgen`` alone."""
+    config: LoadConfig
+
+    @property
+    def point(self) -> float:
+        return self.rate or self.parallel or 0
+
+    def words(self) -> str:
+        """Return ``A parallel 8``, and from the second on the repeat."""
+        point = f"rate {self.rate:g}" if self.parallel is None else f"parallel {self.parallel}"
+        return f"{self.label} {point}{f' repeat {self.repeat}' if self.repeat > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """Settings of a sweep."""
+
+    folder: Path
+    runs: tuple[PlannedRun, ...]
+    """In their order."""
+    warm_up: WarmUp
+    cache: CacheBetween
+    until_slo_missed: bool
+    overwrite: bool
+    dry_run: bool
+    as_json: bool
+    command: str
+    """Command line that goes on with it."""
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    @property
+    def shares_engine(self) -> bool:
+        """True if two labels send to one URL, whose cache they would share."""
+        urls = {run.label: run.config.url.rstrip("/") for run in self.runs}
+        return len(set(urls.values())) < len(urls)
+
+
+def parse_sweep(argv: Sequence[str]) -> SweepPlan:
+    """Return the plan. Raises InputError for one of its flags, or of a run's."""
+    args = sweep_parser().parse_args(argv)
+    rest = _without_own(argv)
+    variants = _variants(args.variant) or [Variant(_label_of(args.output))]
+    parallels, rates = _points("--parallel", args.parallel, int), _points("--rate", args.rate, float)
+    if len(parallels) > 1 and len(rates) > 1:
+        raise InputError("--parallel, --rate: several of both; expected several of one of them")
+    if not parallels and not rates:
+        raise InputError("--parallel, --rate: missing; expected the points, as --parallel 8,16,24 or --rate 0.5,1,2")
+    if args.repeat < 1:
+        raise InputError(f"--repeat: {args.repeat}; expected 1 or more")
+    by_rate = bool(rates) and len(parallels) <= 1
+    limit = ["--parallel", str(parallels[0])] if by_rate and parallels else []
+    limit += ["--rate", f"{rates[0]:g}"] if rates and not by_rate else []
+    points = rates if by_rate else parallels
+    runs = [
+        _planned(args.output, variant, point, repeat, [*rest, *limit], by_rate=by_rate)
+        for variant, point, repeat in in_order(variants, points, args.repeat)
+    ]
+    _check(args, runs)
+    return SweepPlan(
+        folder=args.output,
+        runs=tuple(runs),
+        warm_up=_warm_up(args.warm_up),
+        cache=args.cache_between,
+        until_slo_missed=args.until_slo_missed,
+        overwrite=args.overwrite,
+        dry_run=args.dry_run,
+        as_json=args.json,
+        command=shlex.join([*PROG.split(), *(word for word in argv if word not in SWITCHES)]),
+    )
+
+
+def in_order(
+    variants: Sequence[Variant], points: Sequence[float], repeats: int
+) -> Iterator[tuple[Variant, float, int]]:
+    """Yield variant, point and repeat of each run: A B, B A, A B …, and a point's order turned at each repeat."""
+    for repeat in range(1, repeats + 1):
+        for place, point in enumerate(points):
+            turned = (place + repeat) % 2 == 0
+            for variant in reversed(variants) if turned else variants:
+                yield variant, point, repeat
+
+
+def sweep_parser() -> Parser:
+    parser = Parser(prog=PROG, description=DESCRIPTION, epilog=EPILOG)
+    add_load_arguments(parser)
+    parser.hide_flags()  # they are loadgen's
+    target = parser.add_argument_group("target")
+    target.add_argument("--url", metavar="URL", help="base URL of the engine; or one in each --variant")
+    _add_own(parser)
+    return parser
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sweep").add_argument
+    add("--parallel", metavar="P,P,…", help="concurrency limits to run at, such as 8,16,24")
+    add("--rate", metavar="R,R,…", help="rates to run at, such as 0.5,1,2")
+    add(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="'LABEL: FLAGS'",
+        help="label of runs, and the flags of loadgen in which they differ: 'A: --url http://a:8000'; repeatable",
+    )
+    add("--repeat", type=int, default=1, metavar="N", help="runs of each label at each point (1)")
+    add("--warm-up", default=USUAL_WARM_UP, metavar="N", help="requests before each run, or a time: 10s; 0: none (8)")
+    add(
+        "--cache-between",
+        choices=get_args(CacheBetween),
+        default="auto",
+        help="prefix cache before each run: reset it; or leave it, and send other tokens (cold) or the same (keep) "
+        "(auto: reset, or cold where an engine has no reset)",
+    )
+    add("--until-slo-missed", action="store_true", help="once a label misses an --slo, skip its higher points")
+    add("--dry-run", action="store_true", help="print the runs, their order and time, and send nothing")
+    add(
+        "-o",
+        "--output",
+        "--out",
+        type=Path,
+        default=Path("sweep"),
+        metavar="DIR",
+        help="folder of the runs and of their index, sweep.jsonl (sweep)",
+    )
+    add("--overwrite", action="store_true", help="replace the runs of an earlier sweep in the folder")
+    add("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
+
+
+def _without_own(argv: Sequence[str]) -> list[str]:
+    """Return the words that are each run's: all but the sweep's own flags."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_own(own)
+    return own.parse_known_args(list(argv))[1]
+
+
+def _points(flag: str, text: str | None, kind: type[int] | type[float]) -> list[Any]:
+    if text is None:
+        return []
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{flag}: {text!r}; expected numbers with commas between them, such as 8,16,24") from None
+    if len(set(found)) < len(found):
+        raise InputError(f"{flag}: {text!r}; expected each number once, and --repeat N")
+    return found
+
+
+def _variants(texts: Sequence[str]) -> list[Variant]:
+    variants = [_variant(text) for text in texts]
+    for one, other in combinations(variants, 2):
+        if one.label == other.label:
+            raise InputError(f"--variant {one.label}: twice; expected another label")
+    return variants
+
+
+def _variant(text: str) -> Variant:
+    label, colon, flags = text.partition(":")
+    expected = "expected 'LABEL: FLAGS', such as 'A: --url http://a:8000'"
+    if not colon or not LABEL.fullmatch(label.strip()):
+        raise InputError(f"--variant: {text!r}; {expected}")
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:
+        raise InputError(f"--variant: {text!r}: {error}; {expected}") from None
+    rest = _without_own(words)
+    if rest != words:
+        word = next(word for word in words if word not in rest)
+        raise InputError(f"--variant {label.strip()}: {word}; expected it outside, for every label")
+    return Variant(label.strip(), tuple(words))
+
+
+def _label_of(folder: Path) -> str:
+    """Label of runs without a variant: their folder's name, as far as a label can have it."""
+    found = LABEL.search(folder.resolve().name)
+    return found[0] if found else "runs"
+
+
+def _planned(
+    folder: Path, variant: Variant, point: float, repeat: int, words: Sequence[str], *, by_rate: bool
+) -> PlannedRun:
+    name = f"{variant.label}-{'rate' if by_rate else 'p'}{point:g}-r{repeat}"
+    argv = [*words, *variant.words, "--rate" if by_rate else "--parallel", f"{point:g}"]
+    argv += ["-o", str(folder / f"{name}.jsonl.zst")]
+    return PlannedRun(
+        name=name,
+        label=variant.label,
+        parallel=None if by_rate else int(point),
+        rate=point if by_rate else None,
+        repeat=repeat,
+        argv=tuple(argv),
+        config=replace(parse_config(argv, PROG), overwrite=True),
+    )
+
+
+def _check(args: argparse.Namespace, runs: Sequence[PlannedRun]) -> None:
+    for run in runs:
+        if run.config.pattern == "calibration":
+            raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
+        if run.config.run.resume:
+            raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
+        if run.config.run.json_progress is not None:
+            raise InputError("--json-progress: of one run; expected --log-interval")
+        if args.until_slo_missed and not run.config.run.slos:
+            raise InputError("--until-slo-missed: without an SLO; expected --slo, such as --slo 'ttft.p90<=5s'")
+
+
+def _warm_up(text: str) -> WarmUp:
+    if text.isdecimal():
+        return WarmUp(requests=int(text) or None)
+    if DURATION.fullmatch(text):
+        return WarmUp(seconds=duration(text) or None)
+    raise InputError(f"--warm-up: {text!r}; expected a number of requests, or a time such as 10s")
+
+
+def refuse_other_sweep(plan: SweepPlan, command: str) -> None:
+    """Raise InputError naming the first flag in which the plan differs from the sweep in its folder."""
+    asked, there = (_settings(shlex.split(text)[len(PROG.split()) :]) for text in (plan.command, command))
+    for name, value in asked.items():
+        if value != there.get(name):
+            raise InputError(
+                f"--output {plan.folder}: holds a sweep with {_flag_words(name, there.get(name))}, not "
+                f"{_flag_words(name, value)}; expected the same flags, another folder, or --overwrite"
+            )
+
+
+def _settings(argv: Sequence[str]) -> Mapping[str, object]:
+    found = vars(sweep_parser().parse_args(argv))
+    return {name: value for name, value in found.items() if name not in HARMLESS}
+
+
+def _flag_words(name: str, value: object) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    if value in (None, False, []):
+        return f"no {flag}"
+    told = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return flag if value is True else f"{flag} {told}"

@@ -1,0 +1,350 @@
+"""``loadgen sweep``: literal orders, real engines over sockets, runs that go on where they were killed."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.control import ControlClient
+from engines.facts import EngineFacts
+from loadgen.__main__ import main
+from loadgen.loadrun import LoadResult
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.workload import Workload
+from loadgen.runs.outcome import RunOutcome, recorded
+from loadgen.runs.summary import Ending, summarize
+from loadgen.sweeping import warm_up_of
+from loadgen.sweepplan import Variant, WarmUp, in_order, parse_sweep
+from loadgen.sweeptable import about
+from loadgen.text.prefixtruth import Examination, report_truth, truth_of
+from measure.sweepindex import INDEX, SweepRun, read_sweep
+from report.__main__ import main as report
+from tests.conftest import StartSimServer
+from tests.jsonoutput import json_of
+from tests.warmstart import WarmPopen
+from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
+
+LOAD = ["--number", "2", "--prompt-tokens", "40", "--output-tokens", "2", "--seed", "3"]
+EMBEDDED = ["--block-size", "16", "--num-gpu-blocks", "512", "--t0-ms", "1", "--per-decode-ms", "0.1"]
+
+
+FAILING: dict[str, InputError | None] = {}
+"""Runs that ``sent`` lets fail: by an error, or by requests that all fail."""
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
+    """Loads that a sweep sends, in order, each recorded at once as two requests of 5 ms."""
+    found: list[LoadConfig] = []
+
+    def send(config: LoadConfig, place: object) -> LoadResult:
+        found.append(config)
+        name = config.trace.name.partition(".")[0]
+        if (error := FAILING.get(name)) is not None:
+            raise error
+        with TraceWriter(config.trace, Meta(), overwrite=True) as writer:
+            for number in range(2):
+                request = RequestId(f"{number}")
+                good = Record(request_id=request, arrival_ms=0.0, ttft_ms=5.0, e2e_ms=5.0, status="ok")
+                bad = Record(request_id=request, arrival_ms=0.0, e2e_ms=5.0, status="error", error="http_503")
+                writer.write(bad if name in FAILING else good)
+        tally, seconds = recorded(config.trace)
+        outcome = RunOutcome(
+            tally=tally,
+            findings={},
+            digest="",
+            sent_digest=None,
+            stopped=None,
+            failures=[],
+            seconds=seconds,
+            shards=[],
+        )
+        ending, facts = Ending.of(config.trace, outcome, config.run), EngineFacts()
+        summary = summarize(
+            outcome, ending.metrics, pattern="", trace=config.trace, facts=(facts, facts), notes=["seen once"]
+        )
+        return LoadResult(outcome, ending, summary, report_truth(Examination(), truth_of({})))
+
+    monkeypatch.setattr("loadgen.sweeping.send_load", send)
+    yield found
+    FAILING.clear()
+
+
+def sweep(folder: Path, *flags: str) -> list[str]:
+    return ["sweep", "-o", str(folder), *LOAD, "--warm-up", "0", *flags]
+
+
+def names(runs: Sequence[SweepRun]) -> list[tuple[str, str]]:
+    return [(run.run, run.status) for run in runs]
+
+
+def ordered(labels: str, points: Sequence[float], repeats: int) -> str:
+    runs = in_order([Variant(label) for label in labels], points, repeats)
+    return " ".join(f"{variant.label}{point:g}" for variant, point, _ in runs)
+
+
+def test_labels_take_turns_and_turn_again_at_each_repeat() -> None:
+    assert ordered("AB", [8, 16, 24], 2) == "A8 B8 B16 A16 A24 B24 B8 A8 A16 B16 B24 A24"
+    assert ordered("AB", [8, 16], 2) == "A8 B8 B16 A16 B8 A8 A16 B16"
+    assert ordered("ABC", [8, 16], 1) == "A8 B8 C8 C16 B16 A16"
+    assert ordered("A", [0.5, 1], 2) == "A0.5 A1 A0.5 A1"
+
+
+def test_each_run_is_a_command_of_its_own() -> None:
+    words = "--rate 0.5,2 --parallel 9 --duration 60s --variant"
+    plan = parse_sweep([*words.split(), "A: --url http://a --header 'X-Pool: one'", "--variant", "B: --url http://b"])
+    assert [run.name for run in plan.runs] == ["A-rate0.5-r1", "B-rate0.5-r1", "B-rate2-r1", "A-rate2-r1"]
+    assert shlex.join(plan.runs[0].argv) == (
+        "--duration 60s --parallel 9 --url http://a --header 'X-Pool: one' --rate 0.5 -o sweep/A-rate0.5-r1.jsonl.zst"
+    )
+    assert (plan.runs[0].config.rate, plan.runs[0].config.parallel, plan.runs[0].parallel) == (0.5, 9, None)
+    assert plan.command.startswith("loadgen sweep --rate 0.5,2 --parallel 9 ")
+
+
+def test_a_dry_run_prints_the_plan_and_asks_no_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--parallel", "8,16", "--duration", "5m", "--url", "http://127.0.0.1:9", "--dry-run"]
+    assert main(["sweep", "-o", str(tmp_path / "day"), *flags]) == 0
+    assert capsys.readouterr().out == (
+        "#  run         point            url\n"
+        "1  day-p8-r1   day parallel 8   http://127.0.0.1:9\n"
+        "2  day-p16-r1  day parallel 16  http://127.0.0.1:9\n"
+        "before each run: a warm-up of 8 requests, an idle engine, and its cache reset "
+        "(other tokens where it has no reset)\n"
+        "2 runs of 5 min: about 10 min, and their warm-ups and last responses\n"
+    )
+    assert not (tmp_path / "day").exists()
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "--rate 2 --pattern gamma --burstiness 0.5 --number 9 --turns 3 --think 2s",
+        "--parallel 2 --pattern burst --burst-size 4 --burst-every 10s --duration 60",
+        "--parallel 2 --pattern rollouts --turns 2 --tool-latency 1s --duration 60 --at-end cancel",
+        "--parallel 2 --dataset trie:code-qa --min-turns 4 --max-turns 9 --tool-latency 1s",
+    ],
+)
+def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
+    config = parse_sweep(["--url", "http://a", *load.split()]).runs[0].config
+    for warm_up in (WarmUp(requests=5), WarmUp(seconds=2.0)):
+        made = warm_up_of(config, warm_up, Path("w"), 1)
+        assert (made.open_loop, made.single_turns, made.number, made.duration_s) == (
+            *(False, True),
+            *(warm_up.requests, warm_up.seconds),
+        )
+        first = next(iter(Workload(made)))
+        assert first.turns[0].prompt_key != next(iter(Workload(config))).turns[0].prompt_key
+
+
+def test_times_are_told_in_one_unit() -> None:
+    assert [about(seconds) for seconds in (45, 480, 5400, 7200)] == ["45 s", "8 min", "90 min", "2.0 h"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        ("--url http://a --number 1", "--parallel, --rate: missing; expected the points, as --parallel 8,16,24"),
+        ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas between them"),
+        ("--url http://a --parallel 8,8", "--parallel: '8,8'; expected each number once, and --repeat N"),
+        ("--url http://a --parallel 8,0", "--parallel: 0; expected a number above 0"),
+        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several of both; expected"),
+        ("--url http://a --parallel 8 --repeat 0", "--repeat: 0; expected 1 or more"),
+        ("--url http://a --parallel 8 --warm-up 10", None),
+        ("--url http://a --parallel 8 --warm-up soon", "--warm-up: 'soon'; expected a number of requests, or a time"),
+        ("--url http://a --parallel 8 --resume", "--resume: a sweep goes on by itself; expected the same command"),
+        ("--url http://a --parallel 8 --json-progress x", "--json-progress: of one run; expected --log-interval"),
+        ("--url http://a --parallel 8 --pattern calibration", "--pattern: calibration, which has its own concurrency"),
+        ("--url http://a --parallel 8 --until-slo-missed", "--until-slo-missed: without an SLO; expected --slo"),
+        ("--parallel 8 --variant '--url http://a'", "--variant: '--url http://a'; expected 'LABEL: FLAGS'"),
+        ("--parallel 8 --variant 'A: --url \"http://a'", "--variant: 'A: --url \"http://a': No closing quotation"),
+        ("--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'", "--variant A: twice; expected an"),
+        ("--parallel 8 --variant 'A: --url http://a --rate 2'", "--variant A: --rate; expected it outside, for every"),
+    ],
+)
+def test_bad_flags_are_one_line_before_anything(flags: str, error: str | None) -> None:
+    if error is None:
+        assert parse_sweep(shlex.split(flags)).warm_up.requests == 10
+        return
+    with pytest.raises(InputError) as raised:
+        parse_sweep(shlex.split(flags))
+    assert str(raised.value).startswith(error)
+
+
+def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
+    start_sim_server: StartSimServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ab"
+    with start_sim_server(*EMBEDDED) as a, start_sim_server(*EMBEDDED) as b:
+        variants = ["--variant", f"A: --url {a}", "--variant", f"B: --url {b}"]
+        flags = [*sweep(folder, "--parallel", "1,2", "--turns", "2", *variants), "--warm-up", "1"]
+        summary = json_of(main, flags)
+        said = capfd.readouterr().err
+        assert main(flags) == 0  # all is there
+        assert "loadgen sweep: all 4 runs are there" in capfd.readouterr().err
+    runs = read_sweep(folder)
+    assert names(runs) == [("A-p1-r1", "done"), ("B-p1-r1", "done"), ("B-p2-r1", "done"), ("A-p2-r1", "done")]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([INDEX, *(run.trace for run in runs)])
+    loads = [load_trace(folder / run.trace) for run in runs]
+    for meta, records in loads:
+        # Two sessions of two turns: the first turns share nothing, and an earlier run's prompts are gone.
+        cached = {(record.turn, bool(record.cached_tokens)) for record in records}
+        assert cached == {(1, False), (2, True)}
+        assert meta.workload is not None
+        assert (meta.workload.extra["sweep"]["warm_up_requests"], meta.workload.extra["sweep"]["cache"]) == (1, "reset")
+    (one, first), (two, second) = loads[:2]
+    assert one.workload is not None
+    assert two.workload is not None
+    assert one.workload.digest == two.workload.digest
+    assert {record.request_id for record in first} == {record.request_id for record in second}
+    assert "loadgen sweep: run 3 of 4, B parallel 2, about " in said
+    assert "4 of 4 requests in " in said
+    assert (summary["planned"], summary["done"], summary["failed"]) == (4, 4, 0)
+    row = summary["runs"][2]
+    with_show = json_of(report, ["show", str(folder / "B-p2-r1.jsonl.zst")])
+    assert row["ttft_p90_ms"] == with_show["per_request"]["ttft_ms"]["p90"]
+    assert row["completion_tps"] == with_show["workload"]["completion_tps"]["overall"]
+    assert row["hit_rate"] == with_show["hits"]["reported"]["all"]["rate"]
+
+
+def test_without_a_reset_every_run_sends_other_tokens(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.has_reset = False
+    assert main(sweep(tmp_path / "s", "--parallel", "1,2", "--url", engine.url)) == 0
+    said = capsys.readouterr()
+    assert "note: s: no cache reset, so every run sends other tokens, in the same lengths" in said.err
+    prompts = [tuple(body["prompt"]) for body in engine.seen]
+    assert len(prompts) == len(set(prompts)) == 4
+    assert {len(prompt) for prompt in prompts} == {40}
+    seeds = [shlex.split(run.command)[-2:] for run in read_sweep(tmp_path / "s")]
+    assert seeds == [["--token-seed", "4"], ["--token-seed", "5"]]
+    headings = "label parallel repeat requests completed tok/s TTFT p50 ms p90 ms interactivity hit rate"
+    assert said.out.splitlines()[0].split() == headings.split()
+    with pytest.raises(InputError, match=r"--cache-between: reset, and s .* has none; expected an engine with VLLM_SE"):
+        main(sweep(tmp_path / "other" / "s", "--parallel", "1", "--url", engine.url, "--cache-between", "reset"))
+
+
+def test_labels_of_one_engine_without_a_reset_share_no_prompt(
+    engine: Any, sent: list[LoadConfig], tmp_path: Path
+) -> None:
+    engine.has_reset = False
+    variants = ["--variant", "A: --temperature 0", "--variant", "B: --temperature 1"]
+    assert main(sweep(tmp_path / "s", "--url", engine.url, "--parallel", "1,2", *variants)) == 0
+    assert [(config.trace.name[:4], config.token_seed) for config in sent] == [
+        ("A-p1", 4),
+        ("B-p1", 6),
+        ("B-p2", 7),
+        ("A-p2", 5),
+    ]
+
+
+def test_a_failed_run_is_kept_and_the_next_goes_on(
+    engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url {engine.url}/v1 --temperature 0.5"]
+    flags = sweep(tmp_path / "s", "--parallel", "1,2", *variants)
+    FAILING["B-p1-r1"] = None
+    FAILING["B-p2-r1"] = InputError("--url: connection refused")
+    assert main(flags) == 1
+    runs = read_sweep(tmp_path / "s")
+    assert names(runs) == [("A-p1-r1", "done"), ("B-p1-r1", "failed"), ("B-p2-r1", "failed"), ("A-p2-r1", "done")]
+    assert [run.reason for run in runs[1:3]] == ["no request completed (2 http_503)", "--url: connection refused"]
+    said = capsys.readouterr()
+    assert "  FAILED: no request completed (2 http_503)" in said.err
+    assert "B-p1-r1: FAILED: no request completed (2 http_503)" in said.out
+    FAILING.clear()
+    sent.clear()
+    assert main(flags) == 0  # the engine works again: failed runs are made again, and only those
+    assert [config.trace.name for config in sent] == ["B-p1-r1.jsonl.zst", "B-p2-r1.jsonl.zst"]
+    assert [status for _, status in names(read_sweep(tmp_path / "s"))] == ["done"] * 4
+
+
+def test_an_engine_that_is_gone_at_the_end_fails_its_run(
+    engine: Any, sent: list[LoadConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ControlClient, "status", lambda self, path: None)
+    assert main(sweep(tmp_path / "s", "--parallel", "1", "--url", engine.url)) == 1
+    assert read_sweep(tmp_path / "s")[0].reason == "the engine does not respond at the run's end"
+
+
+def test_a_missing_engine_is_said_before_anything_is_sent(engine: Any, tmp_path: Path, free_port: int) -> None:
+    variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url http://127.0.0.1:{free_port}"]
+    with pytest.raises(InputError, match=f"B: --url: http://127.0.0.1:{free_port}: "):
+        main(sweep(tmp_path / "s", "--parallel", "1,2", *variants))
+    assert engine.seen == []
+    assert not (tmp_path / "s" / INDEX).exists()
+
+
+def test_a_missed_slo_skips_higher_points(
+    engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = sweep(tmp_path / "s", "--parallel", "2,1,4", "--url", engine.url, "--slo", "ttft.p90<=0ms")
+    assert main([*flags, "--until-slo-missed"]) == 0
+    assert names(read_sweep(tmp_path / "s")) == [("s-p2-r1", "done"), ("s-p1-r1", "done")]
+    assert "run 3 of 3, s parallel 4: skipped; s missed an SLO at 2" in capsys.readouterr().err
+    assert main([*flags[:2], str(tmp_path / "all"), *flags[3:]]) == 1
+    assert len(read_sweep(tmp_path / "all")) == 3
+
+
+def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    flags = sweep(folder, "--parallel", "1", "--url", engine.url)
+    assert main(flags) == 0
+    with pytest.raises(InputError, match="holds a sweep with --seed 3, not --seed 4; expected the same flags, another"):
+        main([*flags, "--seed", "4"])
+    with pytest.raises(InputError, match="holds a sweep with no --token-seed, not --token-seed 4; expected"):
+        main([*flags, "--token-seed", "4"])
+    assert main([*flags, "--seed", "4", "--overwrite"]) == 0
+    assert names(read_sweep(folder)) == [("s-p1-r1", "done")]
+    (folder / INDEX).unlink()
+    with pytest.raises(InputError, match=r"has other files and no sweep\.jsonl; expected a new folder, or a sweep's"):
+        main(flags)
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_sweep_that_was_ended_goes_on_with_what_is_missing(engine: Any, tmp_path: Path, ended_by: int) -> None:
+    folder = tmp_path / "s"
+    flags = sweep(folder, "--parallel", "1,2", "--url", engine.url, "--cache-between", "keep")
+    running = WarmPopen([sys.executable, "-m", "loadgen", *flags], stderr=subprocess.PIPE, text=True)
+    while len(engine.seen) < 2:
+        time.sleep(0.01)
+    engine.first_token_s = 60.0  # the second run is in hand for as long as it takes
+    while len(engine.seen) < 3:
+        assert running.poll() is None
+        time.sleep(0.01)
+    first, second = read_sweep(folder)
+    assert (first.status, second.status, second.reason) == ("done", "cut", "begun, and not ended")
+    running.send_signal(ended_by)
+    _, said = running.communicate(timeout=20)
+    engine.first_token_s = 0.0
+    if ended_by == signal.SIGINT:
+        assert running.returncode == 130
+        assert read_sweep(folder)[1].reason == "SIGINT"
+        assert said.splitlines()[-1] == f"loadgen sweep: interrupted; to go on: {shlex.join(['loadgen', *flags])}"
+    sent = len(engine.seen)
+    assert main(flags) == 0
+    assert len(engine.seen) == sent + 2
+    runs = read_sweep(folder)
+    assert runs[0] == first
+    assert names(runs) == [("s-p1-r1", "done"), ("s-p2-r1", "done")]
+    assert [record.status for record in load_trace(folder / runs[1].trace)[1]] == ["ok", "ok"]
+
+
+def test_a_sweep_killed_between_runs_goes_on(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:
+    """Its index then ends with a whole run."""
+    folder = tmp_path / "s"
+    flags = sweep(folder, "--parallel", "1,2", "--url", engine.url)
+    assert main(flags) == 0
+    first, second = (folder / INDEX).read_bytes().splitlines(keepends=True)
+    (folder / INDEX).write_bytes(first)
+    (folder / json.loads(second)["trace"]).unlink()
+    assert main(flags) == 0
+    assert (folder / INDEX).read_bytes().startswith(first)
+    assert [config.trace.name for config in sent[2:]] == ["s-p2-r1.jsonl.zst"]
