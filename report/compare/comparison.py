@@ -17,7 +17,7 @@ from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.advice import advice
-from report.compare.baselines import judge_baselines
+from report.compare.baselines import judge_baselines, losing_p
 from report.compare.cells import (
     MIN_CELL,
     Cell,
@@ -32,7 +32,7 @@ from report.compare.ensembles import (
     middle_run,
     with_members,
 )
-from report.compare.gates import Gate, check_gate, parse_gate, standard_gates
+from report.compare.gates import MIN_P, Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared, resolve_truths
 from report.compare.provenance import (
@@ -313,6 +313,14 @@ class Predicted:
     """Simpler predictors of the same truth."""
 
 
+def _losing_p(compared: Compared, label: str, one: Predicted) -> float | None:
+    counted = counted_cohorts(compared.result.pairs[label].cohorts)
+    rows = [compared.cohorts[one.truth][name] for name in counted]
+    if (len(one.members) + 1) * MIN_P < 1.0:
+        return None
+    return losing_p(compared.runs[one.truth], one.members, compared.runs[label], rows, one.baselines)
+
+
 def judge_forecasts(
     captured: Mapping[str, Run],
     predicted: Mapping[str, Predicted],
@@ -344,6 +352,7 @@ def judge_forecasts(
             label: judge_baselines(captured[one.truth], compared.cohorts[one.truth], compared.cells, one.baselines)
             for label, one in predicted.items()
         },
+        baseline_p={label: p for label, one in predicted.items() if (p := _losing_p(compared, label, one)) is not None},
     )
     kept = standard_gates(result) if standard else ()
     result = msgspec.structs.replace(result, gates=[*kept, *result.gates])

@@ -12,6 +12,7 @@ from measure.cohorts import ALL, cohort_order
 from measure.quantiles import quantile
 from measure.thresholds import Threshold, parse_threshold
 from measure.wording import share
+from report.compare.baselines import BASELINE_CELL, LAST_CAPTURE
 from report.compare.cells import (
     MIN_CELL,
     gated_error,
@@ -104,10 +105,6 @@ MIN_EXACT_SHARE: Final = 0.99
 """Share of requests whose cached tokens must be exact, where no request is preempted."""
 MIN_P: Final = 0.05
 """Smallest ``p_value`` of the capture among the forecast's members: 95 of 100 captures of a right model have more."""
-BASELINE_CELL: Final = 100
-"""Requests of the smallest cohort that must beat every baseline."""
-LAST_CAPTURE: Final = "last_capture"
-"""Baseline that no gate asks for: a right model differs from a capture as another capture does, or less by a bit."""
 
 
 def standard_gates(result: Comparison) -> Iterator[GateResult]:
@@ -118,7 +115,7 @@ def standard_gates(result: Comparison) -> Iterator[GateResult]:
         yield from _quantiles(label, pair, forecast)
         yield _coverage(label, pair, forecast)
         if baselines := {name: one for name, one in result.baselines.get(label, {}).items() if name != LAST_CAPTURE}:
-            yield _beaten(label, pair, baselines)
+            yield _beaten(label, pair, baselines, result.baseline_p.get(label))
 
 
 def _cached(label: str, pair: Pair, forecast: Forecast, min_cell: int) -> Iterator[GateResult]:
@@ -177,14 +174,16 @@ def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
     return _held(name, expression, found.p_value, found.p_value >= MIN_P, said)
 
 
-def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> GateResult:
-    expression = f"{label}: every baseline beaten per request, cohorts of {BASELINE_CELL} and more"
+def _beaten(
+    label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]], losing: float | None
+) -> GateResult:
+    expression = f"{label}: every baseline beaten per request, or lost as a right model loses, p >= {share(MIN_P)}"
     own_name = _named(label, "baselines")
     cells = {
         name: cell.ttft for name, cell in counted_cohorts(pair.cohorts).items() if cell.ttft.joined >= BASELINE_CELL
     }
     if not cells:
-        reason = "not asked: no cohort is so large"
+        reason = f"not asked: no cohort has {BASELINE_CELL} requests"
         return GateResult(name=own_name, expression=expression, value=None, passed=True, reason=reason)
     lost = [
         f"{name} by {baseline.replace('_', ' ')}"
@@ -193,7 +192,9 @@ def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, Duratio
         if _beats(cohorts.get(name), own)
     ]
     said = f"not in {', '.join(lost)}" if lost else f"in {len(cells)} of {len(cells)}"
-    return GateResult(name=own_name, expression=expression, value=not lost, passed=not lost, reason=said)
+    said += "" if not lost or losing is None else f"; p {share(losing)}"
+    kept = not lost or (losing is not None and losing >= MIN_P)
+    return GateResult(name=own_name, expression=expression, value=kept, passed=kept, reason=said)
 
 
 def _beats(baseline: DurationError | None, own: DurationError) -> bool:

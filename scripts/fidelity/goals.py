@@ -6,13 +6,13 @@ from statistics import median
 
 import msgspec
 
+from report.compare.baselines import BASELINE_CELL
 from scripts.fidelity.judging import LEVELS, Cell
 
 BELOW_SATURATION = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
 SATURATED_P50 = 0.15
 CACHED_EXACT = 0.99
 COVERAGE = 0.85
-BASELINE_CELL = 100
 MEASURES = {"p50": "p50", "p90": "p90", "p99": "p99", "w1_ms": "W1"}
 """Errors that a forecast and a baseline are compared by, as tables name them."""
 

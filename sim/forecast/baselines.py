@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from measure.runs import STATUSES, UNKNOWN, Run
-from report.compare.gates import LAST_CAPTURE
+from report.compare.baselines import LAST_CAPTURE
 from sim.latency.modelfile import Baseline, Model
 from sim.latency.terms import (
     NUM_STEP_TERMS,

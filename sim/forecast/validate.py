@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
+from report.compare.baselines import LAST_CAPTURE
 from report.compare.comparison import Compared, Predicted, judge_forecasts
-from report.compare.gates import LAST_CAPTURE, failures
+from report.compare.gates import failures
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import console_for, print_comparison
 from report.output import Pictures, add_picture_arguments, pictures_of, print_json

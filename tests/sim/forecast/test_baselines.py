@@ -9,7 +9,7 @@ import pytest
 
 from measure.runs import UNKNOWN, Run, load_run
 from measure.waits import first_token_waits
-from report.compare.baselines import closer, judge_baselines
+from report.compare.baselines import closer, judge_baselines, losing_p
 from report.compare.cells import measure
 from report.compare.provenance import Cells
 from report.compare.results import DurationError, QuantileError
@@ -113,3 +113,20 @@ def test_closer_compares_what_both_have() -> None:
     other = DurationError(n_truth=40, n_other=40, judged=True, p50=QuantileError(error=0.2), p90=None, w1_log=0.2)
     assert closer(own, other) == {"p50": True, "w1_log": False}
     assert closer(own, None) == {}
+
+
+def test_a_forecast_may_lose_as_a_right_model_does(tmp_path: Path) -> None:
+    # 39 members 1 to 39 % above 100 ms, their middle at 120; a predictor says 118.
+    middle = run_of(tmp_path / "m.jsonl", [120.0] * 100, cached=0)
+    members = [replace(middle, ttft_ms=np.full(100, 100.0 + place)) for place in range(1, 40)]
+    simple = {"simple": replace(middle, ttft_ms=np.full(100, 118.0)), "last_capture": middle}
+
+    def p_of(captured_ms: float) -> float | None:
+        truth = replace(middle, ttft_ms=np.full(100, captured_ms))
+        return losing_p(truth, members, middle, [np.arange(100)], simple)
+
+    # The ratio of errors |120 − x| / |118 − x| is without bound at 118, and falls to both sides: 2 at 116, 1 at 119.
+    assert p_of(118.0) == 2 / 40
+    assert p_of(116.0) == 4 / 40  # 116, twice, 117 and 118
+    assert p_of(150.0) == 20 / 40
+    assert losing_p(members[0], members, middle, [np.arange(99)], simple) is None
