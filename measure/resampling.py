@@ -90,3 +90,10 @@ def interval(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     low, high = interval_places(CONFIDENCE, len(kept))
     kept = np.sort(kept, axis=0)
     return kept[low], kept[high]
+
+
+def t_quantile(freedom: int) -> float:
+    """Return how many standard errors from the mean an interval of Student's t ends."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - a tenth of a second, for repeats alone
+
+    return float(stdtrit(freedom, (1.0 + CONFIDENCE) / 2))

@@ -13,6 +13,7 @@ from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import console_for, print_comparison
 from report.output import add_picture_arguments, pictures_of, print_json
 from report.show import add_show_arguments, show
+from report.sweep import add_sweep_arguments, show_sweep
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
@@ -36,11 +37,24 @@ Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is miss
 """
 
 
+_SWEEP_EPILOG: Final = """\
+examples:
+  report sweep nightly/ --html sweep.html --slo 'ttft.p90<=500ms'
+  report sweep A=a-p8.jsonl.zst A=a-p16.jsonl.zst B=b-p8.jsonl.zst B=b-p16.jsonl.zst --gpus 8
+
+A folder holds sweep.jsonl, as loadgen sweep writes it. Labels are compared with the first one. A label WORKLOAD/NAME
+is compared within its workload alone. Every number is defined in docs/metrics.md. Exit codes: 0 done, 1 no load of a
+label meets the SLOs, 2 bad input.
+"""
+
+
 def main(argv: Sequence[str]) -> int:
     """Run ``report``; 1 if a gate or an SLO failed, or if compared traces share no request: then there is no page."""
     flags = _parser().parse_args(argv)
     if flags.command == "show":
         return show(flags)
+    if flags.command == "sweep":
+        return show_sweep(flags)
     if flags.command == "curve":
         return _draw_curves(flags)
     config = _config(flags)
@@ -99,6 +113,14 @@ def _parser() -> Parser:
             help="print one trace's metrics, health checks and SLOs",
             description="Print the metrics of requests, sessions and the workload of one trace; check its health.",
             epilog=_SHOW_EPILOG,
+        )
+    )
+    add_sweep_arguments(
+        commands.add_parser(
+            "sweep",
+            help="compare loads and labels: throughput, latency, hit rates, Pareto sets",
+            description="Compare the runs of a sweep: loads of each label, Pareto sets, the largest load within SLOs.",
+            epilog=_SWEEP_EPILOG,
         )
     )
     sub = commands.add_parser(

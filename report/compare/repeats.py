@@ -10,7 +10,7 @@ from statistics import mean, stdev
 
 import msgspec
 
-from measure.resampling import CONFIDENCE
+from measure.resampling import t_quantile
 from report.compare.results import QuantileError
 
 
@@ -25,7 +25,7 @@ def with_repeats(error: QuantileError, again: Sequence[QuantileError | None], *,
         return _with_equivalence(error, error.low, error.high)
     logs = [0.0, *map(log1p, repeats)]
     apart = log1p(error.signed_error) - mean(logs)
-    half = _t_quantile(len(logs) - 1) * stdev(logs) * sqrt(1.0 / len(logs) + is_trace)
+    half = t_quantile(len(logs) - 1) * stdev(logs) * sqrt(1.0 / len(logs) + is_trace)
     found = msgspec.structs.replace(
         error,
         repeat_error=expm1(apart),
@@ -41,12 +41,6 @@ def _with_equivalence(error: QuantileError, low: float | None, high: float | Non
     if low is None or high is None:
         return error
     return msgspec.structs.replace(error, equivalence=max(abs(low), abs(high)))
-
-
-def _t_quantile(freedom: int) -> float:
-    from scipy.special import stdtrit  # noqa: PLC0415 - a tenth of a second, for comparisons with repeats alone
-
-    return float(stdtrit(freedom, (1.0 + CONFIDENCE) / 2))
 
 
 def mean_of_captures(truth_ms: float, error: QuantileError) -> float:

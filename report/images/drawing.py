@@ -162,10 +162,11 @@ class _Plot:
             alpha=look.get("opacity", 1.0),
             zorder=order,
         )[0]
-        if "error_y" in trace:
-            error = trace["error_y"]
-            reach = [np.asarray(error[name], np.float64) for name in ("arrayminus", "array")]
-            self._axes.errorbar(x, y, yerr=reach, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3, zorder=order)
+        for letter in LETTERS:
+            error = trace.get(f"error_{letter}")
+            if error is not None:
+                reach = {f"{letter}err": [np.asarray(error[name], np.float64) for name in ("arrayminus", "array")]}
+                self._axes.errorbar(x, y, **reach, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3, zorder=order)
         for text, *place in zip(trace.get("text", ()), x, y, strict=False):
             self._axes.annotate(
                 plain_text(text), place, (5, 5), textcoords="offset points", fontsize=8.5, color=colour

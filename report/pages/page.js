@@ -15,7 +15,8 @@
     if (part === "band") return { ...trace, fillcolor: faint(own), line: { ...trace.line, color: "rgba(0,0,0,0)" } };
     if (part === "line") return { ...trace, line: { ...trace.line, color: own, width, dash } };
     const marker = { color: own, size, opacity: opacity ?? 1, symbol: symbol ?? "circle" };
-    return { ...trace, marker, error_y: trace.error_y && { ...trace.error_y, color: own } };
+    const bars = (error) => error && { ...error, color: own };
+    return { ...trace, marker, error_x: bars(trace.error_x), error_y: bars(trace.error_y) };
   }
 
   // Both kinds of ticks come from Python (figures.log_scale); plotly's own repeat "2 5" and leave decades without a label.

@@ -1,0 +1,57 @@
+"""``report sweep``: the points of a sweep side by side, as tables and a page."""
+
+import argparse
+import sys
+
+from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
+from measure.metrics.slos import parse_slos
+from report.output import add_picture_arguments, pictures_of, print_json
+from report.sweeps.inputs import plan_runs
+from report.sweeps.results import Sweep
+from report.sweeps.sweep import Question, measure_sweep
+from report.sweeps.terminal import sweep_lines
+from tracefile.commandline.printing import printable
+from tracefile.records.errors import InputError
+
+
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="DIR|LABEL=TRACE",
+        help="folder of a sweep; or a trace, several of a label are its line",
+    )
+    add_picture_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+    add_gpus_argument(parser)
+    add_slo_arguments(parser, "[LABEL.]")
+    parser.add_argument("--mixed", action="store_true", help="compare runs of other models, engines or workloads too")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
+    parser.add_argument("--bootstrap", type=int, default=200, metavar="N", help="draws for intervals (default 200)")
+
+
+def show_sweep(flags: argparse.Namespace) -> int:
+    """Print a sweep; 1 if no load of a label meets the SLOs."""
+    if flags.bootstrap < 0:
+        raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
+    left_out: list[str] = []
+    planned = plan_runs(flags.runs, left_out)
+    pictures = pictures_of(flags, [run.path for run in planned if run.path.exists()])
+    slos = parse_slos(flags.slo, flags.slo_file, list(dict.fromkeys(run.label for run in planned)))
+    question = Question(slos, checked_gpus(flags.gpus), flags.mixed, flags.bootstrap, flags.seed)
+    sweep = measure_sweep(planned, left_out, question)
+    if pictures.wanted:
+        # The page's libraries take half a second to import: only who wants a page waits for them.
+        from report.pages.sweeppage import render_sweep, sweep_figures  # noqa: PLC0415
+
+        pictures.write(render_sweep(sweep), sweep_figures(sweep))
+    if flags.json:
+        print_json(sweep)
+    for line in sweep_lines(sweep):
+        print(printable(line), file=sys.stderr if flags.json else sys.stdout)
+    return 0 if _slos_are_met(sweep) else 1
+
+
+def _slos_are_met(sweep: Sweep) -> bool:
+    lines = [line for found in sweep.workloads for line in found.lines]
+    return all(any(point.meets for point in line.points) for line in lines)
