@@ -42,9 +42,10 @@ def show_sweep(flags: argparse.Namespace) -> int:
     sweep = measure_sweep(planned, left_out, question)
     if pictures.wanted:
         # The page's libraries take half a second to import: only who wants a page waits for them.
-        from report.pages.sweeppage import render_sweep, sweep_figures  # noqa: PLC0415
+        from report.sweeps.page import draw_sweep, render_sweep  # noqa: PLC0415
 
-        pictures.write(render_sweep(sweep), sweep_figures(sweep))
+        drawn = draw_sweep(sweep)
+        pictures.write(render_sweep(sweep, drawn), drawn.figures)
     if flags.json:
         print_json(sweep)
     for line in sweep_lines(sweep):

@@ -42,7 +42,7 @@ FLOORS = {
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
         *("serving/requests", "serving/engine", "serving/apis", "serving", ""),
     ],
-    "report": ["compare", "images", "files", "sweeps", "pages", "trace", ""],
+    "report": ["compare", "images", "files", "pages", "trace", "sweeps", ""],
 }
 # Folders of loadgen that replay stands on.
 REPLAY_USES = {"core", "text", "sending", "runs"}

@@ -44,6 +44,7 @@ COMMANDS = {
     "search": "sim search {trace} --latency-model {model} --minimize num-gpu-blocks --target ttft.p90<=1s --html {out}",
     "validate": "sim validate {other} --latency-model {model} --repeat {trace} --html {out}",
     "show": "report show {trace} --html {out}",
+    "sweep": "report sweep label={trace} --html {out}",
     "compare": "report compare a={trace} b={other} --html {out}",
     "curve": "report curve label={trace} --html {out}",
     "replay": "replay {trace} --url http://127.0.0.1:1 -o {out} --overwrite",

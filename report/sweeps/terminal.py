@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from measure.metrics.tables import value_text
-from measure.table import table_lines
+from measure.table import TextTable
 from measure.wording import NOTHING, factor, share
 from report.sweeps.results import LOAD_TITLES, Contrast, Point, Sweep, Value, Workload
 from report.sweeps.verdict import headlines, short
@@ -38,18 +38,12 @@ def sweep_lines(sweep: Sweep) -> Iterator[str]:
     yield from (f"note: {note}" for note in sweep.notes)
     for found in sweep.workloads:
         yield from ("", *([found.name, *found.verdict] if found.name else []))
-        yield from _table(*overview_table(found), left=1)
-        yield from ("", *_table(*latency_table(found), left=1))
-        for pair in found.contrasts:
-            if pair.points:
-                yield from ("", *_table(*contrast_table(found, pair), left=1))
+        yield from overview_table(found).lines
+        for table in (latency_table(found), *(contrast_table(found, pair) for pair in found.contrasts if pair.points)):
+            yield from ("", *table.lines)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    return table_lines(headings, rows, "<" * left)
-
-
-def overview_table(found: Workload) -> tuple[list[str], list[list[str]]]:
+def overview_table(found: Workload) -> TextTable:
     """Return evalscope's row of each point with throughput and hits."""
 
     def limits(point: Point) -> list[str]:
@@ -58,7 +52,7 @@ def overview_table(found: Workload) -> tuple[list[str], list[list[str]]]:
     return _points_table(found, ["Conc", "Rate"], limits, OVERVIEW)
 
 
-def latency_table(found: Workload) -> tuple[list[str], list[list[str]]]:
+def latency_table(found: Workload) -> TextTable:
     """Return latencies, goodput, SLOs and Pareto sets of each point."""
     judged = any(point.slos for line in found.lines for point in line.points)
 
@@ -67,8 +61,8 @@ def latency_table(found: Workload) -> tuple[list[str], list[list[str]]]:
         return [*met, " ".join(MARKS[axis] for axis in point.pareto) or NOTHING]
 
     title = [LOAD_TITLES[found.load]]
-    headings, rows = _points_table(found, title, lambda point: [found.number(point.load)], LATENCY, ends)
-    return [*headings, *(["SLOs"] if judged else []), "Pareto"], rows
+    table = _points_table(found, title, lambda point: [found.number(point.load)], LATENCY, ends)
+    return TextTable([*table.columns, *(["SLOs"] if judged else []), "Pareto"], table.rows)
 
 
 def _points_table(
@@ -77,7 +71,7 @@ def _points_table(
     limits: Callable[[Point], list[str]],
     columns: Sequence[Column],
     ends: Callable[[Point], list[str]] = lambda _: [],
-) -> tuple[list[str], list[list[str]]]:
+) -> TextTable:
     """Return a row for each point, without columns that no point tells; a further one has the repeats' range."""
     points = [(short(line.label), point) for line in found.lines for point in line.points]
     told = [name for _, name in columns if any(point.values[name] is not None for _, point in points)]
@@ -89,7 +83,7 @@ def _points_table(
         if len(point.runs) > 1:
             ranges = [_range(name, point.values[name]) for name in told]
             rows.append([f"  {len(point.runs)} repeats", *("" for _ in loads), *ranges, *("" for _ in ends(point))])
-    return ["label", *loads, *(heading for heading, name in columns if name in told)], rows
+    return TextTable(["label", *loads, *(heading for heading, name in columns if name in told)], rows)
 
 
 def _cell(name: str, value: Value | None) -> str:
@@ -106,7 +100,7 @@ def _text(name: str, value: float) -> str:
     return share(value) if name in ("success", "goodput_share") else value_text(name, value)
 
 
-def contrast_table(found: Workload, pair: Contrast) -> tuple[list[str], list[list[str]]]:
+def contrast_table(found: Workload, pair: Contrast) -> TextTable:
     """Return ratios at each common load; the heading of the loads says of which labels."""
     heading = f"{short(pair.label)} / {short(pair.against)}, {LOAD_TITLES[found.load]}"
     rows = [
@@ -116,4 +110,4 @@ def contrast_table(found: Workload, pair: Contrast) -> tuple[list[str], list[lis
     if pair.throughput is not None:
         at = f"at {factor(pair.interactivity_tps or 0.0)} tok/s/user"
         rows.append([at, pair.throughput.text, *(NOTHING for _ in list(RATIO_TITLES)[1:])])
-    return [heading, *RATIO_TITLES.values()], rows
+    return TextTable([heading, *RATIO_TITLES.values()], rows)

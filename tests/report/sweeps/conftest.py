@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from measure.sweepindex import SweepRun, write_sweep
-from tracefile import Engine, Meta, Record, RequestId, SessionId, TraceWriter
+from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionId, TraceWriter
 
 SESSIONS_A_SLOT = 5
 
@@ -38,7 +38,7 @@ def write_run(path: Path, slots: int, pace: Pace) -> None:
 def _session(slot: int, number: int, pace: Pace) -> list[Record]:
     e2e_ms = pace.ttft_ms + 10 * pace.gap_ms
     first = number * 2 * e2e_ms
-    chain = [slot << 20 | number << 10 | block for block in range(pace.prompt_tokens // 16 + 1)]
+    chain = [BlockHash(slot << 20 | number << 10 | block) for block in range(pace.prompt_tokens // 16 + 1)]
     return [
         Record(
             request_id=RequestId(f"r{slot}-{number}-{turn}"),

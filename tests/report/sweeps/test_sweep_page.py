@@ -6,14 +6,13 @@ import plotly.graph_objects as go
 import pytest
 
 from report.__main__ import main
-from report.pages.sweeppage import render_sweep, sweep_figures
 from report.sweeps.inputs import plan_runs
+from report.sweeps.page import draw_sweep, render_sweep
 from report.sweeps.results import Sweep
 from report.sweeps.sweep import Question, measure_sweep
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
-from tests.report.sweeps.conftest import A, B, MakeSweep, Pace, make_sweep
+from tests.report.sweeps.conftest import A, B, MakeSweep, Pace
 
-__all__ = ["make_sweep"]
 SLO = ["--slo", "ttft.p90<=500ms"]
 
 
@@ -23,7 +22,7 @@ def measured(*folders: Path) -> Sweep:
 
 def test_points_stand_at_their_throughput(make_sweep: MakeSweep) -> None:
     crowded = {**A, 32: [Pace(ttft_ms=2000.0, gap_ms=200.0)]}
-    figures = sweep_figures(measured(make_sweep({"A": crowded, "B": B})))
+    figures = draw_sweep(measured(make_sweep({"A": crowded, "B": B}))).figures
     assert set(figures) == {f"{name}-loads" for name in ("interactivity", "latency", "hits", "ttft")}
     assert all(len(go.Figure(figure).data) == len(figure["data"]) for figure in figures.values())
     traces = [
@@ -46,7 +45,7 @@ def test_points_stand_at_their_throughput(make_sweep: MakeSweep) -> None:
 def test_several_workloads_have_a_row_for_each_load(make_sweep: MakeSweep) -> None:
     names = {name: make_sweep({f"{name}/A": A, f"{name}/B": B}, name) for name in ("chat", "code")}
     found = measured(*names.values())
-    figures = page_figures(render_sweep(found))
+    figures = page_figures(render_sweep(found, draw_sweep(found)))
     rows = figures["all"]["layout"]["yaxis"]["ticktext"]
     assert rows == [f"{name}, concurrency {load}" for name in names for load in (8, 16)]
     assert figures["all"]["data"][1]["x"] == [1.0] * 4

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from measure.table import TextTable
 from measure.wording import factor
 from report.pages.figures import DASHED, Figure, Trace, axis, figure, line, plain, points
 from report.pages.page import Card, cohort_id, render
 from report.sweeps.results import Contrast, Point, Ratio, Sweep, Value, Workload
 from report.sweeps.terminal import contrast_table, latency_table, overview_table
 from report.sweeps.verdict import headlines, short
+from report.trace.panels import Panel
 
 LOAD_AXES: Final = {
     "parallel": "concurrency",
@@ -21,33 +23,52 @@ LOG_FROM: Final = 16.0
 MOST_CARDS: Final = 4
 
 
-def sweep_figures(sweep: Sweep) -> dict[str, Figure]:
-    """Return the page's figures by id, those with nothing to draw left out."""
+@dataclass(frozen=True, slots=True)
+class DrawnSweep:
+    """Panels of a sweep's page."""
+
+    overall: Sequence[Panel]
+    chapters: Sequence[tuple[Workload, Sequence[Panel]]]
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """Figures by id."""
+        panels = [*self.overall, *(panel for _, panels in self.chapters for panel in panels)]
+        return {panel.id: panel.figure for panel in panels if panel.figure is not None}
+
+
+def draw_sweep(sweep: Sweep) -> DrawnSweep:
+    """Draw every panel that there is something for."""
+    slots, several = slots_of(sweep), len(sweep.workloads) > 1
+    overall = [panel for panel in (_forest(sweep, slots),) if several and panel.figure is not None]
+    return DrawnSweep(overall, [(found, _panels(found, slots)) for found in sweep.workloads])
+
+
+READING: Final = (
+    "Output tokens per second are {throughput}. Intervals are of {confidence:.0%}: by repeats, Student's t on the "
+    "ratios' logarithms; by sessions, {draws} bootstrap draws of whole sessions. Sessions that shared a queue are no "
+    "independent samples: their interval is too narrow, and repeats tell more."
+)
+
+
+def render_sweep(sweep: Sweep, drawn: DrawnSweep) -> str:
     slots = slots_of(sweep)
-    drawn: dict[str, Figure | None] = {"all": _forest(sweep, slots)}
-    for found in sweep.workloads:
-        drawn |= {f"{name}-{workload_id(found)}": one for name, one in _figures(found, slots).items()}
-    return {name: one for name, one in drawn.items() if one is not None}
-
-
-def render_sweep(sweep: Sweep) -> str:
-    drawn = sweep_figures(sweep)
-    said = headlines(sweep)
-    names = [found.name for found in sweep.workloads if found.name]
+    steady = sweep.workloads[0].load == "parallel"
+    throughput = "those of the steady state, without a run's first 20 %" if steady else "a run's, over its wall time"
     return render(
         "sweep.html.jinja",
-        drawn,
+        drawn.figures,
         tool="report sweep",
-        title=", ".join(names or slots_of(sweep)),
-        headlines=said,
+        title=", ".join([found.name for found in sweep.workloads if found.name] or slots),
+        headlines=headlines(sweep),
         defined="docs/metrics.md",
         sweep=sweep,
-        slots=slots_of(sweep),
+        slots=slots,
         cards=cards(sweep),
+        overall=drawn.overall,
+        chapters=drawn.chapters,
         tables=tables,
-        workload_id=workload_id,
-        several=len(sweep.workloads) > 1,
-        told=said,
+        reading=READING.format(throughput=throughput, confidence=sweep.confidence, draws=sweep.draws),
     )
 
 
@@ -61,24 +82,14 @@ def workload_id(found: Workload) -> str:
     return cohort_id(found.name or "loads")
 
 
-def tables(found: Workload) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return the tables of a workload, each with its caption."""
+def tables(found: Workload) -> list[tuple[str, TextTable]]:
+    """Return the tables of a workload, each with its title."""
     pairs = [
-        (
-            f"{short(pair.label)} over {short(pair.against)} at equal loads: ratios, with an interval of 90 %.",
-            *contrast_table(found, pair),
-        )
+        (f"{short(pair.label)} over {short(pair.against)}, with intervals of 90 %", contrast_table(found, pair))
         for pair in found.contrasts
         if pair.points
     ]
-    return [
-        (
-            "Throughput and hits. A second row has the range of the repeats, the first one their median.",
-            *overview_table(found),
-        ),
-        ("Latency. Pareto: i, with interactivity; l, with session latency.", *latency_table(found)),
-        *pairs,
-    ]
+    return [("Throughput and hits", overview_table(found)), ("Latency", latency_table(found)), *pairs]
 
 
 def cards(sweep: Sweep) -> list[Card]:
@@ -108,22 +119,42 @@ def _detail(ratio: Ratio, at: str) -> str:
     return " · ".join(word for word in (at, ratio.span and f"{ratio.span} by {ratio.by}") if word)
 
 
-def _figures(found: Workload, slots: dict[str, int]) -> dict[str, Figure | None]:
-    several = max(len(line.points) for line in found.lines) > 1
-    drawn: dict[str, Figure | None] = {
-        "interactivity": _pareto(found, slots, PACE),
-        "latency": _pareto(found, slots, LATENCY),
-    }
-    if not several:
-        return drawn if len(found.lines) > 1 and not found.name else {}
+def _panels(found: Workload, slots: dict[str, int]) -> list[Panel]:
+    """Draw a workload; of one load for each label there is nothing to join by lines."""
+    if max(len(line.points) for line in found.lines) == 1 and (found.name or len(found.lines) == 1):
+        return []
     hits = [("eligible_hit_rate", "eligible", "solid"), ("hit_rate", "all prompts", DASHED)]
     waits = [("ttft_p50_ms", "p50", "solid"), ("ttft_p90_ms", "p90", DASHED)]
-    rate = axis("hit rate", tickformat=".0%", range=[0, 1.02])
-    drawn["hits"] = _by_load(found, slots, hits, rate, "%{y:.1%}")
-    drawn["ttft"] = _by_load(found, slots, waits, axis("TTFT (ms)", type="log"), "%{y:,.1f} ms")
-    good = axis("goodput, of requests", tickformat=".0%", range=[0, 1.02])
-    drawn["goodput"] = _by_load(found, slots, [("goodput_share", "", "solid")], good, "%{y:.1%}")
-    return drawn
+    rate, good = (axis(title, tickformat=".0%", range=[0, 1.02]) for title in ("hit rate", "of all requests"))
+    drawn = {
+        "interactivity": ("Throughput and interactivity", _pareto(found, slots, PACE)),
+        "latency": ("Throughput and session latency", _pareto(found, slots, LATENCY)),
+        "hits": ("Hit rate by load", _by_load(found, slots, hits, rate, "%{y:.1%}")),
+        "ttft": ("TTFT by load", _by_load(found, slots, waits, axis("TTFT (ms)", type="log"), "%{y:,.1f} ms")),
+        "goodput": (
+            "Goodput within the SLOs",
+            _by_load(found, slots, [("goodput_share", "", "solid")], good, "%{y:.1%}"),
+        ),
+    }
+    return [
+        Panel(f"{name}-{workload_id(found)}", title, figure, CAPTIONS[name], half=True, toggles=TOGGLES.get(name, ""))
+        for name, (title, figure) in drawn.items()
+        if figure is not None
+    ]
+
+
+CAPTIONS: Final = {
+    "interactivity": "Higher and further right is better. The line joins a label's Pareto set; hollow points are "
+    "dominated. A number is the load, a bar the range of repeats.",
+    "latency": "Higher and further left is better. Whole sessions, from the first request to the last token, at "
+    "their 90th percentile.",
+    "hits": "Prompt tokens from the cache: of those that came before in whole blocks, and of all. Mean over sessions. "
+    "It falls where the cache evicts blocks that return.",
+    "ttft": "Time to the first token: half of the requests, and nine of ten, had theirs by then.",
+    "goodput": "Requests that completed within every SLO on a request.",
+    "all": "Left of 1, first tokens come sooner than with the first label. Bars are intervals of 90 %.",
+}
+TOGGLES: Final = {"ttft": "xy", "hits": "x"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +210,17 @@ def _marks(
         text=[found.number(point.load) for point in some],
         textposition=TEXT_PLACES[slot % len(TEXT_PLACES)],
         cliponaxis=False,
-        error_x=_reach([point.values[on.metric] for point in some], on.unit),
-        error_y=_reach([point.values["throughput_tps"] for point in some], 1.0),
+        **(_reaches(some, on) if kept else {}),
         hovertemplate=f"%{{fullData.name}}, {loads} %{{text}}: %{{y:,.1f}} tok/s, %{{x:,.1f}}<extra></extra>",
     )
+
+
+def _reaches(some: Sequence[Point], on: _Axis) -> Trace:
+    """Return the ranges of repeats as error bars; none where no load has several."""
+    if all(len(point.runs) == 1 for point in some):
+        return {}
+    x, y = ([point.values[name] for point in some] for name in (on.metric, "throughput_tps"))
+    return {"error_x": _reach(x, on.unit), "error_y": _reach(y, 1.0)}
 
 
 def _reach(values: Sequence[Value | None], unit: float) -> dict[str, Any]:
@@ -219,15 +257,13 @@ def _by_load(
     return figure(data, axis(LOAD_AXES[found.load], **log), y_axis) if data else None
 
 
-def _forest(sweep: Sweep, slots: dict[str, int]) -> Figure | None:
+def _forest(sweep: Sweep, slots: dict[str, int]) -> Panel:
     """Draw TTFT p90 of every label over the first one's, a row for each load of several workloads."""
     names = [
         (found.name, point.load, f"{plain(found.name)}, {found.load_text(point.load)}")
         for found in sweep.workloads
         for point in found.lines[0].points
     ]
-    if len(sweep.workloads) < 2:
-        return None
     places = {(name, load): place for place, (name, load, _) in enumerate(names)}
     pairs = [(found.name, pair) for found in sweep.workloads for pair in found.contrasts]
     data: list[Trace] = []
@@ -242,14 +278,13 @@ def _forest(sweep: Sweep, slots: dict[str, int]) -> Figure | None:
         ]
         if told:
             data.append(_forest_row(label, told, slots[label]))
-    if not data:
-        return None
+    against = ", ".join(dict.fromkeys(short(pair.against) for _, pair in pairs))
+    title = f"TTFT p90 over that of {plain(against)}"
     even = line([1.0, 1.0], [-0.6, len(names) - 0.4], -1, width=1, hoverinfo="skip", showlegend=False)
     rows = {"tickvals": list(range(len(names))), "ticktext": [text for *_, text in names], "autorange": "reversed"}
-    against = ", ".join(dict.fromkeys(short(pair.against) for _, pair in pairs))
-    return figure(
-        [even, *data], axis(f"TTFT p90, of that of {plain(against)}", type="log"), rows, height=140 + 26 * len(names)
-    )
+    x_axis = axis("ratio", type="log")
+    drawn = figure([even, *data], x_axis, rows, height=140 + 26 * len(names)) if data else None
+    return Panel("all", title, drawn, CAPTIONS["all"], toggles="x")
 
 
 def _forest_row(label: str, told: Sequence[tuple[float, Ratio]], slot: int) -> Trace:
