@@ -54,7 +54,7 @@ class SweptRun:
 
 @dataclass(slots=True)
 class SweptRuns:
-    """Every run with a place in the tables, and what is to be said of the others."""
+    """Runs with a place in the tables, and what is to be said of the others."""
 
     runs: list[SweptRun] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)

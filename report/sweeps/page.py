@@ -154,7 +154,7 @@ CAPTIONS: Final = {
     "goodput": "Requests that completed within every SLO on a request.",
     "all": "Left of 1, first tokens come sooner than with the first label. Bars are intervals of 90 %.",
 }
-TOGGLES: Final = {"ttft": "xy", "hits": "x"}
+TOGGLES: Final = {"interactivity": "x", "latency": "x", "ttft": "xy", "hits": "x"}
 
 
 @dataclass(frozen=True, slots=True)
