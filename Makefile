@@ -31,7 +31,8 @@ check: $(VENV)/ready           ## format, lint, types and tests: what a change m
 results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/results.md's tables; what is captured is kept (about three hours)
 	$(PY) -m scripts.matrix --out out/results
 
-$(VENV)/ready: pyproject.toml
+# The compiled forms are built again when their source changes; without a compiler Python's are used.
+$(VENV)/ready: pyproject.toml setup.py $(wildcard wire/*.c loadgen/core/*.c)
 	$$(scripts/find_python) -m venv $(VENV)
 	# uv takes a quarter of pip's time; pip alone knows an index of one's own.
 	{ $(PY) -m pip install --quiet uv && $(PY) -m uv pip install --quiet --python $(PY) --editable '.[dev]'; } \

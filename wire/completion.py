@@ -17,6 +17,7 @@ import msgspec
 
 from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
 from wire.jsonsize import LARGE_BYTES, fits_in_memory
+from wire.native import compiled
 
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
@@ -71,6 +72,17 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
     return take_event(completion, decode_event(data), texts)
 
 
+def take_usual_events(completion: Completion, data: bytes, texts: list[str]) -> tuple[int, int]:
+    """Add the events at the beginning of ``data`` that need no care: their tokens, and the bytes that are read.
+
+    None, here: all events are read one by one.
+    """
+    return 0, 0
+
+
+usual_events = compiled(take_usual_events, "wire.usualevents")
+
+
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response read by read."""
     completion = Completion()
@@ -78,9 +90,15 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
     texts: list[str] = []
     gaps_ns, gap_tokens = completion.gaps_ns, completion.gap_tokens
     last_token_ns: int | None = None
-    for at_ns, data in reads:
-        tokens = 0
-        for event_bytes in events.feed(data):
+    usual = take is take_data
+    for at_ns, read in reads:
+        data, tokens = read, 0
+        if usual and events.begins_event:
+            tokens, at = usual_events(completion, data, texts)
+            if at:
+                events.started = True
+                data = data[at:]
+        for event_bytes in events.feed(data) if data else ():
             if event_bytes == b"[DONE]":
                 completion.done = True
                 continue
@@ -218,34 +236,40 @@ class EventStream:
     other fields are skipped, and an event without data is none (WHATWG HTML, section 9.2.6).
     """
 
-    __slots__ = ("_rest", "_started", "_swallow_lf")
+    __slots__ = ("_rest", "_swallow_lf", "started")
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self._started = False
+        self.started = False
+        """Whether a byte of the stream has been read."""
         # A CR ends a line at once, so that no event waits for the next read; an LF that follows it belongs to it.
         self._swallow_lf = False
+
+    @property
+    def begins_event(self) -> bool:
+        """True if an event begins with the next byte."""
+        return not self._rest and not self._swallow_lf
 
     def feed(self, data: bytes) -> list[bytes]:
         """Data of the events that end within ``data``, in order; what is left waits for the next read."""
         if self._swallow_lf or data.find(b"\r") >= 0:
             data = self._with_lf(data)
-        elif self._started and not self._rest and is_one_line(data):
+        elif self.started and not self._rest and is_one_line(data):
             return [data[6:-2]]
         rest = self._rest
         if rest:
             # An event of many reads costs its bytes once: only the new ones, and the last before them, are searched.
             searched = len(rest) - 1
             rest += data
-            if self._started and rest.find(b"\n\n", searched) < 0:
+            if self.started and rest.find(b"\n\n", searched) < 0:
                 return []
             data = bytes(rest)
             rest.clear()
-        if not self._started:
+        if not self.started:
             if len(data) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(data):
                 rest += data
                 return []
-            self._started = True
+            self.started = True
             data = data.removeprefix(BYTE_ORDER_MARK)
         *blocks, last = data.split(b"\n\n")
         rest += last

@@ -10,8 +10,7 @@ import msgspec
 
 from wire.errors import LossKind
 from wire.framing import ChunkedBody, FixedBody, FramingError
-from wire.hangup import Hangup
-from wire.loop import Turns
+from wire.loop import Hangup, Turns
 from wire.responsehead import (
     EMPTY_LINES,
     HEAD_END,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from wire.head import Headers, header_values
+from wire.native import compiled
 
 MAX_LENGTH_DIGITS = 18
 MAX_CHUNK_LINE_BYTES = 1024
@@ -170,9 +171,10 @@ class ChunkedBody:
                     at = self._take_data(data, at, pieces)
                     continue
                 if self._state == "size" and not self._line:
-                    at = take_whole_chunks(data, at, pieces)
-                    work = max(work, len(pieces))
-                    if at > before:
+                    at, number, piece = whole_chunks(data, at, MAX_CHUNKS_A_TURN - work + 1)
+                    if number:
+                        pieces.append(piece)
+                        work += number - 1
                         continue
                 line, at = self._take_line(data, at)
                 if line is not None:
@@ -256,10 +258,11 @@ class ChunkedBody:
         return b""
 
 
-def take_whole_chunks(data: bytes, at: int, pieces: list[bytes]) -> int:
-    """Add the data of chunks that are all there and written as usual; returns the place behind them."""
+def take_whole_chunks(data: bytes, at: int, most: int) -> tuple[int, int, bytes]:
+    """Take chunks that are all there and written as usual: the place behind them, their number, and their data."""
+    pieces: list[bytes] = []
     find, size_of = data.find, USUAL_SIZES.get
-    for _ in range(MAX_CHUNKS_A_TURN - len(pieces)):
+    while len(pieces) < most:
         end = find(b"\r\n", at, at + MAX_USUAL_LINE)
         size = size_of(data[at:end]) if end > 0 else None
         if size is None:
@@ -269,4 +272,7 @@ def take_whole_chunks(data: bytes, at: int, pieces: list[bytes]) -> int:
             break
         pieces.append(data[end + 2 : stop])
         at = stop + 2
-    return at
+    return at, len(pieces), pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+whole_chunks = compiled(take_whole_chunks, "wire.usualchunks")

@@ -9,9 +9,8 @@ from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
-from wire.hangup import Hangup
 from wire.head import serialise_head
-from wire.loop import Turns
+from wire.loop import Hangup, Turns
 from wire.requesthead import RequestHead, parse_request_head
 
 __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tracefile import InputError
 from tracefile.hashing.splitmix64 import GOLDEN, mix64, mix64_array
+from wire.native import compiled
 
 GENERATOR = "splitmix64/1"
 """Named in every workload digest: other draws from the same keys would be another workload."""
@@ -89,22 +90,31 @@ def below(bits: int, limit: int) -> int:
 
 
 def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:
-    """Token ids, shape (len(keys), count), in pieces that fit the cache; token j of key k depends on k and j alone."""
+    """Token ids, shape (len(keys), count); token j of key k depends on k and j alone."""
     ids = np.empty((len(keys), count), dtype=np.uint32)
+    fill(ids, keys, vocabulary.low, vocabulary.high - vocabulary.low)
+    return ids
+
+
+def fill_ids(ids: npt.NDArray[np.uint32], keys: npt.NDArray[np.uint64], low: int, span: int) -> None:
+    """Write the ids of key k, all below ``low + span``, into row k, in pieces that fit the cache."""
+    count = ids.shape[1]
     rows, columns = max(1, PIECE // max(1, count)), max(1, min(PIECE, count))
     for left in range(0, count, columns):
         counters = _counters(left, min(left + columns, count))
         for top in range(0, len(keys), rows):
             bits = mix64_array(keys[top : top + rows, np.newaxis] + counters)
-            ids[top : top + rows, left : left + columns] = _into(vocabulary, bits)
-    return ids
+            ids[top : top + rows, left : left + columns] = _into(low, span, bits)
 
 
-def _into(vocabulary: Vocabulary, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+fill = compiled(fill_ids, "loadgen.core.promptids")
+
+
+def _into(low: int, span: int, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     bits >>= _HALF
-    bits *= np.uint64(vocabulary.high - vocabulary.low)
+    bits *= np.uint64(span)
     bits >>= _HALF
-    bits += np.uint64(vocabulary.low)
+    bits += np.uint64(low)
     return bits
 
 
@@ -117,7 +127,6 @@ def _counters(start: int, stop: int) -> npt.NDArray[np.uint64]:
 
 
 def tokens_of(key: int, count: int, vocabulary: Vocabulary) -> TokenIds:
-    """``count`` token ids for one key."""
-    if count <= PIECE:  # as a piece would be made, with nothing around it: a short prompt takes half as long
-        return _into(vocabulary, mix64_array(_counters(0, count) + np.uint64(key))).astype(np.uint32)
-    return expand_tokens(np.array([key], dtype=np.uint64), count, vocabulary).ravel()
+    """``count`` token ids for one key; none for fewer than none."""
+    ids: TokenIds = expand_tokens(np.array([key], dtype=np.uint64), max(0, count), vocabulary)[0]
+    return ids

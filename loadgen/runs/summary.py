@@ -17,6 +17,7 @@ from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.runs import load_run
 from tracefile import InputError
+from wire.native import forms
 
 CPU_LIMIT = 0.9
 OFFERED_LIMIT = 0.8
@@ -61,6 +62,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[ProcessUse]
     offered_share: float | None
     """Share of this machine's capacity (``loadgen selftest``); null: not measured, or sent from other machines."""
+    forms: str
+    """``compiled`` or ``python``: the functions that have both forms (``wire/native.py``)."""
     findings: dict[str, int]
     prefix_truth: TruthReport | None = None
     """Check of prompts in the target's tokens; null: not checked."""
@@ -123,6 +126,7 @@ def summarize(
         client_cpu=round(sum(process.cpu for process in processes), 4),
         processes=processes,
         offered_share=offered,
+        forms=forms(),
         findings=outcome.findings,
         counters_before=facts[0].counters,
         counters_after=facts[1].counters,

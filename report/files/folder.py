@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def check_folder(folder: Path, trace: Path, *, overwrite: bool) -> None:
 
 
 def write_files(folder: Path, measured: Measured) -> list[str]:
-    """Write every file that the trace has the facts for; return a line for each other one."""
-    left_out = []
+    """Write every file that the trace has the facts for; say the others."""
+    left_out: dict[str, str] = {}
     with _whole(folder) as new:
         for name, write in FILES.items():
             path = new / name
@@ -45,8 +45,19 @@ def write_files(folder: Path, measured: Measured) -> list[str]:
                 write(measured, path)
             except Lacking as lacking:
                 path.unlink(missing_ok=True)
-                left_out.append(f"{name} left out: {lacking}")
-    return left_out
+                left_out[name] = str(lacking)
+    return _told_of(left_out)
+
+
+def _told_of(left_out: Mapping[str, str]) -> list[str]:
+    """Return a line a file, or one for all files of a kind in a folder that the same reason leaves out."""
+    kinds = [f"{Path(name).parent}/*{Path(name).suffix}" for name in FILES]
+    said = {}
+    for name, reason in left_out.items():
+        kind = f"{Path(name).parent}/*{Path(name).suffix}"
+        alike = [one for one, why in left_out.items() if why == reason and Path(one).match(kind)]
+        said[kind if len(alike) == kinds.count(kind) > 1 else name] = reason
+    return [f"{name} left out: {reason}" for name, reason in said.items()]
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def _scale_linear(axes: Axes, axis: Axis, letter: str, given: Layout) -> None:
         axis.set_major_locator(FixedLocator(given["tickvals"]))
         axis.set_major_formatter(_listed(given["tickvals"], given.get("ticktext", given["tickvals"])))
     elif given.get("type") != "category":
-        axis.set_major_locator(MaxNLocator(nbins=given.get("nticks", 7), steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(nbins=given.get("nticks", 7), steps=[1, 2, 5, 10]))
         reading = number_format(given.get("tickformat", ""))
         axis.set_major_formatter(FuncFormatter(lambda value, _: reading(value)))
     if "range" in given:

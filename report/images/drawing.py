@@ -118,11 +118,11 @@ class _Plot:
         trace = self._traces[number]
         order = 2 + number / len(self._traces)
         if trace["type"] == "bar":
-            return self._bars(trace, number)
+            return self._bars(trace)
         if trace["type"] != "scatter":
             raise ValueError(f"{trace['type']}: no type of trace that an image can have")
         if trace["meta"]["part"] == "points":
-            return self._points(trace, number, order)
+            return self._points(trace, order)
         x, y = self._numbers(trace, "x"), self._numbers(trace, "y")
         colour, steps = slot_colour(trace["meta"]["slot"]), trace.get("line", {}).get("shape") == "hv"
         if trace["meta"]["part"] == "band":
@@ -142,11 +142,11 @@ class _Plot:
             zorder=order,
         )[0]
 
-    def _points(self, trace: Trace, number: int, order: float) -> Artist:
+    def _points(self, trace: Trace, order: float) -> Artist:
         look, colour = trace["meta"], slot_colour(trace["meta"]["slot"])
         x, y = self._numbers(trace, "x"), self._numbers(trace, "y")
         if self._layout.get("scattermode") == "group":
-            x = x + self._beside(number, len(self._traces), 1.0 - self._layout.get("scattergap", 0.2))
+            x = x + self._beside(trace, 1.0 - self._layout.get("scattergap", 0.2))[0]
         symbol = look.get("symbol", "circle")
         hollow = symbol.endswith("-open")
         marked: Artist = self._axes.plot(
@@ -173,15 +173,17 @@ class _Plot:
             )  # fmt: skip
         return marked
 
-    def _bars(self, trace: Trace, number: int) -> Artist:
+    def _bars(self, trace: Trace) -> Artist:
         flat, mode = trace.get("orientation") == "h", self._layout.get("barmode", "group")
         places, sizes = (self._numbers(trace, letter) for letter in (("y", "x") if flat else ("x", "y")))
-        width, count = 1.0 - self._layout.get("bargap", 0.2), len(self._traces) if mode == "group" else 1
+        shift, width = 0.0, 1.0 - self._layout.get("bargap", 0.2)
+        if mode == "group":
+            shift, width = self._beside(trace, width)
         base = [self._ends.get(place, 0.0) if mode in ("stack", "relative") else 0.0 for place in places.tolist()]
         drawn = (self._axes.barh if flat else self._axes.bar)(
-            places + self._beside(number, count, width),
+            places + shift,
             sizes,
-            trace.get("width", width / count),
+            trace.get("width", width),
             trace.get("base", base),
             color=slot_colour(trace["meta"]["slot"]),
             alpha=trace["meta"].get("opacity", 1.0),
@@ -193,10 +195,11 @@ class _Plot:
         }
         return drawn.patches[0]
 
-    @staticmethod
-    def _beside(number: int, count: int, width: float) -> float:
-        """Return how far a trace stands from its category's middle, of ``count`` beside one another."""
-        return (number - (count - 1) / 2) * width / count if count > 1 else 0.0
+    def _beside(self, trace: Trace, width: float) -> tuple[float, float]:
+        """Return a trace's distance from its category's middle, and its width, beside others of its type."""
+        same = [one for one in self._traces if one["type"] == trace["type"]]
+        number = next(place for place, one in enumerate(same) if one is trace)
+        return (number - (len(same) - 1) / 2) * width / len(same), width / len(same)
 
     def _numbers(self, trace: Trace, letter: str) -> FloatArray:
         """Return numbers and places of categories; unknown ones are NaN."""

@@ -5,7 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.core.draws import ORDINARY, Stream, Vocabulary, below, draw, draw_each, expand_tokens, text_key, tokens_of
+from loadgen.core.bodies import padded, padded_ids
+from loadgen.core.draws import (
+    ORDINARY,
+    Stream,
+    Vocabulary,
+    below,
+    draw,
+    draw_each,
+    expand_tokens,
+    fill,
+    fill_ids,
+    text_key,
+    tokens_of,
+)
 from tracefile import InputError
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64, mix64_array
 
@@ -35,6 +48,19 @@ def test_expansion_equals_plain_integers(keys: list[int], count: int, low: int, 
     made = expand_tokens(np.array(keys, dtype=np.uint64), count, Vocabulary(low, low + span))
     assert made.dtype == np.uint32
     assert made.tolist() == expected
+
+
+@given(st.lists(U64, max_size=5), st.integers(0, 40), st.integers(0, 1_100_000), st.integers(1, 1 << 31))
+def test_compiled_ids_and_their_json_are_those_of_python(keys: list[int], count: int, low: int, span: int) -> None:
+    made, expected = (np.empty((len(keys), count), dtype=np.uint32) for _ in range(2))
+    fill(made, np.array(keys, dtype=np.uint64), low, min(span, (1 << 31) - low))
+    fill_ids(expected, np.array(keys, dtype=np.uint64), low, min(span, (1 << 31) - low))
+    assert made.tolist() == expected.tolist()
+    assert padded(made.ravel()) == padded_ids(expected.ravel())
+
+
+def test_fewer_than_no_tokens_are_none() -> None:
+    assert tokens_of(1, -5, ORDINARY).tolist() == []
 
 
 @given(U64, st.integers(1, 1 << 32))

@@ -76,6 +76,7 @@ def test_the_json_has_it_all() -> None:
     assert set(told) == set(Summary.__struct_fields__)
     assert told["findings"] == {"seen": 2}
     assert told["client_cpu"] == 1.8
+    assert told["forms"] in ("compiled", "python")
     assert [(use["process"], use["cpu"]) for use in told["processes"]] == [
         ("shard 0", 0.25),
         ("sender 0", 0.95),

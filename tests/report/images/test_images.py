@@ -1,5 +1,6 @@
 """Figures as SVG and PNG: every trace drawn, every title said, the same bytes every time, no other file lost."""
 
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,12 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
 from report.compare.comparison import CompareConfig, compare
+from report.files.measured import Measured
 from report.images import folder
 from report.images.palette import palette, slot_colour
 from report.pages.figures import DASHED, axis, band, figure, line, points
 from report.pages.page import comparison_figures
+from report.trace.page import draw_chapters, trace_figures
 from tests.report.conftest import MakeTrace
 from tracefile.records.errors import InputError
 
@@ -66,6 +70,16 @@ def test_every_figure_of_a_comparison_is_drawn(make_trace: MakeTrace) -> None:
     assert {"predicted $a_1$", "_cold", "100%"} <= set(said)  # no formula, no name left out
 
 
+def test_every_figure_of_a_traces_page_is_drawn(make_trace: MakeTrace) -> None:
+    pytest.importorskip("matplotlib")
+    path = make_trace("a", sessions=4)
+    run = read_run(path)
+    figures = trace_figures(draw_chapters(Measured(path, run, measure_run(run), ())))
+    assert {"in-flight", "sessions", "shape-turns", "waits"} <= set(figures)
+    for one in figures.values():
+        check(one)
+
+
 def style_of(group: ElementTree.Element) -> str:
     return " ".join(element.get("style", "") for element in group.iter())
 
@@ -86,6 +100,12 @@ def test_colours_dashes_steps_and_ticks_are_the_pages() -> None:
     assert step.count("L") == 4  # across, then down, twice
 
 
+def ends_of(root: ElementTree.Element, trace: int) -> list[float]:
+    """The x coordinates of a trace's path."""
+    path = next(traces(root)[f"trace-{trace}"].iter(f"{SVG}path")).get("d", "")
+    return [float(x) for x in re.findall(r"[ML] (\S+) \S+", path)]
+
+
 def test_bars_stand_beside_or_on_one_another() -> None:
     def bar(x: list[Any], y: list[Any], slot: int, **more: Any) -> dict[str, Any]:
         return {"type": "bar", "x": x, "y": y, "name": f"bar {slot}", "meta": {"slot": slot, "part": "points"}, **more}
@@ -96,6 +116,10 @@ def test_bars_stand_beside_or_on_one_another() -> None:
         assert {"p", "q", "bar 0", "bar 1"} <= set(texts(root))
         return [next(group.iter(f"{SVG}path")).get("d", "").split()[1] for group in traces(root).values()]
 
+    alone = bar([4, 5], [1, 2], 0)
+    with_line = drawn(figure([alone, line([4, 4], [0, 2], 1)], axis("x"), axis("n")))
+    (left, _, right), middle = ends_of(with_line, 0)[:3], ends_of(with_line, 1)[0]
+    assert (left + right) / 2 == pytest.approx(middle, abs=0.01)  # a line is no bar beside the others
     beside, stacked = places(), places(barmode="stack")
     assert beside[0] != beside[1]
     assert stacked[0] == stacked[1]

@@ -1,0 +1,169 @@
+"""Compiled forms equal Python's, byte for byte and place for place. Without a compiler both are Python's."""
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire import native
+from wire.completion import Completion, parse_stream, take_data, take_usual_events, usual_events
+from wire.framing import take_whole_chunks, whole_chunks
+
+SPOKEN = st.one_of(
+    st.sampled_from(
+        ['"a"', '""', '" t\\n\\"\\\\\\/\\b\\f\\r\\t"', '"\\u00e9"', '"é😀"', '"\x7f"', '"\\x"', "null", "3"]
+    ),
+    st.text(max_size=3).map(lambda text: msgspec.json.encode(text).decode()),
+)
+COUNT = st.sampled_from(["0", "7", "null", "1099511627776", "1099511627777", "-1", "01", "1.0", "1e3", "1" * 19, '"3"'])
+PLAIN = st.sampled_from(
+    ["null", "true", "false", "12", '"x"', "-3", "2.5", "[]", "{}", '{"a":[1]}', '"\\u0061"', "nul"]
+)
+NAME = st.sampled_from(["id", "logprobs", "cr\\u0065ated", "é"])
+
+
+def objects(**members: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """JSON objects of some of the members, in any order, some of them twice, spaces between."""
+    known = [st.tuples(st.just(name), value) for name, value in members.items()]
+    member = st.one_of(*known, st.tuples(NAME, PLAIN))
+    space = st.sampled_from(["", "", " ", "\t"])
+    joined = st.tuples(st.lists(member, max_size=6), space)
+    return joined.map(lambda told: "{" + told[1].join(join_members(told[0])) + "}")
+
+
+def join_members(members: list[tuple[str, str]]) -> list[str]:
+    return [f'{"," if at else ""}"{name}":{value}' for at, (name, value) in enumerate(members)]
+
+
+IDS = st.sampled_from(["[1]", "[ 2, 3 ]", "[]", "null", "[1,]", "[4,null]", "[5", "[1.5]", "7"])
+CHOICE = objects(
+    index=st.sampled_from(["0", "0", "0", "1", "null"]),
+    text=SPOKEN,
+    delta=st.one_of(st.just("null"), objects(content=SPOKEN, reasoning=SPOKEN, tool_calls=st.just("[]"))),
+    message=st.sampled_from(["null", '{"content":"m"}']),
+    finish_reason=st.sampled_from(["null", '"stop"', '""', "1"]),
+    token_ids=IDS,
+    response_token_ids=IDS,
+    prompt_token_ids=IDS,
+)
+USAGE = objects(
+    prompt_tokens=COUNT,
+    completion_tokens=COUNT,
+    prompt_tokens_details=st.one_of(st.just("null"), objects(cached_tokens=COUNT)),
+)
+EVENT = objects(
+    choices=st.one_of(CHOICE.map("[{}]".format), st.just("[]"), st.tuples(CHOICE, CHOICE).map("[%s,%s]".__mod__)),
+    usage=st.one_of(st.just("null"), USAGE),
+    model=SPOKEN,
+    object=st.sampled_from(['"error"', '"text_completion"', "null"]),
+    error=st.sampled_from(["null", '"no"']),
+    timings=st.sampled_from(["null", '{"cache_n":1,"predicted_n":2}']),
+)
+USUAL = (
+    '{"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" é\\n",'
+    '"logprobs":null,"finish_reason":null,"token_ids":[9,10]}],"usage":null}'
+)
+BLOCK = st.one_of(
+    st.just(f"data: {USUAL}\n\n"),
+    EVENT.map("data: {}\n\n".format),
+    st.sampled_from(
+        ["data: [DONE]\n\n", ": ping\n\n", "data:{}\n\n", "data: {}\r\n\r\n", "data: {}\ndata: \n\n", "\n", "x"]
+    ),
+)
+
+
+def by_events(reads: list[tuple[int, bytes]]) -> Completion:
+    """All events one by one, as Python's form has it."""
+    return parse_stream(reads, partial(take_data))
+
+
+@given(st.lists(BLOCK, max_size=8), st.lists(st.integers(0, 400), max_size=4), st.binary(max_size=2), st.booleans())
+def test_events_read_at_once_are_those_read_one_by_one(
+    blocks: list[str], cuts: list[int], harm: bytes, marked: bool
+) -> None:
+    data = (b"\xef\xbb\xbf" if marked else b"") + "".join(blocks).encode("utf-8", "surrogatepass")
+    data = data[: len(data) // 2] + harm + data[len(data) // 2 :]
+    places = [0, *sorted(cuts), len(data)]
+    reads = [(at, data[start:stop]) for at, (start, stop) in enumerate(pairwise(places))]
+    assert parse_stream(reads) == by_events(reads)
+
+
+USUAL_EVENT = f"data: {USUAL}\n\n".encode()
+CASES: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "two events": (USUAL_EVENT * 2, {"token_ids": [9, 10, 9, 10], "text": " é\n é\n", "first_tokens": 4, "model": "m"}),
+    "the end": (USUAL_EVENT + b"data: [DONE]\n\n", {"done": True, "token_ids": [9, 10]}),
+    "usage": (
+        b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}\n\n',
+        {"prompt_tokens": 5, "output_tokens": 2, "cached_tokens": None},
+    ),
+    "an event that is unusual behind its ids": (
+        USUAL_EVENT + USUAL_EVENT.replace(b'"usage":null', b'"usage":[]'),
+        {"token_ids": [9, 10], "error_kind": "unparseable"},
+    ),
+    "half a character in each of two events": (
+        USUAL_EVENT.replace("é".encode(), b"\xc3") + USUAL_EVENT.replace("é".encode(), b"\xa9"),
+        {"token_ids": None, "text": "", "error_kind": "unparseable"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_read_of_several_events(case: str) -> None:
+    data, expected = CASES[case]
+    found = parse_stream([(1, data)])
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found == by_events([(1, data)])
+
+
+def test_usual_events_are_read_at_once_where_that_form_was_built() -> None:
+    completion, texts = Completion(), list[str]()
+    found = usual_events(completion, USUAL_EVENT * 3 + b": ping\n\n", texts)
+    if usual_events is take_usual_events:
+        assert found == (0, 0)
+    else:
+        assert found == (6, 3 * len(USUAL_EVENT))
+        assert "".join(texts) == " é\n" * 3
+
+
+CHUNK = st.binary(max_size=20).map(lambda data: b"%x\r\n%b\r\n" % (len(data), data))
+ODD_CHUNK = st.sampled_from(
+    [
+        b"0\r\n\r\n",
+        b"0a\r\n",
+        b"A\r\n0123456789\r\n",
+        b"1;x\r\na\r\n",
+        b"1\na\n",
+        b"fff\r\n",
+        b"1000\r\n",
+        b"2\r\na\r\n\r\n",
+        b"\r\n",
+    ]
+)
+LARGE_CHUNK = st.sampled_from([255, 256, 4095, 4096]).map(lambda size: b"%x\r\n%b\r\n" % (size, b"x" * size))
+
+
+@given(
+    st.lists(st.one_of(CHUNK, ODD_CHUNK, LARGE_CHUNK), max_size=6),
+    st.integers(0, 5),
+    st.integers(0, 9),
+    st.integers(0, 4),
+)
+def test_chunks_taken_at_once_are_those_that_python_takes(chunks: list[bytes], at: int, cut: int, most: int) -> None:
+    data = b"".join(chunks)
+    data = data[: len(data) - cut]
+    at = min(at, len(data))
+    assert whole_chunks(data, at, most) == take_whole_chunks(data, at, most)
+
+
+def test_pure_leaves_compiled_forms_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PURE", True)
+    assert native.compiled(take_whole_chunks, "wire.usualchunks") is take_whole_chunks
+    assert native.forms() == "python"
+
+
+def test_a_module_that_was_not_built_is_no_error() -> None:
+    assert native.compiled(take_whole_chunks, "wire.neverbuilt") is take_whole_chunks
