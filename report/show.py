@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Final
 
+from measure.enginesteps import check_steps
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from measure.metrics.slos import parse_slos
 from measure.metrics.tables import headline, metric_lines, verdict
@@ -14,6 +15,7 @@ from report.files.folder import check_folder, write_files
 from report.files.measured import Measured
 from report.output import add_picture_arguments, pictures_of, print_json
 from tracefile.commandline.printing import printable
+from tracefile.records.errors import InputError
 
 TERMINAL_COLUMNS: Final = 100
 
@@ -26,6 +28,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--files", type=Path, metavar="DIR", help="write tables, a timeline, evalscope's and Veeksha's files there"
     )
+    parser.add_argument(
+        "--steps", type=Path, metavar="FILE", help="steps of sim run --steps, for the timeline of --files"
+    )
     add_picture_arguments(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
 
@@ -36,9 +41,13 @@ def show(flags: argparse.Namespace) -> int:
     if flags.files is not None:
         check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
     pictures = pictures_of(flags, [flags.trace])
+    if flags.steps is not None and flags.files is None:
+        raise InputError(f"--steps {flags.steps}: without --files; expected --files DIR, whose timeline has the steps")
     run = read_run(flags.trace)
+    if flags.steps is not None:
+        check_steps(flags.steps, flags.trace, run.meta)
     metrics = measure_run(run, gpus=gpus, slos=slos)
-    measured = Measured(flags.trace, run, metrics, slos)
+    measured = Measured(flags.trace, run, metrics, slos, flags.steps)
     if pictures.wanted:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.trace.page import draw_chapters, render_trace, trace_figures  # noqa: PLC0415

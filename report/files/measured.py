@@ -22,6 +22,8 @@ class Measured:
     run: Run
     metrics: TraceMetrics
     slos: tuple[Slo, ...]
+    steps: Path | None = None
+    """Steps of the simulation that predicted the trace. None: not given."""
 
 
 class Lacking(Exception):  # noqa: N818 - no error: the file is left out

@@ -1,13 +1,18 @@
-"""Sessions and requests over time, for Perfetto and Chrome: each takes the first track that is free when it begins."""
+"""Sessions, requests and the engine's steps over time, for Perfetto and Chrome.
+
+Each session and request takes the first track that is free when it begins.
+"""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from measure.enginesteps import EngineStep, read_steps
 from measure.metrics.sessions import session_order
 from measure.runs import STATUSES, UNKNOWN, Run
 from report.files.measured import Lacking, Measured, Writer
@@ -15,7 +20,8 @@ from tracefile.records.arrays import FloatArray, IntArray
 
 SESSIONS: Final = 1
 REQUESTS: Final = 2
-"""Process ids of the two groups of tracks."""
+ENGINE: Final = 3
+"""Process ids of the groups of tracks."""
 
 
 def tracks(begins: FloatArray, ends: FloatArray) -> IntArray:
@@ -45,7 +51,7 @@ def events(run: Run) -> Iterator[dict[str, Any]]:
     if not len(kept):
         raise Lacking("no request has its times (arrival_ms, e2e_ms)")
     for process, name in ((SESSIONS, "sessions"), (REQUESTS, "requests")):
-        yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
+        yield _process(process, name)
     yield from _sessions(kept)
     yield from _requests(kept)
 
@@ -82,10 +88,28 @@ def _requests(run: Run) -> Iterator[dict[str, Any]]:
             yield _slice("decode", REQUESTS, track, (first_ms, end_ms))
 
 
+def step_events(steps: Iterable[EngineStep]) -> Iterator[dict[str, Any]]:
+    """Return the engine's steps by kind, and what runs, waits and is held after each."""
+    yield _process(ENGINE, "engine")
+    for step in steps:
+        end_ms = step.start_ms + step.duration_ms
+        kinds = [kind for kind, count in (("prefill", step.prefill_tokens), ("decode", step.decodes)) if count]
+        told = {name: getattr(step, name) for name in ("prefill_tokens", "decodes", "decode_kv_tokens")}
+        yield _slice(" + ".join(kinds) or "step", ENGINE, 0, (step.start_ms, end_ms), **told)
+        for name in ("running", "waiting", "used_blocks"):
+            counted = {"ph": "C", "pid": ENGINE, "ts": round(end_ms * 1000, 3)}
+            yield {"name": name.replace("_", " "), **counted, "args": {name: getattr(step, name)}}
+
+
+def _process(process: int, name: str) -> dict[str, Any]:
+    return {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
+
+
 def _write_timeline(measured: Measured, path: Path) -> None:
     with open(path, "wb") as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-        for number, event in enumerate(events(measured.run)):
+        steps = () if measured.steps is None else step_events(read_steps(measured.steps))
+        for number, event in enumerate(chain(events(measured.run), steps)):
             file.write((b",\n" if number else b"\n") + msgspec.json.encode(event))
         file.write(b"\n]}\n")
 

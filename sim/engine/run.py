@@ -6,7 +6,8 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,14 +15,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from measure.enginesteps import header_of
 from measure.quantiles import quantile_place
 from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from measure.table import table_lines
 from measure.wording import NOTHING
 from sim.engine.results import FAILURES, FinishOrder, predicted_meta
+from sim.engine.steplog import StepLog
 from sim.engine.streaming import StreamingRun
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
+from sim.kernels.layout import SimState
 from sim.latency.modelfile import engine_with, load_model
 from sim.latency.verdicts import verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
@@ -29,8 +33,8 @@ from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts, linked_records
 from sim.workload.arrivals import NOBODY, BatchPlan
 from sim.workload.chain import Chains
-from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, trace_digest
-from tracefile.files.writing import new_writer
+from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
+from tracefile.files.writing import lines_file, new_writer
 from tracefile.records.arrays import FloatArray
 from tracefile.records.batches import Batch, RecordBatch
 
@@ -159,7 +163,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
     parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument(
+        "--steps", type=Path, metavar="FILE", help="write the engine's steps as JSON Lines, for report show --steps"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the outputs if they exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -198,15 +205,30 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         header = msgspec.structs.replace(header, extra={**header.extra, "validation": said})
         parts = arrivals_in_parts(reader, engine, arguments)
         first = next(parts)  # what is wrong with the trace is said before there is an output
-        simulation, tally = StreamingRun(engine, model, seed), Tally()
-        records = predicted_records(
-            chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not arguments.cold_prompts
-        )
         inputs = [trace, arguments.latency_model]
-        with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
+        with (
+            _loop(arguments, header, engine) as run_on,
+            new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer,
+        ):
+            simulation, tally = StreamingRun(engine, model, seed, run_on), Tally()
+            records = predicted_records(
+                chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not arguments.cold_prompts
+            )
             for record in records:
                 writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
         return tally.summary(simulation.preemptions, simulation.engine_steps)
+
+
+@contextmanager
+def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> Iterator[Callable[[SimState], int]]:
+    """Give the loop, or one that writes its steps where ``--steps`` says."""
+    if arguments.steps is None:
+        yield loop.run
+        return
+    inputs = [arguments.trace, arguments.latency_model, arguments.output]
+    with lines_file(arguments.steps, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
+        take(msgspec.json.encode(header_of(header, engine.usable_blocks)) + b"\n")
+        yield StepLog(take).run
 
 
 def with_gaps_as_numbers(record: Record) -> Record:

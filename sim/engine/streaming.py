@@ -5,7 +5,7 @@ blocks move along, so evicted blocks are forgotten. Within a part the arenas of 
 the running requests need, and are emptied when full.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -44,7 +44,11 @@ class _Parent(NamedTuple):
 class StreamingRun:
     """Run whose arrivals are handed over in parts, by earliest possible time, parents before their children."""
 
-    def __init__(self, config: EngineConfig, model: Model, seed: int | None) -> None:
+    def __init__(
+        self, config: EngineConfig, model: Model, seed: int | None, run_on: Callable[[SimState], int] = run
+    ) -> None:
+        """``run_on``: the loop, or one that logs."""
+        self._run_on = run_on
         self._config = config
         self._model = model
         self._seed = seed
@@ -96,7 +100,7 @@ class StreamingRun:
         state.clock["horizon_ms"] = until_ms
         stop = FULL
         while stop == FULL:
-            stop = run(state)
+            stop = self._run_on(state)
             if stop == NOT_CHAINED:
                 raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
             self._state = state

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -132,10 +133,12 @@ class TraceWriter:
                 self._dirty.set()
 
 
-def _output(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> str | os.PathLike[str]:
+def _output(
+    path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]], flag: str = "--output"
+) -> str | os.PathLike[str]:
     """Return the path to write to, of a path or ``-`` for stdout; raises InputError if it is one of the inputs."""
     path = "/dev/stdout" if os.fspath(path) == "-" else path
-    refuse_inputs(path, inputs)
+    refuse_inputs(path, inputs, flag)
     return path
 
 
@@ -160,13 +163,26 @@ def write_lines(
     overwrite: bool = False,
 ) -> None:
     """Write lines of another format, compressed by suffix, whole or not at all; ``-``: to stdout. Raises InputError."""
-    path = _output(path, inputs)
+    with lines_file(path, inputs=inputs, overwrite=overwrite) as take:
+        for line in lines:
+            take(line)
+
+
+@contextmanager
+def lines_file(
+    path: str | os.PathLike[str],
+    *,
+    inputs: Iterable[str | os.PathLike[str]],
+    overwrite: bool = False,
+    flag: str = "--output",
+) -> Iterator[Callable[[bytes], None]]:
+    """Give a function that takes lines of the file of ``write_lines``, which is whole at the end of the block."""
+    path = _output(path, inputs, flag)
     if has_parquet_suffix(path):
         raise InputError(f"{os.fspath(path)}: columns are kvtape's own; expected .jsonl, .jsonl.gz or .jsonl.zst")
     file = (new_whole_file if is_replaceable(path) else new_trace_file)(path, overwrite=overwrite)
     try:
-        for line in lines:
-            file.take(line)
+        yield file.take
         file.finish()
     finally:
         file.abandon()

@@ -280,8 +280,13 @@ def test_veekshas_figures(tmp_path: Path) -> None:
 def test_veekshas_pictures_have_the_numbers_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     drawn: list[dict[str, Any]] = []
+
+    def draw(figure: dict[str, Any], _: object) -> dict[str, bytes]:
+        drawn.append(figure)
+        return {"png": b"PNG"}
+
     monkeypatch.setattr(veeksha, "can_draw", lambda: True)
-    monkeypatch.setattr("report.images.drawing.draw_images", lambda figure, _: drawn.append(figure) or {"png": b"PNG"})
+    monkeypatch.setattr("report.images.drawing.draw_images", draw)
     out = shown(tmp_path) / "veeksha/metrics"
     by_title = {figure["layout"]["xaxis"]["title"]["text"]: figure["data"][0] for figure in drawn}
     assert len(by_title) == len(veeksha.DISTRIBUTIONS) == len(list(out.glob("*.png")))
