@@ -43,7 +43,18 @@ from sim.forecast.validate import ValidateConfig, validate
 from tracefile import Record
 from tracefile.records.arrays import FloatArray
 
-LOADS = ((0.2, 100), (0.5, 100), (0.5, 400), (0.8, 100), (0.8, 400), (0.95, 400), (1.2, 400))
+LOADS = (
+    (0.001, 20),
+    (0.001, 100),
+    (0.001, 400),
+    (0.2, 100),
+    (0.5, 100),
+    (0.5, 400),
+    (0.8, 100),
+    (0.8, 400),
+    (0.95, 400),
+    (1.2, 400),
+)
 DRAWS, MEMBERS = 200, 64
 NOISE, REQUESTS, UTILIZATION = 0.1, 100, 0.5
 
@@ -69,6 +80,8 @@ ENGINES = (
     Engine("× 1.15, 5 % drift", 0.05, 5, 1.15),
     Engine("× 1.15, 5 % drift", 0.05, 2, 1.15),
     Engine("× 1.15, 5 % drift", 0.05, 5, 1.15, 3),
+    Engine("right, 5 % drift", 0.05, 10, 1.0, 3),
+    Engine("× 1.15, 5 % drift", 0.05, 10, 1.15, 3),
 )
 JUDGED_PER_FIT = 4
 """Judged loads that one fit forecasts, to spare fits."""

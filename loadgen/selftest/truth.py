@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.core.draws import below, text_key
+from measure.quantiles import quantile as order_statistic
 from tracefile import InputError
 
 NS_PER_MS = 1_000_000
@@ -131,4 +132,4 @@ def lags_ms(received: Times, rate: float) -> Sample:
 
 
 def quantile(sample: Sample, level: float) -> float | None:
-    return float(np.quantile(sample, level)) if len(sample) else None
+    return order_statistic(np.sort(sample), level) if len(sample) else None

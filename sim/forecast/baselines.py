@@ -4,7 +4,7 @@ A line in uncached tokens, as the fit has it; the last capture of the same load;
 capture's curve times one factor; and a queue with one server (M/G/1) whose service times the fitted model gives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,16 +40,13 @@ def mean_wait_ms(arrival_ms: FloatArray, service_ms: FloatArray) -> float:
     return per_ms * float(np.mean(service_ms**2)) / (2.0 * (1.0 - utilization)) if utilization < 1.0 else np.nan
 
 
-def predictors(model: Model, captured: Run, repeats: Mapping[str, Run]) -> dict[str, Run]:
+def predictors(model: Model, captured: Run, repeats: Sequence[Run]) -> dict[str, Run]:
     """Return the capture's run with the TTFTs of each predictor in place of its own; ``repeats``: of its load."""
-    found = _of_work(model, captured, _uncached(captured))
-    if repeats:
-        found[LAST_CAPTURE] = list(repeats.values())[-1]
-    return found
+    return _of_work(model, captured, _uncached(captured)) | _last(repeats)
 
 
-def cold_predictors(model: Model, warm: Run) -> dict[str, Run]:
-    """Return the predictors of the same load without sharing, from its warm capture."""
+def cold_predictors(model: Model, warm: Run, repeats: Sequence[Run]) -> dict[str, Run]:
+    """Return the predictors of the same load without sharing, from its warm capture; ``repeats``: cold ones."""
     cold_tokens, warm_tokens = _known(warm.prompt_tokens), _uncached(warm)
     found = _of_work(model, warm, cold_tokens)
     both = ~np.isnan(cold_tokens) & ~np.isnan(warm_tokens)
@@ -58,7 +55,11 @@ def cold_predictors(model: Model, warm: Run) -> dict[str, Run]:
         cold_ms, warm_ms = (_line_ms(line, tokens[both]) for tokens in (cold_tokens, warm_tokens))
         factors["warm_scaled_by_line"] = cold_ms.sum() / max(warm_ms.sum(), 1e-9)
     scaled = {name: _seen(warm, warm.ttft_ms * factor) for name, factor in factors.items() if both.any()}
-    return found | scaled
+    return found | scaled | _last(repeats)
+
+
+def _last(repeats: Sequence[Run]) -> dict[str, Run]:
+    return {LAST_CAPTURE: repeats[-1]} if repeats else {}
 
 
 def _of_work(model: Model, run: Run, uncached_tokens: FloatArray) -> dict[str, Run]:

@@ -190,14 +190,15 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         runs[CAPTURED] = whole.select(judged)
     say_if_not_compiled(loop.run)
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
-    simple = predictors(model, whole, {label: runs[label] for label in again})
+    simple = predictors(model, whole, [runs[label] for label in again])
     forecasts = _predict(config, model, captured, as_it_was, whole)
     predicted = {PREDICTED: Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
     if cold:
         runs |= {label: load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
         forecasts = _predict(config, model, captured, without, whole)
-        predicted[COLD_PREDICTED] = Predicted(COLD, *forecasts, _judged_part(config, cold_predictors(model, whole)))
+        simple = cold_predictors(model, whole, [runs[label] for label in cold if label != COLD])
+        predicted[COLD_PREDICTED] = Predicted(COLD, *forecasts, _judged_part(config, simple))
     return judge_forecasts(
         runs,
         predicted,

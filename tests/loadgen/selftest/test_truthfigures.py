@@ -33,5 +33,9 @@ def test_a_run_counts_between_its_start_and_its_end() -> None:
     assert steady_rate(received_ns([served("one", 5.0)])) == 0.0
 
 
+def test_a_quantile_is_a_value_that_occurred() -> None:
+    assert [quantile(np.array([4.0, 1.0, 2.0, 3.0]), level) for level in (0.5, 0.75, 0.99)] == [2.0, 3.0, 4.0]
+
+
 def test_nothing_has_no_quantile() -> None:
     assert quantile(lags_ms(received_ns([]), 10.0), 0.5) is None

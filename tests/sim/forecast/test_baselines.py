@@ -83,7 +83,7 @@ def test_predictors_are_told_the_cached_tokens(tmp_path: Path) -> None:
     rows = np.arange(30)
     cells: Cells = {("captured", "all", "ttft"): measure(first_token_waits(truth, rows), rows, None)}
     again = replace(truth, ttft_ms=truth.ttft_ms * 1.5)
-    found = predictors(MODEL, truth, {"again": truth, "again-2": again})
+    found = predictors(MODEL, truth, [truth, again])
     judged = judge_baselines(truth, {"all": rows}, cells, found)
     assert list(judged) == [LINE, "mg1_mean_wait", "mg1_queue", "last_capture"]
     assert judged[LINE]["all"].median_abs_error == 0.0
@@ -93,14 +93,14 @@ def test_predictors_are_told_the_cached_tokens(tmp_path: Path) -> None:
     assert found["mg1_queue"].ttft_ms.tolist() == pytest.approx(alone_ms.tolist())
     assert found["mg1_mean_wait"].ttft_ms.tolist() == pytest.approx((alone_ms + 0.14).tolist(), abs=0.1)
     unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
-    assert np.isnan(predictors(MODEL, unsaid, {})[LINE].ttft_ms).all()
-    assert "mg1_queue" not in predictors(MODEL, unsaid, {})
+    assert np.isnan(predictors(MODEL, unsaid, [])[LINE].ttft_ms).all()
+    assert "mg1_queue" not in predictors(MODEL, unsaid, [])
 
 
 def test_a_warm_curve_is_scaled_by_the_work_that_a_cold_cache_asks_for(tmp_path: Path) -> None:
     # Prompts of 100 and 101 tokens, 60 cached: 201 tokens cold, 81 warm; by the line 54.25 ms cold, 24.25 warm.
     warm = run_of(tmp_path / "w.jsonl", [10.0, 20.0], cached=60)
-    found = cold_predictors(MODEL, warm)
+    found = cold_predictors(MODEL, warm, [])
     assert found["warm_scaled_by_tokens"].ttft_ms.tolist() == pytest.approx([10 * 201 / 81, 20 * 201 / 81])
     assert found["warm_scaled_by_line"].ttft_ms.tolist() == pytest.approx([10 * 54.25 / 24.25, 20 * 54.25 / 24.25])
     assert found[LINE].ttft_ms.tolist() == [2 + 25.0, 2 + 25.25]
