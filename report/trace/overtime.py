@@ -8,9 +8,10 @@ import numpy as np
 
 from measure.metrics.results import Timeline
 from measure.metrics.sessions import session_order
-from measure.metrics.tables import TextTable, workload_sentences
+from measure.metrics.tables import workload_sentences
 from measure.metrics.workload import wall
 from measure.runs import UNKNOWN, Run
+from measure.table import TextTable
 from measure.wording import count, duration, share
 from report.files.measured import Measured
 from report.pages.figures import Figure, Trace, axis, band, figure, line

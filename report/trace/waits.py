@@ -49,7 +49,7 @@ def wait_panels(measured: Measured) -> list[Panel]:
     if not len(first_token_waits(run, every)):
         return [Panel("waits", "Waiting for the first token", missing="The trace has no time of a first token.")]
     found = cohort_rows(own_traits(run))
-    by_turn = {name: found[name] for name in MAIN if name in found}
+    by_turn: dict[str, IntArray] = {name: found[name] for name in MAIN if name in found}
     if any(len(rows) == len(run) for name, rows in by_turn.items() if name != ALL):
         by_turn = {ALL: every}  # one cohort alone is the whole again
     by_hit = {"hit": np.flatnonzero(run.cached_tokens > 0), "no hit": np.flatnonzero(run.cached_tokens == 0)}
