@@ -14,7 +14,7 @@ from measure.cache.reusable import PromptChains, reusable_tokens
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
-from tracefile.records.batches import Batch, RecordBatch
+from tracefile.records.batches import Batch, RecordBatch, without_collector
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, Status
 
@@ -203,7 +203,7 @@ def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False,
     ``named``: with its digest, a second pass over the file. ``reuse``: with ``reusable_tokens``; ``chains``: with the
     block hashes, too.
     """
-    with open_trace(path) as reader:
+    with open_trace(path) as reader, without_collector():
         run = _collect(label, path.name, reader.meta, reader.batches(), reuse=reuse, kept=chains)
         # The end of a run completes what its header says of the load.
         meta = msgspec.structs.replace(reader.meta, workload=reader.latest_meta.workload)

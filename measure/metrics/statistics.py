@@ -29,4 +29,5 @@ def quantile_of(values: FloatArray, level: float) -> float | None:
     if not len(values):
         return None
     place = quantile_place(level, len(values))
-    return float(np.partition(values, place)[place])
+    values.partition(place)  # a copy, by the mask above
+    return float(values[place])

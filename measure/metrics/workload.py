@@ -18,13 +18,13 @@ WARM_UP_SHARE: Final = 0.2
 INTERVALS: Final = 120
 
 
-def measure_workload(run: Run, gpus: int | None) -> Workload:
-    """Measure throughput and requests in flight; ``goodput`` stays null."""
+def measure_workload(run: Run, gpus: int | None, tbc_p99_ms: float | None = None) -> Workload:
+    """Measure throughput and requests in flight; ``goodput`` stays null. ``tbc_p99_ms``: null for a pass over gaps."""
     begin_ms, wall_s = wall(run)
     ok = run.ok
     cached, prompt = known(run.cached_tokens), known(run.prompt_tokens)
     mean_tpot_ms = _mean(run.tpot_ms)
-    tbc_ms = quantile_of(run.gap_ms, 0.99)
+    tbc_ms = tbc_p99_ms or quantile_of(run.gap_ms, 0.99)
     return Workload(
         wall_s=wall_s,
         gpus=gpus,
