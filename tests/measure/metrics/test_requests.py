@@ -5,6 +5,7 @@ import pytest
 
 from measure.metrics.requests import REQUEST_METRICS, request_counts
 from measure.metrics.statistics import statistics_of
+from measure.metrics.trace import measure_run
 from tests.measure.metrics.made import request, run_of
 
 RUN = run_of(
