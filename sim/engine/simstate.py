@@ -53,7 +53,8 @@ def lay_out(
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
     clock["now_ms"] = min(arrivals.arrival_ms.min(initial=0.0), 0.0)
-    clock["horizon_ms"], clock["slow_at_ms"], clock["seen_ms"] = np.inf, -np.inf, -np.inf
+    clock["horizon_ms"] = np.inf
+    clock["slow_at_ms"] = clock["seen_ms"] = clock["step_end_ms"] = -np.inf
     clock["slowest_factor"] = np.exp(model.noise.step_table().max(initial=0.0))
     return SimState(
         scheduler=Scheduler(

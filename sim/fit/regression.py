@@ -12,7 +12,7 @@ from scipy.special import ndtri
 
 from sim.fit.observations import Observations
 from sim.latency.noise import LEVELS, Noise
-from sim.latency.terms import NUM_STEP_TERMS
+from sim.latency.terms import KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 HUBER = 2.5
@@ -20,6 +20,8 @@ HUBER = 2.5
 _ROUNDS = 20
 _SMALL = 1e-6
 _RIDGE = 1e-10
+_TIE = 0.02
+"""Weight of the assumption on repeated KV reads, as a share of what the captures tell of first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ def solve(seen: Observations, free: list[int]) -> Solution:
     weights, scales = robust_weights(seen, seen.seen_ms, seen.seen_ms)
     for _ in range(_ROUNDS):
         gram, moment = normal_equations(seen.counts[:, free], seen.seen_ms, weights)
+        tie_repeated_reads(gram, free)
         found = np.zeros_like(parameters)
         found[free] = solve_normal(gram, moment)
         change = np.abs((found - parameters) * seen.counts.max(axis=0, initial=0.0)).max(initial=0.0)
@@ -73,6 +76,16 @@ def normal_equations(counts: FloatArray, seen_ms: FloatArray, weights: FloatArra
     """``counts``ᵀ W ``counts`` and ``counts``ᵀ W ``seen_ms``; shapes (k, k) and (k,)."""
     weighted = counts * weights[:, None]
     return counts.T @ weighted, weighted.T @ seen_ms
+
+
+def tie_repeated_reads(gram: FloatArray, free: list[int]) -> None:
+    """Add the assumption that a repeated KV read costs as much as a first one, so that it does where none was seen."""
+    if not {KV_TOKENS, REPEATED_KV_TOKENS} <= set(free):
+        return
+    first, again = free.index(KV_TOKENS), free.index(REPEATED_KV_TOKENS)
+    weight = _TIE * gram[first, first]
+    for one, other, sign in ((first, first, 1), (again, again, 1), (first, again, -1), (again, first, -1)):
+        gram[one, other] += sign * weight
 
 
 def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
@@ -117,6 +130,7 @@ def bootstrap(seen: Observations, weights: FloatArray, free: list[int], rounds: 
     found = np.zeros((rounds, seen.counts.shape[1]))
     for row, times in enumerate(draws):
         gram = np.tensordot(times, grams, axes=1)
+        tie_repeated_reads(gram, free)
         found[row, free] = solve_normal(gram, times @ moments)
     return found
 

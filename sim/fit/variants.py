@@ -10,14 +10,14 @@ comes in, if it helps enough in most folds.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from sim.engine.simstate import build_state
 from sim.fit.capturedschedule import reconstruct
+from sim.fit.factualhits import factual_pool, with_factual_hits
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import Solution, solve
 from sim.fit.residuals import Requests, requests_of
@@ -26,7 +26,6 @@ from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.vllm.pool import BlockPool
 from sim.workload.arrivals import Arrival, Arrivals
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
@@ -260,64 +259,3 @@ def _try(seen: Observations, folds: IntArray, extra_terms: Sequence[str], ttft_l
             parameters = solve(kept, free).parameters
             losses.append(float(np.nanmean([*group_losses(left, parameters), ttft_loss(fold, parameters)])))
     return Trial(tuple(extra_terms), tuple(losses) or (float("inf"),))
-
-
-_LONG_BEFORE_MS = 1e8
-
-
-class FactualPool(BlockPool):
-    """Block pool in which each request hits a given number of blocks; the first key of its chain, unique, names it."""
-
-    __slots__ = ("_hits",)
-
-    def __init__(self, num_gpu_blocks: int, block_size: int, hits: dict[int, int]) -> None:
-        super().__init__(num_gpu_blocks, block_size, enable_prefix_caching=False)
-        self._hits = hits
-
-    def lookup(self, keys: Sequence[int], most: int) -> list[int]:
-        """Idle blocks, as many as the request with ``keys`` hit."""
-        hits = min(self._hits.get(keys[0], 0), most) if keys else 0
-        blocks: list[int] = []
-        block = self._next_free[0]
-        while len(blocks) < hits and block != 0:
-            blocks.append(block)
-            block = self._next_free[block]
-        return blocks
-
-
-def factual_pool(
-    arrivals: Sequence[Arrival], block_size: int, cached_tokens: Sequence[int]
-) -> tuple[list[Arrival], FactualPool]:
-    """Return ``arrivals`` under keys of their own, and the pool that gives each its ``cached_tokens``."""
-    keys = count(1)
-    own = [replace(arrival, hashes=[next(keys) for _ in arrival.hashes]) for arrival in arrivals]
-    hits = {
-        arrival.hashes[0]: tokens // block_size
-        for arrival, tokens in zip(own, cached_tokens, strict=True)
-        if arrival.hashes
-    }
-    blocks = sum(len(arrival.hashes) + 2 for arrival in own)
-    return own, FactualPool(blocks + 1, block_size, hits)
-
-
-def with_factual_hits(
-    arrivals: Arrivals, config: EngineConfig, cached_tokens: IntArray
-) -> tuple[Arrivals, EngineConfig]:
-    """Return ``arrivals`` after earlier requests that leave their ``cached_tokens``, and an engine without eviction."""
-    size = config.block_size
-    hits = np.minimum(cached_tokens // size, arrivals.full_blocks)
-    own = replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64))
-    warm = own.take(np.flatnonzero(hits))
-    earlier = replace(
-        warm,
-        arrival_ms=np.full(len(warm), arrivals.arrival_ms.min(initial=0.0) - _LONG_BEFORE_MS),
-        prompt_tokens=warm.known * size,
-        output_tokens=np.ones(len(warm), np.int64),
-        abort_after_ms=np.full(len(warm), np.nan),
-        full_blocks=warm.known,
-    )
-    both = earlier.followed_by(own)
-    longest = min(config.longest_request, config.usable_blocks * size + 1)
-    blocks = int((both.full_blocks + 3).sum()) + 2
-    roomy = replace(config, num_gpu_blocks=blocks, max_model_len=longest, enable_prefix_caching=True)
-    return replace(both, numbers=np.arange(len(both))), roomy

@@ -63,11 +63,11 @@ HOLD = record("copy end next")
 """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
 POOL = record(
     "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
-    "num_twins not_chained"
+    "num_twins not_chained num_repeated"
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
 free again in lists from ``free_…`` on; ``num_twins``: copies but for the first of each segment; ``not_chained``: a key
-was met at two depths."""
+was met at two depths; ``num_repeated``: holds of blocks that another request held before."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
@@ -83,19 +83,19 @@ REQUEST_RUN = record(
 """``first_token``: where its part of the arenas of tokens begins, once it has one; ``left_ms``: of its work on a shared
 core."""
 SHARE = record("place num_tokens depth samples")
-STEP = record("count total_tokens admitted preempted")
+STEP = record("count total_tokens admitted preempted repeated_tokens")
 EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
     "composed num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
     f"steps_drawn {SOURCES}",
-    times="now_ms frontend_free_ms horizon_ms slow slow_at_ms slowest_factor seen_ms carried_ms",
+    times="now_ms frontend_free_ms horizon_ms slow slow_at_ms slowest_factor seen_ms carried_ms step_end_ms",
 )
 """``horizon_ms``: unknown arrivals come then or later; infinity: there are none. ``num_tokens``: reserved part of the
 arenas of tokens. ``slow``: last autocorrelated normal, drawn at ``slow_at_ms``. ``slowest_factor``: upper bound of a
 step's noise. ``seen_ms``: time at which clients see the last step's tokens. ``carried_ms``: rest of a delivery, done
-beside the next step."""
+beside the next step. ``step_end_ms``: of the engine's last step; minus infinity: none ran."""
 
 
 class Pool(NamedTuple):

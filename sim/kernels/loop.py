@@ -26,6 +26,7 @@ _mix64 = kernel(mix64)
 _begin_row = kernel(terms.begin_row)
 _count_chunk = kernel(terms.count_chunk)
 _count_decodes = kernel(terms.count_decodes)
+_count_rest = kernel(terms.count_rest)
 _is_decode = kernel(terms.is_decode)
 _row_ms = kernel(terms.row_ms)
 _delivery_ms = kernel(terms.delivery_ms)
@@ -200,7 +201,8 @@ def _count(state: SimState, slot: int) -> None:
     """Count a composed step in every term, in the timeline's next row (``sim.latency.terms.step_row``)."""
     scheduler = state.scheduler
     requests, shares = scheduler.requests, scheduler.shares[slot]
-    row, decodes, kv_tokens = state.timeline.rows[state.clock[0].num_steps], 0, 0
+    clock, decodes, kv_tokens = state.clock[0], 0, 0
+    row = state.timeline.rows[clock.num_steps]
     _begin_row(row)
     for number in range(scheduler.steps[slot].count):
         share = shares[number]
@@ -209,7 +211,8 @@ def _count(state: SimState, slot: int) -> None:
             kv_tokens += share.depth
         else:
             _count_chunk(row, share.num_tokens, share.depth)
-    _count_decodes(row, decodes, kv_tokens)
+    _count_decodes(row, decodes, kv_tokens, scheduler.steps[slot].repeated_tokens)
+    _count_rest(row, clock.now_ms - clock.step_end_ms)
 
 
 @kernel
@@ -223,6 +226,7 @@ def _advance(state: SimState) -> None:
         _share_core(state, step_ms, row)
     else:
         clock.now_ms = start_ms + step_ms
+    clock.step_end_ms = clock.now_ms
     _append(state, start_ms)
 
 
@@ -293,7 +297,7 @@ def _skip_decodes(state: SimState, slot: int) -> None:
     for position in range(count):
         request = requests[running[position]]
         kv_tokens += request.num_computed - request.placeholders
-    skipped = _decode(state, count, kv_tokens, most)
+    skipped = _decode(state, count, kv_tokens, step.repeated_tokens, most)
     for position in range(count):
         place = running[position]
         request, request_run = requests[place], state.runs[place]
@@ -307,51 +311,52 @@ def _skip_decodes(state: SimState, slot: int) -> None:
 
 
 @kernel
-def _decode(state: SimState, decodes: int, kv_tokens: int, most: int) -> int:
+def _decode(state: SimState, decodes: int, kv_tokens: int, repeated_tokens: int, most: int) -> int:
     """Run up to ``most`` steps of decodes, from one block boundary to the next; return their number."""
     scheduler, clock = state.scheduler, state.clock[0]
     first, done, until = clock.num_steps, 0, 0
     note_due(scheduler)
     while done < most and done == until:
         if is_due(scheduler, done):
-            if not _is_undisturbed(state, decodes, kv_tokens + decodes * done) or not can_cross(scheduler, done):
+            undisturbed = _is_undisturbed(state, decodes, kv_tokens + decodes * done, repeated_tokens)
+            if not undisturbed or not can_cross(scheduler, done):
                 break
             cross(scheduler, done)
         until += 1
         while until < most and not is_due(scheduler, until):
             until += 1
         if scheduler.settings[0].placement == SHARED_CORE:
-            _repeat_sharing(state, decodes, kv_tokens + decodes * done, first + until)
+            _repeat_sharing(state, decodes, kv_tokens + decodes * done, repeated_tokens, first + until)
         else:
-            wake_ms = min(next_ms(state), clock.horizon_ms)
-            _repeat(state, decodes, kv_tokens + decodes * done, first + until, wake_ms)
+            _repeat(state, decodes, kv_tokens + decodes * done, repeated_tokens, first + until)
         done = clock.num_steps - first
     forget_due(scheduler)
     return int(done)
 
 
 @kernel
-def _is_undisturbed(state: SimState, decodes: int, kv_tokens: int) -> bool:
+def _is_undisturbed(state: SimState, decodes: int, kv_tokens: int, repeated_tokens: int) -> bool:
     """Return whether no event has to be delivered before the next step. On a shared core an arrival does not count."""
     clock = state.clock[0]
     if state.scheduler.settings[0].placement == SHARED_CORE:
         row = state.timeline.rows[clock.num_steps]
         _begin_row(row)
-        _count_decodes(row, decodes, kv_tokens)
+        _count_decodes(row, decodes, kv_tokens, repeated_tokens)
         is_near = clock.horizon_ms < np.inf and _latest_end_ms(state) >= clock.horizon_ms
         return not is_near and bool(clock.num_events == 0 or clock.now_ms < state.events[0].time_ms)
     return bool(clock.now_ms < min(next_ms(state), clock.horizon_ms))
 
 
 @kernel
-def _repeat(state: SimState, decodes: int, kv_tokens: int, end_step: int, wake_ms: float) -> None:
-    """Run steps in which ``decodes`` requests decode, first on ``kv_tokens``, to ``end_step`` or until ``wake_ms``."""
+def _repeat(state: SimState, decodes: int, kv_tokens: int, repeated_tokens: int, end_step: int) -> None:
+    """Run steps in which ``decodes`` requests decode, first on ``kv_tokens``, to ``end_step`` or the next event."""
     timeline, clock = state.timeline, state.clock[0]
+    wake_ms = min(next_ms(state), clock.horizon_ms)
     number, now_ms, seen_ms = clock.num_steps, clock.now_ms, clock.seen_ms
     while number < end_step and now_ms < wake_ms:
         row = timeline.rows[number]
         _begin_row(row)
-        _count_decodes(row, decodes, kv_tokens)
+        _count_decodes(row, decodes, kv_tokens, repeated_tokens)
         timeline.starts_ms[number] = now_ms
         step_ms = _row_ms(state.costs, row)
         now_ms = now_ms + step_ms * _step_factor(state, now_ms, step_ms)
@@ -361,15 +366,15 @@ def _repeat(state: SimState, decodes: int, kv_tokens: int, end_step: int, wake_m
         kv_tokens += decodes
         number += 1
     clock.num_steps = number
-    clock.now_ms = now_ms
+    clock.now_ms = clock.step_end_ms = now_ms
     clock.seen_ms = seen_ms
 
 
 @kernel
-def _repeat_sharing(state: SimState, decodes: int, kv_tokens: int, end_step: int) -> None:
+def _repeat_sharing(state: SimState, decodes: int, kv_tokens: int, repeated_tokens: int, end_step: int) -> None:
     """Run the same steps on a shared core, to ``end_step`` or until the API server hands a request over."""
     clock = state.clock[0]
-    while clock.num_steps < end_step and _is_undisturbed(state, decodes, kv_tokens):
+    while clock.num_steps < end_step and _is_undisturbed(state, decodes, kv_tokens, repeated_tokens):
         _advance(state)
         kv_tokens += decodes
 

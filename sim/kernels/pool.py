@@ -95,6 +95,8 @@ def hold(pool: Pool, request: Any, most: int) -> int:
         if pool.copies[copy].references == 0:
             _unlink(pool.copies, copy)
             pool.counts[0].num_free -= end - depth
+        else:
+            pool.counts[0].num_repeated += end - depth
         _add_hold(pool, request, copy, end)
         depth = end
     return depth
@@ -165,6 +167,8 @@ def release(pool: Pool, request: Any) -> None:
             if copies[copy].references == 0:
                 _link_after(pool.copies, last, copy)  # before the copies nearer the root
                 counts.num_free += segment.end - segment.start
+            else:
+                counts.num_repeated -= segment.end - segment.start
             if segment.end == hashed:
                 break
             copy = copies[copy].deeper

@@ -50,6 +50,7 @@ def schedule(scheduler: Scheduler, slot: int) -> None:
     state.is_quiet = 1
     if step.preempted == 0 and state.num_waiting > 0:
         _admit_waiting(scheduler, slot, most)
+    step.repeated_tokens = scheduler.pool.counts[0].num_repeated * settings.block_size
 
 
 @kernel

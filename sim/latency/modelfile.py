@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sim.latency.noise import Noise
-from sim.latency.terms import TERMS, FrontendPlacement
+from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
 from tracefile.storage.output import MODEL, replace_output
@@ -59,7 +59,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["kvtape-model/2"] = MODEL_SCHEMA
     parameters: dict[str, Parameter]
-    """By the names of ``sim.latency.terms.TERMS``; an absent one is 0."""
+    """By the names of ``sim.latency.terms.TERMS``; an absent one is 0. Repeated KV reads cost as much as first ones
+    where theirs is absent."""
     engine: EngineConfig
     """Settings under which it was fitted: the defaults of ``sim run``."""
     frontend_placement: FrontendPlacement = "parallel"
@@ -99,6 +100,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def costs(self) -> tuple[float, ...]:
         values = {name: parameter.value for name, parameter in self.parameters.items()}
+        values.setdefault(TERMS[REPEATED_KV_TOKENS].name, values.get(TERMS[KV_TOKENS].name, 0.0))
         return tuple(values.get(term.name, 0.0) for term in TERMS)
 
     @property

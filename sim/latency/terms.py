@@ -7,11 +7,12 @@
 A row holds one count per term, in the order of ``TERMS``. Parameters in model.json, flags of ``sim serve``, columns of
 the fit and arrays of the compiled engine follow from ``TERMS``. A new term is a ``Term`` here and a line in the
 function that counts it. Those functions are plain, because the compiled engine compiles the same source: they take
-lists and arrays, and call nothing. docs/model.md explains each term.
+lists and arrays, and call nothing of ours. docs/model.md explains each term.
 """
 
 from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import Literal
 
 from sim.vllm.request import Request
@@ -73,15 +74,37 @@ STEP_TERMS = (
     Term(
         "per_kv_token_ms",
         "ms/token",
-        "KV tokens of the decoding requests",
+        "KV tokens of the decoding requests, each block read for the first time in the step",
         "decode",
         default=True,
         capture="outputs generated after short and after very long prompts",
+    ),
+    Term(
+        "per_repeated_kv_token_ms",
+        "ms/token",
+        "KV tokens of the decoding requests that another request of the step reads, too",
+        "decode",
+        default=True,
+        capture="outputs generated at once after prompts that share a long prefix",
     ),
     Term("per_prefill_chunk_ms", "ms/chunk", "prefill chunks", "prefill"),
     Term("per_prefill_depth_ms", "ms/token", "KV tokens before the prefill chunks", "prefill"),
     Term("per_chunk_square_ms", "ms/token²", "sum over chunks of chunk² / 2", "prefill"),
     Term("prefill_step_ms", "ms/step", "steps with a prefill chunk in them", "step"),
+    Term(
+        "rested_step_ms",
+        "ms/step",
+        "steps after a rest of the engine, as far as it lasted",
+        "step",
+        capture="short prompts after pauses of up to 5 s",
+    ),
+    Term(
+        "per_rested_depth_ms",
+        "ms/token",
+        "KV tokens before the prefill chunks of a step after a rest, as far as it lasted",
+        "prefill",
+        capture="long prompts sent again after pauses of up to 5 s",
+    ),
 )
 RECEPTION_TERMS = (
     Term("frontend_base_ms", "ms/request", "requests", "reception", default=True, capture="isolated short prompts"),
@@ -121,13 +144,18 @@ PREFILL_TOKENS = column("per_prefill_token_ms")
 ATTENTION = column("per_attention_token2_ms")
 DECODES = column("per_decode_ms")
 KV_TOKENS = column("per_kv_token_ms")
+REPEATED_KV_TOKENS = column("per_repeated_kv_token_ms")
 CHUNKS = column("per_prefill_chunk_ms")
 DEPTHS = column("per_prefill_depth_ms")
 SQUARES = column("per_chunk_square_ms")
 PREFILL_STEPS = column("prefill_step_ms")
+RESTED_STEPS = column("rested_step_ms")
+RESTED_DEPTHS = column("per_rested_depth_ms")
 RECEIVED = column("frontend_base_ms")
 RECEIVED_TOKENS = column("frontend_ms_per_prompt_token")
 DELIVERED_TOKENS = column("delivery_ms_per_prompt_token")
+REST_MS = 200.0
+"""Rest after which 1 − 1/e of its cost is there; 100 to 400 predict captures of a real engine equally well."""
 
 
 def begin_row(row: Row) -> None:
@@ -147,10 +175,24 @@ def count_chunk(row: Row, tokens: int, depth: int) -> None:
     row[PREFILL_STEPS] = 1.0
 
 
-def count_decodes(row: Row, requests: int, kv_tokens: int) -> None:
-    """Count ``requests`` that each compute one token, on ``kv_tokens`` of KV together."""
+def count_decodes(row: Row, requests: int, kv_tokens: int, repeated_tokens: int) -> None:
+    """Count ``requests`` that each compute one token, on ``kv_tokens`` of KV together.
+
+    ``repeated_tokens``: KV tokens that running requests hold and another request held before them. What a prefill of
+    the step holds is in it, so it may be more than ``kv_tokens``.
+    """
+    repeated = min(repeated_tokens, kv_tokens)
     row[DECODES] += requests
-    row[KV_TOKENS] += kv_tokens
+    row[KV_TOKENS] += kv_tokens - repeated
+    row[REPEATED_KV_TOKENS] += repeated
+
+
+def count_rest(row: Row, rest_ms: float) -> None:
+    """Count the engine's rest before the step in ``row``, whose chunks are counted; 0: the step follows on another."""
+    if rest_ms > 0.0:
+        lasted = 1.0 - exp(-rest_ms / REST_MS)
+        row[RESTED_STEPS] = lasted
+        row[RESTED_DEPTHS] = lasted * row[DEPTHS]
 
 
 def count_reception(row: Row, requests: float, prompt_tokens: float) -> None:
@@ -187,8 +229,13 @@ def is_decode(tokens: int, depth: int, prompt_tokens: int) -> bool:
     return tokens == 1 and depth >= prompt_tokens
 
 
-def step_row(scheduled: Iterable[tuple[Request, int, int, bool]]) -> list[float]:
-    """Count a step of these shares: request, tokens, depth, whether it samples (``sim.vllm.scheduler.Scheduled``)."""
+def step_row(
+    scheduled: Iterable[tuple[Request, int, int, bool]], repeated_tokens: int = 0, rest_ms: float = 0.0
+) -> list[float]:
+    """Count a step of these shares: request, tokens, depth, whether it samples (``sim.vllm.scheduler.Scheduled``).
+
+    ``repeated_tokens``: as in ``count_decodes``; ``rest_ms``: from the end of the engine's step before to its start.
+    """
     row = [0.0] * NUM_STEP_TERMS
     begin_row(row)
     decodes = kv_tokens = 0
@@ -198,7 +245,8 @@ def step_row(scheduled: Iterable[tuple[Request, int, int, bool]]) -> list[float]
             kv_tokens += depth
         else:
             count_chunk(row, tokens, depth)
-    count_decodes(row, decodes, kv_tokens)
+    count_decodes(row, decodes, kv_tokens, repeated_tokens)
+    count_rest(row, rest_ms)
     return row
 
 

@@ -34,6 +34,7 @@ class BlockPool:
         "evicted_blocks",
         "num_free",
         "num_gpu_blocks",
+        "num_repeated",
     )
 
     def __init__(
@@ -48,6 +49,8 @@ class BlockPool:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_free = num_gpu_blocks - 1
         self.evicted_blocks = 0
+        self.num_repeated = 0
+        """Holds of blocks that another request held before: the step reads their KV more than once."""
         self._free_rule = FREE_RULES.index(free_rule)
         self._references = [0] * num_gpu_blocks
         self._key: list[int | None] = [None] * num_gpu_blocks
@@ -86,6 +89,8 @@ class BlockPool:
                 following[before] = after
                 previous[after] = before
                 self.num_free -= 1
+            else:
+                self.num_repeated += 1
             references[block] += 1
 
     def take(self, count: int) -> list[int]:
@@ -128,6 +133,8 @@ class BlockPool:
             if references[block] == 0:
                 is_hashed = keys[block] is not None
                 (to_tail if goes_to_tail(self._free_rule, is_hashed) else to_head).append(block)
+            else:
+                self.num_repeated -= 1
         self._link_after(0, to_head)
         self._link_after(self._previous_free[0], to_tail)
 
@@ -201,6 +208,8 @@ class BlockPool:
                 for block in blocks:
                     counts[block] += 1
             assert counts == self._references, "references are not the holders'"
+        repeated = sum(references - 1 for references in self._references if references > 1)
+        assert repeated == self.num_repeated, "the repeated holds are not the references beyond the first"
 
     def _check_cache(self) -> None:
         keyed = {block for block, key in enumerate(self._key) if key is not None}

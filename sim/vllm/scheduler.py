@@ -36,6 +36,8 @@ class Step:
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     """Those of ``scheduled`` that came from the queue, first or again."""
+    repeated_tokens: int = 0
+    """Tokens of blocks that running requests hold and another held before."""
 
     @property
     def total_tokens(self) -> int:
@@ -101,6 +103,7 @@ class Scheduler:
         self._schedule_running(step, most)
         if not step.preempted:
             self._admit_waiting(step, most)
+        step.repeated_tokens = self.pool.num_repeated * self.config.block_size
         return step
 
     def schedule_at_rest(self) -> Step:

@@ -104,6 +104,7 @@ class RealTimeEngine:
         self._sleeper: Sleeper | None = None
         self._idle = False
         self._unsettled: Step | None = None
+        self._step_end_ms = float("-inf")
         self._told: list[Generation] = []
         self.on_step: Callable[[float], None] | None = None
         """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
@@ -120,7 +121,7 @@ class RealTimeEngine:
                 self._composed = self._compose(at_rest=False) if self._composes_ahead else None
                 end_ms = self.now_ms + self._duration_ms(step)
                 await self._sleep_until(end_ms)
-                self.now_ms = end_ms
+                self.now_ms = self._step_end_ms = end_ms
                 await self._tell(step)
                 self.settle()
         finally:
@@ -210,7 +211,8 @@ class RealTimeEngine:
         return step if step.scheduled else None
 
     def _duration_ms(self, step: Step) -> float:
-        duration_ms = row_ms(self._costs, step_row(step.scheduled))
+        row = step_row(step.scheduled, step.repeated_tokens, self.now_ms - self._step_end_ms)
+        duration_ms = row_ms(self._costs, row)
         return duration_ms * self._noise.factor(self.now_ms, duration_ms)
 
     async def _sleep_until(self, virtual_ms: float) -> None:

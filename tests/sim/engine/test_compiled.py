@@ -32,8 +32,11 @@ STEP = {
     "per_attention_token2_ms": 1e-3,
     "per_decode_ms": 0.99,
     "per_kv_token_ms": 3e-3,
+    "per_repeated_kv_token_ms": 1e-3,
     "per_prefill_chunk_ms": 0.7,
     "prefill_step_ms": 0.31,
+    "rested_step_ms": 1.9,
+    "per_rested_depth_ms": 0.02,
 }
 NOISE = Noise(
     step_ms=(6.0, 16.0, 40.0),

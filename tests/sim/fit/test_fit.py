@@ -21,7 +21,7 @@ from sim.fit.residuals import Requests, baseline_errors, locate_misfit
 from sim.fit.variants import CachedSource, choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
-from sim.latency.terms import TERMS
+from sim.latency.terms import CHUNKS, RECEIVED, TERMS
 from tracefile import Engine, InputError, Meta, Record, TraceWriter
 from tracefile.records.arrays import FloatArray
 
@@ -379,11 +379,13 @@ def test_the_front_ends_luck_is_told_from_its_steps() -> None:
     fronts = [20.0 * float(np.exp(0.3 * one)) for one in rng.standard_normal(200)]
     alone = observations([[1.0]] * 400, steps[:400], [False] * 400)
     opening = observations(
-        [[1.0, *[0.0] * 8, 1.0]] * 200, [sum(each) for each in zip(fronts, steps[400:], strict=True)], [True] * 200
+        [[1.0, *[0.0] * (RECEIVED - 1), 1.0]] * 200,
+        [sum(each) for each in zip(fronts, steps[400:], strict=True)],
+        [True] * 200,
     )
     seen = Observations.join([alone, replace(opening, opens=np.ones(200, dtype=np.bool_))])
     parameters = vector()
-    parameters[[0, 9]] = 10.0, 20.0
+    parameters[[0, RECEIVED]] = 10.0, 20.0
     row = estimate_noise(seen, parameters).frontend_log_ratio
     assert row[LEVELS.index(0.5)] == pytest.approx(0.0, abs=0.06)
     assert row[LEVELS.index(0.8)] - row[LEVELS.index(0.2)] == pytest.approx(2 * 0.8416 * 0.3, rel=0.2)
@@ -420,9 +422,11 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
         parts = []
         for _ in range(2):
             tokens, chunks = rng.uniform(50, 2000, 80), rng.integers(1, 6, 80)
-            rows = [[1.0, each, 0.0, 0.0, 0.0, float(count)] for each, count in zip(tokens, chunks, strict=True)]
-            rows += [[1.0] + [0.0] * 5] * 80
-            true = [5.0 * row[0] + 0.02 * row[1] + chunk_ms * row[5] for row in rows]
+            rows = [
+                [1.0, each, *[0.0] * (CHUNKS - 2), float(count)] for each, count in zip(tokens, chunks, strict=True)
+            ]
+            rows += [[1.0] + [0.0] * CHUNKS] * 80
+            true = [5.0 * row[0] + 0.02 * row[1] + chunk_ms * row[CHUNKS] for row in rows]
             seen = [ms * float(np.exp(0.05 * rng.standard_normal())) for ms in true]
             parts.append(observations(rows, seen, [row[1] > 0 for row in rows]))
         return Observations.join(parts)
@@ -433,8 +437,7 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
     assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)
     assert choose_terms(captures(0.0), same)[-1].extra_terms == ()
     # A term without which the TTFTs of no run come out comes in, whatever the intervals say.
-    chunk = [term.name for term in TERMS].index("per_prefill_chunk_ms")
-    tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[chunk] else 1.0)
+    tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[CHUNKS] else 1.0)
     assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)
 
 

@@ -7,7 +7,20 @@ import pytest
 
 from sim.latency.modelfile import Model, default_model, engine_with, load_model, make_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
-from sim.latency.terms import STEP_TERMS, begin_row, count_decodes, row_ms
+from sim.latency.terms import (
+    KV_TOKENS,
+    NUM_STEP_TERMS,
+    REPEATED_KV_TOKENS,
+    REST_MS,
+    RESTED_DEPTHS,
+    RESTED_STEPS,
+    STEP_TERMS,
+    begin_row,
+    count_chunk,
+    count_decodes,
+    count_rest,
+    row_ms,
+)
 from tracefile import InputError
 
 
@@ -73,8 +86,33 @@ def test_a_step_costs_the_sum_of_its_terms() -> None:
     model = make_model(costs, default_model().engine)
     assert row_ms(model.costs, row) == expected
     begin_row(row)
-    count_decodes(row, 7, 11)
-    assert row_ms(model.costs, row) == 1.0 + 7 / 8 + 11 / 16
+    count_decodes(row, 7, 11, 4)
+    assert row_ms(model.costs, row) == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
+
+
+def test_no_more_reads_are_repeated_than_there_are() -> None:
+    row = [0.0] * NUM_STEP_TERMS
+    count_decodes(row, 1, 11, 64)  # a prefill of the step holds most of the shared blocks
+    assert (row[KV_TOKENS], row[REPEATED_KV_TOKENS]) == (0.0, 11.0)
+
+
+def test_a_rest_counts_as_far_as_it_lasted() -> None:
+    row = [0.0] * NUM_STEP_TERMS
+    count_chunk(row, 8, 1000)
+    count_rest(row, 0.0)
+    assert (row[RESTED_STEPS], row[RESTED_DEPTHS]) == (0.0, 0.0)
+    count_rest(row, REST_MS)
+    assert row[RESTED_STEPS] == pytest.approx(1 - 1 / math.e)
+    assert row[RESTED_DEPTHS] == pytest.approx(1000 * (1 - 1 / math.e))
+    count_rest(row, math.inf)
+    assert (row[RESTED_STEPS], row[RESTED_DEPTHS]) == (1.0, 1000.0)
+
+
+def test_a_repeated_read_costs_as_much_as_a_first_one_where_the_model_does_not_tell() -> None:
+    told = make_model({"per_kv_token_ms": 0.5, "per_repeated_kv_token_ms": 0.125}, default_model().engine)
+    silent = make_model({"per_kv_token_ms": 0.5}, default_model().engine)
+    assert told.costs[REPEATED_KV_TOKENS] == 0.125
+    assert silent.costs[REPEATED_KV_TOKENS] == 0.5
 
 
 LADDER = tuple(float(np.log(2.0)) * (place - 7) for place in range(len(LEVELS)))  # 0 at the median, level 7

@@ -62,6 +62,7 @@ class Engine:
         self._core = SharedCore() if model.frontend_placement == "shared_core" else None
         self._composed: Step | None = None
         self._frontend_clock = FrontendClock(model.frontend_placement)
+        self._step_end_ms = float("-inf")
         self._carried_ms = 0.0
         """What the front end on the shared core still has to do of a first token's delivery, beside the next step."""
         self._preemptions = 0
@@ -102,7 +103,7 @@ class Engine:
     def _run_step(self, step: Step) -> None:
         """Move the clock over ``step``; its tokens appear at its end."""
         sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
-        self._advance(step_row(step.scheduled))
+        self._advance(step_row(step.scheduled, step.repeated_tokens, self.now_ms - self._step_end_ms))
         last = len(self.timeline) - 1
         finished = self.scheduler.finish_step(step)
         firsts = [request.prompt_tokens for request in sampled if not self._runs[request.index].token_steps]
@@ -144,6 +145,7 @@ class Engine:
             self._share_core(step_ms, row)
         else:
             self.now_ms = start_ms + step_ms
+        self._step_end_ms = self.now_ms
         self.timeline.append(start_ms, self.now_ms, row)
 
     def _share_core(self, left_ms: float, row: list[float]) -> None:
@@ -173,7 +175,7 @@ class Engine:
         while count < most and self.now_ms < self._wake_ms():
             row = [0.0] * NUM_STEP_TERMS
             begin_row(row)
-            count_decodes(row, len(running), kv_tokens)
+            count_decodes(row, len(running), kv_tokens, step.repeated_tokens)
             self._advance(row)
             kv_tokens += len(running)
             count += 1

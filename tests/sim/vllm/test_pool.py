@@ -157,3 +157,19 @@ def test_a_leaf_never_outlives_its_root(prompts: list[list[int]], num_gpu_blocks
     for chain in chains:
         present = [bool(pool.lookup([key], 1)) for key in chain]
         assert all(root or not leaf for root, leaf in pairwise(present))
+
+
+def test_holds_of_a_held_block_are_repeated() -> None:
+    pool = BlockPool(8, 16)
+    first = filled(pool, [10, 11, 12])
+    assert pool.num_repeated == 0
+    for _ in range(2):
+        pool.hold(pool.lookup([10, 11, 99], 3))
+    assert pool.num_repeated == 4  # two blocks, read by two requests more
+    pool.release(first)
+    assert pool.num_repeated == 2
+    pool.release(first[:2])
+    assert pool.num_repeated == 0
+    pool.hold(pool.lookup([10, 11], 2))
+    pool.check_integrity([first[:2], first[:2]])
+    assert pool.num_repeated == 2
