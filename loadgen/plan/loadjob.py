@@ -230,7 +230,7 @@ class StagedPlan:
         return [] if self._open else self._begin(response.end_ms)
 
     def _starts_ms(self, wave: Wave) -> Sequence[float]:
-        if wave.stage == "alone" or not self._alone:
+        if wave.stage in ("alone", "rested") or not self._alone:
             return [0.0] * len(wave.sessions)
         sizes, took_ms = zip(*sorted(self._alone), strict=True)
         # Those took two turns; more take as much longer, at most.

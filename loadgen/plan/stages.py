@@ -6,6 +6,8 @@ meets an idle engine:
 - ``alone``: one cold prompt at a time, from the shortest to the longest, each extended by a warm second turn;
 - ``short``: 2, 4, 8, … short prompts nearly at once: the cost of one more output in a step;
 - ``long``: as many, of prompts that together are twice the longest: the cost of an output's context;
+- ``shared``: as many of one and the same prompt: the cost of context that several outputs share;
+- ``rested``: one session at a time, of short warm turns after pauses: the cost of an engine's rest;
 - ``beside``: long prompts during the decode of others;
 - ``mix``: all of it at random times, at the rate that the engine can serve: chance overlaps, above all of warm turns
   with decodes, as in real sessions.
@@ -24,7 +26,7 @@ from loadgen.core.lengths import LengthDistribution, quantities, uniform
 from loadgen.plan.config import STAGED_ROUNDS, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape
 
-Stage = Literal["alone", "short", "long", "beside", "mix"]
+Stage = Literal["alone", "short", "long", "shared", "rested", "beside", "mix"]
 
 OUTPUT = LengthDistribution(16, 48)
 """Default output: some dozens of gaps each."""
@@ -32,6 +34,8 @@ FIRST_WORDS = LengthDistribution(2, 2)
 """Output before a prompt that overlaps others: at its end, the others have begun."""
 PAUSE_S = LengthDistribution(0.02, 0.12)
 """Before a turn: the engine is idle, or at any point of its step."""
+REST_PAUSES_S = (LengthDistribution(0.1, 0.3), LengthDistribution(0.5, 1.0), LengthDistribution(2.5, 5.0))
+"""Before the turns of a rested session: by its end, other processes have had the processor's cache."""
 NO_PAUSE = LengthDistribution(0, 0)
 FEWEST_NEW = 16
 """Least new tokens of a warm turn: its time is then the cost of the cached prompt."""
@@ -57,6 +61,8 @@ class Outline(msgspec.Struct, frozen=True):
 
     stage: Stage
     sessions: Sequence[SessionPlan]
+    alike: bool = False
+    """The first turns are one prompt."""
 
 
 class Wave(msgspec.Struct, frozen=True):
@@ -74,6 +80,8 @@ def waves(config: LoadConfig) -> Iterator[Wave]:
     for outline in outlines(config):
         plans = outline.sessions[:left]
         sessions = [_drawn(config, next(numbers), plan) for plan in plans]
+        if outline.alike:
+            sessions = [_begun_as(sessions[0], session) for session in sessions]
         yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
         left = None if left is None else left - len(plans)
         if left == 0:
@@ -98,6 +106,10 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
         yield Outline("short", [[TurnPlan(ladder[0], output)]] * width)
     for width in widths:
         yield Outline("long", [extended(part_of(prompts, 2 / width), output)] * width)
+    for width in widths[-2:]:
+        yield Outline("shared", [[TurnPlan(part_of(prompts, 1 / 4), output)]] * width, alike=True)
+    for prompt in (ladder[0], part_of(prompts, 1 / 4), ladder[-1]):
+        yield Outline("rested", [rested(prompt)])
     for share in (1, 1 / 4):
         decoding = [[TurnPlan(ladder[0], output)]] * (config.parallel // 2)
         yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
@@ -135,9 +147,22 @@ def extended(prompt: LengthDistribution, output: LengthDistribution, turns: int 
     return [TurnPlan(prompt, output), *[TurnPlan(new, output, PAUSE_S)] * (turns - 1)]
 
 
+def rested(prompt: LengthDistribution) -> list[TurnPlan]:
+    """A cold prompt, and short warm turns after pauses."""
+    new = LengthDistribution(FEWEST_NEW, FEWEST_NEW)
+    return [TurnPlan(prompt, FIRST_WORDS), *[TurnPlan(new, FIRST_WORDS, pause_s) for pause_s in REST_PAUSES_S]]
+
+
 def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
     """A few words that end while others are still being answered, then a long prompt beside these."""
     return [TurnPlan(LengthDistribution(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
+
+
+def _begun_as(first: SessionShape, session: SessionShape) -> SessionShape:
+    """Session whose first prompt is that of the session ``first``."""
+    turn, begin = session.turns[0], first.turns[0]
+    begun = msgspec.structs.replace(turn, prompt_tokens=begin.prompt_tokens, prompt_key=begin.prompt_key)
+    return msgspec.structs.replace(session, turns=[begun, *session.turns[1:]])
 
 
 def _drawn(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:

@@ -116,13 +116,13 @@ class CapturedSchedule:
 
     def _finish(self, step: Step, end_ms: float) -> None:
         start_ms, self._now_ms = self._now_ms, max(self._now_ms, end_ms)
-        rest_ms = start_ms - self._timeline[-1].end_ms if self._timeline else math.inf
+        step_end_ms = self._timeline[-1].end_ms if self._timeline else -math.inf
         sampling, opener = self._composed.popleft()
         self._timeline.append(
             CapturedStep(
                 start_ms,
                 self._now_ms,
-                step_row(step.scheduled, step.repeated_tokens, rest_ms),
+                step_row(step.scheduled, step.repeated_tokens, step_end_ms),
                 sampling,
                 max(step.scheduled, key=lambda share: share.num_tokens).request.index,
                 opener,

@@ -20,8 +20,9 @@ HUBER = 2.5
 _ROUNDS = 20
 _SMALL = 1e-6
 _RIDGE = 1e-10
-_TIE = 0.02
-"""Weight of the assumption on repeated KV reads, as a share of what the captures tell of first ones."""
+_TIE = 1e-6
+"""Weight of the assumption on repeated KV reads, as a share of what the captures tell of first ones: it decides where
+next to none was seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,8 @@ def _count(state: SimState, slot: int) -> None:
         else:
             _count_chunk(row, share.num_tokens, share.depth)
     _count_decodes(row, decodes, kv_tokens, scheduler.steps[slot].repeated_tokens)
-    _count_rest(row, clock.now_ms - clock.step_end_ms)
+    if scheduler.steps[slot].count:
+        _count_rest(row, requests[shares[0].place].arrival_ms - clock.step_end_ms)
 
 
 @kernel

@@ -10,7 +10,7 @@ function that counts it. Those functions are plain, because the compiled engine 
 lists and arrays, and call nothing of ours. docs/model.md explains each term.
 """
 
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Literal
@@ -188,7 +188,7 @@ def count_decodes(row: Row, requests: int, kv_tokens: int, repeated_tokens: int)
 
 
 def count_rest(row: Row, rest_ms: float) -> None:
-    """Count the engine's rest before the step in ``row``, whose chunks are counted; 0: the step follows on another."""
+    """Count the engine's rest before the step in ``row``, whose chunks are counted; 0 and less: it follows another."""
     if rest_ms > 0.0:
         lasted = 1.0 - exp(-rest_ms / REST_MS)
         row[RESTED_STEPS] = lasted
@@ -230,11 +230,12 @@ def is_decode(tokens: int, depth: int, prompt_tokens: int) -> bool:
 
 
 def step_row(
-    scheduled: Iterable[tuple[Request, int, int, bool]], repeated_tokens: int = 0, rest_ms: float = 0.0
+    scheduled: Sequence[tuple[Request, int, int, bool]], repeated_tokens: int, step_end_ms: float
 ) -> list[float]:
     """Count a step of these shares: request, tokens, depth, whether it samples (``sim.vllm.scheduler.Scheduled``).
 
-    ``repeated_tokens``: as in ``count_decodes``; ``rest_ms``: from the end of the engine's step before to its start.
+    ``repeated_tokens``: as in ``count_decodes``; ``step_end_ms``: of the engine's step before, minus infinity: none.
+    A rest lasts until the arrival of the step's first request: a fit knows it without the API server's costs.
     """
     row = [0.0] * NUM_STEP_TERMS
     begin_row(row)
@@ -246,7 +247,8 @@ def step_row(
         else:
             count_chunk(row, tokens, depth)
     count_decodes(row, decodes, kv_tokens, repeated_tokens)
-    count_rest(row, rest_ms)
+    if scheduled:
+        count_rest(row, scheduled[0][0].arrival_ms - step_end_ms)
     return row
 
 

@@ -1,6 +1,7 @@
 """The designed load of ``--pattern calibration``: which stages, how they follow one another, what it refuses."""
 
 import shlex
+from bisect import bisect
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_a_round_has_these_stages() -> None:
     """From 50 to 400 tokens are three doublings: four sizes alone. Four at once: by two and by four."""
     described = [
         (wave.stage, [[str(turn.prompt) for turn in session] for session in wave.sessions[:2]], len(wave.sessions))
-        for wave in islice(outlines(SMALL), 11)
+        for wave in islice(outlines(SMALL), 16)
     ]
     new = {"50:71": "zipf:1,16,18", "71:141": "zipf:1,16,35", "141:283": "zipf:1,16,71", "283:400": "zipf:1,16,100"}
     alone = [
@@ -56,18 +57,24 @@ def test_a_round_has_these_stages() -> None:
         for prompt in ("283:400", "71:141", "50:71", "141:283")  # in an order that the seed draws
     ]
     short, half, quarter = ["zipf:1,50,71"], ["zipf:1,141,283"], ["zipf:1,71,141"]
-    assert described[:10] == [
+    rest = ["16"] * 3
+    assert described[:15] == [
         *alone,
         ("short", [short, short], 2),
         ("short", [short, short], 4),
         ("long", [["zipf:1,283,400", new["283:400"]]] * 2, 2),  # both together twice the longest
         ("long", [[*half, new["141:283"]]] * 2, 4),
+        ("shared", [quarter, quarter], 2),
+        ("shared", [quarter, quarter], 4),
+        ("rested", [[*short, *rest]], 1),
+        ("rested", [[*quarter, *rest]], 1),
+        ("rested", [["zipf:1,283,400", *rest]], 1),
         ("beside", [short, short], 3),
         ("beside", [short, short], 3),
     ]
     # Warm turns by the three, which together are as much as the one of the other stages.
-    assert described[10] == ("mix", [["zipf:1,50,400"], ["zipf:1,50,400", *["zipf:1,16,33"] * 3]], 16)
-    interrupting = [wave.sessions[-1] for wave in islice(outlines(SMALL), 8, 10)]
+    assert described[15] == ("mix", [["zipf:1,50,400"], ["zipf:1,50,400", *["zipf:1,16,33"] * 3]], 16)
+    interrupting = [wave.sessions[-1] for wave in islice(outlines(SMALL), 13, 15)]
     # Two tokens are answered, then a long prompt comes beside the others' answers.
     assert [[(str(turn.prompt), str(turn.output)) for turn in session] for session in interrupting] == [
         [("16", "2"), ("zipf:1,283,400", "2")],
@@ -82,8 +89,12 @@ def test_what_is_drawn_stays_in_its_span_and_is_another_seeds() -> None:
     turns = [turn for session in sessions for turn in session.turns]
     assert all(16 <= turn.prompt_tokens <= 8000 for turn in turns)
     assert {turn.output_tokens for turn in turns} == {2, *range(8, 21)}
-    assert all(20 <= turn.think_ms <= 120 or turn.think_ms == 0 for turn in turns)
-    assert len({turn.prompt_key for turn in turns}) == len(turns)  # nothing is shared but by a session's turns
+    pauses_ms = sorted(turn.think_ms for turn in turns if turn.think_ms)
+    assert {bisect([20, 120, 300, 500, 1000, 2500, 5000], pause_ms) for pause_ms in pauses_ms} == {1, 2, 4, 6}
+    shared = [wave.sessions for wave in waves(config) if wave.stage == "shared"]
+    assert all(len({(one.turns[0].prompt_key, one.turns[0].prompt_tokens) for one in wave}) == 1 for wave in shared)
+    again = sum(len(wave) - 1 for wave in shared)
+    assert len({turn.prompt_key for turn in turns}) == len(turns) - again  # nothing else is shared by sessions
     other = list(Workload(replace(config, seed=4)))
     assert len(other) == len(sessions)
     assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for session in other for turn in session.turns}
@@ -119,7 +130,7 @@ def test_several_at_once_are_doubled_up_to_the_cap() -> None:
 
 def test_the_digest_is_this_on_every_machine() -> None:
     digests = [add_shares([Workload(config).survey().digest_share]) for config in (SMALL, replace(SMALL, seed=2))]
-    assert digests[0] == "12d9a13db31d9f45252c56b7d5bdb542b633c22b2ff9d5d6faf15a264d37564f"
+    assert digests[0] == "92888a6083e8abdc43e650ba74112f5592dbf68a7a2ad0c94a8f31366add202e"
     assert digests[0] != digests[1]
 
 
@@ -184,7 +195,7 @@ def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, f
     times, over_ms = spells(plan_runner, config, failing), 0.0
     for wave in waves(config):
         began_ms = [times[session.index][0] for session in wave.sessions]
-        if wave.stage == "alone":
+        if wave.stage in ("alone", "rested"):
             assert began_ms == pytest.approx([over_ms + SETTLE_MS])
         else:
             assert over_ms + SETTLE_MS < began_ms[0]
@@ -220,15 +231,17 @@ def test_no_wave_begins_when_the_time_is_over(plan_runner: ModuleType) -> None:
 
 def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    text = "--pattern calibration --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 12"
+    text = "--pattern calibration --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 10"
     assert main(["--url", engine.url, "-o", str(trace), *shlex.split(text)]) == 0
     meta, records = load_trace(trace)
     assert meta.workload is not None
     assert meta.workload.pattern == "calibration"
     assert meta.workload.extra["prompt_tokens"] == "16:128"
-    # Four sizes, each extended; two, and two that are extended, at once; a short one beside two turns, twice.
-    assert len(records) == 4 * 2 + 2 + 2 * 2 + 2 * 3
-    assert [record.turn for record in records].count(2) == 4 + 2 + 2
+    # Four sizes, each extended; two, two that are extended, and two of one prompt, at once.
+    assert len(records) == 4 * 2 + 2 + 2 * 2 + 2
+    assert [record.turn for record in records].count(2) == 4 + 2
+    one, other = records[-2:]
+    assert one.block_hashes == other.block_hashes
     by_id = {record.request_id: record for record in records}
     for record in records:
         if record.turn == 2:

@@ -104,11 +104,11 @@ def test_a_load_that_lacks_something_leaves_it_open(
 
 
 def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Path) -> None:
-    fitted = fit(planned, tmp_path, "--pattern calibration --number 63 --seed 5")
+    fitted = fit(planned, tmp_path, "--pattern calibration --number 78 --seed 5")
     assert fitted.unidentified == []
     assert fitted.model.diagnostics["next_capture"] is None
     held = Coverage(**fitted.model.diagnostics["coverage"])
-    assert [lack(name, held) for name in fitted.model.parameters] == [None] * 7
+    assert [lack(name, held) for name in fitted.model.parameters] == [None] * 8
     assert held.answers_at_once >= 7  # of 8, nearly at once
     assert held.longest_cold > 6000
     assert f"\n{held}\n" in describe_fit(fitted.model)
