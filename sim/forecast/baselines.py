@@ -104,7 +104,7 @@ def service_ms(
             alone_ms[place] += row_ms(costs, row)
             depth += tokens
         row[:] = 0.0
-        count_decodes(row, output - 1, (output - 1) * prompt + output * (output - 1) // 2)
+        count_decodes(row, output - 1, (output - 1) * prompt + output * (output - 1) // 2, 0)
         later_ms[place] = row_ms(costs, row)
     return alone_ms, later_ms
 

@@ -74,7 +74,7 @@ STEP_TERMS = (
     Term(
         "per_kv_token_ms",
         "ms/token",
-        "KV tokens of the decoding requests, each block read for the first time in the step",
+        "KV tokens of the decoding requests, read first in the step",
         "decode",
         default=True,
         capture="outputs generated after short and after very long prompts",
@@ -82,7 +82,7 @@ STEP_TERMS = (
     Term(
         "per_repeated_kv_token_ms",
         "ms/token",
-        "KV tokens of the decoding requests that another request of the step reads, too",
+        "KV tokens of the decoding requests, read before in the step for another request",
         "decode",
         default=True,
         capture="outputs generated at once after prompts that share a long prefix",
