@@ -79,7 +79,9 @@ def contrast(ours: Side, base: Side, kind: LoadKind, draws: int, seed: int) -> C
         label=ours.label,
         against=base.label,
         points=[
-            PointContrast(load=load, ratios={name: _ratio(name, mine[own], theirs[load], drawn) for name in RATIOS})
+            PointContrast(
+                load=load, own_load=own, ratios={name: _ratio(name, mine[own], theirs[load], drawn) for name in RATIOS}
+            )
             for own, load in _equal_loads(mine, theirs, kind)
         ],
         interactivity_tps=x,

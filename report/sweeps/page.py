@@ -148,8 +148,8 @@ CAPTIONS: Final = {
     "dominated. A number is the load, a bar the range of repeats.",
     "latency": "Higher and further left is better. Whole sessions, from the first request to the last token, at "
     "their 90th percentile.",
-    "hits": "Prompt tokens from the cache: of those that came before in whole blocks, and of all. Mean over sessions. "
-    "It falls where the cache evicts blocks that return.",
+    "hits": "Prompt tokens from the cache: of those that came before in whole blocks (mean over sessions), and of all. "
+    "The rate falls where the cache evicts blocks that return.",
     "ttft": "Time to the first token: half of the requests, and nine of ten, had theirs by then.",
     "goodput": "Requests that completed within every SLO on a request.",
     "all": "Left of 1, first tokens come sooner than with the first label. Bars are intervals of 90 %.",

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from measure.cohorts import ALL
 from measure.metrics.results import Goodput, SloResult, Statistics, TraceMetrics
 from measure.metrics.slos import Slo
 from measure.quantiles import quantile
@@ -36,7 +37,7 @@ VALUES: Final[Mapping[str, Callable[[TraceMetrics], float | None]]] = {
     "tpot_p50_ms": lambda run: _of_sample(run.per_request["tpot_ms"], "p50"),
     "interactivity_tps": lambda run: _of_sample(run.per_request["interactivity_tps"], "p50"),
     "session_latency_p90_ms": lambda run: _of_sample(run.per_session["latency_ms"], "p90"),
-    "hit_rate": lambda run: _of_sample(run.per_session["hit_rate"], "mean"),
+    "hit_rate": lambda run: run.hits.reported[ALL].rate,
     "eligible_hit_rate": lambda run: _of_sample(run.per_session["eligible_hit_rate"], "mean"),
     "goodput_share": lambda run: _good(run.workload.goodput, "share"),
     "goodput_per_s": lambda run: _good(run.workload.goodput, "requests_per_s"),

@@ -85,6 +85,8 @@ class PointContrast(msgspec.Struct, frozen=True, kw_only=True):
     """Two labels at one load."""
 
     load: float
+    """The base's; ``own_load`` differs where loads are measured."""
+    own_load: float
     ratios: dict[str, Ratio | None]
     """By metric. Null: a side does not tell it, or it is 0."""
 

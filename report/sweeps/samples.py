@@ -77,9 +77,10 @@ def draws_of(sample: Sample, unit_of_session: IntArray, weights: npt.NDArray[np.
             names.split(), _quantiles(sample, field, unit_of_session, weights, levels), strict=False
         )
     }
-    counts = weights[:, unit_of_session].astype(np.float64)
+    whole = np.stack([sample.tokens, sample.span_ms], 1)
+    sums = np.array([row[unit_of_session] @ whole for row in weights])  # a draw at a time: a matrix would be gigabytes
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = (counts @ sample.tokens) / (counts @ sample.span_ms) * (sample.span_ms.sum() / sample.tokens.sum())
+        share = np.divide(*sums.reshape(-1, 2).T) / np.divide(*whole.sum(0))
     return {"throughput_tps": share, **found}
 
 

@@ -43,12 +43,15 @@ def _range(ratios: Sequence[dict[str, Ratio | None]], name: str) -> tuple[float,
 
 
 def verdict(found: Workload) -> list[str]:
-    """Return a sentence for each label against the first, of a single label on its most tokens; the SLOs at the end."""
-    said = [_contrast(found, one) for one in found.contrasts] or [_alone(found, found.lines[0])]
+    """Return sentences on each label against the first, of a single label on its most tokens; and on the SLOs."""
+    said = [sentence for pair in found.contrasts for sentence in _contrast(found, pair)]
+    said = said or [_alone(found, found.lines[0])]
     slos = _slos(found)
-    if len(said) == 1 and slos:
-        return [f"{said[0]}; {slos}."]
-    return [f"{sentence}." for sentence in (*said, slos) if sentence]
+    if len(found.contrasts) < 2 and slos:
+        said[0] += f"; {slos}"
+    elif slos:
+        said.append(slos)
+    return [f"{sentence}." for sentence in said]
 
 
 def short(label: str) -> str:
@@ -67,22 +70,27 @@ def _alone(found: Workload, line: Line) -> str:
     return f"{short(line.label)} gives at most {factor(most)} output tokens per second, at {at}{users}"
 
 
-def _contrast(found: Workload, pair: Contrast) -> str:
-    """Compare at equal interactivity where a limit kept the load even, else at the largest load of both."""
-    label, against = short(pair.label), short(pair.against)
+def _contrast(found: Workload, pair: Contrast) -> Iterator[str]:
+    """Compare at equal interactivity where a limit kept the load even, then at the largest load of both."""
     points = min(len(line.points) for line in found.lines if line.label in (pair.label, pair.against))
     if found.load == "parallel" and pair.throughput is not None and points > 1:
         pace = factor(pair.interactivity_tps or 0.0)
-        return f"At {pace} tok/s per user {_gives(pair, pair.throughput)}{_interval(pair.throughput)}"
-    if not pair.points:
-        return f"{label} and {against} share no load: they are not compared"
+        yield f"At {pace} tok/s per user {_gives(pair, pair.throughput)}{_interval(pair.throughput)}"
+    if pair.points:
+        yield _at_load(found, pair)
+    elif pair.throughput is None:
+        yield f"{short(pair.label)} and {short(pair.against)} share no load: they are not compared"
+
+
+def _at_load(found: Workload, pair: Contrast) -> str:
+    """Compare at the largest load of both: throughput first if the load let it differ, else the wait."""
     last = pair.points[-1]
     waits, tokens = last.ratios["ttft_p90_ms"], last.ratios["throughput_tps"]
     said = [] if waits is None else [_wait(found, pair, waits)]
     if tokens is not None:
         at = 0 if found.load == "parallel" else len(said)
         said.insert(at, _gives(pair, tokens) + (_interval(tokens) if at == 0 else ""))
-    told = ", and ".join(said) or f"{label} and {against} tell neither tokens nor a TTFT"
+    told = ", and ".join(said) or f"{short(pair.label)} and {short(pair.against)} tell neither tokens nor a TTFT"
     return f"At {found.load_text(last.load)} {told}"
 
 
@@ -96,9 +104,10 @@ def _gives(pair: Contrast, ratio: Ratio) -> str:
 def _wait(found: Workload, pair: Contrast, ratio: Ratio) -> str:
     """Compare TTFT p90 at the last load."""
     label, against = short(pair.label), short(pair.against)
-    line = next(line for line in found.lines if line.label == pair.against)
-    theirs = next(point for point in line.points if point.load == pair.points[-1].load).median("ttft_p90_ms") or 0.0
-    values = f"{duration(theirs * ratio.value)} against {duration(theirs)}"
+    loads = {pair.label: pair.points[-1].own_load, pair.against: pair.points[-1].load}
+    lines = {line.label: line for line in found.lines}
+    points = [next(point for point in lines[name].points if point.load == load) for name, load in loads.items()]
+    values = " against ".join(duration(point.median("ttft_p90_ms") or 0.0) for point in points)
     if abs(ratio.value - 1.0) < SAME:
         return f"{label}'s TTFT p90 is that of {against}: {values}{_interval(ratio)}"
     if ratio.value > 1.0:

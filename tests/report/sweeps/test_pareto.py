@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from report.sweeps.pareto import XY, frontier, height_at, pareto_set
 
@@ -16,11 +16,13 @@ def undominated(points: list[XY]) -> list[bool]:
     return [not any(x >= own[0] and y >= own[1] and (x > own[0] or y > own[1]) for x, y in points) for own in points]
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(COORDINATES, COORDINATES), max_size=12))
 def test_the_set_is_that_of_the_definition(points: list[XY]) -> None:
     assert pareto_set(points) == undominated(points)
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(COORDINATES, COORDINATES), min_size=1, max_size=12))
 def test_a_frontier_falls_and_its_height_is_reached(points: list[XY]) -> None:
     ends = frontier(points)

@@ -118,10 +118,14 @@ def test_the_verdict_names_throughput_and_the_largest_load(
         "At 45 tok/s per user B gives 1.63 times A's output tokens per second (1.63 to 1.63 by 40 sessions of one "
         "queue); tpot.p90<=30ms: met with A at no load above concurrency 8, with B at every load."
     )
-    assert lines[1] == "left out: C-8-r1: failed (killed)"
+    assert lines[1] == (
+        "At concurrency 16 B gives 1.43 times A's output tokens per second (1.43 to 1.43 by 80 sessions of one queue), "
+        "and B's TTFT p90 is that of A: 100 ms against 100 ms (1 to 1 by 80 sessions of one queue)."
+    )
+    assert lines[2] == "left out: C-8-r1: failed (killed)"
     overview = next(line.split() for line in lines if line.startswith("A "))
     assert overview == ["A", "8", "–", "80", "26.7", "293", "100", "%", "293", "8", "46.2", "%", "100", "%"]
-    assert max(map(len, lines[2:])) <= 120
+    assert max(map(len, lines[3:])) <= 120
 
 
 def test_a_label_without_a_load_within_its_slos_is_exit_code_1(
