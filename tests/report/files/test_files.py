@@ -10,14 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from measure.metrics.results import STATISTICS
-from measure.metrics.statistics import statistics_of
 from report.__main__ import main
 from report.files import folder, veeksha
 from report.files.timeline import tracks
-from tests.jsonoutput import json_of
 from tests.measure.metrics.made import request
-from tests.report.conftest import MakeTrace
 from tracefile import Meta, Record, TraceWriter
 from tracefile.records.errors import InputError
 
@@ -98,32 +94,6 @@ def cell_of(value: Any) -> str:
     if isinstance(value, list):
         return ";".join(map(str, value))
     return "" if value is None else str(value)
-
-
-def test_the_tables_have_the_numbers_of_the_json(make_trace: MakeTrace, tmp_path: Path) -> None:
-    out = tmp_path / "files"
-    found = json_of(main, ["show", str(make_trace("a", sessions=12, turns=3)), "--files", str(out)])
-    for table, key in (("requests", "per_request"), ("sessions", "per_session")):
-        rows = [row for row in rows_of(out / f"{table}.jsonl") if row.get("completed", True)]
-        for name, statistics in found[key].items():
-            values = [row[name] for row in rows if row[name] is not None]
-            flat = np.array([one for value in values for one in (value if isinstance(value, list) else [value])])
-            again = statistics_of(flat.astype(np.float64))
-            assert (again is None) == (statistics is None)
-            if again is not None:
-                assert {one: getattr(again, one) for one in STATISTICS} == pytest.approx(
-                    {one: statistics[one] for one in STATISTICS}
-                ), name
-    # evalscope's wall time is that of the completed requests; the tokens are the same.
-    wall_s, workload = found["workload"]["wall_s"], found["workload"]
-    throughput = read(out / "evalscope/workload_throughput.json")
-    rates = {row["metric"]: row["overall"] * throughput["wall_time_s"] for row in throughput["rows"]}
-    for theirs, ours in (
-        ("Total Prompt", "prompt_tps"),
-        ("Cached Prompt", "cached_tps"),
-        ("Completion", "completion_tps"),
-    ):
-        assert rates[f"{theirs} tok/s"] == pytest.approx(workload[ours]["overall"] * wall_s, rel=1e-3)
 
 
 def test_evalscopes_sessions_interpolate_quantiles(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from report.files import veeksha
 from sim.__main__ import main
 from sim.latency.modelfile import FitTrace, Model, default_model, make_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
-from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
+from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
 from tracefile.files.writing import new_writer
 
 NOISE = Noise(
@@ -213,8 +213,11 @@ def test_the_steps_of_three_are_written_and_drawn(tmp_path: Path, monkeypatch: p
     engine = default_model().engine
     save_model(make_model(costs, replace(engine, block_size=16, max_num_seqs=1)), tmp_path / "model.json")
     records = [
-        Record(request_id=name, arrival_ms=0.0, prompt_tokens=tokens, output_tokens=outputs, block_hashes=hashes)
-        for name, tokens, outputs, hashes in (("a", 40, 2, [1, 2]), ("b", 16, 1, [3]))
+        Record(
+            request_id=RequestId(name), arrival_ms=0.0, prompt_tokens=tokens, output_tokens=outputs,
+            block_hashes=[BlockHash(number) for number in hashes],
+        )
+        for name, tokens, outputs, hashes in (("a", 40, 2, (1, 2)), ("b", 16, 1, (3,)))
     ]  # fmt: skip
     trace = write(tmp_path / "trace.jsonl", records, Meta(source="tap", block_size=16))
     steps = tmp_path / "steps.jsonl.zst"
