@@ -29,7 +29,8 @@ Ctrl-C or SIGTERM.
 SWITCHES: Final = frozenset({"--overwrite", "--dry-run", "--json"})
 HARMLESS: Final = frozenset({"output", "overwrite", "dry_run", "json", "log_interval"})
 """Flags that may differ when a sweep goes on."""
-LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
+LABEL: Final = re.compile(r"[A-Za-z0-9][\w./-]*")
+"""``/`` parts workloads: ``chat/A``."""
 USUAL_WARM_UP: Final = "8"
 
 CacheBetween = Literal["auto", "reset", "cold", "keep"]
@@ -53,6 +54,11 @@ class Variant:
 
     label: str
     words: tuple[str, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """Return the label as file names have it."""
+        return self.label.replace("/", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +224,8 @@ def _points(flag: str, text: str | None, kind: type[int] | type[float]) -> list[
 def _variants(texts: Sequence[str]) -> list[Variant]:
     variants = [_variant(text) for text in texts]
     for one, other in combinations(variants, 2):
-        if one.label == other.label:
-            raise InputError(f"--variant {one.label}: twice; expected another label")
+        if one.stem == other.stem:
+            raise InputError(f"--variant {other.label}: beside {one.label}; expected labels that differ")
     return variants
 
 
@@ -248,7 +254,7 @@ def _label_of(folder: Path) -> str:
 def _planned(
     folder: Path, variant: Variant, point: float, repeat: int, words: Sequence[str], *, by_rate: bool
 ) -> PlannedRun:
-    name = f"{variant.label}-{'rate' if by_rate else 'p'}{point:g}-r{repeat}"
+    name = f"{variant.stem}-{'rate' if by_rate else 'p'}{point:g}-r{repeat}"
     argv = [*words, *variant.words, "--rate" if by_rate else "--parallel", f"{point:g}"]
     argv += ["-o", str(folder / f"{name}.jsonl.zst")]
     return PlannedRun(

@@ -37,8 +37,8 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p50_ms: float | None = None
     ttft_p90_ms: float | None = None
     interactivity_p50_tps: float | None = None
-    hit_rate: float | None = None
-    """Cached of all prompt tokens, as the engine reports them."""
+    cached_share: float | None = None
+    """Of all prompt tokens, as the engine reports them."""
     slos_met: bool | None = None
     """Null: none was asked for."""
 
@@ -69,7 +69,7 @@ def row_of(entry: SweepRun, metrics: TraceMetrics | None) -> SweepRow:
         ttft_p50_ms=_quantile(ttft, "p50"),
         ttft_p90_ms=_quantile(ttft, "p90"),
         interactivity_p50_tps=_quantile(speed, "p50"),
-        hit_rate=None if hits is None else hits.rate,
+        cached_share=None if hits is None else hits.rate,
         slos_met=all(slo.met for slo in metrics.slos) if metrics.slos else None,
     )
 
@@ -83,7 +83,7 @@ def summary_table(rows: Sequence[SweepRow]) -> list[str]:
     by_rate = any(row.rate is not None for row in rows)
     judged = any(row.slos_met is not None for row in rows)
     headings = ["label", "rate" if by_rate else "parallel", "repeat", "requests", "completed", "tok/s"]
-    headings += ["TTFT p50 ms", "p90 ms", "interactivity", "hit rate", *(["SLOs"] if judged else [])]
+    headings += ["TTFT p50 ms", "p90 ms", "interactivity", "cached", *(["SLOs"] if judged else [])]
     done = [row for row in rows if row.status == "done"]
     done.sort(key=lambda row: (row.rate or row.parallel or 0, row.label, row.repeat))
     cells = [[*_cells(row), *([_met(row)] if judged else [])] for row in done]
@@ -98,7 +98,7 @@ def _cells(row: SweepRow) -> list[str]:
         _value("completion_tps", row.completion_tps),
         *(_value("ttft_ms", value) for value in (row.ttft_p50_ms, row.ttft_p90_ms)),
         _value("interactivity_tps", row.interactivity_p50_tps),
-        share(row.hit_rate),
+        share(row.cached_share),
     ]
 
 
@@ -115,10 +115,11 @@ def result_line(row: SweepRow, seconds: float) -> str:
     if row.status != "done":
         return f"  {row.status.upper()}: {row.reason}"
     ttft = f"TTFT p50 {_value('ttft_ms', row.ttft_p50_ms)}, p90 {_value('ttft_ms', row.ttft_p90_ms)} ms"
+    cached = f"{share(row.cached_share)} of prompt tokens cached"
     slos = "" if row.slos_met is None else f"; SLOs {_met(row)}"
     return (
         f"  {row.completed:,} of {row.requests:,} requests in {seconds:.1f} s; "
-        f"{_value('completion_tps', row.completion_tps)} tok/s; {ttft}; hit rate {share(row.hit_rate)}{slos}"
+        f"{_value('completion_tps', row.completion_tps)} tok/s; {ttft}; {cached}{slos}"
     )
 
 

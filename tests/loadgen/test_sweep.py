@@ -99,10 +99,10 @@ def test_labels_take_turns_and_turn_again_at_each_repeat() -> None:
 
 def test_each_run_is_a_command_of_its_own() -> None:
     words = "--rate 0.5,2 --parallel 9 --duration 60s --variant"
-    plan = parse_sweep([*words.split(), "A: --url http://a --header 'X-Pool: one'", "--variant", "B: --url http://b"])
-    assert [run.name for run in plan.runs] == ["A-rate0.5-r1", "B-rate0.5-r1", "B-rate2-r1", "A-rate2-r1"]
+    plan = parse_sweep([*words.split(), "chat/A: --url http://a --header 'X: y'", "--variant", "B: --url http://b"])
+    assert [run.name for run in plan.runs] == ["chat-A-rate0.5-r1", "B-rate0.5-r1", "B-rate2-r1", "chat-A-rate2-r1"]
     assert shlex.join(plan.runs[0].argv) == (
-        "--duration 60s --parallel 9 --url http://a --header 'X-Pool: one' --rate 0.5 -o sweep/A-rate0.5-r1.jsonl.zst"
+        "--duration 60s --parallel 9 --url http://a --header 'X: y' --rate 0.5 -o sweep/chat-A-rate0.5-r1.jsonl.zst"
     )
     assert (plan.runs[0].config.rate, plan.runs[0].config.parallel, plan.runs[0].parallel) == (0.5, 9, None)
     assert plan.command.startswith("loadgen sweep --rate 0.5,2 --parallel 9 ")
@@ -164,7 +164,10 @@ def test_times_are_told_in_one_unit() -> None:
         ("--url http://a --parallel 8 --until-slo-missed", "--until-slo-missed: without an SLO; expected --slo"),
         ("--parallel 8 --variant '--url http://a'", "--variant: '--url http://a'; expected 'LABEL: FLAGS'"),
         ("--parallel 8 --variant 'A: --url \"http://a'", "--variant: 'A: --url \"http://a': No closing quotation"),
-        ("--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'", "--variant A: twice; expected an"),
+        (
+            "--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'",
+            "--variant A: beside A; expected labels",
+        ),
         ("--parallel 8 --variant 'A: --url http://a --rate 2'", "--variant A: --rate; expected it outside, for every"),
     ],
 )
@@ -210,7 +213,7 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
     with_show = json_of(report, ["show", str(folder / "B-p2-r1.jsonl.zst")])
     assert row["ttft_p90_ms"] == with_show["per_request"]["ttft_ms"]["p90"]
     assert row["completion_tps"] == with_show["workload"]["completion_tps"]["overall"]
-    assert row["hit_rate"] == with_show["hits"]["reported"]["all"]["rate"]
+    assert row["cached_share"] == with_show["hits"]["reported"]["all"]["rate"]
 
 
 def test_without_a_reset_every_run_sends_other_tokens(
@@ -225,7 +228,7 @@ def test_without_a_reset_every_run_sends_other_tokens(
     assert {len(prompt) for prompt in prompts} == {40}
     seeds = [shlex.split(run.command)[-2:] for run in read_sweep(tmp_path / "s")]
     assert seeds == [["--token-seed", "4"], ["--token-seed", "5"]]
-    headings = "label parallel repeat requests completed tok/s TTFT p50 ms p90 ms interactivity hit rate"
+    headings = "label parallel repeat requests completed tok/s TTFT p50 ms p90 ms interactivity cached"
     assert said.out.splitlines()[0].split() == headings.split()
     with pytest.raises(InputError, match=r"--cache-between: reset, and s .* has none; expected an engine with VLLM_SE"):
         main(sweep(tmp_path / "other" / "s", "--parallel", "1", "--url", engine.url, "--cache-between", "reset"))
