@@ -36,14 +36,19 @@ def parse_gate(text: str) -> Threshold:
 
 
 def judge(gates: Sequence[Threshold], rows: Sequence[Row]) -> list[EffectGate]:
-    """Judge every scenario by every gate, at the middle member; a value that is not known fails."""
-    return [_judged(gate, row) for row in rows if row.kind == "scenario" for gate in gates]
+    """Judge every scenario by every gate, at the middle member; a value that is not known fails.
+
+    Where nothing differs from the base, the base itself is judged: its difference is 0, its ratio 1.
+    """
+    scenarios = [row for row in rows if row.kind == "scenario"]
+    bases = [row for row in rows if row.kind in ("capture", "base")]
+    return [_judged(gate, row) for row in scenarios or bases[-1:] for gate in gates]
 
 
 def _judged(gate: Threshold, row: Row) -> EffectGate:
     name = _name(gate)
     measure = row.measures.get(name)
-    span = None if measure is None else _span(gate, measure)
+    span = None if measure is None else _span(gate, measure, row)
     if span is None:
         return EffectGate(gate=gate.text, row=row.name, measure=name, key=gate.key, passed=False, sure=True, span=None)
     ends = [end for end in (span.low, span.high) if end is not None]
@@ -63,7 +68,10 @@ def _judged(gate: Threshold, row: Row) -> EffectGate:
     )
 
 
-def _span(gate: Threshold, measure: Measure) -> Span | None:
+def _span(gate: Threshold, measure: Measure, row: Row) -> Span | None:
+    if gate.key is not None and row.kind != "scenario":
+        same = 1.0 if gate.key == "ratio" else 0.0
+        return Span(middle=same, low=same, high=same)
     return {"difference": measure.difference, "ratio": measure.ratio}.get(gate.key or "", measure.value)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from report.pages.whatif import Measure, Row, Span
 from sim.__main__ import main
@@ -53,6 +54,21 @@ def test_a_scenario_is_judged_at_its_middle_member(gate: str, passed: bool, sure
     assert (found.passed, found.sure) == (passed, sure)
 
 
+def test_without_a_scenario_the_base_is_judged() -> None:
+    rows = [
+        replace(row(name, hit_rate=Measure(value=span(middle))), kind=kind)
+        for name, kind, middle in (("c", "capture", 0.9), ("b", "base", 0.4))
+    ]
+    gates = [parse_gate(text) for text in ("hit_rate>=50%", "hit_rate.difference>=-1%", "hit_rate.ratio<=1.05")]
+    assert [(gate.row, gate.passed, gate.span) for gate in judge(gates, rows)] == [
+        ("b", False, span(0.4)),
+        ("b", True, span(0.0, 0.0, 0.0)),
+        ("b", True, span(1.0, 1.0, 1.0)),
+    ]
+    (unknown,) = judge([parse_gate("ttft.p95.ratio<=1.05")], rows)
+    assert (unknown.passed, unknown.span) == (False, None)
+
+
 @pytest.mark.parametrize(
     ("gate", "message"),
     [
@@ -76,6 +92,9 @@ def test_the_workflows_command_is_taken() -> None:
     for gate in ("hit_rate.difference>=-1%", "ttft.p95.ratio<=1.05"):
         assert f"--gate '{gate}'" in text
         parse_gate(gate)
+    # The base is the target branch: the first parent of the merge commit, which a checkout of depth 1 has not.
+    assert '--base "num-gpu-blocks=$(git show HEAD^1:num-gpu-blocks)"' in text
+    assert "fetch-depth: 2" in text
 
 
 def test_the_exit_code_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,3 +116,5 @@ def test_the_exit_code_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "gate passed: hit_rate>=0" in capsys.readouterr().out
     assert main([*cold, "--members", "3", "--gate", "hit_rate.difference>=-1%"]) == 1
     assert "gate FAILED: hit_rate.difference>=-1%" in capsys.readouterr().out
+    assert main([*cold[:-1], "--members", "2", "--gate", "hit_rate>=100%"]) == 1
+    assert "gate FAILED: hit_rate>=100%: " in capsys.readouterr().out
