@@ -6,10 +6,10 @@ from itertools import count
 
 import numpy as np
 
+from measure.cache.chains import chain_places
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
 from sim.workload.arrivals import Arrival, Arrivals
-from sim.workload.chain import chain_places
 from tracefile.records.arrays import IntArray, UInt64Array
 
 _LONG_BEFORE_MS = 1e8
