@@ -89,7 +89,7 @@ def _quantiles(
 ) -> list[FloatArray]:
     values: FloatArray = getattr(sample, field)
     rows = np.flatnonzero(~np.isnan(values))
-    if not len(rows):
+    if not len(rows) or not len(weights):
         return []
     unit_of_row = units if field == "latency_ms" else units[sample.session_of_row]
     no_end: Any = np.zeros(len(rows), np.int8)

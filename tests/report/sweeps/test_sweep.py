@@ -240,3 +240,12 @@ def test_the_captures_index_is_that_of_their_manifests(shape: str) -> None:
         )
         assert run.repeat == (2 if "-again" in run.trace else 1)
         assert run.label.rpartition("/")[2] == {"again": "warm"}.get(manifest["way"], manifest["way"])
+
+
+def test_the_captures_are_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, [CAPTURES / "256x4", "--bootstrap", "0"])
+    assert lines[0].startswith("With warm, TTFT p90 is 2.4 % to 55.8 % of uncached's, and output tokens per second are")
+    assert [line for line in lines if line.startswith("256x4")] == [
+        f"256x4 {workload}" for workload in ("sessions", "short sessions", "poisson", "staircase", "burst")
+    ]
+    assert "warm's TTFT p90 is 42.4 times shorter than uncached's: 526 ms against 22.3 s (no interval" in lines[4]
