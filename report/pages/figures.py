@@ -62,8 +62,8 @@ def figure(data: list[Trace], xaxis: dict[str, Any], yaxis: dict[str, Any], **la
     return {"data": data, "layout": {"xaxis": xaxis, "yaxis": yaxis, "meta": {"log": scales}, **layout}}
 
 
-LABEL_GAPS: Final = {"x": 0.045, "narrow": 0.17, "y": 0.065}
-"""Least distance of two labels, as a share of the axis: horizontal on a screen, on a phone, vertical."""
+LABEL_GAPS: Final = {"x": 0.045, "half": 0.095, "narrow": 0.17, "y": 0.065}
+"""Least distance of two labels, as a share of the axis: horizontal on a screen, on half of it, on a phone; vertical."""
 
 
 def log_scale(low: float, high: float, *, percent: bool = False) -> dict[str, Any]:

@@ -20,25 +20,25 @@
   }
 
   // Both kinds of ticks come from Python (figures.log_scale); plotly's own repeat "2 5" and leave decades without a label.
-  function onLogScale(given, scale, letter) {
+  function onLogScale(given, scale, letter, width) {
     if (given?.type !== "log" || !scale) return given;
-    const labels = letter === "x" && narrow.matches ? scale.narrow : scale[letter];
+    const labels = letter === "y" || width > 700 ? scale[letter] : width > 420 ? scale.half : scale.narrow;
     return { ...given, range: scale.range, tickmode: "array", tickvals: scale.at, ticktext: labels, tickangle: 0 };
   }
 
-  function axis(layout, letter) {
+  function axis(layout, letter, width) {
     const name = `${letter}axis`;
-    const given = onLogScale(layout[name], layout.meta?.log?.[name], letter);
+    const given = onLogScale(layout[name], layout.meta?.log?.[name], letter, width);
     return {
-      gridcolor: colour("--line"), linecolor: colour("--muted"), zerolinecolor: colour("--muted"), zeroline: false,
+      gridcolor: colour("--line"), linecolor: colour("--muted"), zerolinecolor: colour("--muted"), zeroline: false, separatethousands: true,
       ticks: "outside", tickcolor: colour("--line"), automargin: true, ...given,
       title: { ...(given?.title ?? {}), font: { size: 12.5, color: colour("--muted") }, standoff: 8 },
     };
   }
 
-  function layout(figure) {
+  function layout(figure, width) {
     return {
-      ...figure.layout, xaxis: axis(figure.layout, "x"), yaxis: axis(figure.layout, "y"),
+      ...figure.layout, xaxis: axis(figure.layout, "x", width), yaxis: axis(figure.layout, "y", width),
       margin: { l: 58, r: 12, t: 34, b: 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
       legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom", font: { size: narrow.matches ? 11 : 13 } },
@@ -54,7 +54,7 @@
     for (const [name, figure] of Object.entries(figures)) {
       const place = document.getElementById(name);
       if (place && figure.layout.height) place.style.height = `${figure.layout.height}px`;
-      if (place) Plotly.react(place, figure.data.map(coloured), layout(figure), config);
+      if (place) Plotly.react(place, figure.data.map(coloured), layout(figure, place.clientWidth), config);
     }
   }
 

@@ -33,7 +33,7 @@ def load_panels(measured: Measured) -> list[Panel]:
         Panel(
             "in-flight",
             "Requests in flight",
-            _over_time([_steps(found, found.in_flight, 0, "in flight")], flight),
+            _over_time(found, [_steps(found, found.in_flight, 0, "in flight")], flight),
             f"{edges}. A line that climbs to the end is a queue that grows.",
             TextTable(["the run"], [[line] for line in lines]),
             half=True,
@@ -50,7 +50,7 @@ def _output_panel(found: Timeline, edges: str) -> Panel:
     return Panel(
         "output-rate",
         title,
-        _over_time([_steps(found, found.completion_tps, 3, "output")], axis("tok/s", rangemode="tozero")),
+        _over_time(found, [_steps(found, found.completion_tps, 3, "output")], axis("tok/s", rangemode="tozero")),
         f"{edges}; a request's tokens count at its end. A level line is the engine's limit, or the load's.",
         half=True,
     )
@@ -74,17 +74,27 @@ def _prompt_panel(found: Timeline, edges: str, *, cached: bool) -> Panel:
     return Panel(
         "prompt-rate",
         title,
-        _over_time(data, axis("tok/s", rangemode="tozero")),
+        _over_time(found, data, axis("tok/s", rangemode="tozero")),
         f"{edges}; a request's tokens count at its end. {told}",
     )
 
 
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the unit in which an axis of this length is read, in seconds, and its sign."""
+    return (1.0, "s") if seconds < 900 else (60.0, "min") if seconds < 10_800 else (3600.0, "h")
+
+
+def _unit(found: Timeline) -> tuple[float, str]:
+    return time_unit(found.interval_s * len(found.in_flight))
+
+
 def _times(found: Timeline) -> list[float]:
-    return [float(f"{place * found.interval_s:.5g}") for place in range(len(found.in_flight) + 1)]
+    each = found.interval_s / _unit(found)[0]
+    return [float(f"{place * each:.5g}") for place in range(len(found.in_flight) + 1)]
 
 
 def _steps(found: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:
-    hover = "%{fullData.name}: %{y:,} at %{x:,} s<extra></extra>"
+    hover = f"%{{fullData.name}}: %{{y:,}} at %{{x:,}} {_unit(found)[1]}<extra></extra>"
     return line(_times(found), [*values, values[-1]], slot, name=name, line={"shape": "hv"}, hovertemplate=hover)
 
 
@@ -92,13 +102,15 @@ def _area(found: Timeline, low: Sequence[float], high: Sequence[float], slot: in
     return band(_times(found), [*low, low[-1]], [*high, high[-1]], slot, line={"shape": "hv", "width": 0})
 
 
-def _over_time(data: list[Trace], y_axis: dict[str, Any]) -> Figure:
-    return figure(data, axis("time since the first arrival (s)", rangemode="tozero"), y_axis)
+def _over_time(found: Timeline, data: list[Trace], y_axis: dict[str, Any]) -> Figure:
+    return figure(data, axis(f"time since the first arrival ({_unit(found)[1]})", rangemode="tozero"), y_axis)
 
 
 MOST_ROWS: Final = 120
 MOST_BARS: Final = 1_200
-_HAIR: Final = 1 / 700
+SHORT_SESSION: Final = 0.04
+"""Share of the run: if most sessions are shorter, each row begins at its session's own begin."""
+HAIR: Final = 1 / 700
 """Least width of a bar, as a share of the run."""
 _SHARES: Final = (
     (0.0, "no hit", 2),
@@ -131,14 +143,16 @@ def session_panels(measured: Measured) -> list[Panel]:
     if all(session is None for session in run.sessions):
         return [Panel("sessions", title, missing="The trace names no sessions: each request stands alone.")]
     rows = _rows(run)
-    start_s, length_s = (run.arrival_ms[rows.requests] - begin_ms) / 1e3, run.e2e_ms[rows.requests] / 1e3
+    begins_s, span_s, since = _row_times(run, rows, begin_ms, wall_s)
+    unit_s, unit = time_unit(span_s)
+    width_s = np.maximum(run.e2e_ms[rows.requests] / 1e3, HAIR * span_s)
     data = [
-        _bars(name, slot, start_s[at], np.maximum(length_s[at], _HAIR * wall_s), rows.row[at])
+        _bars(name, slot, begins_s[at] / unit_s, width_s[at] / unit_s, rows.row[at], unit=unit)
         for name, slot, at in _classes(run, rows.requests)
         if len(at)
     ]
     y_axis = axis("session, by first arrival", showticklabels=False, autorange="reversed", ticks="")
-    x_axis = axis("time since the first arrival (s)", range=[0.0, wall_s * 1.01])
+    x_axis = axis(f"time since {since} ({unit})", range=[0.0, span_s / unit_s * 1.01])
     height = 170 + min(5 * rows.drawn + 60, 560)
     return [
         Panel(
@@ -150,6 +164,18 @@ def session_panels(measured: Measured) -> list[Panel]:
             _class_table(run),
         )
     ]
+
+
+def _row_times(run: Run, rows: _Rows, begin_ms: float, wall_s: float) -> tuple[FloatArray, float, str]:
+    """Return each request's begin in seconds, the span of all, and their zero: the run's begin, or each session's."""
+    begins_s = (run.arrival_ms[rows.requests] - begin_ms) / 1e3
+    firsts_s, lasts_s = np.full(rows.drawn, np.inf), np.full(rows.drawn, -np.inf)
+    np.minimum.at(firsts_s, rows.row, begins_s)
+    np.maximum.at(lasts_s, rows.row, begins_s + run.e2e_ms[rows.requests] / 1e3)
+    lengths_s = (lasts_s - firsts_s)[np.isfinite(firsts_s)]
+    if len(lengths_s) and np.median(lengths_s) < SHORT_SESSION * wall_s:  # else a diagonal of dots
+        return begins_s - firsts_s[rows.row], float(lengths_s.max()), "the session's first arrival"
+    return begins_s, wall_s, "the first arrival"
 
 
 def _rows(run: Run) -> _Rows:
@@ -200,7 +226,7 @@ def _class_table(run: Run) -> TextTable:
     return TextTable(["requests of the whole trace", "n", "share"], rows)
 
 
-def _bars(name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: IntArray) -> Trace:
+def _bars(name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: IntArray, *, unit: str) -> Trace:
     return {
         "type": "bar",
         "orientation": "h",
@@ -209,5 +235,5 @@ def _bars(name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: 
         "x": [float(f"{one:.3g}") for one in length_s],
         "y": row.tolist(),
         "meta": {"slot": slot, "part": "points"},
-        "hovertemplate": "%{fullData.name}: %{base:,} s, for %{value:,} s<extra></extra>",
+        "hovertemplate": f"%{{fullData.name}}: at %{{base:,}} {unit}<extra></extra>",
     }

@@ -5,7 +5,7 @@ from typing import Final
 
 from measure import wording
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
-from measure.metrics.results import TraceMetrics
+from measure.metrics.results import Statistics, TraceMetrics
 from measure.metrics.tables import headline, health_lines, metric_tables, slo_lines, verdict, workload_sentences
 from report.files.measured import Measured
 from report.pages.figures import Figure
@@ -72,6 +72,7 @@ def cards(metrics: TraceMetrics) -> list[Card]:
         _pace(metrics),
         _output(metrics),
         _flight(metrics),
+        _session(metrics),
         Card(
             "Requests completed",
             wording.share(metrics.requests.success),
@@ -122,6 +123,19 @@ def _output(metrics: TraceMetrics) -> Card | None:
         return None
     gpus = f", {wording.factor(found.steady_per_gpu)} a GPU" if found.steady_per_gpu is not None else ""
     return Card("Output tok/s, steady", wording.factor(found.steady), f"over {metrics.workload.wall_s:,.0f} s{gpus}")
+
+
+def _session(metrics: TraceMetrics) -> Card | None:
+    turns, found = metrics.shape["turns"], metrics.per_session["latency_ms"]
+    if found is None or turns is None or turns.max == 1:
+        return None
+    return Card(
+        "Session latency p50", wording.duration(found.p50), f"p90 {wording.duration(found.p90)}, turns {_mean(turns)}"
+    )
+
+
+def _mean(found: Statistics) -> str:
+    return f"{wording.factor(found.mean)} on average"
 
 
 def _flight(metrics: TraceMetrics) -> Card | None:

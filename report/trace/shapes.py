@@ -76,6 +76,7 @@ AXES: Final = {
     ),
 }
 BINS: Final = 28
+FEW: Final = 8
 LOG_FROM: Final = 20.0
 """Spread (largest over smallest value above 0) from which an axis is logarithmic."""
 
@@ -92,14 +93,16 @@ def shape_panels(measured: Measured) -> list[Panel]:
             panels.append(Panel(place, own.title, missing=own.lacking, half=True))
         else:
             values = samples[name][~np.isnan(samples[name])]
-            panels.append(_panel(place, name, own, found, values / own.divisor))
+            # A pause below 1 ms is none: no axis begins at a microsecond for it.
+            values = np.where(values > 0, np.maximum(values / own.divisor, 1 / own.divisor), values)
+            panels.append(_panel(place, name, own, found, values))
     return panels
 
 
 def _panel(place: str, name: str, own: _Axis, found: Statistics, values: FloatArray) -> Panel:
     zeros = int(np.count_nonzero(values == 0.0))
     edges, log = bins(values, whole=own.divisor == 1.0)
-    at_zero = f" At 0, left of the axis: {share(zeros / len(values))}." if log and zeros else ""
+    at_zero = f" At 0, left of the axis: {share(zeros / len(values))}." if log and zeros >= 0.0005 * len(values) else ""
     told = TextTable(
         [own.sample, "n", *STATISTICS],
         [
@@ -119,7 +122,9 @@ def bins(values: FloatArray, *, whole: bool) -> tuple[FloatArray, bool]:
     above = values[values > 0]
     largest = float(values.max())
     if len(above) and largest > LOG_FROM * float(above.min()):
-        edges = np.geomspace(float(above.min()), largest * 1.0001, BINS + 1)
+        few = whole and above.min() < FEW  # bins of 1, 2, 3 … tokens are unlike wide
+        count = int(np.ceil(np.log(largest / above.min()) / np.log(1.5))) if few else BINS
+        edges = np.geomspace(float(above.min()), largest * 1.0001, min(count, BINS) + 1)
         if whole:
             edges = np.unique(np.ceil(edges - 1e-9))
             edges[-1] = np.floor(largest) + 1
@@ -151,7 +156,8 @@ def _histogram(own: _Axis, found: Statistics, values: FloatArray, edges: FloatAr
         for name, (value, slot, dash) in marks.items()
         if (x := value / own.divisor) > 0 or not log
     ]
-    x_axis = axis(own.x_title, **({"type": "log"} if log else {}))
+    steps = {"dtick": 1} if own.divisor == 1.0 and edges[-1] - edges[0] <= 12 else {}
+    x_axis = axis(own.x_title, **({"type": "log"} if log else steps))
     return figure([bars, *lines], x_axis, axis(f"of {own.sample}", tickformat=".0%", range=[0, top]), bargap=0)
 
 

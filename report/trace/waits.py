@@ -123,7 +123,7 @@ def _title(name: str) -> str:
 
 def _bands(run: Run, banded: Mapping[str, Cell], resampling: _Resampling) -> str:
     if all(cell.drawn_ms is None for cell in banded.values()):
-        return "No bands: too few periods in which the engine was idle before, so requests are not independent."
+        return "No bands: the engine was seldom idle, so most waits hang together and few are independent."
     said = f"Bands: {CONFIDENCE:.0%} bootstrap of busy periods"
     if resampling.step == 1:
         return f"{said}."

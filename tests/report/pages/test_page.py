@@ -72,7 +72,7 @@ def test_a_log_axis_begins_with_a_label(
     assert math.log10(ticks[-1]) < end < math.log10(ticks[-1] * 1.1)
     if at is not None:
         assert ticks == at
-    for labels in (scale["x"], scale["narrow"], scale["y"]):
+    for labels in (scale["x"], scale["half"], scale["narrow"], scale["y"]):
         said = [label for label in labels if label]
         assert labels[0]
         assert len(set(said)) == len(said) >= 1

@@ -100,6 +100,7 @@ def test_the_cards_are_the_metrics(make_trace: MakeTrace) -> None:
         ("TTFT p50, turns 2+", "100 ms", "p90 100 ms, p99 100 ms"),
         ("TTFT p50, first turns", "400 ms", "p90 400 ms, p99 400 ms"),
         ("Requests in flight, mean", "0.9", "p90 1, max 1"),
+        ("Session latency p50", "1 s", "p90 1 s, turns 2 on average"),
         ("Requests completed", "100 %", "2 of 2; 1 of 1 sessions"),
     ]
 
@@ -167,6 +168,16 @@ def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
     assert by_hit.numbers.rows[1][:3] == ["No hit", "1,000", "2.0 [2.0–2.0]"]
 
 
+def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
+    (short,), (whole,) = session_panels(measured(many(200, 2))), session_panels(measured(many(6, 50)))
+    assert short.figure is not None
+    assert whole.figure is not None
+    titles = [figure["layout"]["xaxis"]["title"]["text"] for figure in (short.figure, whole.figure)]
+    assert titles == ["time since the session's first arrival (s)", "time since the first arrival (s)"]
+    assert {at for bar in short.figure["data"] for at in bar["base"]} == {0.0, 0.01}
+    assert {at for bar in whole.figure["data"] for at in bar["base"][:1]} == {0.0, 0.01}
+
+
 def test_a_session_longer_than_the_figure_has_some_of_its_requests() -> None:
     (panel,) = session_panels(measured(many(1, 5_000)))
     assert panel.figure is not None
@@ -177,7 +188,7 @@ def test_a_session_longer_than_the_figure_has_some_of_its_requests() -> None:
 def test_no_band_where_the_engine_never_rests() -> None:
     busy = [request(f"{n}", 1.0 * n, ttft_ms=50.0, e2e_ms=60.0, prompt_tokens=9) for n in range(100)]
     panel, _ = wait_panels(measured(busy))
-    assert panel.caption.endswith("so requests are not independent.")
+    assert panel.caption.endswith("so most waits hang together and few are independent.")
     assert panel.figure is not None
     assert [trace["meta"]["part"] for trace in panel.figure["data"]] == ["line"]
 
