@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +49,7 @@ WARM_UP_PARALLEL = 4
 WARM_UP_SEED = 1 << 40
 """Token seeds of warm-ups begin here, apart from those of runs."""
 BEGUN = "begun, and not ended"
+SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ def opened(plan: SweepPlan) -> Iterator[list[SweepRun]]:
         yield _kept(plan)
     finally:
         os.close(fd)
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _kept(plan: SweepPlan) -> list[SweepRun]:
@@ -405,7 +408,8 @@ def failure_words(result: LoadResult) -> str:
 
 def _responds(config: LoadConfig) -> bool:
     with _control(config) as control:
-        return control.status("/v1/models") is not None
+        status = control.status("/v1/models")
+        return status is not None and status < SERVER_ERROR  # a gateway answers for an engine that is gone
 
 
 def _control(config: LoadConfig) -> ControlClient:

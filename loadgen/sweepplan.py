@@ -126,7 +126,7 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
         raise InputError(f"--repeat: {args.repeat}; expected 1 or more")
     by_rate = bool(rates) and len(parallels) <= 1
     limit = ["--parallel", str(parallels[0])] if by_rate and parallels else []
-    limit += ["--rate", f"{rates[0]:g}"] if rates and not by_rate else []
+    limit += ["--rate", f"{rates[0]:.12g}"] if rates and not by_rate else []
     points = rates if by_rate else parallels
     runs = [
         _planned(args.output, variant, point, repeat, [*rest, *limit], by_rate=by_rate)
@@ -254,8 +254,9 @@ def _label_of(folder: Path) -> str:
 def _planned(
     folder: Path, variant: Variant, point: float, repeat: int, words: Sequence[str], *, by_rate: bool
 ) -> PlannedRun:
-    name = f"{variant.stem}-{'rate' if by_rate else 'p'}{point:g}-r{repeat}"
-    argv = [*words, *variant.words, "--rate" if by_rate else "--parallel", f"{point:g}"]
+    number = f"{point:.12g}"
+    name = f"{variant.stem}-{'rate' if by_rate else 'p'}{number}-r{repeat}"
+    argv = [*words, *variant.words, "--rate" if by_rate else "--parallel", number]
     argv += ["-o", str(folder / f"{name}.jsonl.zst")]
     return PlannedRun(
         name=name,

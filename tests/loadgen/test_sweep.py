@@ -269,10 +269,11 @@ def test_a_failed_run_is_kept_and_the_next_goes_on(
     assert [status for _, status in names(read_sweep(tmp_path / "s"))] == ["done"] * 4
 
 
+@pytest.mark.parametrize("status", [None, 502])
 def test_an_engine_that_is_gone_at_the_end_fails_its_run(
-    engine: Any, sent: list[LoadConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Any, sent: list[LoadConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None
 ) -> None:
-    monkeypatch.setattr(ControlClient, "status", lambda self, path: None)
+    monkeypatch.setattr(ControlClient, "status", lambda self, path: status)
     assert main(sweep(tmp_path / "s", "--parallel", "1", "--url", engine.url)) == 1
     assert read_sweep(tmp_path / "s")[0].reason == "the engine does not respond at the run's end"
 
@@ -282,7 +283,7 @@ def test_a_missing_engine_is_said_before_anything_is_sent(engine: Any, tmp_path:
     with pytest.raises(InputError, match=f"B: --url: http://127.0.0.1:{free_port}: "):
         main(sweep(tmp_path / "s", "--parallel", "1,2", *variants))
     assert engine.seen == []
-    assert not (tmp_path / "s" / INDEX).exists()
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_missed_slo_skips_higher_points(
