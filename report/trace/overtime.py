@@ -26,7 +26,8 @@ def load_panels(measured: Measured) -> list[Panel]:
     found = measured.metrics.workload.timeline
     if found is None:
         return [Panel("in-flight", "Requests in flight", missing=NO_TIMES)]
-    edges = f"Mean of each {duration(found.interval_s * 1e3)}"
+    coarse = _coarse(found, measured.metrics.requests.n)
+    edges, coarse_edges = (f"Mean of each {duration(one.interval_s * 1e3)}" for one in (found, coarse))
     flight = axis("requests in flight", rangemode="tozero")
     lines = list(workload_sentences(measured.metrics.workload, measured.metrics.sessions.per_s))
     return [
@@ -38,9 +39,25 @@ def load_panels(measured: Measured) -> list[Panel]:
             TextTable(["the run"], [[line] for line in lines]),
             half=True,
         ),
-        _output_panel(found, edges),
-        _prompt_panel(found, edges, cached=bool(measured.metrics.requests.hit_reported)),
+        _output_panel(coarse, coarse_edges),
+        _prompt_panel(coarse, coarse_edges, cached=bool(measured.metrics.requests.hit_reported)),
     ]
+
+
+ENDS_EACH: Final = 4
+"""Requests that end in an interval of a rate, on average: with fewer a figure shows single requests."""
+
+
+def _coarse(found: Timeline, requests: int) -> Timeline:
+    """Return the timeline in fewer, longer intervals if the requests are few."""
+    intervals = len(found.in_flight)
+    wanted = min(intervals, -(-intervals * ENDS_EACH // requests))
+    step = next(step for step in range(wanted, intervals + 1) if intervals % step == 0)
+    means = {
+        name: np.round(np.reshape(getattr(found, name), (-1, step)).mean(axis=1), 3).tolist()
+        for name in ("in_flight", "prompt_tps", "completion_tps", "cached_tps", "uncached_tps")
+    }
+    return Timeline(interval_s=found.interval_s * step, **means)
 
 
 def _output_panel(found: Timeline, edges: str) -> Panel:

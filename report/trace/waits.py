@@ -100,10 +100,11 @@ def _panel(run: Run, id_: str, title: str, cohorts: Mapping[str, IntArray], resa
         trace
         for name, cell in banded.items()
         if len(cell.waits)
-        for trace in survival_band(_title(name), cell.curve, _SLOTS[name], start_ms)
+        for trace in survival_band(f"{_title(name)} ({len(cells[name].waits):,})", cell.curve, _SLOTS[name], start_ms)
     ]
     data += [
-        survival_line(_title(name), cell.curve, len(cell.waits), _SLOTS[name], start_ms) for name, cell in cells.items()
+        survival_line(f"{_title(name)} ({len(cell.waits):,})", cell.curve, len(cell.waits), _SLOTS[name], start_ms)
+        for name, cell in cells.items()
     ]
     y_axis = axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
     return Panel(

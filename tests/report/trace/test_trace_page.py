@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from measure.metrics.trace import measure_run
 from report.__main__ import main
 from report.files.measured import Measured
-from report.trace.overtime import MOST_BARS, MOST_ROWS, session_panels
+from report.trace.overtime import MOST_BARS, MOST_ROWS, load_panels, session_panels
 from report.trace.page import cards, draw_chapters, render_trace
 from report.trace.shapes import bins
 from report.trace.waits import MOST_RESAMPLED, wait_panels
@@ -166,6 +166,16 @@ def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
     # Quantiles are of all requests, intervals of the sample: 1,000 of 11 turns wait 2 … 12 ms, the first one missed.
     assert by_hit.numbers.rows[0][:3] == ["Hit", "10,000", "7.0 [7.0–7.0]"]
     assert by_hit.numbers.rows[1][:3] == ["No hit", "1,000", "2.0 [2.0–2.0]"]
+
+
+def test_few_requests_have_few_intervals_of_the_same_tokens() -> None:
+    known = {"prompt_tokens": 50, "cached_tokens": 10, "output_tokens": 7, "e2e_ms": 100.0}
+    flight, output, prompt = load_panels(measured([request(f"{n}", 300.0 * n, **known) for n in range(40)]))
+    drawn = [panel.figure["data"][-1] for panel in (flight, output, prompt) if panel.figure is not None]
+    assert [len(trace["y"]) for trace in drawn] == [121, 11, 11]  # 40 requests: 10 intervals, and the last one's end
+    seconds = drawn[1]["x"][1]
+    assert sum(drawn[1]["y"][:-1]) * seconds == pytest.approx(40 * 7, rel=1e-3)
+    assert sum(drawn[2]["y"][:-1]) * seconds == pytest.approx(40 * 50, rel=1e-3)
 
 
 def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
