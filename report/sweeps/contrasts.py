@@ -18,7 +18,6 @@ from report.sweeps.results import Contrast, LoadKind, PointContrast, Ratio
 from report.sweeps.samples import RATIOS, draws_of
 from tracefile.records.arrays import FloatArray
 
-FEWEST_REPEATS: Final = 2
 MOST_LOST: Final = 0.1
 """Share of draws without a value above which there is no interval."""
 
@@ -106,28 +105,49 @@ def _ratio(name: str, mine: Sequence[SweptRun], theirs: Sequence[SweptRun], draw
     own, others = drawn.values(mine, name), drawn.values(theirs, name)
     if not own or not others or min(*own, *others) <= 0:
         return None
-    if min(len(own), len(others)) >= FEWEST_REPEATS:
-        return ratio_of_repeats([one / other for one, other in zip(own, others, strict=False)])
     value = (drawn.median(mine, name) or 0.0) / (drawn.median(theirs, name) or 1.0)
+    if max(len(own), len(others)) > 1:
+        return ratio_of_repeats(value, own, others)
     if name == "throughput_tps" and drawn.kind != "parallel":
         return Ratio(value=value, by=None, units=1)
-    return _ratio_of_draws(value, drawn.drawn(mine, name), drawn.drawn(theirs, name), [*mine, *theirs])
+    return _ratio_of_draws(value, drawn.drawn(mine, name), drawn.drawn(theirs, name), [*mine, *theirs], drawn.kind)
 
 
-def ratio_of_repeats(ratios: Sequence[float]) -> Ratio:
-    """Return the geometric mean of two or more positive ratios, and the t interval of the logarithms' mean."""
-    logs = [log(one) for one in ratios]
-    middle, reach = mean(logs), t_quantile(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
-    low, high = exp(middle - reach), exp(middle + reach)
-    return Ratio(value=exp(middle), low=low, high=high, by="repeats", units=len(logs))
+def ratio_of_repeats(value: float, ours: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Return a ratio with the t interval of that of the geometric means, from positive values.
+
+    Repeat by repeat if both sides have two or more; of one repeated side alone, its spread is taken for both.
+    """
+    logs = [[log(one) for one in side] for side in (ours, others)]
+    if min(map(len, logs)) > 1:
+        apart = [one - other for one, other in zip(*logs, strict=False)]
+        middle, freedom, error = mean(apart), len(apart) - 1, stdev(apart) / sqrt(len(apart))
+    else:
+        middle, freedom = mean(logs[0]) - mean(logs[1]), len(ours) + len(others) - 2
+        error = stdev(logs[0] if len(ours) > 1 else logs[1]) * sqrt(1 / len(ours) + 1 / len(others))
+    reach = t_quantile(freedom) * error
+    paired = min(map(len, logs)) > 1
+    return Ratio(
+        value=value,
+        low=exp(middle - reach),
+        high=exp(middle + reach),
+        by="repeats" if paired else "runs",
+        units=freedom + (1 if paired else 2),
+    )
 
 
 def _ratio_of_draws(
-    value: float, ours: FloatArray | None, others: FloatArray | None, runs: Sequence[SweptRun]
+    value: float, ours: FloatArray | None, others: FloatArray | None, runs: Sequence[SweptRun], kind: LoadKind
 ) -> Ratio:
+    """Return the ratio with the interval of its draws.
+
+    None under 8 sessions. In an open loop, nor under 8 busy periods: the sessions of one queue stand and fall together.
+    A closed loop has a queue by design, and sessions that take its slots in turn.
+    """
     sessions = min(len(run.sample.sessions) for run in runs)
+    units = sessions if kind == "parallel" else min(run.sample.busy_periods for run in runs)
     plain = Ratio(value=value, by=None, units=sessions)
-    if ours is None or others is None or sessions < FEWEST_UNITS or not len(ours):
+    if ours is None or others is None or units < FEWEST_UNITS or not len(ours):
         return plain
     with np.errstate(divide="ignore", invalid="ignore"):
         found = ours / others
@@ -135,8 +155,7 @@ def _ratio_of_draws(
     if np.isnan(found).mean() > MOST_LOST:
         return plain
     low, high = interval(found)
-    queued = min(run.sample.busy_periods for run in runs) < FEWEST_UNITS
-    return Ratio(value=value, low=float(low), high=float(high), by="sessions", units=sessions, queued=queued)
+    return Ratio(value=value, low=float(low), high=float(high), by="sessions", units=sessions)
 
 
 AXES: Final = ("interactivity_tps", "throughput_tps")
@@ -161,25 +180,21 @@ def _meeting(mine: Sequence[XY], theirs: Sequence[XY]) -> float | None:
 
 
 def _throughput_at(x: float, mine: Repeats, theirs: Repeats, drawn: _Draws) -> Ratio | None:
-    repeats = min(len(runs) for side in (mine, theirs) for runs in side.values())
-    if repeats >= FEWEST_REPEATS:
-        sides = [
-            [{load: [runs[at]] for load, runs in side.items()} for side in (mine, theirs)] for at in range(repeats)
-        ]
-        found = [_quotient(x, *(_medians(side, drawn) for side in pair)) for pair in sides]
-        known = [one for one in found if one is not None]
-        if len(known) == repeats:
-            return ratio_of_repeats(known)
-    value = _quotient(x, _medians(mine, drawn), _medians(theirs, drawn))
-    if value is None:
+    own, other = (height_at(frontier(_medians(side, drawn)), x) for side in (mine, theirs))
+    if not own or not other:
         return None
-    own, others = (_drawn_heights(x, side, drawn) for side in (mine, theirs))
-    return _ratio_of_draws(value, own, others, list(_runs(mine, theirs)))
+    repeats = [_heights(x, side, drawn) for side in (mine, theirs)]
+    if max(map(len, repeats)) > 1 and all(None not in heights for heights in repeats):
+        return ratio_of_repeats(own / other, *([height or 0.0 for height in heights] for heights in repeats))
+    ours, others = (_drawn_heights(x, side, drawn) for side in (mine, theirs))
+    return _ratio_of_draws(own / other, ours, others, list(_runs(mine, theirs)), drawn.kind)
 
 
-def _quotient(x: float, mine: Sequence[XY], theirs: Sequence[XY]) -> float | None:
-    own, other = height_at(frontier(mine), x), height_at(frontier(theirs), x)
-    return own / other if own and other else None
+def _heights(x: float, side: Repeats, drawn: _Draws) -> list[float | None]:
+    """Return the frontier's height in each repeat that all loads have."""
+    repeats = min(len(runs) for runs in side.values())
+    by_repeat = [_medians({load: [runs[at]] for load, runs in side.items()}, drawn) for at in range(repeats)]
+    return [height_at(frontier(points), x) for points in by_repeat]
 
 
 def _drawn_heights(x: float, repeats: Repeats, drawn: _Draws) -> FloatArray | None:

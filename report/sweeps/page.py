@@ -46,8 +46,8 @@ def draw_sweep(sweep: Sweep) -> DrawnSweep:
 
 READING: Final = (
     "Output tokens per second are {throughput}. Intervals are of {confidence:.0%}: by repeats, Student's t on the "
-    "ratios' logarithms; by sessions, {draws} bootstrap draws of whole sessions. Sessions that shared a queue are no "
-    "independent samples: their interval is too narrow, and repeats tell more."
+    "ratios' logarithms; by runs, with the spread of the repeated label; by sessions, {draws} bootstrap draws of whole "
+    "sessions. These last leave out what differs from run to run, such as the engine's pace."
 )
 
 

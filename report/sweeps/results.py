@@ -62,14 +62,14 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
     value: float
     low: float | None = None
-    """Null: no interval, as of under 8 sessions, or of a throughput that one run's rate has set."""
+    """Null: no interval, see ``by``."""
     high: float | None = None
-    by: Literal["repeats", "sessions"] | None
-    """Source of the interval: differences between repeats, or resampled sessions within the runs. Null: none."""
+    by: Literal["repeats", "runs", "sessions"] | None
+    """Source of the interval: differences between repeats of both, the spread of the repeated side alone, or resampled
+    sessions within single runs. Null: none, as of few sessions, of sessions in one queue of an open loop, or of the
+    throughput that one run's rate has set."""
     units: int
-    """Repeats, or sessions of the smallest run."""
-    queued: bool = False
-    """True: a run's sessions shared a queue, which makes an interval by sessions too narrow."""
+    """Repeats, runs of both sides, or sessions of the smallest run."""
 
     @property
     def text(self) -> str:

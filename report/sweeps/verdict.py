@@ -120,8 +120,8 @@ def _wait(found: Workload, pair: Contrast, ratio: Ratio) -> str:
 def _interval(ratio: Ratio) -> str:
     if not ratio.span:
         return " (no interval: repeat the runs)"
-    queue = " of one queue" if ratio.queued else ""
-    return f" ({ratio.span} by {ratio.units:,} {ratio.by}{queue})"
+    runs = " of one run each" if ratio.by == "sessions" else ""
+    return f" ({ratio.span} by {ratio.units:,} {ratio.by}{runs})"
 
 
 def _slos(found: Workload) -> str:

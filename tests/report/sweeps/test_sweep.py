@@ -79,20 +79,21 @@ def test_labels_meet_at_equal_loads_and_at_equal_interactivity(make_sweep: MakeS
 def test_equal_sessions_have_an_interval_without_width(make_sweep: MakeSweep) -> None:
     pair = sweep_of(make_sweep({"A": A, "B": B}))["workloads"][0]["contrasts"][0]
     ratio = pair["points"][0]["ratios"]["throughput_tps"]
-    assert ratio == pytest.approx(
-        {"value": 1.5, "low": 1.5, "high": 1.5, "by": "sessions", "units": 40, "queued": True}
-    )
+    assert ratio == pytest.approx({"value": 1.5, "low": 1.5, "high": 1.5, "by": "sessions", "units": 40})
 
 
 def test_repeats_have_the_t_interval_of_their_ratios(make_sweep: MakeSweep) -> None:
-    found = ratio_of_repeats([1.2, 1.5])  # geometric mean √1.8, times e^±(6.3138 · ln 1.25 / 2)
-    assert (found.value, found.low, found.high) == pytest.approx((1.34164, 0.66326, 2.71385), rel=1e-4)
+    found = ratio_of_repeats(1.3, [12.0, 30.0], [10.0, 20.0])  # √1.8 times e^±(6.3138 · ln 1.25 / 2)
+    assert (found.value, found.low, found.high) == pytest.approx((1.3, 0.66326, 2.71385), rel=1e-4)
+    found = ratio_of_repeats(2.0, [12.0, 15.0], [6.0])  # √5 times e^±(6.3138 · ln 1.25 / √2 · √1.5)
+    assert (found.by, found.units) == ("runs", 3)
+    assert (found.low, found.high) == pytest.approx((0.66008, 7.57488), rel=1e-4)
     slower = [Pace(gap_ms=20.0), Pace(gap_ms=30.0), Pace(gap_ms=25.0)]
     workload = sweep_of(make_sweep({"A": {8: slower}, "B": {8: [Pace(gap_ms=10.0)] * 3}}))["workloads"][0]
     value = workload["lines"][0]["points"][0]["values"]["interactivity_tps"]
     assert value == pytest.approx({"median": 40.0, "low": 100 / 3, "high": 50.0})
     ratio = workload["contrasts"][0]["points"][0]["ratios"]["interactivity_tps"]
-    assert (ratio["by"], ratio["units"], ratio["value"]) == ("repeats", 3, pytest.approx((2 * 3 * 2.5) ** (1 / 3)))
+    assert (ratio["by"], ratio["units"], ratio["value"]) == ("repeats", 3, 2.5)
 
 
 def test_few_sessions_and_given_rates_have_no_interval(make_sweep: MakeSweep) -> None:
@@ -101,7 +102,8 @@ def test_few_sessions_and_given_rates_have_no_interval(make_sweep: MakeSweep) ->
     pair = sweep_of(rated)["workloads"][0]["contrasts"][0]
     for ratio in (few["points"][0]["ratios"]["ttft_p50_ms"], pair["points"][0]["ratios"]["throughput_tps"]):
         assert (ratio["value"], ratio["low"], ratio["by"]) == (1.0, None, None)
-    assert pair["points"][0]["ratios"]["ttft_p50_ms"]["low"] == 1.0
+    assert pair["points"][0]["ratios"]["ttft_p50_ms"]["low"] is None  # slots that are never idle: one busy period
+    assert few["points"][0]["ratios"]["ttft_p50_ms"]["units"] == 5
 
 
 def printed(capsys: pytest.CaptureFixture[str], arguments: Sequence[object], code: int = 0) -> list[str]:
@@ -116,11 +118,11 @@ def test_the_verdict_names_throughput_and_the_largest_load(
     lines = printed(capsys, [folder, "--slo", "tpot.p90<=30ms"])
     assert lines[0] == (
         "At 45 tok/s per user B gives 1.63 times A's output tokens per second (1.63 to 1.63 by 40 sessions of one "
-        "queue); tpot.p90<=30ms: met with A at no load above concurrency 8, with B at every load."
+        "run each); tpot.p90<=30ms: met with A at no load above concurrency 8, with B at every load."
     )
     assert lines[1] == (
-        "At concurrency 16 B gives 1.43 times A's output tokens per second (1.43 to 1.43 by 80 sessions of one queue), "
-        "and B's TTFT p90 is that of A: 100 ms against 100 ms (1 to 1 by 80 sessions of one queue)."
+        "At concurrency 16 B gives 1.43 times A's output tokens per second (1.43 to 1.43 by 80 sessions of one run "
+        "each), and B's TTFT p90 is that of A: 100 ms against 100 ms (1 to 1 by 80 sessions of one run each)."
     )
     assert lines[2] == "left out: C-8-r1: failed (killed)"
     overview = next(line.split() for line in lines if line.startswith("A "))
@@ -248,4 +250,7 @@ def test_the_captures_are_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line for line in lines if line.startswith("256x4")] == [
         f"256x4 {workload}" for workload in ("sessions", "short sessions", "poisson", "staircase", "burst")
     ]
-    assert "warm's TTFT p90 is 42.4 times shorter than uncached's: 526 ms against 22.3 s (no interval" in lines[4]
+    assert (
+        "warm's TTFT p90 is 42.4 times shorter than uncached's: 526 ms against 22.3 s (7.78 to 174 by 3 runs)"
+        in lines[4]
+    )
