@@ -17,7 +17,9 @@ from tracefile.records.arrays import FloatArray, IntArray
 CONFIDENCE = 0.90
 """Share of replicates inside an interval or band, with equal tails."""
 FEWEST_UNITS = 8
-"""With fewer effective units there is no interval; with fewer above a quantile, its interval is open above."""
+"""With fewer effective units there is no interval."""
+FEWEST_UNITS_ABOVE = 10
+"""With fewer effective units above a quantile, its interval is open above."""
 _CHUNK = 100_000
 """Weights in floats at once, for the processor's cache."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.quantiles import ROUNDING
-from measure.resampling import FEWEST_UNITS, effective_units, interval, resample
+from measure.resampling import FEWEST_UNITS, FEWEST_UNITS_ABOVE, effective_units, interval, resample
 from measure.runs import Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
 from measure.waits import distance, logrank_p
@@ -91,7 +91,7 @@ def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint
         low_ms, high_ms = interval(drawn_ms)
         places = np.searchsorted(share, LEVEL_SHARES - ROUNDING)
         above = [effective_units(units[place + 1 :]) for place in places]
-        high_ms = np.where(np.array(above) < FEWEST_UNITS, np.inf, high_ms)
+        high_ms = np.where(np.array(above) < FEWEST_UNITS_ABOVE, np.inf, high_ms)
     curve = Curve(waits.time_ms[points], 1.0 - share[points], low, high)
     return Cell(waits, sessions, effective_n, values_ms, low_ms, high_ms, drawn_ms, curve)
 

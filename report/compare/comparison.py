@@ -32,7 +32,7 @@ from report.compare.ensembles import (
     middle_run,
     with_members,
 )
-from report.compare.gates import MIN_P, Gate, check_gate, parse_gate, standard_gates
+from report.compare.gates import LOSING_P, Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared, resolve_truths
 from report.compare.provenance import (
@@ -316,7 +316,7 @@ class Predicted:
 def _losing_p(compared: Compared, label: str, one: Predicted) -> float | None:
     counted = counted_cohorts(compared.result.pairs[label].cohorts)
     rows = [compared.cohorts[one.truth][name] for name in counted]
-    if (len(one.members) + 1) * MIN_P < 1.0:
+    if (len(one.members) + 1) * LOSING_P < 1.0:
         return None
     return losing_p(compared.runs[one.truth], one.members, compared.runs[label], rows, one.baselines)
 
