@@ -10,7 +10,7 @@ from measure.enginesteps import check_steps
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from measure.metrics.slos import parse_slos
 from measure.metrics.tables import headline, metric_lines, verdict
-from measure.metrics.trace import measure_run, read_run
+from measure.metrics.trace import measure_run, read_run, study_chains
 from report.files.folder import check_folder, write_files
 from report.files.measured import Measured
 from report.output import add_picture_arguments, pictures_of, print_json
@@ -46,8 +46,9 @@ def show(flags: argparse.Namespace) -> int:
     run = read_run(flags.trace)
     if flags.steps is not None:
         check_steps(flags.steps, flags.trace, run.meta)
-    metrics = measure_run(run, gpus=gpus, slos=slos)
-    measured = Measured(flags.trace, run, metrics, slos, flags.steps)
+    study = study_chains(run)
+    metrics = measure_run(run, gpus=gpus, slos=slos, study=study)
+    measured = Measured(flags.trace, run, metrics, slos, flags.steps, study)
     if pictures.wanted:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.trace.page import draw_chapters, render_trace, trace_figures  # noqa: PLC0415

@@ -25,6 +25,8 @@ class Chains(NamedTuple):
     true: IntArray
     """Leading blocks of the prompt that the chain is true for; NO_HASHES likewise."""
     outputs: IntArray
+    unread: IntArray
+    """1: log probabilities of the prompt were asked for, so that it is not looked up; 0: it is."""
 
 
 def chain_places(starts: IntArray, counts: IntArray) -> IntArray:

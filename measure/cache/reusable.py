@@ -32,6 +32,7 @@ class PromptChains:
     _prompts: list[IntArray] = field(default_factory=list)
     _true: list[IntArray] = field(default_factory=list)
     _outputs: list[IntArray] = field(default_factory=list)
+    _unread: list[IntArray] = field(default_factory=list)
     _count: int = 0
 
     def add(self, batch: Batch) -> None:
@@ -44,6 +45,7 @@ class PromptChains:
         true = batch.numbers("hashable_blocks", NO_HASHES)
         self._true.append(np.where(true == NO_HASHES, prompts, np.minimum(true, prompts)))
         self._outputs.append(np.maximum(hashes.output_blocks, 0))
+        self._unread.append(batch.numbers("prompt_logprobs"))
 
     def _numbered(self, values: UInt64Array) -> Int32Array:
         if not len(values):
@@ -62,7 +64,7 @@ class PromptChains:
         else:
             hashes, places = np.unique(values.astype(np.uint64, copy=False), return_inverse=True)
             numbers = places.astype(np.int32)
-        rest = map(_joined, (self._starts, self._prompts, self._true, self._outputs))
+        rest = map(_joined, (self._starts, self._prompts, self._true, self._outputs, self._unread))
         return Chains(self.block_size, numbers, hashes, *rest)
 
 
@@ -78,7 +80,7 @@ def reusable_tokens(
     """Return tokens of the leading prompt blocks that came in an earlier prompt, or in an output that had ended.
 
     ``block_size``: the engine's, a multiple of the chains'. A prompt's last token is always computed, so a block that
-    holds it is no hit. NO_HASHES: the record has none.
+    holds it is no hit; nor is any of a prompt that is not looked up. NO_HASHES: the record has none.
     """
     n, known = len(arrival_ms), np.maximum(chains.true, 0)
     # Each prompt at its arrival, each output at its end; an end comes before an arrival at the same time.
@@ -98,7 +100,7 @@ def reusable_tokens(
     seen = [_leading_seen(chains, known, first_seen, places, some) for some in _parts(n)]
     seen_tokens = np.concatenate([np.empty(0, np.int64), *seen]) * chains.block_size
     most = np.where(prompt_tokens > 0, prompt_tokens - 1, seen_tokens)
-    whole = np.minimum(seen_tokens, most) // block_size * block_size
+    whole = np.minimum(seen_tokens, most) // block_size * block_size * (1 - np.minimum(chains.unread, 1))
     return np.where(chains.prompts == NO_HASHES, NO_HASHES, whole)
 
 

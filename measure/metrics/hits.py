@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
+from measure.metrics.prefillfit import fit_prefill
 from measure.metrics.requests import known
 from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, Statistics
 from measure.metrics.sessions import accounted_tokens
@@ -61,6 +62,7 @@ def measure_prefill(run: Run) -> Prefill:
     return Prefill(
         by_prompt_tokens=_groups(run.ttft_ms, known(run.prompt_tokens)),
         by_uncached_tokens=_groups(run.ttft_ms, uncached),
+        fit=fit_prefill(run),
         by_turn={name: found for name in (FIRST_TURN, LATER_TURNS) if (found := _of_rows(run, rows.get(name)))},
     )
 

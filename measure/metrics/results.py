@@ -137,11 +137,32 @@ class PrefillGroup(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Statistics
 
 
+class PrefillFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Line through TTFT by uncached tokens, of requests of this trace."""
+
+    n: int
+    """Requests behind it."""
+    idle: bool
+    """True: all of them were sent to an idle engine. False: too few were, so that the line holds waits in the queue."""
+    idle_requests: int
+    """Requests with known values that were sent to an idle engine."""
+    ms_per_1000_tokens: float
+    low: float | None
+    """Interval of ``ms_per_1000_tokens``. Null: too few independent sessions."""
+    high: float | None
+    intercept_ms: float
+    """TTFT without a token to prefill."""
+    tokens_per_s: float | None
+    """1e6 / ``ms_per_1000_tokens``. Null: the line does not rise."""
+
+
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """TTFT by length, the groups' bounds powers of two, and by turn."""
 
     by_prompt_tokens: list[PrefillGroup]
     by_uncached_tokens: list[PrefillGroup]
+    fit: PrefillFit | None
+    """Null: no two requests that differ in uncached tokens."""
     by_turn: dict[str, Statistics]
     """First turns and later ones, by cohort."""
 
@@ -178,6 +199,28 @@ class Hits(msgspec.Struct, frozen=True, kw_only=True):
     simulated: dict[str, HitCount]
     """By an unlimited cache over the trace's block hashes."""
     partings: list[HitParting]
+
+
+class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits by size of an LRU of the trace's blocks (``sim curve``), and the part that sessions bring themselves."""
+
+    block_size: int
+    """The engine's, else the trace's."""
+    unlimited_rate: float
+    """Hit tokens of an unlimited cache, of prompt tokens."""
+    knee_share: float
+    knee_blocks: int | None
+    """Smallest size with ``knee_share`` of these hits. Null: there are none."""
+    knee_tokens: int | None
+    engine_blocks: int | None
+    """Usable blocks of the engine. Null: unknown."""
+    engine_tokens: int | None
+    engine_rate: float | None
+    """Hit tokens at the engine's size, of prompt tokens."""
+    engine_share: float | None
+    """Of the hits of an unlimited cache."""
+    own_session_share: float | None
+    """Of these, hits on blocks that the same session had brought. Null: no session is named, or no hit."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +284,8 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     overview: Overview
     prefill: Prefill
     hits: Hits
+    cache: CacheSize | None
+    """Null: no block hashes, or a run's own end, where they are not kept."""
     client: Client
     health: list[HealthCheck]
     slos: list[SloResult] = []

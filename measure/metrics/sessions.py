@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from measure.metrics.requests import interactivity_tps, known, ratio
+from measure.resampling import busy_units
 from measure.runs import UNKNOWN, Run
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
@@ -64,6 +65,14 @@ def session_order(run: Run) -> SessionOrder:
     rows = np.lexsort((run.arrival_ms, codes))
     ordered = codes[rows]
     return SessionOrder(rows, np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])))
+
+
+def busy_periods(run: Run) -> IntArray:
+    """Return the unit of each request that intervals resample: its session, and those that met it in the queue."""
+    order = session_order(run)
+    session = np.empty(len(run), np.int64)
+    session[order.rows] = np.cumsum(order.is_first) - 1
+    return busy_units(run.arrival_ms, np.where(np.isnan(run.ttft_ms), run.e2e_ms, run.ttft_ms), session)
 
 
 def expected_tokens(run: Run, order: SessionOrder) -> FloatArray:

@@ -7,11 +7,13 @@ from typing import Final
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.metrics.results import (
     STATISTICS,
+    CacheSize,
     HealthCheck,
     HitCount,
     Hits,
     Overview,
     Prefill,
+    PrefillFit,
     PrefillGroup,
     SloResult,
     Statistics,
@@ -62,7 +64,8 @@ def metric_lines(metrics: TraceMetrics) -> list[str]:
         [_statistics("per request", metrics.per_request).lines, _statistics("per session", metrics.per_session).lines],
         [_statistics("shape", metrics.shape).lines, _workload(metrics)],
         [prefill.lines for prefill in prefill_tables(metrics.prefill)],
-        [_hits(metrics.hits), health_lines(metrics.health), slo_lines(metrics.slos)],
+        [_hits(metrics.hits), [*cache_sentences(metrics.cache), *prefill_sentences(metrics.prefill.fit)]],
+        [health_lines(metrics.health), slo_lines(metrics.slos)],
     )
     return [line for block in blocks if block for line in ("", *block)]
 
@@ -233,6 +236,40 @@ def _hits(hits: Hits) -> list[str]:
         f"{one.accounts}: {one.requests:,} requests, {count(one.tokens)} tokens; most in {one.example}"
         for one in hits.partings
     ]
+
+
+def cache_sentences(found: CacheSize | None) -> Iterator[str]:
+    """Return the size of cache that is enough, the engine's own, and whose blocks are hit, a line each."""
+    if found is None or found.knee_blocks is None:
+        return
+    own = ""
+    if found.engine_blocks is not None and found.engine_tokens is not None:
+        own = f"; the engine has {_blocks_text(found.engine_blocks, found.engine_tokens)}: {share(found.engine_share)}"
+    enough = _blocks_text(found.knee_blocks, found.knee_tokens or 0)
+    yield f"cache size: {found.knee_share * 100:g} % of max hits at {enough}{own}"
+    if found.own_session_share is not None:
+        yield f"hits on blocks of the session's own earlier requests: {share(found.own_session_share)} of max hits"
+
+
+def _blocks_text(blocks: int, tokens: int) -> str:
+    return f"{blocks:,} blocks ({compact(tokens)} tokens)"
+
+
+def prefill_sentences(fit: PrefillFit | None) -> Iterator[str]:
+    """Return the line through TTFT by uncached tokens in words, and the requests that it is of."""
+    if fit is None:
+        return
+    ends = "" if fit.low is None or fit.high is None else f" ({duration_ms(fit.low)} to {duration_ms(fit.high)})"
+    pace = "" if fit.tokens_per_s is None else f", {factor(fit.tokens_per_s)} tok/s"
+    yield (
+        f"prefill: {duration_ms(fit.ms_per_1000_tokens)} ms{ends} per 1,000 uncached tokens{pace}, "
+        f"and {duration(fit.intercept_ms)} with none"
+    )
+    yield (
+        f"prefill of {fit.n:,} requests sent to an idle engine"
+        if fit.idle
+        else f"prefill of {fit.n:,} requests, waits in the queue included: {fit.idle_requests:,} found an idle engine"
+    )
 
 
 def health_lines(checks: Sequence[HealthCheck]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,14 +18,32 @@ from measure.metrics.statistics import statistics_of
 from measure.metrics.workload import measure_workload, overview
 from measure.runs import Run, load_run
 
+if TYPE_CHECKING:
+    from measure.metrics.prefixcache import CacheStudy
+
 
 def read_run(path: Path) -> Run:
     """Read a trace with what its metrics need; raises InputError if it has no records."""
     return load_run(path.name, path, named=False, chains=True)
 
 
-def measure_run(run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = ()) -> TraceMetrics:
-    """Measure a run; raises InputError if it lacks the metric of an SLO. ``gpus``: null for the header's number."""
+def study_chains(run: Run) -> "CacheStudy | None":
+    """Return hits at every size and the prefix tree; null: the run was read without block hashes, or has none."""
+    if run.chains is None:
+        return None
+    from measure.metrics.prefixcache import study_cache  # noqa: PLC0415 - numba, for traces with hashes alone
+
+    return study_cache(run, run.chains)
+
+
+def measure_run(
+    run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = (), study: "CacheStudy | None" = None
+) -> TraceMetrics:
+    """Measure a run; raises InputError if it lacks the metric of an SLO. ``gpus``: null for the header's number.
+
+    ``study``: of its chains, if it is known already.
+    """
+    study = study or study_chains(run)
     engine = run.meta.engine
     per_request = _per_request(run)
     tbc = per_request["tbc_ms"]
@@ -49,6 +68,7 @@ def measure_run(run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = ()) 
         overview=overview(run, workload),
         prefill=measure_prefill(run),
         hits=hits,
+        cache=None if study is None else study.size,
         client=client,
         health=check_health(run, client, hits),
         slos=check_slos(run, slos, workload),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +11,9 @@ from measure.metrics.columns import Table, parts
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import Slo
 from measure.runs import Run
+
+if TYPE_CHECKING:  # numba, which a trace without hashes need not load
+    from measure.metrics.prefixcache import CacheStudy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Measured:
     slos: tuple[Slo, ...]
     steps: Path | None = None
     """Steps of the simulation that predicted the trace. None: not given."""
+    study: "CacheStudy | None" = None
+    """Null: the trace has no block hashes."""
 
 
 class Lacking(Exception):  # noqa: N818 - no error: the file is left out

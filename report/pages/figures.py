@@ -176,7 +176,7 @@ def cached_figure(compared: Compared) -> Figure | None:
             continue
         t, o = t[reported], o[reported]
         smallest, largest = min(smallest, int(t.min()), int(o.min())), max(largest, int(t.max()), int(o.max()))
-        kept = _thinned(len(t))
+        kept = thinned(len(t))
         data.append(
             points(
                 t[kept].tolist(),
@@ -209,7 +209,7 @@ def arrival_figure(compared: Compared) -> Figure:
             chosen = np.flatnonzero(((waits.end == CENSORED) == censored) & ~np.isnan(arrival_s))
             if not len(chosen):
                 continue
-            kept = chosen[np.argsort(arrival_s[chosen], kind="stable")][_thinned(len(chosen))]
+            kept = chosen[np.argsort(arrival_s[chosen], kind="stable")][thinned(len(chosen))]
             data.append(
                 points(
                     _rounded(arrival_s[kept]),
@@ -280,7 +280,8 @@ def _slots(compared: Compared) -> dict[str, int]:
     return {label: slot for slot, label in enumerate(compared.runs)}
 
 
-def _thinned(n: int) -> IntArray:
+def thinned(n: int) -> IntArray:
+    """Return places of at most _MOST_POINTS of n values, evenly."""
     return np.unique(np.linspace(0, n - 1, min(n, _MOST_POINTS)).astype(np.int64))
 
 

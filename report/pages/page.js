@@ -10,11 +10,12 @@
   const faint = (hex) => `${hex}2b`;
 
   function coloured(trace) {
-    const { slot, part, width, dash, size, opacity, symbol } = trace.meta;
+    const { slot, part, width, dash, size, opacity, symbol, edge } = trace.meta;
     const own = slotColour(slot);
     if (part === "band") return { ...trace, fillcolor: faint(own), line: { ...trace.line, color: "rgba(0,0,0,0)" } };
     if (part === "line") return { ...trace, line: { ...trace.line, color: own, width, dash } };
     const marker = { color: own, size, opacity: opacity ?? 1, symbol: symbol ?? "circle" };
+    if (edge) marker.line = { color: colour("--paper"), width: edge };
     const bars = (error) => error && { ...error, color: own };
     return { ...trace, marker, error_x: bars(trace.error_x), error_y: bars(trace.error_y) };
   }

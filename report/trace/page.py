@@ -5,17 +5,26 @@ from typing import Final
 
 from measure import wording
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
+from measure.metrics.prefillfit import saved_prefill_ms
 from measure.metrics.results import Statistics, TraceMetrics
 from measure.metrics.tables import headline, health_lines, metric_tables, slo_lines, verdict, workload_sentences
 from report.files.measured import Measured
 from report.pages.figures import Figure
 from report.pages.page import Card, render
+from report.trace.cachesize import size_panels
 from report.trace.overtime import load_panels, session_panels
 from report.trace.panels import Chapter, Panel
+from report.trace.prefillcost import prefill_panels
+from report.trace.prefixes import prefix_panels
 from report.trace.shapes import shape_panels
 from report.trace.waits import wait_panels
 
 CHAPTERS: Final = (
+    Chapter(
+        "What the prefix cache does",
+        "It keeps the KV of prompt blocks. A prompt that begins as an earlier one did skips their prefill.",
+        (prefix_panels, size_panels, prefill_panels),
+    ),
     Chapter(
         "Waiting for the first token",
         "A request waits in the queue and for the prefill of the tokens that the cache did not serve.",
@@ -68,6 +77,7 @@ def cards(metrics: TraceMetrics) -> list[Card]:
     """Return the numbers of the first screen that the trace has."""
     found = [
         _cached(metrics),
+        _saved(metrics),
         *_first_tokens(metrics),
         _pace(metrics),
         _output(metrics),
@@ -92,6 +102,20 @@ def _cached(metrics: TraceMetrics) -> Card | None:
     if simulated is not None and simulated.rate is not None:
         return Card("Prompt tokens that a cache could serve", wording.share(simulated.rate), "unlimited, simulated")
     return None
+
+
+def _saved(metrics: TraceMetrics) -> Card | None:
+    """Return the time of the prefill that the engine's cache saved, if this trace tells the price of a token."""
+    fit, reported = metrics.prefill.fit, metrics.hits.reported.get(ALL)
+    saved_ms = saved_prefill_ms(fit, reported)
+    if saved_ms is None or fit is None or reported is None:
+        return None
+    price = f"{wording.duration_ms(fit.ms_per_1000_tokens)} ms per 1,000"
+    return Card(
+        "Prefill that the cache saved",
+        wording.duration(saved_ms),
+        f"{wording.compact(reported.tokens)} tokens, {price}",
+    )
 
 
 def _first_tokens(metrics: TraceMetrics) -> list[Card]:

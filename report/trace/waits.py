@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from measure import wording
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, MAIN, cohort_rows, cohort_title, own_traits
-from measure.metrics.sessions import session_order
-from measure.resampling import CONFIDENCE, busy_units, draw_weights
+from measure.metrics.sessions import busy_periods
+from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import UNKNOWN, Run
 from measure.table import TextTable
 from measure.waits import first_token_waits
@@ -73,10 +73,7 @@ def _no_hits(run: Run) -> str:
 
 def _resampling(run: Run) -> _Resampling:
     """Number the busy periods, of a long trace every n-th."""
-    order = session_order(run)
-    session = np.empty(len(run), np.int64)
-    session[order.rows] = np.cumsum(order.is_first) - 1
-    units = busy_units(run.arrival_ms, np.where(np.isnan(run.ttft_ms), run.e2e_ms, run.ttft_ms), session)
+    units = busy_periods(run)
     step = -(-len(run) // MOST_RESAMPLED)
     kept = units % step == 0
     numbers, dense = np.unique(units[kept], return_inverse=True)

@@ -20,4 +20,4 @@ def request(name: str, arrival_ms: float, **known: Any) -> Record:
 
 def run_of(records: Sequence[Record], **meta: Any) -> Run:
     """The records as a run, with the hits of an unlimited cache if there are hashes."""
-    return make_run("run", "run.jsonl", Meta(**{"source": "client", **meta}), records, reuse=True)
+    return make_run("run", "run.jsonl", Meta(**{"source": "client", **meta}), records, chains=True)

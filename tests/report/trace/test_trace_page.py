@@ -18,12 +18,13 @@ from report.trace.page import cards, draw_chapters, render_trace
 from report.trace.shapes import bins
 from report.trace.waits import MOST_RESAMPLED, wait_panels
 from tests.measure.metrics.made import request, run_of
+from tests.measure.metrics.test_prefixcache import CAPTURE
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.report.conftest import MakeTrace
 from tracefile import Record, SessionId
 
 FIGURES = {
-    *("waits", "waits-by-hit", "in-flight", "output-rate", "prompt-rate", "sessions"),
+    *("prefill-cost", "waits", "waits-by-hit", "in-flight", "output-rate", "prompt-rate", "sessions"),
     *("shape-turns", "shape-first-prompt-tokens", "shape-turn-output-tokens", "shape-appended-tokens"),
     *("shape-pause-ms", "shape-final-output-tokens"),
 }
@@ -110,6 +111,9 @@ def test_a_single_request_without_anything() -> None:
     assert page_figures(page) == {}
     assert "<h1>The trace tells nothing about the prefix cache.</h1>" in page
     assert said_missing(page) == {
+        "Prefixes that save prefill": "The trace has no block hashes.",
+        "Hit rate by cache size": "The trace has no block hashes: record it with tap --tokenizer.",
+        "TTFT by uncached tokens": "No request has both a time of its first token and reported cached tokens.",
         "Waiting for the first token": "The trace has no time of a first token.",
         "Requests in flight": "The trace has no request with an arrival and an end.",
         "Sessions over time": "The trace has no request with an arrival and an end.",
@@ -216,6 +220,6 @@ def test_every_value_lies_in_a_bin_of_its_own(values: list[int], whole: bool) ->
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
-def test_a_browser_draws_every_figure_and_asks_for_nothing(make_trace: MakeTrace, tmp_path: Path) -> None:
-    page_of(make_trace, tmp_path)
-    assert figures_drawn(tmp_path / "page.html") == FIGURES
+def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path) -> None:
+    main(["show", str(CAPTURE), "--html", str(tmp_path / "page.html")])
+    assert figures_drawn(tmp_path / "page.html") == FIGURES | {"prefixes", "cache-size"}

@@ -1,0 +1,89 @@
+"""Worth of a prefix cache to a trace: hits at every size, and the prefixes that save the most."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from measure.cache.accesses import KnownChains, lay_out_accesses
+from measure.cache.chains import Chains, known_blocks
+from measure.cache.hitcurve import HitCurve, hit_curve
+from measure.cache.interning import NumberedChains
+from measure.cache.prefixtree import PrefixTree, TreeRequests, prefix_tree
+from measure.metrics.results import CacheSize
+from measure.metrics.sessions import session_order
+from measure.runs import Run, engine_block
+
+KNEE_SHARE: Final = 0.95
+"""Share of an unlimited cache's hits from which on a cache is large enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStudy:
+    """Hits of a trace's chains."""
+
+    curve: HitCurve
+    tree: PrefixTree | None
+    """Null: the hashes are no chains."""
+    size: CacheSize
+
+
+def study_cache(run: Run, chains: Chains) -> CacheStudy:
+    """Return hits at every size and the prefix tree of a run and its chains."""
+
+    curve = hit_curve(lay_out_accesses(_known_chains(run, chains)))
+    tree = prefix_tree(chains, _tree_requests(run, chains))
+    return CacheStudy(curve, tree, _size(run, curve, tree))
+
+
+def _known_chains(run: Run, chains: Chains) -> KnownChains:
+
+    rows = np.flatnonzero(run.prompt_tokens > 0)
+    prompt_tokens, output_tokens = run.prompt_tokens[rows], np.maximum(run.output_tokens[rows], 0)
+    blocks = (np.maximum(chains.prompts, 0)[rows], np.maximum(chains.true, 0)[rows], chains.outputs[rows])
+    factor = engine_block(run.meta) // chains.block_size
+    known = known_blocks(blocks, (prompt_tokens, output_tokens), chains.block_size, factor)
+    filled = (prompt_tokens + np.maximum(output_tokens - 1, 0)) // (factor * chains.block_size)
+    return KnownChains(
+        numbered=NumberedChains(chains.numbers, chains.starts[rows], len(chains.hashes), factor),
+        known=known,
+        prompt_tokens=prompt_tokens,
+        prompt_logprobs=chains.unread[rows],
+        arrival_ms=run.arrival_ms[rows],
+        block_size=factor * chains.block_size,
+        fine_block_size=chains.block_size,
+        whole_chains=int((known >= filled).sum()),
+    )
+
+
+def _tree_requests(run: Run, chains: Chains) -> TreeRequests:
+
+    order = session_order(run)
+    return TreeRequests(
+        hits=np.maximum(run.reusable_tokens, 0) // chains.block_size,
+        served=np.maximum(run.cached_tokens, 0) // chains.block_size,
+        rows=order.rows,
+        firsts=order.is_first,
+        named=any(session is not None for session in run.sessions),
+    )
+
+
+def _size(run: Run, curve: HitCurve, tree: PrefixTree | None) -> CacheSize:
+    engine, size, most = run.meta.engine, curve.block_size, curve.max_hit_blocks
+    told = engine.num_gpu_blocks if engine is not None else None
+    # One of vLLM's blocks is the null block.
+    usable = told - 1 if told is not None and told > 1 else None
+    knee = curve.size_for_share(KNEE_SHARE) if most else None
+    own = tree.own_session_tokens / tree.saved_tokens if tree is not None and tree.saved_tokens else None
+    return CacheSize(
+        block_size=size,
+        unlimited_rate=curve.rate_at(len(curve.sizes)),
+        knee_share=KNEE_SHARE,
+        knee_blocks=knee,
+        knee_tokens=None if knee is None else knee * size,
+        engine_blocks=usable,
+        engine_tokens=None if usable is None else usable * size,
+        engine_rate=None if usable is None else curve.rate_at(usable),
+        engine_share=None if usable is None or not most else curve.hits_at(usable) / most,
+        own_session_share=own if any(session is not None for session in run.sessions) else None,
+    )

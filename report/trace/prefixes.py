@@ -1,0 +1,164 @@
+"""The prefix tree as an icicle: as wide as the tokens that a prefix saves, as deep as it reaches into the prompt."""
+
+from typing import Final
+
+from measure.cache.prefixtree import PrefixNode, PrefixTree
+from measure.table import TextTable
+from measure.wording import compact, count, share_of
+from report.files.measured import Measured
+from report.pages.figures import Figure, Trace, axis, figure
+from report.trace.panels import Panel
+
+_TITLE: Final = "Prefixes that save prefill"
+LISTED: Final = 12
+"""Prefixes in the table."""
+_LABELLED: Final = 0.09
+"""Least share of the width that a label needs."""
+
+
+def prefix_panels(measured: Measured) -> list[Panel]:
+    """Return the tree of prefixes."""
+    study, place = measured.study, "prefixes"
+    if study is None:
+        return [Panel(place, _TITLE, missing="The trace has no block hashes.")]
+    if study.tree is None:
+        return [Panel(place, _TITLE, missing="Its block hashes are not chained: one stands behind different blocks.")]
+    if not study.tree.nodes:
+        return [Panel(place, _TITLE, missing="No block of a prompt came before: there is no prefix to share.")]
+    return [
+        Panel(
+            place,
+            _TITLE,
+            prefix_figure(study.tree),
+            f"Each box is a run of prompt tokens that the same requests begin with. Its width is the prefill that it "
+            f"and all below it save in an unlimited cache, {compact(study.tree.saved_tokens)} tokens together; its "
+            f"height is its place in the prompt. {_own_text(study.tree, measured)}",
+            prefix_table(study.tree),
+        )
+    ]
+
+
+def _own_text(tree: PrefixTree, measured: Measured) -> str:
+    if measured.metrics.cache is None or measured.metrics.cache.own_session_share is None:
+        return ""
+    own = share_of(tree.own_session_tokens, tree.saved_tokens)
+    return f"Caches that no two sessions share would save {own} of it."
+
+
+def prefix_figure(tree: PrefixTree) -> Figure:
+    """Draw every node as a bar: children side by side under their parent, the largest first."""
+    lefts = left_edges(tree)
+    classes: dict[tuple[str, int], list[int]] = {
+        ("shared by several sessions", 1): [],
+        ("in one session only", 3): [],
+        ("shared by several requests", 6): [],
+        ("smaller prefixes together", -1): [],
+    }
+    for place, node in enumerate(tree.nodes):
+        classes[_class(node)].append(place)
+    data = [_bars(tree, name, slot, places, lefts) for (name, slot), places in classes.items() if places]
+    x_axis = axis("prompt tokens saved", range=[0, tree.saved_tokens], tickformat=",d", nticks=7)
+    y_axis = axis("place in the prompt (tokens)", autorange="reversed", tickformat=",d")
+    return figure(data, x_axis, y_axis, barmode="overlay", height=420, uniformtext={"minsize": 10, "mode": "hide"})
+
+
+def _class(node: PrefixNode) -> tuple[str, int]:
+    if not node.name:
+        return "smaller prefixes together", -1
+    if node.sessions is None:
+        return "shared by several requests", 6
+    return ("shared by several sessions", 1) if node.sessions > 1 else ("in one session only", 3)
+
+
+def left_edges(tree: PrefixTree) -> list[int]:
+    """Return the left edge of each node in saved tokens: sums of smaller subtrees stand last."""
+    lefts, used = [0] * len(tree.nodes), dict[int | None, int]()
+    order = sorted(
+        range(len(tree.nodes)), key=lambda place: (not tree.nodes[place].name, -tree.nodes[place].below_tokens)
+    )
+    for place in sorted(order, key=lambda place: _depth(tree, place)):
+        node = tree.nodes[place]
+        start = used.get(node.parent, 0 if node.parent is None else lefts[node.parent])
+        lefts[place], used[node.parent] = start, start + node.below_tokens
+    return lefts
+
+
+def _depth(tree: PrefixTree, place: int) -> int:
+    depth, parent = 0, tree.nodes[place].parent
+    while parent is not None:
+        depth, parent = depth + 1, tree.nodes[parent].parent
+    return depth
+
+
+def _bars(tree: PrefixTree, name: str, slot: int, places: list[int], lefts: list[int]) -> Trace:
+    nodes = [tree.nodes[place] for place in places]
+    return {
+        "type": "bar",
+        "name": name,
+        "x": [lefts[place] + node.below_tokens / 2 for place, node in zip(places, nodes, strict=True)],
+        "width": [node.below_tokens for node in nodes],
+        "base": [node.from_tokens for node in nodes],
+        "y": [node.to_tokens - node.from_tokens for node in nodes],
+        "text": [_label(tree, node) for node in nodes],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "customdata": [_told(tree, node) for node in nodes],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "meta": {"slot": slot, "part": "points", "edge": 0.5, "opacity": 0.85},
+    }
+
+
+def _label(tree: PrefixTree, node: PrefixNode) -> str:
+    if node.below_tokens < _LABELLED * tree.saved_tokens:
+        return ""
+    if not node.name:
+        return f"{node.prefixes:,} smaller"
+    length = node.to_tokens - node.from_tokens
+    return f"{compact(length)} tokens<br>× {node.requests:,} requests"
+
+
+def _told(tree: PrefixTree, node: PrefixNode) -> str:
+    place = f"prompt tokens {node.from_tokens:,} to {node.to_tokens:,}"
+    if not node.name:
+        return (
+            f"{node.prefixes:,} smaller prefixes, from token {node.from_tokens:,} on<br>{node.requests:,} requests<br>"
+            f"save {_of(tree, node.below_tokens)}"
+        )
+    sessions = "" if node.sessions is None else f" of {node.sessions:,} sessions"
+    return (
+        f"{place}, hash {node.name}…<br>{node.requests:,} requests{sessions}<br>saves {_of(tree, node.saved_tokens)}"
+        f"<br>with all below {_of(tree, node.below_tokens)}"
+        f"<br>the engine served {share_of(node.served_tokens, node.saved_tokens)} of its own"
+    )
+
+
+def _of(tree: PrefixTree, tokens: int) -> str:
+    return f"{count(tokens)} tokens ({share_of(tokens, tree.saved_tokens)})"
+
+
+def prefix_table(tree: PrefixTree) -> TextTable:
+    """List the prefixes that save the most themselves."""
+    largest = sorted((node for node in tree.nodes if node.name), key=lambda node: -node.saved_tokens)[:LISTED]
+    rows = [
+        [
+            node.name,
+            f"{node.from_tokens:,}–{node.to_tokens:,}",
+            f"{node.requests:,}",
+            "–" if node.sessions is None else f"{node.sessions:,}",
+            count(node.saved_tokens),
+            share_of(node.saved_tokens, tree.saved_tokens),
+            share_of(node.served_tokens, node.saved_tokens),
+        ]
+        for node in largest
+    ]
+    columns = [
+        "prefix (hash)",
+        "prompt tokens",
+        "requests",
+        "sessions",
+        "tokens saved",
+        "of all saved",
+        "served by the engine",
+    ]
+    return TextTable(columns, rows)

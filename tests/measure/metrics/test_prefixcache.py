@@ -1,0 +1,79 @@
+"""Hits by size of cache as a metric: a hand-computed trace, and the same numbers as the accounts of hits."""
+
+from pathlib import Path
+
+import pytest
+
+from measure.metrics.prefixcache import KNEE_SHARE
+from measure.metrics.results import CacheSize
+from measure.metrics.trace import measure_run, read_run, study_chains
+from tests.measure.metrics.made import request, run_of
+from tracefile import BlockHash, Engine, Record, SessionId
+
+CAPTURE = Path(__file__).parents[3] / "data" / "captures" / "128x2" / "session-short.jsonl.zst"
+
+
+def asked(name: str, at_ms: float, blocks: list[int], session: str, **more: int) -> Record:
+    """A prompt of so many blocks of 16 tokens, and a token more."""
+    hashes = [BlockHash(block) for block in blocks]
+    tokens = 16 * len(blocks) + 1
+    return request(
+        name, at_ms, e2e_ms=1.0, prompt_tokens=tokens, block_hashes=hashes, session_id=SessionId(session), **more
+    )
+
+
+def test_knee_and_todays_size() -> None:
+    # a and b alternate: a's blocks 1 2 come again after b's 3, so that they need a cache of three blocks.
+    records = [asked("1", 0.0, [1, 2], "a"), asked("2", 10.0, [3], "b"), asked("3", 20.0, [1, 2], "a")]
+    found = measure_run(run_of(records, block_size=16, engine=Engine(num_gpu_blocks=3))).cache
+    tokens = 33 + 17 + 33
+    assert found == CacheSize(
+        block_size=16,
+        unlimited_rate=32 / tokens,
+        knee_share=0.95,
+        knee_blocks=3,
+        knee_tokens=48,
+        engine_blocks=2,  # one of three is vLLM's null block
+        engine_tokens=32,
+        engine_rate=16 / tokens,  # of LRU's last two touched, 3 and 1, the root is there
+        engine_share=0.5,
+        own_session_share=1.0,
+    )
+
+
+def test_blocks_of_the_engines_size() -> None:
+    records = [asked("1", 0.0, [1, 2, 3], "a"), asked("2", 10.0, [1, 2, 3], "b")]
+    found = measure_run(run_of(records, block_size=16, engine=Engine(block_size=32))).cache
+    assert found is not None
+    assert (found.block_size, found.knee_blocks, found.unlimited_rate) == (32, 1, 32 / 98)
+    assert (found.engine_blocks, found.engine_share, found.own_session_share) == (None, None, 0.0)
+
+
+def test_a_trace_without_hashes_or_hits() -> None:
+    assert measure_run(run_of([request("1", 0.0, prompt_tokens=9)], block_size=16)).cache is None
+    found = measure_run(run_of([asked("1", 0.0, [1, 2], "a")], block_size=16)).cache
+    assert found is not None
+    assert (found.unlimited_rate, found.knee_blocks, found.own_session_share) == (0.0, None, None)
+
+
+def test_a_prompt_with_log_probabilities_is_not_looked_up() -> None:
+    records = [asked("1", 0.0, [1, 2], "a"), asked("2", 10.0, [1, 2], "a", prompt_logprobs=1)]
+    run = run_of(records, block_size=16)
+    assert run.reusable_tokens.tolist() == [0, 0]
+    found = measure_run(run).cache
+    assert found is not None
+    assert found.unlimited_rate == 0.0
+
+
+def test_curve_tree_and_accounts_have_the_same_hits() -> None:
+    run = read_run(CAPTURE)
+    metrics, study = measure_run(run), study_chains(run)
+    assert study is not None
+    assert study.tree is not None
+    simulated = metrics.hits.simulated["all"].tokens
+    assert int(study.curve.hit_tokens[-1]) == study.tree.saved_tokens == simulated > 0
+    assert sum(node.saved_tokens for node in study.tree.nodes) == simulated
+    assert metrics.cache is not None
+    assert study.curve.hits_at(metrics.cache.knee_blocks or 0) >= KNEE_SHARE * study.curve.max_hit_blocks
+    assert study.curve.hits_at((metrics.cache.knee_blocks or 0) - 1) < KNEE_SHARE * study.curve.max_hit_blocks
+    assert metrics.cache.engine_share == pytest.approx(1.0)
