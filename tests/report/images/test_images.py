@@ -100,10 +100,26 @@ def test_colours_dashes_steps_and_ticks_are_the_pages() -> None:
     assert step.count("L") == 4  # across, then down, twice
 
 
+def test_error_bars_reach_their_ends() -> None:
+    reach = {"type": "data", "symmetric": False, "array": [2.0], "arrayminus": [1.0]}
+    data = [points([3.0], [5.0], 1, {"size": 9}, error_x=reach, error_y=reach)]
+    root = drawn(figure(data, axis("a", range=[0, 10]), axis("b", range=[0, 10])))
+    bars = [path for path in root.iter(f"{SVG}path") if f"stroke: {slot_colour(1)}" in path.get("style", "")]
+    ends = [places_in(path) for path in bars if len(places_in(path)) == 2]
+    frame = places_in(next(next(one for one in root.iter() if one.get("id") == "patch_2").iter(f"{SVG}path")))
+    for at in (0, 1):
+        whole = max(place[at] for place in frame) - min(place[at] for place in frame)
+        longest = max(abs(first[at] - last[at]) for first, last in ends)
+        assert longest / whole == pytest.approx(0.3, abs=0.001)  # from 2 to 5, and from 4 to 7, of 10
+
+
+def places_in(path: ElementTree.Element) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
+
+
 def ends_of(root: ElementTree.Element, trace: int) -> list[float]:
     """The x coordinates of a trace's path."""
-    path = next(traces(root)[f"trace-{trace}"].iter(f"{SVG}path")).get("d", "")
-    return [float(x) for x in re.findall(r"[ML] (\S+) \S+", path)]
+    return [x for x, _ in places_in(next(traces(root)[f"trace-{trace}"].iter(f"{SVG}path")))]
 
 
 def test_bars_stand_beside_or_on_one_another() -> None:
