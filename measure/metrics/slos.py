@@ -18,7 +18,7 @@ from measure.metrics.workload import wall
 from measure.runs import Run
 from measure.thresholds import Threshold, Unit, parse_threshold
 from tracefile.records.arrays import FloatArray, IntArray
-from tracefile.records.errors import InputError
+from tracefile.records.errors import USAGE_ADVICE, InputError
 
 EXAMPLE: Final = "ttft.p99<=500ms"
 _MOMENTS: Final[dict[str, Callable[[FloatArray], float]]] = {"mean": np.mean, "min": np.min, "max": np.max}
@@ -113,10 +113,7 @@ def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
     threshold = slo.threshold
     found = _value(run, threshold, workload)
     if found is None:
-        cohort = f" in {threshold.cohort}" if threshold.cohort else ""
-        raise InputError(
-            f"--slo {threshold.text}: {run.file} has no {threshold.metric}{cohort}; expected a trace with it"
-        )
+        raise InputError(f"--slo {threshold.text}: {run.file} {_lack(run, threshold)}")
     value, n = found
     return SloResult(
         slo=threshold.text,
@@ -126,6 +123,38 @@ def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
         met=threshold.holds(value),
         n=n,
     )
+
+
+_NEEDED: Final = {
+    ("lag", "ttft_from_schedule"): "scheduled_ms; expected a trace of loadgen or replay",
+    ("ttft", "session.ttft", "session.ttfat"): "ttft_ms; expected streamed responses, or a limit on e2e",
+    ("itl", "tpot", "tpot_veeksha", "tbc", "interactivity_tps", "session.decode_tps"): "itl_ms; expected streamed "
+    "responses of several tokens, or a limit on e2e",
+    ("cached_tps", "uncached_tps", "session.hit_rate"): f"prompt_tokens and cached_tokens; {USAGE_ADVICE}",
+    ("session.eligible_hit_rate",): f"cached_tokens and block_hashes; {USAGE_ADVICE}",
+    ("output_tokens", "e2e_per_token", "completion_tps"): f"output_tokens and e2e_ms; {USAGE_ADVICE}",
+    ("input_tokens", "prompt_tps"): f"prompt_tokens and e2e_ms; {USAGE_ADVICE}",
+    (
+        "e2e",
+        "session.latency",
+        "requests_per_s",
+    ): "arrival_ms and e2e_ms of completed requests; expected a trace with ends",
+}
+"""Fields that each metric is made of, and the way to a trace with them."""
+
+
+def _lack(run: Run, threshold: Threshold) -> str:
+    """Return what an SLO needs and the trace lacks, and what to do."""
+    metric, cohort = threshold.metric, threshold.cohort
+    if cohort is not None:
+        there = cohort_rows(own_traits(run))
+        if cohort not in there:
+            return f"has no request in {cohort}; expected one of {', '.join(there)}"
+    if threshold.key == "steady_per_gpu":
+        return f"has no {metric} a GPU; expected --gpus N"
+    needed = next((told for names, told in _NEEDED.items() if metric in names), None)
+    within = "" if cohort is None else f" in {cohort}"
+    return f"has no {metric}{within}" + ("; expected a trace with it" if needed is None else f": it needs {needed}")
 
 
 def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, int] | None:

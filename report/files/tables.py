@@ -46,11 +46,12 @@ def _write_parquet(table: Table, path: Path) -> None:
 
 
 def _write_spans(measured: Measured, path: Path) -> None:
+    loss = Loss()
     try:
         with open_trace(measured.path) as reader, open(path, "wb") as file:
-            file.writelines(export_lines("otlp", Export(reader.meta, reader, str(measured.path), Loss())))
-    except InputError as error:  # none with lengths, or stdin, which is read by now
-        raise Lacking(str(error)) from None
+            file.writelines(export_lines("otlp", Export(reader.meta, reader, str(measured.path), loss)))
+    except InputError as error:  # none with lengths and arrivals, or stdin, which is read by now
+        raise Lacking(f"{loss.reasons()} in any request" if loss.left_out else str(error)) from None
 
 
 def _of(table_of: Callable[[Run], Table], write: Callable[[Table, Path], None]) -> Writer:

@@ -62,7 +62,9 @@ def requests_of(run: Run) -> Requests:
         delta_tokens=np.where(both, run.prompt_tokens - accounted, UNKNOWN),
         target_tokens=np.where(planned, np.maximum(run.planned_prompt_tokens - accounted, 0), UNKNOWN),
         ttfc=ttfc,
-        tpot=np.where(later > 0, (e2e - ttfc) / np.maximum(later, 1), 0.0),
+        tpot=np.where(
+            later > 0, (e2e - ttfc) / np.maximum(later, 1), np.where(run.output_tokens == UNKNOWN, np.nan, 0.0)
+        ),
         e2e=e2e,
         tbc=run.gap_ms / 1000,
     )
@@ -154,6 +156,8 @@ def throughput_metrics(run: Run) -> dict[str, float]:
     found = requests_of(run)
     if not len(found.tbc):
         raise Lacking("no gaps between tokens (itl_ms)")
+    if np.isnan(found.tpot).all():
+        raise Lacking("no completed request has its output length (output_tokens)")
     mean, p99 = float(np.nanmean(found.tpot)), float(np.quantile(found.tbc, 0.99))
     if not mean or not p99:
         raise Lacking("its gaps between tokens (itl_ms) are 0")
@@ -173,7 +177,10 @@ def slo_results(measured: Measured) -> dict[str, Any]:
         if metric is None or threshold.percentile is None or threshold.op not in ("<=", "<") or threshold.cohort:
             continue
         values: FloatArray = getattr(found, metric)
-        observed = float(np.nanpercentile(values, threshold.percentile)) if len(values) else float("nan")
+        values = values[~np.isnan(values)]
+        if not len(values):
+            continue
+        observed = float(np.percentile(values, threshold.percentile))
         results.append(
             {
                 "met": threshold.holds(observed * 1000),
@@ -258,6 +265,17 @@ DISTRIBUTIONS: Final = {
 """Column title of each ``<metric>.csv``."""
 UNITS: Final = {"num_": "tokens", "size": "requests", "throughput": "tokens/s", "normalized": "s/token"}
 """By a part of the metric's name; all others are seconds."""
+FIELDS: Final = {
+    "num_prompt": "prompt_tokens",
+    "num_total": "prompt_tokens and output_tokens",
+    "num_output": "output_tokens",
+    "tpot": "output_tokens",
+    "tbc": "itl_ms",
+    "normalized": "output_tokens",
+    "throughput": "output_tokens",
+    "session_duration": "arrival_ms and e2e_ms",
+}
+"""Fields that a metric needs beside times, by a part of its name."""
 
 
 def distribution(run: Run, name: str) -> FloatArray:
@@ -291,7 +309,8 @@ def _quantiles(run: Run, name: str) -> list[float]:
     values = distribution(run, name)
     values = values[~np.isnan(values)]
     if not len(values):
-        raise Lacking("no completed request or session has it")
+        needed = next((fields for part, fields in FIELDS.items() if part in name), "ttft_ms or e2e_ms")
+        raise Lacking(f"no completed request or session has {needed}")
     found: list[float] = np.quantile(values, LEVELS, method="lower").tolist()
     return found
 

@@ -222,7 +222,9 @@ def test_an_slo_decides_the_exit_code_once_everything_is_told(
     with pytest.raises(InputError, match="no metric 'ttfx'"):
         load(engine, tmp_path / "v", [*few, "--slo", "ttfx.p99<=1s"])
     assert not (tmp_path / "v").exists()
-    with pytest.raises(InputError, match="w has no ttft; expected a trace with it"):
+    with pytest.raises(
+        InputError, match="w has no ttft: it needs ttft_ms; expected streamed responses, or a limit on e2e"
+    ):
         load(engine, tmp_path / "w", [*few, "--no-stream", "--slo", "ttft.p99<=1s"])
     assert "E2E ms" in capsys.readouterr().out
 

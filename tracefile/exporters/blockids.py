@@ -14,7 +14,10 @@ class BlockIds:
 
     def __init__(self, meta: Meta, where: str) -> None:
         if meta.block_size is None:
-            raise InputError(f"{where}: meta.block_size: missing; expected a trace with block hashes")
+            raise InputError(
+                f"{where}: meta.block_size: missing; expected a trace with block hashes, or --to trie, "
+                "aiperf-mooncake, otlp or vllm-vcr, which need none"
+            )
         self.block_size = meta.block_size
         self._numbers: dict[int, int] = {}
         self._partial: dict[int, int] = {}

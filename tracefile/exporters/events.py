@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from tracefile.exporters.blockids import BlockIds
-from tracefile.exporters.loss import Loss, with_arrivals, with_lengths
+from tracefile.exporters.loss import NO_PROMPT_TOKENS, Loss, with_arrivals, with_lengths
 from tracefile.importers.dynamo import DYNAMO_SCHEMA, KEPT
 from tracefile.records.schema import Meta, Record
 
@@ -28,6 +28,7 @@ def dynamo_lines(records: Iterable[Record], meta: Meta, ids: BlockIds, loss: Los
             loss.left_out["no prompt, or no output"] += 1
             continue
         loss.kept += 1
+        _note_end(record, loss)
         event: dict[str, Any] = {
             "schema": DYNAMO_SCHEMA,
             "event_type": "request_end",
@@ -42,6 +43,11 @@ def dynamo_lines(records: Iterable[Record], meta: Meta, ids: BlockIds, loss: Los
             loss.changed["lose their session: the first request has none"] += 1
         event["request"] = _dynamo_request(record, meta, ids)
         yield msgspec.json.encode(event) + b"\n"
+
+
+def _note_end(record: Record, loss: Loss) -> None:
+    if record.e2e_ms is None:
+        loss.changed["have no end (e2e_ms): they end as they arrive"] += 1
 
 
 def _dynamo_request(record: Record, meta: Meta, ids: BlockIds) -> dict[str, Any]:
@@ -73,7 +79,10 @@ def _unix_ms(meta: Meta, at_ms: float) -> int:
 def otlp_lines(records: Iterable[Record], meta: Meta, loss: Loss) -> Iterator[bytes]:
     """Export requests of OTLP, some hundred spans a line."""
     usable = with_arrivals(with_lengths(records, loss), loss)
-    while some := [_span(record, meta) for record in islice(usable, SPANS_A_LINE)]:
+    while part := list(islice(usable, SPANS_A_LINE)):
+        for record in part:
+            _note_end(record, loss)
+        some = [_span(record, meta) for record in part]
         loss.kept += len(some)
         scope = {"scope": {"name": "kvtape"}, "spans": some}
         resource = {"attributes": _attributes({"service.name": "kvtape"})}
@@ -145,7 +154,7 @@ def vcr_lines(records: Iterable[Record], meta: Meta, loss: Loss) -> Iterator[byt
     yield msgspec.json.encode({"meta": {name: value for name, value in header.items() if value is not None}}) + b"\n"
     for record in records:
         if record.prompt_tokens is None:
-            loss.left_out["no prompt_tokens"] += 1
+            loss.left_out[NO_PROMPT_TOKENS] += 1
             continue
         loss.kept += 1
         if record.cached_tokens is None:

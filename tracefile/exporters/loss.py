@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
-from tracefile.records.errors import InputError
+from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.schema import Record
 
 
@@ -27,17 +28,34 @@ class Loss:
         """Raise InputError if no request was kept."""
         if self.kept:
             return
-        reasons = ", ".join(self.left_out) or "the trace has no requests"
-        raise InputError(f"{where}: nothing to write as {target}: {reasons}; expected such requests, or another --to")
+        raise InputError(f"{where}: nothing to write as {target}: {self.reasons()}{self._advice()}")
+
+    def reasons(self) -> str:
+        """Return the reasons why requests have no line."""
+        return ", ".join(self.left_out) or "the trace has no requests"
+
+    def _advice(self) -> str:
+        advice = [_ADVICE[reason] for reason in self.left_out if reason in _ADVICE]
+        return "".join(f"; {one}" for one in dict.fromkeys(advice)) or "; expected other requests"
+
+
+NO_PROMPT_TOKENS: Final = "no prompt_tokens"
+NO_OUTPUT_TOKENS: Final = "no output_tokens"
+NO_ARRIVAL: Final = "no arrival_ms"
+_ADVICE: Final = {
+    NO_PROMPT_TOKENS: USAGE_ADVICE,
+    NO_OUTPUT_TOKENS: f"{USAGE_ADVICE}, or choose --to vllm-vcr, which needs none",
+    NO_ARRIVAL: "choose --to trie, aiperf-mooncake or vllm-vcr, which need none",
+}
 
 
 def with_lengths(records: Iterable[Record], loss: Loss) -> Iterator[Record]:
     """Records whose prompt and output lengths are known."""
     for record in records:
         if record.prompt_tokens is None:
-            loss.left_out["no prompt_tokens"] += 1
+            loss.left_out[NO_PROMPT_TOKENS] += 1
         elif record.output_tokens is None:
-            loss.left_out["no output_tokens"] += 1
+            loss.left_out[NO_OUTPUT_TOKENS] += 1
         else:
             yield record
 
@@ -46,6 +64,6 @@ def with_arrivals(records: Iterable[Record], loss: Loss) -> Iterator[Record]:
     """Records whose arrival is known."""
     for record in records:
         if record.arrival_ms is None:
-            loss.left_out["no arrival_ms"] += 1
+            loss.left_out[NO_ARRIVAL] += 1
         else:
             yield record

@@ -1,5 +1,6 @@
 """SLOs: their grammar, their values on a trace, goodput, and what a trace cannot be judged by."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,26 @@ def test_a_file_without_slos_is_named(tmp_path: Path, text: str) -> None:
         parse_slos([], file)
     with pytest.raises(InputError, match="No such file or directory; expected a TOML file"):
         parse_slos([], tmp_path / "absent.toml")
+
+
+BARE = request("a", 0.0, e2e_ms=9.0)
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        ("ttft.p99<=1s", "run.jsonl has no ttft: it needs ttft_ms; expected streamed responses, or a limit on e2e"),
+        ("lag.p99<=1s", "has no lag: it needs scheduled_ms; expected a trace of loadgen or replay"),
+        ("itl.p50<=1s", "has no itl: it needs itl_ms; expected streamed responses of several tokens"),
+        ("session.hit_rate.p50>=1%", "it needs prompt_tokens and cached_tokens; capture with tap"),
+        ("session.eligible_hit_rate.p50>=1%", "it needs cached_tokens and block_hashes; capture with"),
+        ("completion_tps>=1", "has no completion_tps: it needs output_tokens and e2e_ms; capture with"),
+        ("completion_tps.steady_per_gpu>=1", "has no completion_tps a GPU; expected --gpus N"),
+        ("turns2+.e2e.p50<=1s", "run.jsonl has no request in turns2+; expected one of all"),
+    ],
+)
+def test_a_metric_that_the_trace_lacks_is_named_with_the_way_to_it(slo: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        measure_run(run_of([BARE]), slos=parse_slos([slo]))
+    assert str(caught.value).startswith(f"--slo {slo}: ")
+    assert "\n" not in str(caught.value)

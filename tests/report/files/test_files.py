@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -292,6 +293,41 @@ def test_what_the_trace_lacks_is_named_and_left_out(tmp_path: Path, capsys: pyte
     written = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert written | left_out == set(folder.FILES)
     assert not written & left_out
+
+
+@pytest.mark.parametrize(
+    ("lack", "lines"),
+    [
+        (
+            {"output_tokens": None},
+            [
+                "spans.otlp.jsonl left out: no output_tokens in any request",
+                "veeksha/metrics/throughput_metrics.json left out: no completed request has its output length "
+                "(output_tokens)",
+                "veeksha/metrics/num_output_tokens.csv left out: no completed request or session has output_tokens",
+            ],
+        ),
+        ({"prompt_tokens": None}, ["spans.otlp.jsonl left out: no prompt_tokens in any request"]),
+        ({"arrival_ms": None}, ["timeline.json left out: no request has its times (arrival_ms, e2e_ms)"]),
+        (
+            {"e2e_ms": None},
+            [
+                "evalscope/*.json left out: no completed request has its times (arrival_ms, e2e_ms)",
+                "veeksha/metrics/session_duration.csv left out: no completed request or session has arrival_ms and "
+                "e2e_ms",
+            ],
+        ),
+    ],
+)
+def test_each_lack_is_a_line_with_its_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lack: dict[str, Any], lines: list[str]
+) -> None:
+    out = shown(tmp_path, records=[msgspec.structs.replace(record, **lack) for record in RECORDS])
+    said = capsys.readouterr().err.splitlines()
+    assert {f"{out}: {line}" for line in lines} <= set(said)
+    if "output_tokens" in lack:
+        rows = rows_of(out / "veeksha/metrics/request_level_metrics.jsonl")
+        assert {row["tpot"] for row in rows} == {None}  # unknown, not 0
 
 
 def test_a_folder_is_replaced_only_if_asked_and_only_its_own_files(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -214,14 +215,23 @@ def test_a_trace_that_a_format_cannot_hold_is_refused_in_a_line(tmp_path: Path, 
     bare = Record(request_id=RequestId("a"))
     meta = Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"))
     out = tmp_path / "o"
-    with pytest.raises(InputError, match=f"nothing to write as {target}: no "):
+    advice = "capture with tap --inject usage" if target != "trie" else ""
+    with pytest.raises(InputError, match=f"nothing to write as {target}: no .*; {advice}"):
         main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", target])
     assert not out.exists()
 
 
+@pytest.mark.parametrize("target", ["dynamo", "otlp"])
+def test_requests_without_an_end_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    exported(tmp_path, target, records=(msgspec.structs.replace(FIRST, e2e_ms=None),))
+    assert "1 requests have no end (e2e_ms): they end as they arrive" in capsys.readouterr().err
+
+
 def test_a_trace_without_hashes_has_no_blocks_to_name(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", FIRST, meta=Meta())
-    with pytest.raises(InputError, match=r"meta\.block_size: missing; expected a trace with block hashes"):
+    with pytest.raises(
+        InputError, match=r"meta\.block_size: missing; expected a trace with block hashes, or --to trie"
+    ):
         main(["convert", path, str(tmp_path / "o"), "--to", "dynamo"])
 
 
