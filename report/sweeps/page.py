@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from measure.table import TextTable
 from measure.wording import factor
-from report.pages.figures import DASHED, Figure, Trace, axis, figure, line, plain, points
+from report.pages.figures import DASHED, Figure, Trace, axis, figure, line, log_scale, plain, points
 from report.pages.page import Card, cohort_id, render
 from report.sweeps.results import Contrast, Point, Ratio, Sweep, Value, Workload
 from report.sweeps.terminal import contrast_table, latency_table, overview_table
@@ -284,6 +284,10 @@ def _forest(sweep: Sweep, slots: dict[str, int]) -> Panel:
     rows = {"tickvals": list(range(len(names))), "ticktext": [text for *_, text in names], "autorange": "reversed"}
     x_axis = axis("ratio", type="log")
     drawn = figure([even, *data], x_axis, rows, height=140 + 26 * len(names)) if data else None
+    if drawn is not None:
+        found = [ratio for _, pair in pairs for point in pair.points if (ratio := point.ratios["ttft_p90_ms"])]
+        ends = [end for ratio in found for end in (ratio.low or ratio.value, ratio.high or ratio.value, 1.0)]
+        drawn["layout"]["meta"]["log"]["xaxis"] = log_scale(min(ends), max(ends))
     return Panel("all", title, drawn, CAPTIONS["all"], toggles="x")
 
 
