@@ -112,6 +112,8 @@ LOSING_P: Final = 0.02
 def standard_gates(result: Comparison) -> Iterator[GateResult]:
     """Check the gates of every ensemble."""
     for label, forecast in result.forecasts.items():
+        if forecast.pace is not None:  # the capture itself told it
+            continue
         pair = result.pairs[label]
         yield from _cached(label, pair, forecast, result.min_cell)
         yield from _quantiles(label, pair, forecast)

@@ -11,7 +11,7 @@ from measure.metrics.health import check_lag
 from measure.resampling import CONFIDENCE, FEWEST_UNITS
 from measure.runs import Run
 from measure.wording import factor, listed, rounded_hits, share, signed_percent
-from report.compare.results import Duration, Pair, Provenance, QuantileError
+from report.compare.results import Duration, Forecast, Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
 
 _NAMED = ("p50", "p90", "p99")
@@ -22,6 +22,11 @@ def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_ce
     if not pairs:
         return [f"{listed(list(traces))}: nothing to compare with."]
     return [_sentence(label, traces, pairs[label], min_cell, draws) for label in ordered_labels(traces, pairs)]
+
+
+def beyond_range(forecast: Forecast) -> str:
+    """Return a sentence about a load that no fitted capture had."""
+    return f"the load is beyond the fitted captures ({listed(forecast.beyond_fit)}); the band is wider for it."
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:

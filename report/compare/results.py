@@ -232,6 +232,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     saturated: bool
     preempted: int
     fitted_captures: int = 0
+    pace: float | None = None
+    """Time of the capture's own steps over the model's, by which it was scaled. Null: it was not; a forecast that
+    was scaled is judged by no default gate."""
     other_settings: list[str] = []
     """Settings that differ from those of the fit."""
     beyond_fit: list[str] = []

@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sim.fit.observations import Observations, observe
+from sim.fit.observations import Observations
+from sim.fit.pace import capture_steps
 from sim.fit.regression import speed
-from sim.fit.variants import prepare_capture, schedule_of
 from sim.latency.modelfile import Model
 from sim.latency.terms import DECODES
-from sim.workload.arrivals import plan_arrivals
 from tracefile import load_trace
 from tracefile.records.arrays import FloatArray
 
@@ -36,11 +35,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(trace: Path, model: Model) -> Pace:
     """Return the step times of a capture."""
     meta, records = load_trace(trace)
-    hashed = any(record.block_hashes is not None for record in records)
-    arrivals = plan_arrivals(meta, records, model.engine.block_size, path=str(trace), cold_prompts=not hashed)
-    capture = prepare_capture(records, arrivals, model.engine, "factual")
     parameters = np.array(model.costs)
-    seen = observe(capture.records, schedule_of(capture, model.engine), model.frontend_placement, model.costs)
+    seen = capture_steps(meta, records, model, str(trace))
     ratio = seen.seen_ms / np.maximum(seen.counts @ parameters, 1e-6)
     return Pace(steps=round(float(np.exp(speed(seen, parameters))), 3), decodes=_by_answers(seen, ratio))
 

@@ -23,6 +23,7 @@ from sim.fit.identification import (
     next_seed,
     require_enough,
 )
+from sim.fit.pace import paced_model
 from sim.fit.regression import Drift, bootstrap, estimate_drift, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors, locate_misfit
 from sim.fit.schedule import Reconstruction
@@ -39,7 +40,7 @@ from sim.fit.variants import (
     schedule_of,
     with_chosen_terms,
 )
-from sim.latency.modelfile import FitTrace, Model, Parameter, save_model
+from sim.latency.modelfile import FitTrace, Model, Parameter, load_model, save_model
 from sim.latency.terms import EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides
 from sim.vllm.settings import Settings, model_name, settle
@@ -74,8 +75,11 @@ class FitConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="captures of one engine")
+    parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="captures of one engine")
     parser.add_argument("-o", "--output", type=Path, required=True, help="model.json to write")
+    pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
+    pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
+    pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions (default 400; 0: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
     add_fit_flags(parser)
@@ -109,7 +113,19 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    fit_and_save(read_config(arguments))
+    """Fit; with ``--pace-from``, scale a model instead."""
+    paced = (arguments.pace_from, arguments.latency_model)
+    if paced == (None, None):
+        if not arguments.traces:
+            raise InputError("TRACE: none; expected captures of one engine")
+        fit_and_save(read_config(arguments))
+        return 0
+    if None in paced or arguments.traces:
+        raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no TRACE")
+    check_output(arguments.output, MODEL, paced, "--output")
+    model = paced_model(load_model(arguments.latency_model), arguments.pace_from)
+    save_model(model, arguments.output)
+    print(model.diagnostics["pace"]["said"], f"{arguments.output}: written", sep="\n")
     return 0
 
 

@@ -176,7 +176,7 @@ class _Steps:
 
 def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
     """Estimate quantiles of log(seen / predicted) by step length, their autocorrelation, the API server's quantiles."""
-    seen = _with_late_reads_joined(seen, seen.counts @ parameters)
+    seen = with_late_reads_joined(seen, seen.counts @ parameters)
     predicted_ms = seen.counts @ parameters
     front_ms = seen.counts[:, NUM_STEP_TERMS:] @ parameters[NUM_STEP_TERMS:]
     told = (front_ms < _SMALL_FRONT * predicted_ms) & (seen.seen_ms > front_ms)
@@ -209,7 +209,7 @@ def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
     )
 
 
-def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
+def with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
     """Join prefills that are far too short to the interval before, if that is as much too long: tokens read late."""
     lacking_ms = predicted_ms - seen.seen_ms
     follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]

@@ -19,7 +19,7 @@ from sim.engine.simstate import build_state
 from sim.fit.capturedschedule import reconstruct
 from sim.fit.factualhits import factual_pool, with_factual_hits
 from sim.fit.observations import Observations, observe
-from sim.fit.regression import Solution, solve
+from sim.fit.regression import Solution, solve, with_late_reads_joined
 from sim.fit.residuals import Requests, requests_of
 from sim.fit.schedule import Reconstruction
 from sim.kernels.loop import run_state
@@ -140,6 +140,9 @@ def _look(
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )
+        solution = solve(seen, columns_of(terms))
+        # A first token that was read late, with the next step's or after it, tells of two steps together only.
+        seen = with_late_reads_joined(seen, seen.counts @ solution.parameters)
         solution = solve(seen, columns_of(terms))
         costs = solution.parameters
     return seen, solution

@@ -75,17 +75,19 @@ class Interval:
     high: float
 
 
-def members(model: Model, count: int, seed: int) -> list[Model]:
+def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> list[Model]:
     """Return ``count`` models that the captures allow: draws in random order, each once before any comes again.
 
-    Speeds are quantiles of Student's t (normal where drift is known) at the ranks 1 to ``count`` of ``count`` + 1.
+    Speeds are quantiles of Student's t (normal where drift is known) at the ranks 1 to ``count`` of ``count`` + 1;
+    ``beyond_log_sd`` spreads them further, where a load is beyond what was fitted.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
     rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
     order = np.resize(random.permutation(len(rows)), count)
     shares = (random.permutation(count) + 1.0) / (count + 1)
     scores = stdtrit(model.drift_freedom, shares) if model.drift_freedom else ndtri(shares)
-    speeds = np.exp(model.drift_log_sd * scores).tolist()
+    farther = beyond_log_sd * ndtri((random.permutation(count) + 1.0) / (count + 1)) if beyond_log_sd else 0.0
+    speeds = np.exp(model.drift_log_sd * scores + farther).tolist()
     return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
 
 

@@ -2,11 +2,13 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
@@ -17,9 +19,10 @@ from report.compare.results import Forecast as Facts
 from report.compare.terminal import console_for, print_comparison
 from report.output import Pictures, add_picture_arguments, pictures_of, print_json
 from sim.engine.results import predicted_meta
+from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
 from sim.forecast.baselines import cold_predictors, predictors
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.saturation import beyond_fit, demand_of, other_settings, run_point
+from sim.forecast.saturation import beyond_fit, beyond_log_sd, demand_of, other_settings, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
@@ -32,6 +35,7 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.storage.output import refuse_inputs
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
+AT_PACE = "predicted-at-pace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class ValidateConfig:
     cold: tuple[Path, ...] = ()
     """Captures without sharing: the first is forecast, the others repeat it."""
     also: Mapping[str, Path] = field(default_factory=dict)
+    at_pace: bool = True
+    """Forecast a second time, at the pace of the capture's own steps."""
     judged: IntArray | None = None
     """Rows of the trace that the forecast is judged on, None: all. The forecast is of the whole load either way."""
 
@@ -106,6 +112,9 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         "--no-default-gates",
         action="store_true",
         help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands, baselines (docs/model.md)",
+    )
+    parser.add_argument(
+        "--no-pace", action="store_true", help="no second forecast at the pace of the capture's own steps, ungated"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_picture_arguments(parser)
@@ -162,6 +171,7 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
         bootstrap=arguments.bootstrap,
         gates=tuple(arguments.gate),
         standard=not arguments.no_default_gates,
+        at_pace=not arguments.no_pace,
         json=arguments.json,
     )
 
@@ -193,6 +203,10 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     simple = predictors(model, whole, [runs[label] for label in again])
     forecasts = _predict(config, model, captured, as_it_was, whole)
     predicted = {PREDICTED: Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
+    if (pace := _own_pace(config, model, captured)) is not None:
+        paced, facts = _predict(config, with_pace(model, pace), captured, as_it_was, whole)
+        facts = msgspec.structs.replace(facts, pace=pace.factor)
+        predicted[AT_PACE] = Predicted(CAPTURED, paced, facts, {})
     if cold:
         runs |= {label: load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
@@ -210,19 +224,32 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     )
 
 
+def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> Pace | None:
+    """Return the pace of the capture's steps; None: not wanted, or too few are seen."""
+    if not config.at_pace or config.judged is not None:
+        return None
+    own = msgspec.structs.replace(model, engine=captured.engine)
+    try:
+        seen = capture_steps(captured.meta, list(captured.records), own, str(config.trace))
+        return measure_pace(seen, own, str(config.trace))
+    except InputError as error:
+        print(f"sim validate: no forecast at the capture's pace: {error}", file=sys.stderr)
+        return None
+
+
 def _predict(
     config: ValidateConfig, model: Model, captured: Captured, scenario: Scenario, run: Run
 ) -> tuple[list[Run], Facts]:
     load = plan(captured, scenario)
     progress = counted(range(config.members), "forecasts")
+    point = run_point(load.arrivals, load.engine, model)
     found = forecast(
         load.arrivals,
         load.engine,
-        members(model, config.members, config.seed),
+        members(model, config.members, config.seed, beyond_log_sd(point, model)),
         seed=config.seed,
         done=lambda: next(progress, None),
     )
-    point = run_point(load.arrivals, load.engine, model)
     demand = demand_of(point, load.arrivals, load.engine, model)
     facts = Facts(
         model_digest=model_digest(model),
@@ -302,7 +329,7 @@ def _labelled(texts: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in texts:
         label, equals, path = text.partition("=")
-        own = (CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED)
+        own = (CAPTURED, AGAIN, PREDICTED, AT_PACE, COLD, COLD_PREDICTED)
         if not (label and equals and path) or label in found or re.fullmatch(rf"({'|'.join(own)})(-\d+)?", label):
             raise InputError(f"--also {text}: expected LABEL=TRACE with a label of its own")
         found[label] = Path(path)

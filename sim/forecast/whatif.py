@@ -15,7 +15,7 @@ from report.output import add_picture_arguments, pictures_of, print_json
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.saturation import Demand, extrapolations, open_parameters
+from sim.forecast.saturation import Demand, beyond_fit, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
@@ -197,7 +197,7 @@ def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measure
         errors=errors_of(measures, measured) if measured is not None and asked.kind == "capture" else {},
         demand=_said(one.demand),
         warnings=list(
-            open_parameters(model, one.run)
+            [*open_parameters(model, one.run), *beyond_fit(one.run, model)]
             if one is first
             else extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
         ),

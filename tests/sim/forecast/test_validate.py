@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from sim.__main__ import command, main
+from sim.forecast.ensemble import members
+from sim.forecast.saturation import BEYOND_LOG_SD
 from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_model, save_model
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
@@ -120,6 +124,12 @@ def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
     assert passed["cached tok"] is True
     assert passed["TTFT p50 w"] is False
     assert passed["bands hold"] is False
+    # At the pace of the capture's own steps the same shape is right, and no gate asks.
+    paced = result["pairs"]["predicted-at-pace"]["cohorts"]["all"]["ttft"]["p50"]
+    assert abs(paced["signed_error"]) < 0.05
+    assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["p50"]["signed_error"] > 0.2
+    assert result["forecasts"]["predicted-at-pace"]["pace"] == pytest.approx(1 / 1.5, rel=0.05)
+    assert not any(gate["expression"].startswith("predicted-at-pace") for gate in result["gates"])
     assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["verdict"].startswith("off by ")
 
 
@@ -140,12 +150,24 @@ def test_a_failed_gate_says_what_to_do_next(folder: Path) -> None:
 
 def test_other_settings_and_loads_beyond_the_fit_are_likely_causes(folder: Path) -> None:
     model = msgspec.json.decode((folder / "off.json").read_bytes())
-    model["diagnostics"] = {"coverage": {"answers_at_once": 1, "deepest_answer": 10**6}}
+    model["diagnostics"] = {"coverage": {"answers_at_once": 3, "deepest_answer": 10**6}}
     (folder / "narrow.json").write_bytes(msgspec.json.encode(model))
     _, result = validate(folder, "--max-num-seqs", "64", model="narrow.json")
     steps = "; ".join(result["next_steps"])
     assert "the engine is not the fitted one: max_num_seqs 64, fitted under 32" in steps
-    assert "outputs at once, fitted up to 1; fit a capture of such a load too" in steps
+    assert "outputs at once, fitted up to 3; fit a capture of such a load too" in steps
+    [said] = [one for one in result["headline"] if one.startswith("predicted: ")]
+    assert re.search(r"beyond the fitted captures \(\d+ outputs at once, fitted up to 3\); the band is wider", said)
+
+
+def test_a_forecast_beyond_its_fit_has_a_wider_band() -> None:
+    """Without drift and draws all members have one speed; two doublings beyond what was fitted spread them."""
+    model = msgspec.structs.replace(default_model(), drift_log_sd=0.0)
+    near, far = members(model, 32, 1), members(model, 32, 1, 2 * BEYOND_LOG_SD)
+    speeds = np.log([one.parameters["t0_ms"].value / model.parameters["t0_ms"].value for one in far])
+    assert {one.parameters["t0_ms"].value for one in near} == {model.parameters["t0_ms"].value}
+    assert np.std(speeds) == pytest.approx(0.4, rel=0.15)
+    assert np.mean(speeds) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_capture_without_cached_tokens_leaves_their_gate_untested(
@@ -211,6 +233,7 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
     assert {label: (pair["truth"], pair["kind"]) for label, pair in result["pairs"].items()} == {
         "cold": ("captured", "contrast"),
         "predicted": ("captured", "error"),
+        "predicted-at-pace": ("captured", "error"),
         "cold-predicted": ("cold", "error"),
     }
     made = result["forecasts"]["cold-predicted"]

@@ -1,0 +1,111 @@
+"""Pace of an engine: how long the steps of a capture took over what a model gives them. Any traffic tells it.
+
+Neither queues, sessions nor noise are in it, only steps that the capture's schedule names.
+"""
+
+from dataclasses import asdict, dataclass
+from math import exp, hypot, sqrt
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from scipy.special import stdtrit
+
+from sim.fit.observations import Observations, observe
+from sim.fit.regression import speed, with_late_reads_joined
+from sim.fit.variants import prepare_capture, schedule_of
+from sim.latency.modelfile import FitTrace, Model, Parameter
+from sim.workload.arrivals import plan_arrivals
+from tracefile import InputError, Meta, Record, load_trace, trace_digest
+
+FEWEST_INTERVALS = 100
+MOST_BLOCKS = 8
+"""Parts of a capture, in order of time, whose spread tells how well its pace is known, and how long it lasts."""
+_PER_BLOCK = FEWEST_INTERVALS // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Time of a capture's steps over a model's, and how well it is known."""
+
+    factor: float
+    log_sd: float
+    """Standard deviation of log(factor) of another part of such traffic, soon after."""
+    freedom: int
+    """Its degrees of freedom."""
+    intervals: int
+
+    @property
+    def mean_log_error(self) -> float:
+        """Standard error of log(``factor``)."""
+        return self.log_sd / sqrt(self.freedom + 2)
+
+
+def capture_steps(meta: Meta, records: list[Record], model: Model, path: str) -> Observations:
+    """Return the intervals of a capture, whose work ``model.costs`` prices."""
+    hashed = any(record.block_hashes is not None for record in records)
+    arrivals = plan_arrivals(meta, records, model.engine.block_size, path=path, cold_prompts=not hashed)
+    capture = prepare_capture(records, arrivals, model.engine, "factual")
+    schedule = schedule_of(capture, model.engine)
+    seen = observe(capture.records, schedule, model.frontend_placement, model.costs)
+    return with_late_reads_joined(seen, seen.counts @ np.array(model.costs))
+
+
+def measure_pace(seen: Observations, model: Model, path: str) -> Pace:
+    """Return the pace of ``capture_steps``. Raises InputError if they are too few."""
+    intervals = len(seen.seen_ms)
+    if intervals < FEWEST_INTERVALS:
+        raise InputError(
+            f"{path}: {intervals} intervals between tokens; expected {FEWEST_INTERVALS} for a pace, of streamed outputs"
+        )
+    costs = np.array(model.costs)
+    blocks = np.array_split(np.arange(intervals), min(MOST_BLOCKS, intervals // _PER_BLOCK))
+    spread = float(np.std([speed(seen, costs, block) for block in blocks], ddof=1))
+    return Pace(
+        factor=float(np.exp(speed(seen, costs))),
+        log_sd=spread * sqrt(1 + 1 / len(blocks)),
+        freedom=len(blocks) - 1,
+        intervals=intervals,
+    )
+
+
+def with_pace(model: Model, pace: Pace) -> Model:
+    """Return the model at another pace: every cost times the factor; drift is what the pace leaves unknown."""
+    reach = float(stdtrit(pace.freedom, 0.975)) * pace.mean_log_error
+    return msgspec.structs.replace(
+        model,
+        parameters={name: _paced(one, pace.factor, reach) for name, one in model.parameters.items()},
+        draws=[[value * pace.factor for value in draw] for draw in model.draws],
+        drift_log_sd=round(pace.log_sd, 6),
+        drift_freedom=pace.freedom,
+    )
+
+
+def _paced(parameter: Parameter, factor: float, reach: float) -> Parameter:
+    value, low, high = parameter.value * factor, parameter.low, parameter.high
+    if low is not None and high is not None:
+        low = max(value - hypot(value - low * factor, value * -np.expm1(-reach)), 0.0)
+        high = value + hypot(high * factor - value, value * np.expm1(reach))
+    return msgspec.structs.replace(parameter, value=value, low=low, high=high)
+
+
+def paced_model(model: Model, path: Path) -> Model:
+    """Return ``model`` at the pace of the capture in ``path``, which may then not judge it. Raises InputError."""
+    meta, records = load_trace(path)
+    pace = measure_pace(capture_steps(meta, records, model, str(path)), model, str(path))
+    source = FitTrace(digest=trace_digest(path), name=path.name, requests=len(records))
+    return msgspec.structs.replace(
+        with_pace(model, pace),
+        fitted_on=[*model.fitted_on, source],
+        diagnostics={**model.diagnostics, "pace": {**asdict(pace), "said": describe_pace(pace, path.name)}},
+    )
+
+
+def describe_pace(pace: Pace, name: str) -> str:
+    """Return the pace with its 95 % interval, in words."""
+    reach = float(stdtrit(pace.freedom, 0.975)) * pace.mean_log_error
+    low, high = pace.factor * exp(-reach), pace.factor * exp(reach)
+    return (
+        f"pace: steps of {name} took {pace.factor:.3f} of the model's time (95 % interval {low:.3f} to {high:.3f}, "
+        f"{pace.intervals:,} intervals); another such capture may differ by {pace.log_sd:.1%}"
+    )

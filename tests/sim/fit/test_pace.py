@@ -1,0 +1,75 @@
+"""Pace of an engine that is known: its steps over the model's, and the model at that pace."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim.__main__ import main
+from sim.fit.pace import capture_steps, describe_pace, measure_pace, with_pace
+from sim.latency.modelfile import Model, default_model, load_model, save_model
+from tests.scripts.test_pace import capture
+from tracefile import InputError, load_trace
+
+
+def slower(model: Model, factor: float) -> Model:
+    costs = {name: msgspec.structs.replace(one, value=one.value * factor) for name, one in model.parameters.items()}
+    return msgspec.structs.replace(model, parameters=costs)
+
+
+def test_the_pace_of_a_slower_engine_is_its_factor(tmp_path: Path) -> None:
+    model = default_model()
+    path = capture(tmp_path / "c.jsonl", slower(model, 1.25))
+    meta, records = load_trace(path)
+    pace = measure_pace(capture_steps(meta, records, model, str(path)), model, str(path))
+    assert pace.factor == pytest.approx(1.25, rel=1e-3)
+    assert pace.log_sd < 0.01
+    paced = with_pace(msgspec.structs.replace(model, draws=[[1.0] * len(model.parameters)]), pace)
+    assert paced.costs == pytest.approx(np.array(model.costs) * pace.factor)
+    assert paced.draws == [[pytest.approx(pace.factor)] * len(model.parameters)]
+    assert (paced.drift_log_sd, paced.drift_freedom) == (round(pace.log_sd, 6), pace.freedom)
+    assert "took 1.250 of the model's time (95 % interval 1.2" in describe_pace(pace, "c.jsonl")
+
+
+def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, path = default_model(), capture(tmp_path / "c.jsonl", slower(default_model(), 0.8))
+    save_model(model, tmp_path / "m.json")
+    argv = [
+        "fit",
+        "--pace-from",
+        str(path),
+        "--latency-model",
+        str(tmp_path / "m.json"),
+        "-o",
+        str(tmp_path / "n.json"),
+    ]
+    assert main(argv) == 0
+    assert "pace: steps of c.jsonl took 0.800 of the model's time" in capsys.readouterr().out
+    found = load_model(tmp_path / "n.json")
+    assert found.parameters["t0_ms"].value == pytest.approx(0.8 * model.parameters["t0_ms"].value, rel=1e-3)
+    assert found.diagnostics["pace"]["freedom"] == found.drift_freedom
+    with pytest.raises(InputError, match=r"c\.jsonl: the model was fitted on this very trace"):
+        main(["validate", str(path), "--latency-model", str(tmp_path / "n.json")])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-o", "x"], "TRACE: none; expected captures of one engine"),
+        (["--pace-from", "c", "-o", "x"], "--pace-from: expected --pace-from CAPTURE --latency-model MODEL"),
+        (["t", "--pace-from", "c", "--latency-model", "m", "-o", "x"], "--pace-from: .* no TRACE"),
+    ],
+)
+def test_half_a_request_for_a_pace_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        main(["fit", *argv])
+
+
+def test_too_little_traffic_tells_no_pace(tmp_path: Path) -> None:
+    model = default_model()
+    meta, records = load_trace(capture(tmp_path / "c.jsonl", model))
+    with pytest.raises(InputError, match="expected 100 for a pace, of streamed outputs"):
+        measure_pace(capture_steps(meta, records[:1], model, "c.jsonl"), model, "c.jsonl")
