@@ -1,5 +1,6 @@
 """A trace as columns: an array for each field that a metric reads, in file order."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -142,6 +143,8 @@ class _Columns:
 
     words: dict[str, list[str | None]] = field(default_factory=lambda: {name: [] for name in _WORDS})
     parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
+    gap_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of all batches: the memory of a trace is mostly this, so it grows in place."""
     rows: int = 0
 
     def add(self, batch: Batch) -> None:
@@ -154,8 +157,10 @@ class _Columns:
             "streamed": batch.numbers("stream", UNKNOWN) != 0,
             "held": batch.numbers("held") == 1,
             "cancelled": np.array([word == AT_DEADLINE for word in batch.words("error")], np.bool_),
-            **_gaps(batch, self.rows),
         }
+        gap_ms, gaps = _gaps(batch)
+        self.gap_ms.frombytes(gap_ms.tobytes())
+        found |= gaps
         for name, part in found.items():
             self.parts.setdefault(name, []).append(part)
         self.rows += len(batch)
@@ -164,10 +169,21 @@ class _Columns:
         """Return every column whole; the parts are dropped."""
         if not self.parts:
             self.add(RecordBatch([]))
-        return {name: np.concatenate(self.parts.pop(name)) for name in list(self.parts)}
+        tokens, counts = self.parts.pop("gap_tokens"), np.concatenate(self.parts.pop("gap_counts"))
+        ones = all(part.strides == (0,) for part in tokens)
+        return {
+            **{name: np.concatenate(self.parts.pop(name)) for name in list(self.parts)},
+            "gap_ms": np.frombuffer(self.gap_ms) if self.gap_ms else np.empty(0),
+            "gap_tokens": np.broadcast_to(_ONE, len(self.gap_ms)) if ones else np.concatenate(tokens),
+            "gap_owner": np.repeat(np.arange(self.rows, dtype=np.int32), counts),
+        }
 
 
-def _gaps(batch: Batch, first_row: int) -> dict[str, npt.NDArray[Any]]:
+_ONE: Final = np.ones(1, np.int32)
+
+
+def _gaps(batch: Batch) -> tuple[FloatArray, dict[str, npt.NDArray[Any]]]:
+    """Return all gaps, and columns by gap and by request; tokens of one a read, as nearly always, take no memory."""
     gap_ms, tokens, counts = batch.values("itl_ms"), batch.values("itl_tokens"), batch.lengths("itl_ms")
     owner = np.repeat(np.arange(len(batch)), counts)
     token_counts = batch.lengths("itl_tokens")
@@ -178,12 +194,10 @@ def _gaps(batch: Batch, first_row: int) -> dict[str, npt.NDArray[Any]]:
     later = np.where(later > 0, later, batch.numbers("output_tokens", 0) - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot_ms = np.where((counts > 0) & (later >= 1), gap_sums / later, np.nan)
-    return {
-        "gap_ms": gap_ms,
-        "gap_tokens": np.clip(tokens, 1, MOST_TOKENS).astype(np.int32),
-        "gap_owner": (owner + first_row).astype(np.int32),
-        "tpot_ms": tpot_ms,
-    }
+    tokens = np.clip(tokens, 1, MOST_TOKENS).astype(np.int32)
+    if tokens.max(initial=1) == 1:
+        tokens = np.broadcast_to(_ONE, len(tokens))
+    return gap_ms, {"gap_tokens": tokens, "gap_counts": counts, "tpot_ms": tpot_ms}
 
 
 def _beside(tokens: FloatArray, token_counts: IntArray, counts: IntArray) -> FloatArray:

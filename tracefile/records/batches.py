@@ -103,7 +103,10 @@ class RecordBatch:
         return np.array([len(values) for values in map(attrgetter(name), self._records)], np.int64)
 
     def values(self, name: str) -> FloatArray:
-        return np.fromiter(chain.from_iterable(map(attrgetter(name), self._records)), np.float64)
+        lists = list(map(attrgetter(name), self._records))
+        if all(values.count(1) == len(values) for values in lists):  # one token a read, as nearly always
+            return np.ones(sum(map(len, lists)))
+        return np.fromiter(chain.from_iterable(lists), np.float64)
 
     def hashes(self) -> Hashes:
         prompts, outputs = (
