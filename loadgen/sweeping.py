@@ -115,6 +115,8 @@ def _kept(plan: SweepPlan) -> list[SweepRun]:
             raise InputError(f"--output {folder}: has other files and no {INDEX}; expected a new folder, or a sweep's")
         return []
     kept = read_sweep(folder)
+    if not all(entry.sweep for entry in kept):  # their traces are not this command's to replace
+        raise InputError(f"--output {folder}: its {INDEX} is not of loadgen sweep; expected another folder")
     if plan.overwrite:
         for entry in kept:
             (folder / entry.trace).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engines.control import ControlClient
@@ -24,7 +25,7 @@ from loadgen.sweeping import warm_up_of
 from loadgen.sweepplan import Variant, WarmUp, in_order, parse_sweep
 from loadgen.sweeptable import about
 from loadgen.text.prefixtruth import Examination, report_truth, truth_of
-from measure.sweepindex import INDEX, SweepRun, read_sweep
+from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
 from report.__main__ import main as report
 from tests.conftest import StartSimServer
 from tests.jsonoutput import json_of
@@ -307,6 +308,10 @@ def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadCon
         main([*flags, "--token-seed", "4"])
     assert main([*flags, "--seed", "4", "--overwrite"]) == 0
     assert names(read_sweep(folder)) == [("s-p1-r1", "done")]
+    write_sweep(folder, [msgspec.structs.replace(run, sweep="") for run in read_sweep(folder)])
+    with pytest.raises(InputError, match=r"its sweep\.jsonl is not of loadgen sweep; expected another folder"):
+        main([*flags, "--overwrite"])
+    assert (folder / "s-p1-r1.jsonl.zst").exists()
     (folder / INDEX).unlink()
     with pytest.raises(InputError, match=r"has other files and no sweep\.jsonl; expected a new folder, or a sweep's"):
         main(flags)
