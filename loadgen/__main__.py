@@ -22,7 +22,12 @@ def main(argv: Sequence[str]) -> int:
         from loadgen.sweeping import main as sweep  # noqa: PLC0415 - no single run needs it
 
         return sweep(argv[1:])
-    return run_load(parse_config(argv))
+    config = parse_config(argv)
+    if config.lm_eval is not None:
+        from loadgen.accuracyrun import run_accuracy  # noqa: PLC0415 - lm-eval takes seconds
+
+        return run_accuracy(config, config.lm_eval)
+    return run_load(config)
 
 
 def command() -> None:

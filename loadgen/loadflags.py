@@ -26,6 +26,7 @@ from loadgen.plan.config import (
     Pattern,
     Spacing,
 )
+from loadgen.plan.lmeval import add_lm_eval_arguments, lm_eval_of
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.text.spoken import Api
 from tracefile import InputError
@@ -44,7 +45,11 @@ recorded as client_abort, the trace is complete). The same seed and flags make t
 
 
 def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
-    args = load_parser(prog).parse_args(argv)
+    parser = load_parser(prog)
+    args = parser.parse_args(argv)
+    lm_eval = lm_eval_of(args, parser)
+    if lm_eval is not None and prog != "loadgen":
+        raise InputError(f"--lm-eval: with {prog}; expected a run of loadgen alone")
     dataset, dataset_path = parse_dataset(args.dataset)
     output = output_of(args, "loadgen")
     refuse_lost_inputs(output, [dataset_path, args.rate_series])
@@ -101,12 +106,15 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         overwrite=args.overwrite,
         as_json=args.json,
         run=run_flags(args),
+        lm_eval=lm_eval,
     )
 
 
 def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | None, int | None]:
     """Sessions, and requests in flight: a small closed loop where no flag says when sessions begin, or how many."""
     number, parallel = args.number, args.parallel
+    if args.lm_eval is not None:  # the tasks' documents say how many
+        return 1, CLOSED_PARALLEL if parallel is None and args.rate is None else parallel
     if args.pattern == "calibration":
         return number, STAGED_PARALLEL if parallel is None else parallel
     if args.rate is not None or args.pattern not in CLOSED_PATTERNS:
@@ -175,6 +183,7 @@ def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthD
 def load_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description=DESCRIPTION, epilog=EPILOG, commands=["selftest", "build-dataset", "sweep"])
     add_load_arguments(parser)
+    add_lm_eval_arguments(parser)
     return parser
 
 

@@ -37,7 +37,7 @@ FLOORS = {
     ],
     "measure": ["cache", "", "metrics"],
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
-    "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
+    "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", "accuracy", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
         *("serving/requests", "serving/engine", "serving/apis", "serving", ""),

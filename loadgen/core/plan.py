@@ -23,6 +23,8 @@ class Response(msgspec.Struct, frozen=True):
     """As the engine saw them; null: not returned."""
     text: str
     """Kept in memory only."""
+    body: bytes = b""
+    """Whole body of a response that was not streamed; kept in memory only."""
 
     @property
     def ok(self) -> bool:

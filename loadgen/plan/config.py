@@ -12,6 +12,7 @@ from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.datasets import DATASETS, RANDOM, Dataset
+from loadgen.plan.lmeval import LmEval
 from loadgen.text.spoken import Api
 from tracefile import InputError
 
@@ -115,6 +116,8 @@ class LoadConfig:
     as_json: bool = False
     """Print the summary as one JSON object on stdout, its lines on stderr."""
     run: RunFlags = ONE_PROCESS
+    lm_eval: LmEval | None = None
+    """Tasks whose documents make the load, and are scored; null: a load of its own."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)

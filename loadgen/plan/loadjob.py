@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -242,7 +243,7 @@ class StagedPlan:
 
 ELSEWHERE = frozenset(
     {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"}
-    | {"session_headers", "at_end", "token_seed"}
+    | {"session_headers", "at_end", "lm_eval", "token_seed"}
 )
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
@@ -424,6 +425,9 @@ class OpenLoad:
                 yield session, known
             elif (unknown := unknown + 1) > FAR_ENOUGH:
                 return
+
+    def results(self) -> Mapping[int, Any]:
+        return {}
 
     def findings(self) -> dict[str, int]:
         load, config = self.load, self.load.workload.config

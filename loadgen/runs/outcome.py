@@ -1,9 +1,10 @@
 """Outcome of a run, from the last messages of its shards and, for a shard that died, from its records."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from loadgen.core.job import add_shares
 from loadgen.runs.merging import record_lines
@@ -41,6 +42,8 @@ class RunOutcome:
     seconds: float
     """From t = 0 to the last end."""
     shards: list[ShardUse]
+    results: Mapping[int, Any] = field(default_factory=dict)
+    """Outputs that the job kept for its parent, by number; those of a shard that died are lost."""
 
 
 def outcome_of(
@@ -66,6 +69,7 @@ def outcome_of(
     return RunOutcome(
         tally=tally,
         findings=dict(findings),
+        results={number: result for word in done for number, result in word.results.items()},
         digest=digest,
         sent_digest=add_shares([word.sent_share for word in done]) if whole else None,
         stopped=stopped or ("refused" if tally.only_refusals else None),

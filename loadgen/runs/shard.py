@@ -216,6 +216,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
     return Done(
         tally=tally,
         findings=opened.findings() | ({} if setup.ends_ms is None else {UNSENT: running.unsent}),
+        results=opened.results(),
         sent_share=running.sent_share,
         stopped=running.stopped,
         seconds=max(0, running.last_end_ns - begin_ns) / 1e9,

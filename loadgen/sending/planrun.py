@@ -315,6 +315,7 @@ def answer_of(sent: Sent, clocks: Clocks) -> Response:
         token_ids=completion.token_ids,
         prompt_token_ids=completion.prompt_token_ids,
         text=completion.text,
+        body=b"" if request.stream else b"".join([data for _, data in ended.reads]),
     )
 
 

@@ -11,6 +11,7 @@ from engines.dialect import Control
 from engines.tokenization import (
     APPLY_TEMPLATE,
     DETOKENIZE,
+    PROBE,
     TOKENIZE,
     DetokenizedText,
     Rendered,
@@ -19,7 +20,7 @@ from engines.tokenization import (
     text_question,
     tokenizer_problem,
 )
-from loadgen.text.tokenizer import LocalTokenizer, Message, Tokenizer, TokenizerError
+from loadgen.text.tokenizer import LocalTokenizer, Message, TokenizerError
 from tracefile import InputError
 
 Response = TypeVar("Response")
@@ -55,6 +56,14 @@ class EngineTokenizer:
             return self._ask(TOKENIZE, question, TokenIds).tokens
         return self._encode(self._ask(APPLY_TEMPLATE, question, Rendered).prompt, special=True)
 
+    def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        raise TokenizerError("the engine's tokenizer is asked for ids, not for a chat's text")
+
+    def first_id(self) -> int | None:
+        """Return the token that the engine puts before a text."""
+        plain, whole = self._encode(PROBE, special=False), self._encode(PROBE, special=True)
+        return whole[0] if len(whole) > len(plain) and whole[-len(plain) :] == plain else None
+
     def _encode(self, text: str, *, special: bool) -> list[int]:
         question = text_question(text, special=special, as_content=self._takes_content)
         return self._ask(TOKENIZE, {"model": self._model, **question}, TokenIds).tokens
@@ -72,7 +81,7 @@ class EngineTokenizer:
             raise TokenizerError(f"the engine's {path} answers with {EXPECTED[path]}") from error
 
 
-def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:
+def find_tokenizer(source: str, control: ControlClient, model: str) -> LocalTokenizer | EngineTokenizer:
     """Raises TokenizerError if there is none and none was required."""
     if source == NONE:
         raise TokenizerError("no tokenizer was asked: --tokenizer none")

@@ -47,15 +47,27 @@ class LocalTokenizer:
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(self.render_chat(messages, generation_prompt=True))
+
+    def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        """Return a conversation's text, up to the start of the assistant's output or within its last message."""
         if not self._model.chat_template:
             raise TokenizerError("its tokenizer has no chat template")
         try:
             text: str = self._model.apply_chat_template(
-                [_with_parsed_calls(message) for message in messages], add_generation_prompt=True, tokenize=False
+                [_with_parsed_calls(message) for message in messages],
+                add_generation_prompt=generation_prompt,
+                continue_final_message=not generation_prompt,
+                tokenize=False,
             )
         except Exception as error:  # a template may raise anything: a refused role is its own kind of error
             raise TokenizerError(f"its chat template refuses such messages ({type(error).__name__})") from error
-        return self.encode(text)
+        return text
+
+    def first_id(self) -> int | None:
+        """Return the token that a text begins with, or else the end token; null: there is none."""
+        known: tuple[int | None, int | None] = (self._model.bos_token_id, self._model.eos_token_id)
+        return next((one for one in known if one is not None), None)
 
 
 def _with_parsed_calls(message: Message) -> Message:
