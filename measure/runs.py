@@ -156,6 +156,7 @@ class _Columns:
             "status": np.array([_STATUS_NUMBERS.get(word or "ok", 0) for word in batch.words("status")], np.int8),
             "streamed": batch.numbers("stream", UNKNOWN) != 0,
             "held": batch.numbers("held") == 1,
+            "scored": batch.numbers("prompt_logprobs") == 1,
             "cancelled": np.array([word == AT_DEADLINE for word in batch.words("error")], np.bool_),
         }
         gap_ms, gaps = _gaps(batch)
@@ -244,10 +245,12 @@ def _collect(
         if reuse:
             read.add(batch)
     found = columns.joined()
+    scored = found.pop("scored")
     reusable, chains = np.full(columns.rows, UNKNOWN), None
     if reuse and columns.rows:
         chains, end_ms = read.take(), found["arrival_ms"] + found["e2e_ms"]
         reusable = reusable_tokens(chains, found["arrival_ms"], end_ms, found["prompt_tokens"], engine_block(meta))
+        reusable = np.where(scored, np.minimum(reusable, 0), reusable)  # no engine looks such a prompt up
     words: dict[str, Any] = columns.words
     kept = kept and chains is not None and len(chains.numbers) > 0
     return Run(

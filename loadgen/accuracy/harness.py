@@ -19,6 +19,7 @@ from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from tracefile import InputError
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would write over the run's own panel
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # which would tell that there is no torch
 try:
     import lm_eval
     from lm_eval.api.model import TemplateLM
@@ -74,6 +75,10 @@ class Tasks:
     def scored(self) -> list[str]:
         """Names of the tasks that need log probabilities of prompts."""
         return [name for name, task in self.by_name.items() if task.OUTPUT_TYPE != GENERATION]
+
+
+def version() -> str:
+    return str(lm_eval.__version__)
 
 
 def load_tasks(asked: LmEval) -> Tasks:
@@ -274,8 +279,6 @@ def evaluate(model: SentModel, tasks: Tasks, asked: LmEval, *, named: Mapping[st
         evaluation_tracker=tracker,
     )
     results["config"]["model"] = "kvtape"
-    for name, count in model.left_out.items():
-        results["n-samples"][name]["effective"] -= count
     results["tracker"] = tracker
     return results
 

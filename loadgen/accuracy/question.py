@@ -4,7 +4,6 @@ A generation ends where the model or a stop string ends it, so no field asks for
 log probabilities of a prompt: the context and the continuation whose likelihood is wanted.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -150,4 +149,4 @@ def likelihood(body: bytes, start: int, end: int) -> Likelihood | None:
     known = [(value, top) for value, top in scored if value is not None and top]
     if len(known) < len(scored):
         return None
-    return math.fsum(value for value, _ in known), all(value == max(top.values()) for value, top in known)
+    return sum(value for value, _ in known), all(value == max(top.values()) for value, top in known)

@@ -44,7 +44,9 @@ class LmEval:
 
 
 def add_lm_eval_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("accuracy", "needs kvtape[lm-eval]; the tasks' documents make the load").add_argument
+    add = parser.add_argument_group(
+        "accuracy", "needs kvtape[lm-eval]; the tasks' documents make the load"
+    ).add_argument
     add("--lm-eval", metavar="TASK,…", help="send lm-eval-harness's tasks, names or task files, and score the outputs")
     add("--num-fewshot", type=int, metavar="N", help="examples before each question (the task's)")
     add("--limit", type=int, metavar="N", help="only the first N documents of each task")

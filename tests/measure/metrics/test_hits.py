@@ -30,6 +30,8 @@ def test_hits_are_whole_blocks_of_the_engine_and_leave_a_token_to_compute() -> N
     engine = Engine(block_size=32)
     assert run_of(records, block_size=16, engine=engine).reusable_tokens.tolist() == [0, 32]
     assert run_of(records).reusable_tokens.tolist() == [-1, -1]  # no block size: hashes say nothing
+    records += [request("c", 9.0, e2e_ms=1.0, prompt_logprobs=True, **same)]  # computed whole, whatever is cached
+    assert run_of(records, block_size=16).reusable_tokens.tolist() == [0, 48, 0]
 
 
 def test_ttft_by_length() -> None:
