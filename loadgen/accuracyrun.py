@@ -187,6 +187,8 @@ def _tokenizer(
     """Return the tokenizer, or the reason why there is none: the engine then encodes the prompts."""
     if config.api == "chat":
         return None, "the engine applies its chat template"
+    tokenizer: TextTokenizer | None = None
+    unknown: str | None = None
     try:
         tokenizer = find_tokenizer(config.tokenizer, control, model)
     except TokenizerError as error:
@@ -194,9 +196,7 @@ def _tokenizer(
             raise InputError(
                 f"--tokenizer: {error}; expected a path: {', '.join(tasks.scored)} need to know where a context ends"
             ) from None
-        tokenizer, unknown = None, str(error)
-    else:
-        unknown = None
+        unknown = str(error)
     if config.chat_template and not isinstance(tokenizer, LocalTokenizer):
         raise InputError("--chat-template: with --lm-eval; expected --tokenizer PATH, or --api chat")
     return tokenizer, unknown

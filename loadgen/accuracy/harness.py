@@ -245,7 +245,7 @@ class SentModel(TemplateLM):  # type: ignore[misc]
 def _result(kind: str, told: Sequence[Answer | None]) -> Any:
     if None in told:
         return "" if kind == GENERATION else 0.0 if kind == ROLLING else UNKNOWN
-    return sum(answer[0] for answer in told if answer is not None) if kind == ROLLING else told[0]  # type: ignore[misc]
+    return sum(answer[0] for answer in told if answer is not None) if kind == ROLLING else told[0]
 
 
 def leave_out(name: str, task: Any, documents: set[int]) -> None:
