@@ -4,9 +4,10 @@
     python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about fifteen
     python -m scripts.demo --url https://gateway/team-a/v1 --ca ca.pem    # on an idle engine that is there
 
-The model is fitted on calibration captures alone (other seeds, other patterns); the session load that the page shows
-is one that the fit never saw. ``--again`` captures that load twice, so that the page can say how far two runs of the
-same load on the same engine lie apart: the yardstick for every prediction.
+The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
+The last line says if ``sim validate`` finds the captures within the forecasts' bands, or why not. ``--again`` captures
+that load twice, so that the page can say how far two runs of the same load on the same engine lie apart: the yardstick
+for every prediction.
 """
 
 import argparse
@@ -18,7 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from loadgen.core.request import origin_of
+from measure.wording import listed
+from report.compare.ensembles import counted_cohorts
+from report.compare.results import Comparison
 from scripts import vllm_engine
 from scripts.engine_home import measuring_cores, on_core
 from scripts.job import Command, Workspace, add_engine_arguments
@@ -37,23 +43,16 @@ class Loads:
 
 # Small enough for three minutes in all; the embedded engine prefills about 12,000 tokens a second.
 SIM_LOADS = Loads(
-    calibrations=(
-        "--pattern multiturn --turns 2 --rate 1.2 --duration 14s --seed 11"
-        " --prompt-tokens 64:3000 --output-tokens 8:24",
-        "--pattern poisson --rate 4 --duration 12s --seed 12"
-        " --prefix-count 4 --prefix-tokens 800 --prompt-tokens 32:1200 --output-tokens 8:32",
+    calibrations=tuple(
+        f"--pattern calibration --prompt-tokens 64:4500 --parallel 8 --duration 20s --seed {seed}" for seed in (11, 12)
     ),
     session="--pattern multiturn --turns 4 --rate 0.9 --duration 18s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 4000 --prompt-tokens 64:256 --output-tokens 16:48",
 )
 # The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
 VLLM_LOADS = Loads(
-    calibrations=(
-        "--pattern multiturn --turns 2 --parallel 1 --number 40 --seed 11 --think 0.3s"
-        " --prompt-tokens 64:5500 --output-tokens 8:48",
-        "--pattern poisson --rate 1.5 --duration 60s --seed 12"
-        " --prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:1500 --output-tokens 8:64",
-    ),
+    # One round each, up to the prompts and to more outputs at once than the session load has.
+    calibrations=tuple(f"--pattern calibration --parallel 16 --number 130 --seed {seed}" for seed in (11, 12)),
     session="--pattern multiturn --turns 5 --rate 0.3 --duration 60s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 10000 --prompt-tokens 64:256 --output-tokens 16:64",
 )
@@ -90,8 +89,8 @@ def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
     return trace
 
 
-def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -> Path:
-    """Run all stages of the main job; returns the page."""
+def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -> tuple[Path, str]:
+    """Run all stages of the main job; return the page, and a line on the forecasts."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
     with engine(kind, work, at) as url:
@@ -134,7 +133,33 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
             stdout=work.path("report.json"),
         )
     )
-    return page
+    judged = work.path("validation.json")
+    cold = ["--cold", labelled["cold-replayed"], "--json"]
+    work.run("validate", ["sim", "validate", captured, "--latency-model", model, *cold], accept=(0, 1), stdout=judged)
+    return page, verdict_line(msgspec.json.decode(judged.read_bytes(), type=Comparison))
+
+
+WITHIN = "within band"
+
+
+def verdict_line(result: Comparison) -> str:
+    """Return ``within band``, or the cohorts that are not and the likeliest reason; ``result``: of ``sim validate``."""
+    found = {
+        f"{label} {cohort}": verdict
+        for label, forecast in result.forecasts.items()
+        if forecast.pace is None
+        for cohort, cell in counted_cohorts(result.pairs[label].cohorts).items()
+        if (verdict := cell.ttft.verdict) is not None
+    }
+    if not found:
+        return "forecasts: not judged, as no cohort has enough requests"
+    off = [f"{name}: {verdict}" for name, verdict in found.items() if verdict != WITHIN]
+    if not off:
+        return f"forecasts: {WITHIN} in all {len(found)} cohorts, warm and cold"
+    paces = [one.pace for one in result.forecasts.values() if one.pace is not None]
+    reasons = [f"the engine's steps took {pace:.2f} of their time in calibration" for pace in paces]
+    said = "; ".join([*reasons, *result.next_steps]) or "TTFT at p50, p90 or p99 alone"
+    return f"forecasts: {len(off)} of {len(found)} cohorts outside their bands ({listed(off)}): {said}"
 
 
 def main() -> int:
@@ -151,8 +176,8 @@ def main() -> int:
     # The engine, when it is a real one, has a core to itself; everything else shares the other.
     load_core, _ = measuring_cores() if args.engine == "vllm" and args.url is None else (None, None)
     with on_core(load_core):
-        page = run_job(args.engine, work, args.url, again=args.again)
-    print(f"\nThe page: {page.as_uri()}")
+        page, verdict = run_job(args.engine, work, args.url, again=args.again)
+    print(f"\nThe page: {page.as_uri()}\n{verdict}")
     return 0
 
 
