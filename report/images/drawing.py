@@ -16,6 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
 
 from report.images.axes import LETTERS, plain_text, shape_axes
 from report.images.palette import palette, slot_colour
@@ -37,6 +38,10 @@ FORMATS: Final[dict[str, tuple[float, dict[str, str | None]]]] = {
 BAND_OPACITY: Final = 0.17
 SYMBOLS: Final = {"circle": "o", "x": "x", "triangle-up": "^", "square": "s", "diamond": "D", "cross": "P", "star": "*"}
 DASHES: Final = {"dash": "6px,3px", "dot": "2px,3px", "dashdot": "10px,3px,2px,3px"}
+LUMINANCE: Final = (0.21, 0.72, 0.07)
+"""Weights of red, green and blue."""
+LIGHT: Final = 0.6
+"""Luminance from which text on a colour is dark."""
 _POINTS_A_PX: Final = 72 / PIXELS_AN_INCH
 _SETTINGS: Final[dict[str, Any]] = {
     "axes.axisbelow": True,
@@ -93,6 +98,7 @@ def _drawn(figure: Mapping[str, Any]) -> Canvas:
         if trace.get("name") and trace.get("showlegend", True) and layout.get("showlegend", True):
             shown.setdefault(plain_text(trace["name"]), artist)
     shape_axes(axes, layout)
+    plot.label_bars(canvas)
     for note in layout.get("annotations", ()):
         axes.annotate(plain_text(note["text"]), (note["x"], note["y"]), fontsize=8.5, ha="center", va="center")
     _add_legend(axes, shown)
@@ -112,6 +118,8 @@ class _Plot:
                 getattr(axes, f"set_{letter}ticks")(range(len(self._places[letter])), self._places[letter])
         self._ends: dict[float, float] = {}
         """Of stacked bars, by their place."""
+        self._labelled: list[tuple[Rectangle, str]] = []
+        """Bars with text inside."""
 
     def draw(self, number: int) -> Artist:
         """Draw a trace above those before it. Raises ValueError for one of a type that no page had so far."""
@@ -190,10 +198,24 @@ class _Plot:
             edgecolor=palette()["paper"],
             linewidth=0.5,
         )
+        self._labelled += [(bar, text) for bar, text in zip(drawn.patches, trace.get("text", ()), strict=False) if text]
         self._ends |= {
             place: end + size for place, end, size in zip(places.tolist(), base, sizes.tolist(), strict=True)
         }
         return drawn.patches[0]
+
+    def label_bars(self, canvas: Canvas) -> None:
+        """Write the texts of bars that have room for them, once the axes have their place."""
+        if self._labelled:
+            canvas.draw_without_rendering()
+        for bar, text in self._labelled:
+            (left, low), (right, high) = bar.get_window_extent().get_points()
+            x, y = self._axes.transData.inverted().transform(((left + right) / 2, (low + high) / 2))
+            ink = palette()["paper" if np.dot(bar.get_facecolor()[:3], LUMINANCE) < LIGHT else "ink"]
+            label = self._axes.text(x, y, plain_text(text), color=ink, fontsize=8, ha="center", va="center", zorder=9)
+            size = label.get_window_extent()
+            if size.width > abs(right - left) or size.height > abs(high - low):
+                label.remove()
 
     def _beside(self, trace: Trace, width: float) -> tuple[float, float]:
         """Return a trace's distance from its category's middle, and its width, beside others of its type."""
@@ -222,8 +244,10 @@ def _add_legend(axes: Axes, shown: Mapping[str, Artist]) -> None:
         return
     widest = max(map(len, shown)) * 5.6 + 44
     columns = max(1, min(len(shown), int(WIDTH_PX * _POINTS_A_PX * 0.92 // widest)))
+    # The library fills column after column; names are read row after row.
+    names = [name for column in range(columns) for name in list(shown)[column::columns]]
     legend = axes.legend(
-        list(shown.values()),
+        [shown[name] for name in names],
         [str(number) for number in range(len(shown))],
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -234,5 +258,5 @@ def _add_legend(axes: Axes, shown: Mapping[str, Artist]) -> None:
         columnspacing=1.4,
     )
     # A name that begins with an underscore would be left out if it were given above.
-    for text, name in zip(legend.get_texts(), shown, strict=True):
+    for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(name)

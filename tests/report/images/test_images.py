@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import kvtape
 from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
 from report.compare.comparison import CompareConfig, compare
@@ -56,7 +57,9 @@ def check(one: Mapping[str, Any]) -> None:
         assert title is None or title in texts(root)
 
 
-def test_every_figure_of_a_comparison_is_drawn(make_trace: MakeTrace) -> None:
+def test_every_figure_of_a_comparison_is_drawn(
+    make_trace: MakeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
     paths = {
         "captured": make_trace("a", sessions=12),
@@ -66,6 +69,10 @@ def test_every_figure_of_a_comparison_is_drawn(make_trace: MakeTrace) -> None:
     found = compare(CompareConfig(traces=paths, truths={}, repeats=(), seed=0, bootstrap=20))
     for one in comparison_figures(found).values():
         check(one)
+    written: dict[Path, set[str]] = {}
+    monkeypatch.setattr("kvtape.pictures.write_folder", lambda folder, figures: written.update({folder: set(figures)}))
+    kvtape.write_images(found, tmp_path / "images")
+    assert written == {tmp_path / "images": set(comparison_figures(found))}
     said = texts(drawn(comparison_figures(found)["survival-all"]))
     assert {"predicted $a_1$", "_cold", "100%"} <= set(said)  # no formula, no name left out
 
@@ -142,6 +149,14 @@ def test_bars_stand_beside_or_on_one_another() -> None:
     flat = bar([0.5, 0.25], [0, 1], 3, orientation="h", base=[0.0, 0.5])
     names = {"tickvals": [0, 1], "ticktext": ["all", "turn 1"], "autorange": "reversed"}
     check(figure([flat], axis("of tokens", tickformat=".0%", range=[0, 1]), names, barmode="stack", height=200))
+
+
+def test_texts_stand_in_the_bars_that_have_room() -> None:
+    bars = {"type": "bar", "x": [5.0, 9.9], "width": [9.0, 0.1], "y": [3, 3], "base": [1, 1], "name": "prefix"}
+    told = {"text": ["5k tokens<br>× 9 requests", "no room"], "meta": {"slot": 1, "part": "points"}}
+    root = drawn(figure([bars | told], axis("a"), axis("b", autorange="reversed"), barmode="overlay"))
+    assert {"5k tokens", "× 9 requests"} <= set(texts(root))
+    assert "no room" not in texts(root)
 
 
 def test_a_trace_of_another_type_is_an_error() -> None:
