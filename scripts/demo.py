@@ -134,7 +134,7 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
         )
     )
     judged = work.path("validation.json")
-    cold = ["--cold", labelled["cold-replayed"], "--json"]
+    cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
     work.run("validate", ["sim", "validate", captured, "--latency-model", model, *cold], accept=(0, 1), stdout=judged)
     return page, verdict_line(msgspec.json.decode(judged.read_bytes(), type=Comparison))
 
