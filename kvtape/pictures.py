@@ -7,7 +7,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from measure.metrics.trace import measure_run, study_chains
+from measure.runs import Run
 from report.compare.comparison import CompareConfig, Compared, compare
+from report.files.measured import Measured
 from report.images.folder import check_images
 from report.images.folder import write_images as write_folder
 from report.images.palette import slot_colour
@@ -15,6 +18,7 @@ from report.pages.figures import Figure, Trace
 from report.pages.forecastpages import what_if_figures
 from report.pages.page import comparison_figures
 from report.pages.whatif import WhatIf
+from report.trace.page import draw_chapters, trace_figures
 
 FAINT = "2b"
 """Opacity of a band, in hexadecimal."""
@@ -29,18 +33,22 @@ def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: i
     return compare(CompareConfig(traces=paths, truths={}, repeats=(), seed=seed, bootstrap=bootstrap))
 
 
-def draw(found: Compared | WhatIf) -> dict[str, go.Figure]:
-    """Return the figures of a comparison or a forecast by name, such as ``survival-all``: TTFT in ms, log axis."""
+def draw(found: Compared | WhatIf | Run) -> dict[str, go.Figure]:
+    """Return the figures of a comparison, a forecast or a trace by name, such as ``survival-all`` or ``cache-size``."""
     return {name: _styled(figure) for name, figure in _figures(found).items()}
 
 
-def write_images(found: Compared | WhatIf, folder: str | os.PathLike[str]) -> None:
+def write_images(found: Compared | WhatIf | Run, folder: str | os.PathLike[str]) -> None:
     """Write the figures of ``draw`` as SVG and PNG files. Raises InputError if matplotlib is missing."""
     check_images(Path(folder))
     write_folder(Path(folder), _figures(found))
 
 
-def _figures(found: Compared | WhatIf) -> dict[str, Figure]:
+def _figures(found: Compared | WhatIf | Run) -> dict[str, Figure]:
+    if isinstance(found, Run):
+        study = study_chains(found)
+        measured = Measured(Path(found.file), found, measure_run(found, study=study), (), study=study)
+        return trace_figures(draw_chapters(measured))
     return what_if_figures(found) if isinstance(found, WhatIf) else comparison_figures(found)
 
 
@@ -62,6 +70,7 @@ def _coloured(trace: Trace) -> dict[str, Any]:
         line = {"color": own, "width": look["width"], "dash": look["dash"]}
         return {**kept, "line": {**kept.get("line", {}), **line}}
     shown = {"color": own, "opacity": 1, "symbol": "circle", **look}
-    marker = {name: shown[name] for name in ("color", "size", "opacity", "symbol")}
+    names = ("color", "opacity") if trace["type"] == "bar" else ("color", "size", "opacity", "symbol")
+    marker = {name: shown[name] for name in names}
     errors = {"error_y": {**kept["error_y"], "color": own}} if "error_y" in kept else {}
     return {**kept, "marker": marker, **errors}

@@ -55,6 +55,12 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def cache_size(tokens: int, kv_bytes_per_token: int | None) -> str:
+    """Return a cache's size in tokens, and in memory if a token's bytes are known: 2.10M tokens, 256 GiB."""
+    memory = "" if kv_bytes_per_token is None else f", {size(tokens * kv_bytes_per_token)}"
+    return f"{count(tokens)} tokens{memory}"
+
+
 def factor(value: float) -> str:
     """Return three digits, and never an exponent: 1.28, 14.1, 1,410."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

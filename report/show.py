@@ -7,7 +7,13 @@ from textwrap import wrap
 from typing import Final
 
 from measure.enginesteps import check_steps
-from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
+from measure.metrics.flags import (
+    add_gpus_argument,
+    add_kv_bytes_argument,
+    add_slo_arguments,
+    checked_gpus,
+    checked_kv_bytes,
+)
 from measure.metrics.slos import parse_slos
 from measure.metrics.tables import headline, metric_lines, verdict
 from measure.metrics.trace import measure_run, read_run, study_chains
@@ -23,6 +29,7 @@ TERMINAL_COLUMNS: Final = 100
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace of any format that tracefile reads")
     add_gpus_argument(parser)
+    add_kv_bytes_argument(parser)
     add_slo_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument(
@@ -37,6 +44,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
+    kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     slos, gpus = parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
     if flags.files is not None:
         check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
@@ -46,7 +54,7 @@ def show(flags: argparse.Namespace) -> int:
     run = read_run(flags.trace)
     if flags.steps is not None:
         check_steps(flags.steps, flags.trace, run.meta)
-    study = study_chains(run)
+    study = study_chains(run, kv_bytes)
     metrics = measure_run(run, gpus=gpus, slos=slos, study=study)
     measured = Measured(flags.trace, run, metrics, slos, flags.steps, study)
     if pictures.wanted:

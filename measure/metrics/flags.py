@@ -24,6 +24,20 @@ def add_gpus_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of the engine, for throughput per GPU")
 
 
+def add_kv_bytes_argument(parser: argparse._ActionsContainer) -> None:
+    """Add ``--kv-bytes-per-token``."""
+    parser.add_argument(
+        "--kv-bytes-per-token", type=int, metavar="N", help="show sizes in GiB: bytes of a token's KV in all layers"
+    )
+
+
+def checked_kv_bytes(kv_bytes: int | None) -> int | None:
+    """Return the number; raises InputError below 1."""
+    if kv_bytes is not None and kv_bytes < 1:
+        raise InputError(f"--kv-bytes-per-token: {kv_bytes}; expected a positive number of bytes")
+    return kv_bytes
+
+
 def checked_gpus(gpus: int | None) -> int | None:
     """Return the number; raises InputError below 1."""
     if gpus is not None and gpus < 1:

@@ -28,12 +28,12 @@ class CacheStudy:
     size: CacheSize
 
 
-def study_cache(run: Run, chains: Chains) -> CacheStudy:
+def study_cache(run: Run, chains: Chains, kv_bytes_per_token: int | None) -> CacheStudy:
     """Return hits at every size and the prefix tree of a run and its chains."""
 
     curve = hit_curve(lay_out_accesses(_known_chains(run, chains)))
     tree = prefix_tree(chains, _tree_requests(run, chains))
-    return CacheStudy(curve, tree, _size(run, curve, tree))
+    return CacheStudy(curve, tree, _size(run, curve, tree, kv_bytes_per_token))
 
 
 def _known_chains(run: Run, chains: Chains) -> KnownChains:
@@ -68,7 +68,7 @@ def _tree_requests(run: Run, chains: Chains) -> TreeRequests:
     )
 
 
-def _size(run: Run, curve: HitCurve, tree: PrefixTree | None) -> CacheSize:
+def _size(run: Run, curve: HitCurve, tree: PrefixTree | None, kv_bytes_per_token: int | None) -> CacheSize:
     engine, size, most = run.meta.engine, curve.block_size, curve.max_hit_blocks
     told = engine.num_gpu_blocks if engine is not None else None
     # One of vLLM's blocks is the null block.
@@ -85,5 +85,6 @@ def _size(run: Run, curve: HitCurve, tree: PrefixTree | None) -> CacheSize:
         engine_tokens=None if usable is None else usable * size,
         engine_rate=None if usable is None else curve.rate_at(usable),
         engine_share=None if usable is None or not most else curve.hits_at(usable) / most,
+        kv_bytes_per_token=kv_bytes_per_token,
         own_session_share=own if any(session is not None for session in run.sessions) else None,
     )

@@ -219,6 +219,8 @@ class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
     """Hit tokens at the engine's size, of prompt tokens."""
     engine_share: float | None
     """Of the hits of an unlimited cache."""
+    kv_bytes_per_token: int | None
+    """As the user said. Null: no size is shown in memory."""
     own_session_share: float | None
     """Of these, hits on blocks that the same session had brought. Null: no session is named, or no hit."""
 

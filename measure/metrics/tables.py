@@ -21,7 +21,7 @@ from measure.metrics.results import (
     Workload,
 )
 from measure.table import TextTable, table_lines
-from measure.wording import NOTHING, compact, count, duration, duration_ms, factor, rate, share
+from measure.wording import NOTHING, cache_size, compact, count, duration, duration_ms, factor, rate, share
 
 TITLES: Final = {
     "ttft_ms": "TTFT ms",
@@ -244,15 +244,16 @@ def cache_sentences(found: CacheSize | None) -> Iterator[str]:
         return
     own = ""
     if found.engine_blocks is not None and found.engine_tokens is not None:
-        own = f"; the engine has {_blocks_text(found.engine_blocks, found.engine_tokens)}: {share(found.engine_share)}"
-    enough = _blocks_text(found.knee_blocks, found.knee_tokens or 0)
+        engine = _blocks_text(found, found.engine_blocks, found.engine_tokens)
+        own = f"; the engine has {engine}: {share(found.engine_share)}"
+    enough = _blocks_text(found, found.knee_blocks, found.knee_tokens or 0)
     yield f"cache size: {found.knee_share * 100:g} % of max hits at {enough}{own}"
     if found.own_session_share is not None:
         yield f"hits on blocks of the session's own earlier requests: {share(found.own_session_share)} of max hits"
 
 
-def _blocks_text(blocks: int, tokens: int) -> str:
-    return f"{blocks:,} blocks ({compact(tokens)} tokens)"
+def _blocks_text(found: CacheSize, blocks: int, tokens: int) -> str:
+    return f"{blocks:,} blocks ({cache_size(tokens, found.kv_bytes_per_token)})"
 
 
 def prefill_sentences(fit: PrefillFit | None) -> Iterator[str]:

@@ -27,13 +27,13 @@ def read_run(path: Path) -> Run:
     return load_run(path.name, path, named=False, chains=True)
 
 
-def study_chains(run: Run) -> "CacheStudy | None":
+def study_chains(run: Run, kv_bytes_per_token: int | None = None) -> "CacheStudy | None":
     """Return hits at every size and the prefix tree; null: the run was read without block hashes, or has none."""
     if run.chains is None:
         return None
     from measure.metrics.prefixcache import study_cache  # noqa: PLC0415 - numba, for traces with hashes alone
 
-    return study_cache(run, run.chains)
+    return study_cache(run, run.chains, kv_bytes_per_token)
 
 
 def measure_run(

@@ -32,9 +32,7 @@ class OneCurve(msgspec.Struct, frozen=True):
     """Null: not told, and no size is shown in GiB."""
 
     def size_text(self, tokens: int) -> str:
-        """Return a cache's size in tokens, and in memory if a token's bytes are known."""
-        memory = "" if self.kv_bytes_per_token is None else f", {wording.size(tokens * self.kv_bytes_per_token)}"
-        return f"{wording.count(tokens)} tokens{memory}"
+        return wording.cache_size(tokens, self.kv_bytes_per_token)
 
 
 class CurveFile(msgspec.Struct, frozen=True, tag_field="kind", tag="curve"):

@@ -8,7 +8,7 @@ from measure.cache.hitcurve import HitCurve
 from measure.metrics.results import CacheSize, HitCount
 from measure.metrics.tables import cache_sentences
 from measure.table import TextTable
-from measure.wording import compact, count, factor, share
+from measure.wording import cache_size, count, factor, share
 from report.files.measured import Measured
 from report.pages.figures import DASHED, Figure, Trace, axis, figure, line, points
 from report.trace.panels import Panel
@@ -44,9 +44,8 @@ def size_panels(measured: Measured) -> list[Panel]:
 
 
 def _caption(size: CacheSize) -> str:
-    enough = (
-        f"{size.knee_share * 100:g} % of what an unlimited cache serves needs {compact(size.knee_tokens or 0)} tokens"
-    )
+    knee = cache_size(size.knee_tokens or 0, size.kv_bytes_per_token)
+    enough = f"{size.knee_share * 100:g} % of what an unlimited cache serves needs {knee}"
     if size.engine_tokens and size.knee_tokens:
         ratio = size.knee_tokens / size.engine_tokens
         enough += f", {share(ratio)} of the engine's size" if ratio < 1 else f", {factor(ratio)} × the engine's size"
@@ -71,11 +70,11 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
     ]
     if size.knee_tokens is not None and size.knee_blocks is not None:
         knee = curve.rate_at(size.knee_blocks)
-        name = f"knee: {compact(size.knee_tokens)} tokens"
+        name = f"knee: {cache_size(size.knee_tokens, size.kv_bytes_per_token)}"
         look = {"size": 11, "symbol": "diamond"}
         data.append(points([size.knee_tokens], [_round(knee)], 2, look, name=name, hovertemplate=hover))
     if size.engine_tokens is not None:
-        name = f"engine: {compact(size.engine_tokens)} tokens"
+        name = f"engine: {cache_size(size.engine_tokens, size.kv_bytes_per_token)}"
         data.append(line([size.engine_tokens] * 2, [0.0, top], 0, width=1.6, dash=DASHED, name=name, hoverinfo="name"))
     if reported is not None and reported.rate is not None:
         data.append(_reported(reported.rate, size.engine_tokens, sizes[0] * block, last * block))

@@ -4,7 +4,7 @@ from typing import Final
 
 from measure.cache.prefixtree import PrefixNode, PrefixTree
 from measure.table import TextTable
-from measure.wording import compact, count, share_of
+from measure.wording import compact, count, round_number, share_of
 from report.files.measured import Measured
 from report.pages.figures import Figure, Trace, axis, figure
 from report.trace.panels import Panel
@@ -57,9 +57,25 @@ def prefix_figure(tree: PrefixTree) -> Figure:
     for place, node in enumerate(tree.nodes):
         classes[_class(node)].append(place)
     data = [_bars(tree, name, slot, places, lefts) for (name, slot), places in classes.items() if places]
-    x_axis = axis("prompt tokens saved", range=[0, tree.saved_tokens], tickformat=",d", nticks=7)
+    at = _even_ticks(tree.saved_tokens)
+    x_axis = axis("prompt tokens saved", range=[0, tree.saved_tokens], tickvals=at, ticktext=[*map(round_number, at)])
     y_axis = axis("place in the prompt (tokens)", autorange="reversed", tickformat=",d")
-    return figure(data, x_axis, y_axis, barmode="overlay", height=420, uniformtext={"minsize": 10, "mode": "hide"})
+    return figure(
+        data,
+        x_axis,
+        y_axis,
+        barmode="overlay",
+        height=420,
+        showlegend=True,
+        uniformtext={"minsize": 10, "mode": "hide"},
+    )
+
+
+def _even_ticks(most: int) -> list[float]:
+    """Return three to five ticks from 0 on, so that a phone has room for their labels."""
+    digits = 10 ** (len(str(most)) - 1)
+    step = next(part for part in (0.2, 0.25, 0.5, 1, 2, 2.5) if most / (part * digits) < 5) * digits
+    return [place * step for place in range(int(most // step) + 1)]
 
 
 def _class(node: PrefixNode) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 from engines.modelconfig import kv_bytes_per_token
 from measure.cache.hitcurve import HitCurve, hit_curve
 from measure.cacheuse import CacheUse
+from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from sim.cache.groupuse import cache_use, describe_groups
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
@@ -30,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, from one reading"
     )
     parser.add_argument("--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens")
-    parser.add_argument(
-        "--kv-bytes-per-token", type=int, metavar="N", help="show sizes in GiB: bytes of a token's KV in all layers"
-    )
+    add_kv_bytes_argument(parser)
     parser.add_argument(
         "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
     )
@@ -69,9 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _kv_bytes(arguments: argparse.Namespace) -> int | None:
     """Bytes of a token's KV; None: not told. Raises InputError."""
-    given: int | None = arguments.kv_bytes_per_token
-    if given is not None and given < 1:
-        raise InputError(f"--kv-bytes-per-token: {given}; expected a positive number of bytes")
+    given = checked_kv_bytes(arguments.kv_bytes_per_token)
     if given is not None and arguments.model_config is not None:
         raise InputError("--model-config: given with --kv-bytes-per-token; expected one of them")
     return given if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)

@@ -37,6 +37,7 @@ def test_knee_and_todays_size() -> None:
         engine_tokens=32,
         engine_rate=16 / tokens,  # of LRU's last two touched, 3 and 1, the root is there
         engine_share=0.5,
+        kv_bytes_per_token=None,
         own_session_share=1.0,
     )
 

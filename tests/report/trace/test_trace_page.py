@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measure.metrics.trace import measure_run
+from kvtape.pictures import draw
+from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
 from report.files.measured import Measured
 from report.trace.overtime import MOST_BARS, MOST_ROWS, load_panels, session_panels
@@ -216,6 +217,10 @@ def test_every_value_lies_in_a_bin_of_its_own(values: list[int], whole: bool) ->
     shown = scaled[scaled > 0] if log else scaled
     assert edges[0] <= shown.min()
     assert np.histogram(shown, edges)[0].sum() == len(shown)
+
+
+def test_a_notebook_has_the_same_figures() -> None:
+    assert set(draw(read_run(CAPTURE))) == FIGURES | {"prefixes", "cache-size"}
 
 
 @pytest.mark.browser
