@@ -121,6 +121,8 @@ class Dialect:
     """The field for several outputs of one prompt."""
     priority: str | None = "priority"
     """Null: the engine has another scale of priorities than the trace."""
+    prompt_logprobs: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that ask for the prompt's log probabilities, in streams too. Empty: a stream has none."""
     lora: LoraFields = adapter_as_model
     lora_needs_map: bool = False
     """True: an adapter's name alone does not select it."""
@@ -146,9 +148,9 @@ class Dialect:
         usage = USAGE if stream else {}
         return {"model": model, **dict.fromkeys(self.chat_lengths, tokens), **constant, "stream": stream, **usage}
 
-    def shape_fields(self, *, n: int | None, priority: int | None) -> dict[str, Any]:
+    def shape_fields(self, *, n: int | None, priority: int | None, prompt_logprobs: bool = False) -> dict[str, Any]:
         """Return the fields for the rest of a captured request's shape."""
-        shape: dict[str, Any] = {}
+        shape: dict[str, Any] = dict(self.prompt_logprobs) if prompt_logprobs else {}
         if n is not None:
             shape[self.choices] = n
         if priority is not None and self.priority is not None:

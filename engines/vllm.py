@@ -51,6 +51,7 @@ VLLM = Dialect(
     injectable=frozenset({"usage", "token-ids"}),
     lengths=BOTH_LENGTHS,
     constant=WITH_IDS,
+    prompt_logprobs={"prompt_logprobs": 0},
     chat_lengths=BOTH_LENGTHS,
     chat_constant=WITH_IDS,
 )

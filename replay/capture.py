@@ -47,6 +47,7 @@ class Captured:
     stream: bool
     n: int | None
     priority: int | None
+    prompt_logprobs: bool = False
     lora: str | None
 
     @property
@@ -142,6 +143,7 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
         stream=record.stream is not False,
         n=record.n,
         priority=record.priority,
+        prompt_logprobs=bool(record.prompt_logprobs),
         lora=record.lora,
     )
 

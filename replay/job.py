@@ -71,7 +71,9 @@ class Replayed:
         self.prompt = np.concatenate([blocks, tail])
         choices = captured.n or 1
         per_choice = -(-captured.output_tokens // choices)
-        shape = run.dialect.shape_fields(n=captured.n, priority=captured.priority) | self._model()
+        shape = self._model() | run.dialect.shape_fields(
+            n=captured.n, priority=captured.priority, prompt_logprobs=captured.prompt_logprobs
+        )
         request_id, session_id = self.round.request_id(captured.request_id), self.round.session_id(captured.session_id)
         path, body = self._body(self.prompt, per_choice, shape)
         return PlannedRequest(
@@ -117,6 +119,7 @@ class Replayed:
             response.record,
             session_source=captured.session_source,
             lora=captured.lora,
+            prompt_logprobs=(captured.prompt_logprobs and bool(self.round.run.dialect.prompt_logprobs)) or None,
             block_hashes=hashes,
             output_block_hashes=self.output_hashes,
             hash_source=captured.hash_source if hashes is not None else None,

@@ -32,8 +32,8 @@ UNSAID = SentMessage("user", "", length=0)
 FINDINGS = "text."
 UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
     "chat": frozenset(),
-    "responses": frozenset({"n", "n_cmpl"}),
-    "messages": frozenset({"n", "n_cmpl", "priority"}),
+    "responses": frozenset({"n", "n_cmpl", "prompt_logprobs"}),
+    "messages": frozenset({"n", "n_cmpl", "priority", "prompt_logprobs"}),
 }
 """Fields of a captured shape that an API does not have."""
 

@@ -161,6 +161,7 @@ def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runn
             traces.request("whole", stream=False),
             traces.request("many", n=3, output_tokens=7),
             traces.request("first", priority=-2, max_tokens=50),
+            traces.request("scored", prompt_logprobs=True),
             traces.request("adapted", lora="law", model="law"),
         ],
     )
@@ -171,7 +172,10 @@ def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runn
     # Seven tokens of three answers are three of each, the last not whole.
     assert (bodies["many"]["n"], bodies["many"]["max_tokens"], bodies["many"]["min_tokens"]) == (3, 3, 3)
     assert (bodies["first"]["priority"], bodies["first"]["max_tokens"]) == (-2, 2)
-    assert [body["model"] for body in bodies.values()] == ["m", "m", "m", "law-v2"]
+    # vLLM takes no more than 0 beside a stream, and that is enough: it looks the prompt up in no cache.
+    assert [body.get("prompt_logprobs") for body in bodies.values()] == [None, None, None, 0, None]
+    assert [record.request_id for record in played.records if record.prompt_logprobs] == ["scored"]
+    assert [body["model"] for body in bodies.values()] == ["m", "m", "m", "m", "law-v2"]
     assert next(record for record in played.records if record.request_id == "adapted").lora == "law"
 
 

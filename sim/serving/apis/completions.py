@@ -47,7 +47,7 @@ class Completions:
         max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
         top = check_top_logprobs(request.logprobs)
         scored = top if request.prompt_logprobs is None and request.echo else request.prompt_logprobs
-        if request.stream and (request.echo or request.prompt_logprobs is not None):
+        if request.stream and (request.echo or request.prompt_logprobs):
             name = "echo" if request.echo else "prompt_logprobs"
             raise ApiError(f"`{name}` is not available when `stream=True`.", param=name)
         return Asked(
@@ -121,6 +121,7 @@ class CompletionVoice:
                 before = prompt_logprobs(self._vocabulary, prompt, self._asked.top_logprobs)
                 logprobs = {name: before[name] + values for name, values in logprobs.items()}
         first, scored = self._with_ids and delta.start == 0, self._asked.prompt_logprobs
+        scored = None if self._asked.fields.stream else scored
         return {
             "index": place,
             "text": text,

@@ -286,6 +286,9 @@ def test_a_completion_echoes_its_prompt_with_log_probabilities_and_reads_no_cach
     assert [top[str(one)]["logprob"] for one, top in zip(ids[1:], told[1:], strict=True)] == (
         choice.logprobs.token_logprobs[1:33]
     )
+    options = {"stream_options": {"include_usage": True}, "extra_body": {"prompt_logprobs": 0}}
+    *_, last = create(model=MODEL, prompt=ids, max_tokens=1, stream=True, **options)  # vLLM refuses 1 beside a stream
+    assert last.usage.prompt_tokens_details.cached_tokens == 0
     cached = create(model=MODEL, prompt=ids, max_tokens=1).usage.prompt_tokens_details.cached_tokens
     assert cached == 32
 
