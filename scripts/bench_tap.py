@@ -213,7 +213,7 @@ def report(
     accounts = {proxy.name: proxy.account for proxy in proxies if proxy.account}
     for name, account in accounts.items():
         results.add(name, "lost", account["offered"] - account["recorded"])
-    print(table(results, names, markdown=args.markdown))
+    print(table(results, names, markdown=args.markdown, one_core=args.one_core))
     print(f"\n{conditions}; rounds: {plan.rounds}")
     for name, account in accounts.items():
         counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"

@@ -1,12 +1,34 @@
 """The table: a row a figure, a column a client, and what each goal says of ours."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from scripts.loadbench.runs import Measured
 
 OURS = "kvtape"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Bound of a figure of ours."""
+
+    sign: Literal["≥", "≤", "<"]
+    bound: float
+    beside: str = ""
+    """Client whose own figure is the unit; empty: none."""
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.bound:,g}" + (f" × {self.beside}" if self.beside else "")
+
+    def reached(self, figures: Mapping[str, float | None]) -> bool | None:
+        """Judge our figure; null: it, or the client's beside it, was not measured."""
+        ours, unit = figures.get(OURS), figures.get(self.beside) if self.beside else 1.0
+        if ours is None or unit is None:
+            return None
+        bound = self.bound * unit
+        return ours >= bound if self.sign == "≥" else ours <= bound if self.sign == "≤" else ours < bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,30 +39,29 @@ class Row:
     name: str
     figure: Callable[[Measured], float | None]
     form: str
-    goal: str = ""
-    reached: Callable[[float], bool] | None = None
+    goal: Goal | None = None
 
 
 ROWS = [
-    Row("short", "16-token streams, requests/s", lambda m: m.requests_per_s, ",.0f", "≥ 5,000", lambda v: v >= 5000),
+    Row("short", "16-token streams, requests/s", lambda m: m.requests_per_s, ",.0f", Goal("≥", 1.3, "aiohttp")),
     Row("short", "– CPU µs per request", lambda m: m.cpu_us_per_request, ",.0f"),
     Row("short", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
     Row("short", "– cores used by the server", lambda m: m.server_cpu, ".2f"),
-    Row("short", "– PSS MB, all processes", lambda m: m.pss_mb or None, ".0f", "≤ 150", lambda v: v <= 150),
+    Row("short", "– PSS MB, all processes", lambda m: m.pss_mb or None, ".0f", Goal("≤", 150)),
     Row("short", "– RSS MB, summed", lambda m: m.rss_mb or None, ".0f"),
     Row("short", "– processes", lambda m: m.processes, ".0f"),
-    Row("short", "launch to first request, s", lambda m: m.first_request_s, ".2f", "< 1.5", lambda v: v < 1.5),
-    Row("long", "256-token streams, events/s", lambda m: m.events_per_s, ",.0f", "≥ 120,000", lambda v: v >= 120_000),
+    Row("short", "launch to first request, s", lambda m: m.first_request_s, ".2f", Goal("<", 1.5)),
+    Row("long", "256-token streams, events/s", lambda m: m.events_per_s, ",.0f", Goal("≥", 1.5, "aiohttp")),
     Row("long", "– CPU µs per request", lambda m: m.cpu_us_per_request, ",.0f"),
     Row("long", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
     Row("long", "– cores used by the server", lambda m: m.server_cpu, ".2f"),
-    Row("rate50", "50/s: TTFT error p50, ms", lambda m: m.ttft_error_p50_ms, ".2f", "≤ 0.2", lambda v: v <= 0.2),
-    Row("rate50", "– TTFT error p99, ms", lambda m: m.ttft_error_p99_ms, ".2f", "≤ 0.5", lambda v: v <= 0.5),
-    Row("rate50", "– lag p99, ms", lambda m: m.lag_p99_ms, ".2f", "≤ 2", lambda v: v <= 2),
+    Row("rate50", "50/s: TTFT error p50, ms", lambda m: m.ttft_error_p50_ms, ".2f", Goal("≤", 0.2)),
+    Row("rate50", "– TTFT error p99, ms", lambda m: m.ttft_error_p99_ms, ".2f", Goal("≤", 0.5)),
+    Row("rate50", "– lag p99, ms", lambda m: m.lag_p99_ms, ".2f", Goal("≤", 2)),
     Row("rate50", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
-    Row("rate200", "200/s: TTFT error p50, ms", lambda m: m.ttft_error_p50_ms, ".2f", "≤ 0.3", lambda v: v <= 0.3),
-    Row("rate200", "– TTFT error p99, ms", lambda m: m.ttft_error_p99_ms, ".2f", "≤ 2", lambda v: v <= 2),
-    Row("rate200", "– lag p99, ms", lambda m: m.lag_p99_ms, ".2f", "≤ 2", lambda v: v <= 2),
+    Row("rate200", "200/s: TTFT error p50, ms", lambda m: m.ttft_error_p50_ms, ".2f", Goal("≤", 0.3)),
+    Row("rate200", "– TTFT error p99, ms", lambda m: m.ttft_error_p99_ms, ".2f", Goal("≤", 1.5, "bare loop")),
+    Row("rate200", "– lag p99, ms", lambda m: m.lag_p99_ms, ".2f", Goal("≤", 2)),
     Row("rate200", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
 ]
 
@@ -72,8 +93,8 @@ def _cells(row: Row, figures: dict[str, float | None], others: Sequence[str]) ->
     ours = figures.get(OURS)
     cells = [row.name, *("" if figure is None else format(figure, row.form) for figure in figures.values())]
     cells += [_ratio(ours, figures[name]) for name in others]
-    reached = "" if ours is None or row.reached is None else "yes" if row.reached(ours) else "NO"
-    return [*cells, row.goal, reached]
+    reached = None if row.goal is None else row.goal.reached(figures)
+    return [*cells, str(row.goal or ""), "" if reached is None else "yes" if reached else "NO"]
 
 
 def _ratio(ours: float | None, other: float | None) -> str:

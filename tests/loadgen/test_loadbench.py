@@ -45,3 +45,15 @@ def test_the_table_has_ratios_and_goals() -> None:
     assert lines[0] == "|  | kvtape | other | kvtape / other | goal | reached |"
     assert "| 50/s: TTFT error p50, ms | 0.12 | 0.50 | 0.25 | ≤ 0.2 | yes |" in lines
     assert {row.case for row in ROWS} == {case.name for case in cases(1.0)}
+
+
+def test_a_goal_beside_another_client_is_judged_by_its_figure() -> None:
+    goals = {(row.case, row.name): row.goal for row in ROWS}
+    requests = goals["short", "16-token streams, requests/s"]
+    assert requests is not None
+    assert str(requests) == "≥ 1.3 × aiohttp"
+    assert requests.reached({"kvtape": 131.0, "aiohttp": 100.0}) is True
+    assert requests.reached({"kvtape": 129.0, "aiohttp": 100.0}) is False
+    assert requests.reached({"kvtape": 131.0}) is None
+    assert str(goals["long", "256-token streams, events/s"]) == "≥ 1.5 × aiohttp"
+    assert str(goals["rate200", "– TTFT error p99, ms"]) == "≤ 1.5 × bare loop"
