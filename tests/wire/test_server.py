@@ -111,6 +111,25 @@ def test_a_chunked_request_gives_raw_bytes_and_body() -> None:
     assert handler.raw == framed
 
 
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_large_body_behind_its_head_in_one_read_is_whole(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    bodies = [b"%06d" % number * 20_000 for number in range(3)]
+    stream = b"".join(
+        b"%bPOST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (before, len(body), len(body), body)
+        for before, body in zip((b"", b"", b"\r\n"), bodies, strict=True)
+    )
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(stream)
+        for body in bodies:
+            assert await response(reader) == b"POST /%d %b" % (len(body), body)
+
+    opened = converse(talk, new_loop=new_loop)
+    assert [handler.body for handler in opened] == bodies
+
+
 def test_pipelined_requests_are_answered_in_order() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
