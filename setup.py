@@ -5,7 +5,7 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-SOURCES = ("wire/usualchunks.c", "wire/usualevents.c", "loadgen/core/promptids.c")
+SOURCES = ("wire/usualchunks.c", "wire/usualevents.c", "wire/usualhead.c", "loadgen/core/promptids.c")
 WANTED = os.environ.get("KVTAPE_PURE", "0") in ("", "0") and not sysconfig.get_config_var("Py_GIL_DISABLED")
 """The stable interface, one build for all versions of Python, is not there without the interpreter's lock."""
 
