@@ -110,7 +110,7 @@ def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
         pair = result.pairs[label]
         yield from _verdicts(result, label, pair)
         yield f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}", "dim"
-        if label in result.baselines:
+        if result.baselines.get(label):
             yield from _baselines(label, pair, result.baselines[label])
 
 
