@@ -79,7 +79,9 @@ def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str,
             continue
         value = _value(asked, getattr(cohort, asked.metric))
         if value is None:
-            yield _refused(expression, expression, "not judged: too few requests, or the value does not exist")
+            lacking = "no interval; capture the load again, and pass it as --repeat"
+            reason = lacking if asked.key == "equivalence" else "too few requests, or the value does not exist"
+            yield _refused(expression, expression, f"not judged: {reason}")
             continue
         passed = asked.holds(value)
         reason = f"{value:.4g} {'keeps' if passed else 'breaks'} it"

@@ -165,6 +165,10 @@ def test_equivalence_asks_for_an_interval_inside_a_margin(
     said = capsys.readouterr().out
     assert "TTFT of replayed against the mean of 3 captures: error, its interval, A/A" in said
     assert "A/A 2.0 %" in said
+    # Without repeats, and without sessions resampled, there is no interval to be inside.
+    lone = ["--bootstrap", "0", "--gate", "slow.ttft.p50.equivalence<=10%"]
+    assert main(["compare", f"lone={make_trace('lone')}", f"slow={make_trace('slow')}", *lone]) == 1
+    assert "no interval; capture the load again" in " ".join(capsys.readouterr().out.split())
     # The same error, and captures that are 20 % apart: it is inside A/A, and shows nothing.
     assert judged(1.1, 0.9, 1.005) == 1
 
