@@ -15,7 +15,7 @@ from measure.runs import UNKNOWN, Run
 from measure.table import TextTable
 from measure.waits import first_token_waits
 from report.compare import terminal
-from report.compare.cells import Cell, describe, measure
+from report.compare.cells import Cell, Curve, describe, measure
 from report.compare.results import LEVELS, Duration
 from report.files.measured import Measured
 from report.pages.figures import axis, figure, survival_band, survival_line
@@ -25,6 +25,7 @@ from tracefile.records.arrays import IntArray
 MOST_RESAMPLED: Final = 10_000
 """Requests that intervals are drawn from; of a longer trace every n-th busy period."""
 DRAWS: Final = 500
+MOST_POINTS: Final = 160
 _SLOTS: Final = {ALL: 0, FIRST_TURN: 2, LATER_TURNS: 1, "hit": 3, "no hit": 4}
 
 
@@ -97,10 +98,14 @@ def _panel(run: Run, id_: str, title: str, cohorts: Mapping[str, IntArray], resa
         trace
         for name, cell in banded.items()
         if len(cell.waits)
-        for trace in survival_band(f"{_title(name)} ({len(cells[name].waits):,})", cell.curve, _SLOTS[name], start_ms)
+        for trace in survival_band(
+            f"{_title(name)} ({len(cells[name].waits):,})", _drawn(cell.curve), _SLOTS[name], start_ms
+        )
     ]
     data += [
-        survival_line(f"{_title(name)} ({len(cell.waits):,})", cell.curve, len(cell.waits), _SLOTS[name], start_ms)
+        survival_line(
+            f"{_title(name)} ({len(cell.waits):,})", _drawn(cell.curve), len(cell.waits), _SLOTS[name], start_ms
+        )
         for name, cell in cells.items()
     ]
     y_axis = axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
@@ -113,6 +118,12 @@ def _panel(run: Run, id_: str, title: str, cohorts: Mapping[str, IntArray], resa
         toggles="xy",
         half=True,
     )
+
+
+def _drawn(curve: Curve) -> Curve:
+    """Return the curve in so many points that half a line can show: a page has many figures."""
+    kept = np.unique(np.linspace(0, len(curve.time_ms) - 1, MOST_POINTS).astype(np.int64))
+    return Curve(curve.time_ms[kept], curve.survival[kept], curve.low[kept], curve.high[kept])
 
 
 def _title(name: str) -> str:
