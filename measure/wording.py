@@ -97,14 +97,16 @@ def duration_ms(value_ms: float) -> str:
 
 
 def duration(value_ms: float) -> str:
-    """Return a time with its unit: 14 µs, 0.4 ms, 37 ms, 1.25 s."""
+    """Return a time with its unit: 14 µs, 0.4 ms, 37 ms, 1.25 s, 17.5 min, 89.4 h."""
     if value_ms < 1:
         return f"{value_ms * 1e3:.0f} µs"
     if value_ms < 10:
         return f"{value_ms:.1f} ms"
     if value_ms < 1_000:
         return f"{value_ms:.0f} ms"
-    return f"{value_ms / 1e3:.3g} s"
+    if value_ms < 600_000:
+        return f"{value_ms / 1e3:.3g} s"
+    return f"{factor(value_ms / 60e3)} min" if value_ms < 7_200_000 else f"{factor(value_ms / 3.6e6)} h"
 
 
 NOTHING_CACHED = (

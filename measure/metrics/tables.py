@@ -76,7 +76,7 @@ def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
         _statistics("per request", metrics.per_request),
         _statistics("per session", metrics.per_session),
         _statistics("shape", metrics.shape),
-        _throughput(metrics.workload),
+        throughput_table(metrics.workload),
         _overview(metrics.overview),
         *prefill_tables(metrics.prefill),
         hit_table(metrics.hits),
@@ -149,10 +149,11 @@ def _workload(metrics: TraceMetrics) -> list[str]:
     if not found.wall_s:
         return []
     further = workload_sentences(found, metrics.sessions.per_s)
-    return [*_throughput(found).lines, "", *_overview(metrics.overview).lines, *further]
+    return [*throughput_table(found).lines, "", *_overview(metrics.overview).lines, *further]
 
 
-def _throughput(found: Workload) -> TextTable:
+def throughput_table(found: Workload) -> TextTable:
+    """Return tokens a second by window; no rows: the trace has no lengths."""
     windows = ["overall", "last_30s", "steady"] + (["steady_per_gpu"] if found.gpus else [])
     titles = {"last_30s": "last 30 s", "steady_per_gpu": "steady/GPU"}
     rows = [

@@ -8,7 +8,7 @@ import numpy as np
 
 from measure.metrics.results import Timeline
 from measure.metrics.sessions import session_order
-from measure.metrics.tables import workload_sentences
+from measure.metrics.tables import throughput_table, workload_sentences
 from measure.metrics.workload import wall
 from measure.runs import UNKNOWN, Run
 from measure.table import TextTable
@@ -29,6 +29,7 @@ def load_panels(measured: Measured) -> list[Panel]:
     coarse = _coarse(found, measured.metrics.requests.n)
     edges, coarse_edges = (f"Mean of each {duration(one.interval_s * 1e3)}" for one in (found, coarse))
     flight = axis("requests in flight", rangemode="tozero")
+    numbers = throughput_table(measured.metrics.workload)
     lines = list(workload_sentences(measured.metrics.workload, measured.metrics.sessions.per_s))
     return [
         Panel(
@@ -39,8 +40,8 @@ def load_panels(measured: Measured) -> list[Panel]:
             TextTable(["the run"], [[line] for line in lines]),
             half=True,
         ),
-        _output_panel(coarse, coarse_edges),
-        _prompt_panel(coarse, coarse_edges, cached=bool(measured.metrics.requests.hit_reported)),
+        _output_panel(coarse, coarse_edges, numbers),
+        _prompt_panel(coarse, coarse_edges, numbers, cached=bool(measured.metrics.requests.hit_reported)),
     ]
 
 
@@ -60,7 +61,7 @@ def _coarse(found: Timeline, requests: int) -> Timeline:
     return Timeline(interval_s=found.interval_s * step, **means)
 
 
-def _output_panel(found: Timeline, edges: str) -> Panel:
+def _output_panel(found: Timeline, edges: str, numbers: TextTable) -> Panel:
     title = "Output tokens a second"
     if not any(found.completion_tps):
         return Panel("output-rate", title, missing="The trace has no output lengths.", half=True)
@@ -69,11 +70,12 @@ def _output_panel(found: Timeline, edges: str) -> Panel:
         title,
         _over_time(found, [_steps(found, found.completion_tps, 3, "output")], axis("tok/s", rangemode="tozero")),
         f"{edges}; a request's tokens count at its end. A level line is the engine's limit, or the load's.",
+        numbers,
         half=True,
     )
 
 
-def _prompt_panel(found: Timeline, edges: str, *, cached: bool) -> Panel:
+def _prompt_panel(found: Timeline, edges: str, numbers: TextTable, *, cached: bool) -> Panel:
     title = "Prompt tokens a second"
     if not any(found.prompt_tps):
         return Panel("prompt-rate", title, missing="The trace has no prompt lengths.")
@@ -93,6 +95,7 @@ def _prompt_panel(found: Timeline, edges: str, *, cached: bool) -> Panel:
         title,
         _over_time(found, data, axis("tok/s", rangemode="tozero")),
         f"{edges}; a request's tokens count at its end. {told}",
+        numbers,
     )
 
 

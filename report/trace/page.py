@@ -39,6 +39,8 @@ CHAPTERS: Final = (
 )
 
 
+MOST_CARDS: Final = 8
+"""Two lines of a screen."""
 Drawn = Sequence[tuple[Chapter, Sequence[Panel]]]
 
 
@@ -81,7 +83,6 @@ def cards(metrics: TraceMetrics) -> list[Card]:
         *_first_tokens(metrics),
         _pace(metrics),
         _output(metrics),
-        _flight(metrics),
         _session(metrics),
         Card(
             "Requests completed",
@@ -89,8 +90,9 @@ def cards(metrics: TraceMetrics) -> list[Card]:
             f"{metrics.requests.completed:,} of {metrics.requests.n:,}; "
             f"{metrics.sessions.completed:,} of {metrics.sessions.n:,} sessions",
         ),
+        _flight(metrics),
     ]
-    return [card for card in found if card is not None]
+    return [card for card in found if card is not None][:MOST_CARDS]
 
 
 def _cached(metrics: TraceMetrics) -> Card | None:

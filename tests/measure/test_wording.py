@@ -24,4 +24,10 @@ def test_shares_never_say_all_of_what_is_not_all() -> None:
 
 def test_times_and_sizes() -> None:
     assert [wording.duration(value) for value in (0.014, 1.2, 37.4, 1_250.0)] == ["14 µs", "1.2 ms", "37 ms", "1.25 s"]
+    assert [wording.duration(value) for value in (599e3, 1_050e3, 3.22e8, 9e9)] == [
+        "599 s",
+        "17.5 min",
+        "89.4 h",
+        "2,500 h",
+    ]
     assert [wording.size(value) for value in (0, 1_536, 256 << 20)] == ["0 B", "1.50 KiB", "256 MiB"]
