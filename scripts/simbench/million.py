@@ -2,6 +2,7 @@
 
 import math
 import resource
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from scripts.simbench.timing import Figures
+from scripts.simbench.timing import Figures, measure_command
 from sim.engine.run import Tally, predicted_records
 from sim.engine.streaming import StreamingRun
 from sim.latency.modelfile import Model
@@ -27,7 +28,7 @@ SPACING_MS = 400.0
 
 
 def bench_million(requests: int, model: Model) -> Figures:
-    """Run ``requests`` of 10,000 prompt tokens and 20 to 180 output tokens, and write every record.
+    """Run ``requests`` of 10,000 prompt tokens and 20 to 180 output tokens, write every record, show them as a page.
 
     Each prompt begins with a random part of one of 2,000 prompts, so the cache has hits and evictions. What making the
     requests up takes is told apart: with a trace it would be reading it.
@@ -49,19 +50,28 @@ def bench_million(requests: int, model: Model) -> Figures:
         with TraceWriter(path, Meta(source="sim", block_size=block_size)) as writer:
             for record in predicted_records(timed(), run, tally, block_size):
                 writer.write(record)
-        size = path.stat().st_size
+        ran, ran_cpu = perf_counter(), process_time()
+        size, shown = path.stat().st_size, show(path)
     summary = tally.summary(run.preemptions, run.engine_steps)
     return {
         "million_requests": summary.requests,
         "million_prompt_tokens": summary.prompt_tokens,
         "million_hit_tokens": summary.cached_tokens,
         "million_steps": summary.steps,
-        "million_wall_s": round(perf_counter() - wall, 2),
-        "million_cpu_s": round(process_time() - cpu, 2),
+        "million_wall_s": round(ran - wall, 2),
+        "million_cpu_s": round(ran_cpu - cpu, 2),
         "million_making_cpu_s": round(making_cpu_s, 2),
         "million_written_mib": round(size / 2**20),
         "million_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        **shown,
     }
+
+
+def show(trace: Path) -> Figures:
+    """Measure ``report show --html`` in a process of its own."""
+    page = trace.with_suffix(".html")
+    command = [sys.executable, "-m", "report", "show", str(trace), "--html", str(page)]
+    return {**measure_command("million_show", 0, command), "million_page_kb": round(page.stat().st_size / 1000)}
 
 
 def made_up(requests: int, block_size: int) -> Iterator[Part]:

@@ -22,7 +22,7 @@ def measure(name: str, runs: int, work: Callable[[], object]) -> Figures:
 
 
 def measure_command(name: str, runs: int, command: Sequence[str]) -> Figures:
-    """The fastest of ``runs`` of a command, after one that does not count; its largest memory."""
+    """The fastest of ``runs`` of a command, after one that does not count; its largest memory. ``runs`` 0: that one."""
     walls, cpus = [], []
     for _ in range(runs + 1):
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
@@ -30,8 +30,9 @@ def measure_command(name: str, runs: int, command: Sequence[str]) -> Figures:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         walls.append(perf_counter() - start)
         cpus.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    counted = slice(min(runs, 1), None)
     return {
-        f"{name}_wall_s": round(min(walls[1:]), 3),
-        f"{name}_cpu_s": round(min(cpus[1:]), 3),
+        f"{name}_wall_s": round(min(walls[counted]), 3),
+        f"{name}_cpu_s": round(min(cpus[counted]), 3),
         f"{name}_rss_mib": round(after.ru_maxrss / 1024),
     }
