@@ -8,11 +8,9 @@ Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt
 at every call took more than half of a run.
 """
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -22,8 +20,6 @@ from numba.extending import intrinsic
 from measure.cache.machinecode import kept
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
-SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
-"""Parts of numba, and the import that each makes only for functions that kernels do not call."""
 
 
 def kernel(function: Kernel) -> Kernel:
@@ -46,7 +42,6 @@ def stay_apart(_: object) -> tuple[object, object]:
 def entry(function: Kernel) -> Kernel:
     """Compile ``function`` when Python first calls it; later processes read the machine code from the cache. It runs
     without Python's lock, so that threads run on cores of their own."""
-    _spare_imports()
     compiled = kept(function, _nrt=False, nogil=True)
     _forget_unreadable(compiled)
     return compiled
@@ -61,17 +56,6 @@ def _forget_unreadable(compiled: Any) -> None:
         cache._load_index()
     except (AttributeError, ImportError):
         Path(cache._index_path).unlink(missing_ok=True)
-
-
-def _spare_imports() -> None:
-    """Load parts of numba without the imports that they make no use of here: half of the time of loading a kernel."""
-    for part, unused in SPARED.items():
-        if part not in sys.modules and unused not in sys.modules:
-            sys.modules[unused] = cast(ModuleType, None)  # how Python is told that there is no such module
-            try:
-                importlib.import_module(part)
-            finally:
-                del sys.modules[unused]
 
 
 def say_if_not_compiled(compiled: Any) -> None:
