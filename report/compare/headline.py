@@ -64,7 +64,7 @@ def _sentence(label: str, traces: Mapping[str, Provenance], pair: Pair, min_cell
     if pair.kind == "contrast":
         return f"{named}: {listed(pair.conditions)}, {_WAITING[name]} wait {_effect(told)} {place} ({doubt})."
     error = f"TTFT of {_WAITING[name]} is {_error(told, traces[label])} {place} ({doubt})"
-    rest = f"; {ttft.verdict}" if ttft.verdict is not None else _tails(found)
+    rest = f"; verdict on p50, p90 and p99: {ttft.verdict}" if ttft.verdict is not None else _tails(found)
     return f"{named}: {error}{_beside_repeats(told)}{rest}{_agreement(pair)}."
 
 
