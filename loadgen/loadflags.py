@@ -10,7 +10,7 @@ from loadgen.core.bodyfields import BodyFields, read_body_fields
 from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
 from loadgen.core.request import session_headers
-from loadgen.core.runflags import add_target_arguments, output_of, run_flags
+from loadgen.core.runflags import RunFlags, add_target_arguments, output_of, run_flags
 from loadgen.datasets import DATASETS, RANDOM, parse_dataset
 from loadgen.datasets.shipped import SHIPPED
 from loadgen.plan.arrivals import read_rate_series
@@ -29,6 +29,7 @@ from loadgen.plan.config import (
 from loadgen.plan.lmeval import add_lm_eval_arguments, lm_eval_of
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.text.spoken import Api
+from measure.metrics.slos import refuse_without_streams
 from tracefile import InputError
 from tracefile.commandline.durations import duration, seconds
 from tracefile.commandline.parser import Parser
@@ -105,9 +106,16 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         timeout_s=args.timeout,
         overwrite=args.overwrite,
         as_json=args.json,
-        run=run_flags(args),
+        run=_run_flags(args),
         lm_eval=lm_eval,
     )
+
+
+def _run_flags(args: argparse.Namespace) -> RunFlags:
+    flags = run_flags(args)
+    if args.no_stream:
+        refuse_without_streams(flags.slos)
+    return flags
 
 
 def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | None, int | None]:

@@ -143,6 +143,14 @@ _NEEDED: Final = {
 """Fields that each metric is made of, and the way to a trace with them."""
 
 
+def refuse_without_streams(slos: Sequence[Slo]) -> None:
+    """Raise InputError for an SLO on a time that only streamed responses have, where none is to be streamed."""
+    streamed = {name for names, told in _NEEDED.items() if "streamed" in told for name in names}
+    for slo in slos:
+        if slo.threshold.metric in streamed:
+            raise InputError(f"--slo {slo.threshold.text}: needs streams; expected no --no-stream, or a limit on e2e")
+
+
 def _lack(run: Run, threshold: Threshold) -> str:
     """Return what an SLO needs and the trace lacks, and what to do."""
     metric, cohort = threshold.metric, threshold.cohort

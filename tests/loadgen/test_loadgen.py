@@ -222,10 +222,11 @@ def test_an_slo_decides_the_exit_code_once_everything_is_told(
     with pytest.raises(InputError, match="no metric 'ttfx'"):
         load(engine, tmp_path / "v", [*few, "--slo", "ttfx.p99<=1s"])
     assert not (tmp_path / "v").exists()
-    with pytest.raises(
-        InputError, match="w has no ttft: it needs ttft_ms; expected streamed responses, or a limit on e2e"
-    ):
+    with pytest.raises(InputError, match="needs streams; expected no --no-stream, or a limit on e2e"):
         load(engine, tmp_path / "w", [*few, "--no-stream", "--slo", "ttft.p99<=1s"])
+    assert not (tmp_path / "w").exists()
+    with pytest.raises(InputError, match=r"x has no request in turns2\+; expected one of all"):
+        load(engine, tmp_path / "x", [*few, "--slo", "turns2+.ttft.p99<=1s"])
     assert "E2E ms" in capsys.readouterr().out
 
 
