@@ -280,9 +280,9 @@ def _slots(compared: Compared) -> dict[str, int]:
     return {label: slot for slot, label in enumerate(compared.runs)}
 
 
-def thinned(n: int) -> IntArray:
-    """Return places of at most _MOST_POINTS of n values, evenly."""
-    return np.unique(np.linspace(0, n - 1, min(n, _MOST_POINTS)).astype(np.int64))
+def thinned(n: int, most: int = _MOST_POINTS) -> IntArray:
+    """Return places of at most ``most`` of n values, evenly."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
 
 
 def _reach(far: float | None, near: float | None) -> float:

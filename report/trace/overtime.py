@@ -27,7 +27,7 @@ def load_panels(measured: Measured) -> list[Panel]:
     if found is None:
         return [Panel("in-flight", "Requests in flight", missing=NO_TIMES)]
     coarse = _coarse(found, measured.metrics.requests.n)
-    edges, coarse_edges = (f"Mean of each {duration(one.interval_s * 1e3)}" for one in (found, coarse))
+    edges, coarse_edges = (f"Steps are means over {duration(one.interval_s * 1e3)}" for one in (found, coarse))
     flight = axis("requests in flight", rangemode="tozero")
     numbers = throughput_table(measured.metrics.workload)
     lines = list(workload_sentences(measured.metrics.workload, measured.metrics.sessions.per_s))
@@ -127,9 +127,11 @@ def _over_time(found: Timeline, data: list[Trace], y_axis: dict[str, Any]) -> Fi
 
 
 MOST_ROWS: Final = 120
-MOST_BARS: Final = 1_200
+MOST_BARS: Final = 1_000
 SHORT_SESSION: Final = 0.04
 """Share of the run: if most sessions are shorter, each row begins at its session's own begin."""
+BAR_WIDTH: Final = 0.85
+"""Of a row: said, since plotly widens the bars of a class that stands in few rows."""
 HAIR: Final = 1 / 700
 """Least width of a bar, as a share of the run."""
 _SHARES: Final = (
@@ -178,7 +180,7 @@ def session_panels(measured: Measured) -> list[Panel]:
         Panel(
             "sessions",
             title,
-            figure(data, x_axis, y_axis, barmode="overlay", bargap=0.15, height=height, showlegend=True),
+            figure(data, x_axis, y_axis, barmode="overlay", height=height, showlegend=True),
             "A row is a session, a bar a request from arrival to end (short ones as a hair), a gap tools or a user. "
             f"{_drawn_text(rows)}Look for rows that turn from cached to not: their blocks were evicted.",
             _class_table(run),
@@ -254,6 +256,7 @@ def _bars(name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: 
         "base": [float(f"{one:.6g}") for one in start_s],
         "x": [float(f"{one:.3g}") for one in length_s],
         "y": row.tolist(),
+        "width": BAR_WIDTH,
         "meta": {"slot": slot, "part": "points"},
         "hovertemplate": f"%{{fullData.name}}: at %{{base:,}} {unit}<extra></extra>",
     }

@@ -19,6 +19,8 @@ from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 LOG_FROM: Final = 20.0
 """Spread of the tokens (largest over smallest) from which on both axes are logarithmic."""
 LINE_POINTS: Final = 80
+MOST_POINTS: Final = 1_000
+"""Of a class of requests: four of them and a dozen other figures stay under 1.5 MB."""
 _TITLE: Final = "TTFT by uncached tokens"
 
 
@@ -59,7 +61,7 @@ def _classes(run: Run, told: BoolArray) -> list[tuple[str, int, str, IntArray]]:
 
 
 def _points(run: Run, name: str, slot: int, symbol: str, rows: IntArray) -> Trace:
-    kept = rows[thinned(len(rows))]
+    kept = rows[thinned(len(rows), MOST_POINTS)]
     tokens = own_traits(run).uncached_tokens[kept]
     hover = "%{fullData.name}: %{y:,} ms for %{x:,} tokens<extra></extra>"
     look = {"size": 6, "symbol": symbol, "opacity": 0.6}
