@@ -199,7 +199,8 @@ def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
     assert summary["counters_after"] == {"queries": engine.cache.queries, "hits": engine.cache.hits}
     metrics = summary["metrics"]
     assert metrics["hits"]["reported"]["all"]["rate"] == engine.cache.hits / engine.cache.queries
-    assert metrics == json_of(report, ["show", str(tmp_path / "t")])
+    # Hits by cache size need another pass over the hashes: report show alone takes it.
+    assert metrics == json_of(report, ["show", str(tmp_path / "t")]) | {"cache": None}
     health = {check["name"]: check for check in metrics["health"]}
     assert health["prompt length"]["figure"] == "0 of 18 not as planned"
     assert health["output length"]["figure"] == "0 of 18 not as planned"
