@@ -174,6 +174,13 @@ def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
     assert by_hit.numbers.rows[1][:3] == ["No hit", "1,000", "2.0 [2.0–2.0]"]
 
 
+def test_the_page_of_a_long_trace_is_small() -> None:
+    figures = page_figures(rendered(measured(many(700, 20))))
+    assert {"waits", "waits-by-hit", "prefill-cost", "prompt-rate", "sessions", "shape-turns"} <= set(figures)
+    parts = [trace["meta"]["part"] for trace in figures["waits"]["data"]]
+    assert parts.count("band") == 6
+
+
 def test_few_requests_have_few_intervals_of_the_same_tokens() -> None:
     known = {"prompt_tokens": 50, "cached_tokens": 10, "output_tokens": 7, "e2e_ms": 100.0}
     flight, output, prompt = load_panels(measured([request(f"{n}", 300.0 * n, **known) for n in range(40)]))
