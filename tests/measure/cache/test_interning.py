@@ -1,7 +1,7 @@
 """Numbers of hashes: as they first occur, through every growth of the table."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measure.cache.interning import Interner, NumberedChains, lay_out_numbers
@@ -9,6 +9,7 @@ from measure.cache.interning import Interner, NumberedChains, lay_out_numbers
 hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(hashes, max_size=6))
 def test_hashes_are_numbered_as_they_first_occur(batches: list[list[int]]) -> None:
     interner, numbers = Interner(), dict[int, int]()

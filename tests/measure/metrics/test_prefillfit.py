@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measure.metrics.prefillfit import FEWEST_IDLE, fit_prefill, sent_idle
@@ -65,6 +65,7 @@ def test_idle_is_told_by_times_where_the_writer_did_not_count() -> None:
 points = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 200).map(float)), min_size=2, max_size=12)
 
 
+@settings(max_examples=40, deadline=None)
 @given(points)
 def test_the_slope_is_the_weighted_median_of_all_pairs(found: list[tuple[int, float]]) -> None:
     run: Run = run_of(prefills(found))
