@@ -63,7 +63,7 @@ class Coverage:
 
 
 def coverage_of(seen: Observations, requests: Requests, step_tokens: int) -> Coverage:
-    """Return the ranges of the captures; outliers do not widen a range."""
+    """Return the ranges of the captures; a range goes as far as some requests or intervals reach, not one alone."""
     uncached = requests.uncached_tokens
     warm = requests.prompt_tokens[uncached < requests.prompt_tokens / 2]
     decoding = ~seen.is_prefill & (seen.counts[:, DECODES] > 0.0)
@@ -72,17 +72,22 @@ def coverage_of(seen: Observations, requests: Requests, step_tokens: int) -> Cov
     return Coverage(
         step_tokens=step_tokens,
         shortest_cold=_quantile(uncached, 0.02),
-        longest_cold=_quantile(uncached, 0.98),
-        longest_warm=_quantile(warm, 0.98),
-        answers_at_once=_quantile(counts[:, DECODES] / seen.steps[decoding], 0.98),
+        longest_cold=_reached(uncached, _SOME),
+        longest_warm=_reached(warm, _SOME),
+        answers_at_once=_reached(counts[:, DECODES] / seen.steps[decoding], LEAST_INTERVALS),
         shallowest_answer=_quantile(depths, 0.02),
-        deepest_answer=_quantile(depths, 0.98),
+        deepest_answer=_reached(depths, LEAST_INTERVALS),
         idle_arrivals=int(seen.opens.sum()),
     )
 
 
 def _quantile(values: FloatArray, level: float) -> int:
     return round(float(np.quantile(values, level, method="nearest"))) if len(values) else 0
+
+
+def _reached(values: FloatArray, count: int) -> int:
+    """Return the value that ``count`` of ``values`` reach; of fewer, the least."""
+    return round(float(np.sort(values)[-min(count, len(values))])) if len(values) else 0
 
 
 def lack(name: str, held: Coverage) -> str | None:
