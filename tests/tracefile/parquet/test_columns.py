@@ -45,6 +45,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "output_hash_source": st.sampled_from(["engine", "tokenizer", "text"]),
     "stream": st.booleans(),
     "held": st.booleans(),
+    "prompt_logprobs": st.booleans(),
     "headers": st.dictionaries(words, words, max_size=2),
     "injected": st.lists(words, max_size=2),
     "block_hashes": hashes,
