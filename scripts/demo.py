@@ -1,7 +1,7 @@
 """The main job from nothing to one page: capture → replay warm and cold → fit → predict → report.
 
     python -m scripts.demo --engine sim    # on the embedded engine, under three minutes
-    python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about fifteen
+    python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about ten
     python -m scripts.demo --url https://gateway/team-a/v1 --ca ca.pem    # on an idle engine that is there
 
 The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
@@ -51,8 +51,9 @@ SIM_LOADS = Loads(
 )
 # The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
 VLLM_LOADS = Loads(
-    # One round each, up to the prompts and to more outputs at once than the session load has.
-    calibrations=tuple(f"--pattern calibration --parallel 16 --number 130 --seed {seed}" for seed in (11, 12)),
+    # One round each, up to the prompts and to more outputs at once than the session load has. Two captures alone would
+    # leave the drift between them open: bands of ± 90 %.
+    calibrations=tuple(f"--pattern calibration --parallel 16 --number 130 --seed {seed}" for seed in (11, 12, 13)),
     session="--pattern multiturn --turns 5 --rate 0.3 --duration 60s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 10000 --prompt-tokens 64:256 --output-tokens 16:64",
 )
