@@ -136,9 +136,9 @@ class _Plot:
         if trace["meta"]["part"] == "band":
             if trace.get("fill") != "tonexty":
                 return self._axes.plot(x, y, linewidth=0.0, zorder=order)[0]
-            low, look = self._numbers(self._traces[number - 1], "y"), {"alpha": BAND_OPACITY, "linewidth": 0}
-            step = "post" if steps else None
-            return self._axes.fill_between(x, low, y, step=step, color=colour, zorder=order, **look)
+            low = self._numbers(self._traces[number - 1], "y")
+            look: dict[str, Any] = {"alpha": BAND_OPACITY, "linewidth": 0, "step": "post" if steps else None}
+            return self._axes.fill_between(x, low, y, color=colour, zorder=order, **look)
         width, dash = trace["meta"]["width"], trace["meta"]["dash"]
         return self._axes.plot(
             x,
@@ -173,11 +173,13 @@ class _Plot:
         for letter in LETTERS:
             error = trace.get(f"error_{letter}")
             if error is not None:
-                reach = {f"{letter}err": [np.asarray(error[name], np.float64) for name in ("arrayminus", "array")]}
+                reach: dict[str, Any] = {
+                    f"{letter}err": [np.asarray(error[name], np.float64) for name in ("arrayminus", "array")]
+                }
                 self._axes.errorbar(x, y, **reach, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3, zorder=order)
         for text, *place in zip(trace.get("text", ()), x, y, strict=False):
             self._axes.annotate(
-                plain_text(text), place, (5, 5), textcoords="offset points", fontsize=8.5, color=colour
+                plain_text(text), (place[0], place[1]), (5, 5), textcoords="offset points", fontsize=8.5, color=colour
             )  # fmt: skip
         return marked
 
