@@ -7,7 +7,7 @@ import msgspec
 from measure.enginesteps import EngineStep
 from sim.kernels.layout import SimState, Timeline
 from sim.kernels.loop import FULL, run
-from sim.latency.terms import DECODES, KV_TOKENS, PREFILL_TOKENS, STEPS
+from sim.latency.terms import DECODES, PREFILL_TOKENS, STEPS, decode_kv_tokens
 
 DECIMALS = 4
 _TWO = 2
@@ -47,7 +47,7 @@ class StepLog:
                 duration_ms=round(float(timeline.ends_ms[step]) - start_ms, DECIMALS),
                 prefill_tokens=int(row[PREFILL_TOKENS]),
                 decodes=int(row[DECODES]),
-                decode_kv_tokens=int(row[KV_TOKENS]),
+                decode_kv_tokens=int(decode_kv_tokens(row)),
                 running=int(queues["num_running"]),
                 waiting=int(queues["num_waiting"]),
                 used_blocks=used,

@@ -4,7 +4,7 @@ A step costs a constant, and work for each token and request in it. Capacity is 
 requests, each handed over as soon as there is room for it. Warnings name conditions that no capture showed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from sim.engine.simstate import build_state
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
-from sim.latency.terms import ATTENTION, DECODES, KV_TOKENS, PREFILL_TOKENS, REPEATED_KV_TOKENS, STEP_TERMS, TERMS
+from sim.latency.terms import ATTENTION, DECODES, PREFILL_TOKENS, STEP_TERMS, TERMS, decode_kv_tokens
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import BoolArray, FloatArray
@@ -126,11 +126,11 @@ MATTERS = 0.05
 """Share of the step time from which a parameter that the captures leave open is worth a warning."""
 FARTHER = 1.25
 """How much more of something than the capture had is out of its range."""
-_EXTENTS = {
-    "requests decoding in one step": DECODES,
-    "KV tokens of the decoding requests in one step": KV_TOKENS,
-    "prompt tokens in one step": PREFILL_TOKENS,
-    "attention work in one step (chunk × depth, tokens²)": ATTENTION,
+_EXTENTS: dict[str, Callable[[FloatArray], FloatArray]] = {
+    "requests decoding in one step": lambda counts: counts[:, DECODES],
+    "KV tokens of the decoding requests in one step": decode_kv_tokens,
+    "prompt tokens in one step": lambda counts: counts[:, PREFILL_TOKENS],
+    "attention work in one step (chunk × depth, tokens²)": lambda counts: counts[:, ATTENTION],
 }
 
 
@@ -139,8 +139,8 @@ def extrapolations(
 ) -> Iterator[str]:
     """Yield warnings about ``scenario``, a run on ``other``, beside the run ``captured`` on ``engine``."""
     yield from open_parameters(model, scenario, captured)
-    for extent, column in _EXTENTS.items():
-        seen, there = (float(np.max(run.counts[:, column], initial=0.0)) for run in (captured, scenario))
+    for extent, of in _EXTENTS.items():
+        seen, there = (float(np.max(of(run.counts), initial=0.0)) for run in (captured, scenario))
         if there > FARTHER * max(seen, 1.0):
             yield f"up to {there:,.0f} {extent}: the capture had at most {seen:,.0f}"
     if other.block_size != engine.block_size:
@@ -166,7 +166,7 @@ _NEARLY_ALL = 0.98
 def _extents(run: PointRun) -> dict[str, float]:
     """Extents of ``run`` as ``sim.fit.identification.Coverage`` has them of captures: outliers do not count."""
     decoding = run.counts[:, DECODES]
-    depth = run.counts[:, KV_TOKENS] + run.counts[:, REPEATED_KV_TOKENS]
+    depth = decode_kv_tokens(run.counts)
     requests = run.state.scheduler.requests[:-1]
     requests = requests[requests["cached_tokens"] >= 0]
     prompts, uncached = requests["prompt_tokens"], requests["prompt_tokens"] - requests["cached_tokens"]

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
+import numpy as np
+
 from sim.vllm.request import Request
 from tracefile.records.arrays import FloatArray
 
@@ -185,6 +187,11 @@ def count_decodes(row: Row, requests: int, kv_tokens: int, repeated_tokens: int)
     row[DECODES] += requests
     row[KV_TOKENS] += kv_tokens - repeated
     row[REPEATED_KV_TOKENS] += repeated
+
+
+def decode_kv_tokens(rows: FloatArray) -> FloatArray:
+    """KV tokens that the decodes of each row read, first and repeated reads; shape of ``rows`` without the last."""
+    return np.asarray(rows[..., KV_TOKENS] + rows[..., REPEATED_KV_TOKENS])
 
 
 def count_rest(row: Row, rest_ms: float) -> None:

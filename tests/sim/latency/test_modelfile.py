@@ -19,6 +19,7 @@ from sim.latency.terms import (
     count_chunk,
     count_decodes,
     count_rest,
+    decode_kv_tokens,
     row_ms,
 )
 from tracefile import InputError
@@ -88,6 +89,7 @@ def test_a_step_costs_the_sum_of_its_terms() -> None:
     begin_row(row)
     count_decodes(row, 7, 11, 4)
     assert row_ms(model.costs, row) == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
+    assert decode_kv_tokens(np.array(row)) == 11
 
 
 def test_no_more_reads_are_repeated_than_there_are() -> None:
