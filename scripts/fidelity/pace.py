@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sim.fit.drift import speed
 from sim.fit.observations import Observations
 from sim.fit.pace import capture_steps
-from sim.fit.regression import speed
 from sim.latency.modelfile import Model
 from sim.latency.terms import DECODES
 from tracefile import load_trace

@@ -4,15 +4,14 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import expm1, hypot, sqrt
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
 import numpy as np
-from scipy.special import stdtrit
 
 from measure.table import table_lines
 from measure.wording import NOTHING
+from sim.fit.drift import INTERVAL, drift_of_mean, estimate_drift, widened
 from sim.fit.identification import (
     Coverage,
     Unidentified,
@@ -24,7 +23,7 @@ from sim.fit.identification import (
     require_enough,
 )
 from sim.fit.pace import paced_model
-from sim.fit.regression import Drift, bootstrap, estimate_drift, estimate_noise
+from sim.fit.regression import bootstrap, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors, locate_misfit
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
@@ -50,7 +49,6 @@ from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray
 from tracefile.storage.output import MODEL, check_output
 
-INTERVAL = (0.025, 0.975)
 DRAWS = 64
 """Rows of the bootstrap that the model keeps."""
 
@@ -274,14 +272,6 @@ def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
     return True
 
 
-def drift_of_mean(drift: Drift, captures: int) -> float:
-    """Return how far the mean log(speed) of the captures may be from the engine's, at the ends of ``INTERVAL``.
-
-    One capture does not tell: 0.
-    """
-    return float(stdtrit(captures - 1, INTERVAL[1])) * drift.log_sd / sqrt(captures + 1) if captures > 1 else 0.0
-
-
 def _parameters(
     fit: Fit, draws: FloatArray, unidentified: Sequence[Unidentified], drift: float
 ) -> dict[str, Parameter]:
@@ -293,8 +283,7 @@ def _parameters(
         value, low, high = float(fit.parameters[column]), None, None
         if len(draws):
             ends = np.quantile(draws[:, column], INTERVAL)
-            low = max(value - hypot(value - ends[0], value * -expm1(-drift)), min(float(ends[0]), 0.0))
-            high = value + hypot(ends[1] - value, value * expm1(drift))
+            low, high = widened(value, float(ends[0]), float(ends[1]), drift)
         parameters[term.name] = Parameter(
             value=value,
             unit=term.unit,

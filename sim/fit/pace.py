@@ -4,15 +4,15 @@ Neither queues, sessions nor noise are in it, only steps that the capture's sche
 """
 
 from dataclasses import asdict, dataclass
-from math import exp, hypot, sqrt
+from math import exp, sqrt
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from scipy.special import stdtrit
 
+from sim.fit.drift import Drift, drift_of_mean, speed, widened
 from sim.fit.observations import Observations, observe
-from sim.fit.regression import speed, with_late_reads_joined
+from sim.fit.regression import with_late_reads_joined
 from sim.fit.variants import prepare_capture, schedule_of
 from sim.latency.modelfile import FitTrace, Model, Parameter
 from sim.workload.arrivals import plan_arrivals
@@ -36,9 +36,9 @@ class Pace:
     intervals: int
 
     @property
-    def mean_log_error(self) -> float:
-        """Standard error of log(``factor``)."""
-        return self.log_sd / sqrt(self.freedom + 2)
+    def reach(self) -> float:
+        """Error of log(``factor``) at the ends of a 95 % interval."""
+        return drift_of_mean(Drift(self.log_sd, self.freedom), self.freedom + 1)
 
 
 def capture_steps(meta: Meta, records: list[Record], model: Model, path: str) -> Observations:
@@ -71,21 +71,19 @@ def measure_pace(seen: Observations, model: Model, path: str) -> Pace:
 
 def with_pace(model: Model, pace: Pace) -> Model:
     """Return the model at another pace: every cost times the factor; drift is what the pace leaves unknown."""
-    reach = float(stdtrit(pace.freedom, 0.975)) * pace.mean_log_error
     return msgspec.structs.replace(
         model,
-        parameters={name: _paced(one, pace.factor, reach) for name, one in model.parameters.items()},
+        parameters={name: _paced(one, pace) for name, one in model.parameters.items()},
         draws=[[value * pace.factor for value in draw] for draw in model.draws],
         drift_log_sd=round(pace.log_sd, 6),
         drift_freedom=pace.freedom,
     )
 
 
-def _paced(parameter: Parameter, factor: float, reach: float) -> Parameter:
-    value, low, high = parameter.value * factor, parameter.low, parameter.high
+def _paced(parameter: Parameter, pace: Pace) -> Parameter:
+    value, low, high = parameter.value * pace.factor, parameter.low, parameter.high
     if low is not None and high is not None:
-        low = max(value - hypot(value - low * factor, value * -np.expm1(-reach)), 0.0)
-        high = value + hypot(high * factor - value, value * np.expm1(reach))
+        low, high = widened(value, low * pace.factor, high * pace.factor, pace.reach)
     return msgspec.structs.replace(parameter, value=value, low=low, high=high)
 
 
@@ -103,8 +101,7 @@ def paced_model(model: Model, path: Path) -> Model:
 
 def describe_pace(pace: Pace, name: str) -> str:
     """Return the pace with its 95 % interval, in words."""
-    reach = float(stdtrit(pace.freedom, 0.975)) * pace.mean_log_error
-    low, high = pace.factor * exp(-reach), pace.factor * exp(reach)
+    low, high = pace.factor * exp(-pace.reach), pace.factor * exp(pace.reach)
     return (
         f"pace: steps of {name} took {pace.factor:.3f} of the model's time (95 % interval {low:.3f} to {high:.3f}, "
         f"{pace.intervals:,} intervals); another such capture may differ by {pace.log_sd:.1%}"

@@ -149,15 +149,6 @@ _SAME_MS = 1e-6
 _LAGS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _CORRELATIONS_MS = np.geomspace(20.0, 60_000.0, 33)
 _MAX_SHARE = 0.95
-_BLOCKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Standard deviation of log(speed) between captures, and its degrees of freedom; 0: nothing was seen."""
-
-    log_sd: float
-    freedom: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,30 +216,6 @@ def with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Obse
         is_prefill=np.logical_or.reduceat(seen.is_prefill, firsts),
         steps=np.add.reduceat(seen.steps, firsts),
     )
-
-
-def estimate_drift(seen: Observations, parameters: FloatArray) -> Drift:
-    """Estimate drift from log(speed) between k captures; of one capture, from its quarters: a lower bound.
-
-    The spread within captures tells nothing of the spread between them, so it is left out from two captures on.
-    """
-    captures = int(seen.capture.max(initial=-1)) + 1
-    blocks = [np.flatnonzero(seen.capture == number) for number in range(captures)]
-    if captures == 1:
-        blocks = [block for block in np.array_split(blocks[0], _BLOCKS) if len(block)]
-    if len(blocks) < 2:
-        return Drift(0.0, 0)
-    variance = float(np.var([speed(seen, parameters, block) for block in blocks], ddof=1))
-    # The captures' own mean is off by a share of it, and so is the fit that goes through them.
-    return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / captures))), 6), len(blocks) - 1)
-
-
-def speed(seen: Observations, parameters: FloatArray, rows: IntArray | None = None) -> float:
-    """Median log(seen / predicted), of all intervals or of ``rows``: the middle of that of prefills and of decodes."""
-    some = np.arange(len(seen.seen_ms)) if rows is None else rows
-    log_ratio = np.log(seen.seen_ms[some] / np.maximum(seen.counts[some] @ parameters, 1e-6))
-    is_prefill = seen.is_prefill[some]
-    return float(np.mean([np.median(log_ratio[group]) for group in (is_prefill, ~is_prefill) if group.any()]))
 
 
 def _edges(step_ms: FloatArray) -> FloatArray:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from sim.fit import fit as fit_command
-from sim.fit.fit import FitConfig, Fitted, drift_of_mean, fit_traces
+from sim.fit.drift import Drift, drift_of_mean, estimate_drift
+from sim.fit.fit import FitConfig, Fitted, fit_traces
 from sim.fit.observations import Observations
-from sim.fit.regression import Drift, bootstrap, estimate_drift, estimate_noise, solve
+from sim.fit.regression import bootstrap, estimate_noise, solve
 from sim.fit.residuals import Requests, baseline_errors, locate_misfit
 from sim.fit.variants import CachedSource, choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
