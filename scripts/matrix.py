@@ -1,6 +1,6 @@
 """The fidelity matrix: capture loads on a real engine, then judge forecasts of what no fit ever saw.
 
-    python -m scripts.matrix                                    # everything, about three hours
+    python -m scripts.matrix                                    # everything, about five hours
     python -m scripts.matrix capture --only '128x2/session-*'   # some captures
     python -m scripts.matrix judge                              # from the files that are there, in minutes
     python -m scripts.matrix judge --captures data/captures     # from those that docs/dev/results.md is about

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Way = Literal["warm", "again", "replayed", "cold-replayed", "small", "uncached"]
-"""How a load meets the engine: from an emptied cache; the same once more (A/A); its capture replayed, or replayed with
-a nonce for every request; into a pool too small for it; with prefix caching switched off."""
+Way = Literal["warm", "again", "again-2", "replayed", "cold-replayed", "small", "uncached", "uncached-again"]
+"""How a load meets the engine: from an emptied cache; the same once or twice more (A/A); its capture replayed, or
+replayed with a nonce for every request; into a pool too small for it; with prefix caching off, once or twice."""
 REPLAY_FLAGS: dict[Way, tuple[str, ...]] = {"replayed": ("--reset-cache",), "cold-replayed": ("--cold-prompts",)}
 
 _SESSION = "--pattern multiturn --turns 5 --think 0.2s:1.0s --prefix-count 2 --prompt-tokens 64:256"
@@ -46,7 +46,25 @@ LOADS_256X4 = {
     "staircase": f"--pattern staircase {_SINGLE} --rate 0.6:6 --steps 5 --step-duration 8s --seed 65",
     "burst": f"--pattern burst {_SINGLE} --burst-size 8 --burst-every 8s --duration 48s --seed 67",
 }
-LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
+
+
+def _round(seed: int) -> dict[str, str]:
+    """Loads of one more round on 128x2, all with seeds of their own: three calibrations, four gates."""
+    long, short = (f"{_SESSION} --prefix-tokens {size} --output-tokens 16:64 --rate 0.3" for size in (10000, 3000))
+    return {
+        "calibration-1": f"--pattern calibration --parallel 16 --seed {seed + 1}",
+        "calibration-2": f"--pattern calibration --parallel 16 --seed {seed + 2}",
+        "calibration-3": f"--pattern calibration --parallel 16 --seed {seed + 3}",
+        "session-fast": f"{long} --duration 90s --seed {seed + 4}",
+        "session-short": f"{short} --duration 90s --seed {seed + 5}",
+        # 330 requests, warm and cold below saturation: the one p99 here that is not the slowest few.
+        "poisson-long": f"--pattern poisson {_SINGLE} --rate 3 --number 330 --seed {seed + 6}",
+        "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every 8s --duration 48s --seed {seed + 7}",
+    }
+
+
+# The later rounds were made after the model's shape was decided.
+LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4, "128x2-second": _round(100), "128x2-third": _round(200)}
 
 SMALL_POOL_BLOCKS = {"128x2": 700, "256x4": 520}
 """Room for both prefixes of the long sessions (626 and 314 blocks of 32 tokens) and for two or three conversations, or
@@ -78,6 +96,18 @@ _ORDER = {
         "warm: calibration-3 calibration-4",
     ),
 }
+# A calibration before, between and after the gates, so that the host's drift within the round is theirs, too.
+_ROUND = (
+    "warm: calibration-1 session-short poisson-long burst session-fast",
+    "again: session-short poisson-long burst session-fast",
+    "warm: calibration-2",
+    "again-2: session-short poisson-long burst session-fast",
+    "cold-replayed: session-short poisson-long burst",
+    "uncached: session-short poisson-long burst",
+    "uncached-again: session-short poisson-long burst",
+    "warm: calibration-3",
+)
+_ORDER |= dict.fromkeys(("128x2-second", "128x2-third"), _ROUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +126,7 @@ class Capture:
     """Trace of the matrix."""
 
     shape: str
-    """The model, hidden × layers: ``128x2``."""
+    """The model, hidden × layers, and the round if it is a later one: ``128x2``, ``128x2-second``."""
     load: str
     way: Way = "warm"
 
@@ -108,9 +138,9 @@ class Capture:
     @property
     def engine(self) -> EngineSettings:
         """The engine that it needs."""
-        hidden, layers = map(int, self.shape.split("x"))
+        hidden, layers = map(int, self.shape.partition("-")[0].split("x"))
         blocks = SMALL_POOL_BLOCKS[self.shape] if self.way == "small" else None
-        return EngineSettings(hidden, layers, blocks, prefix_caching=self.way != "uncached")
+        return EngineSettings(hidden, layers, blocks, prefix_caching=not self.way.startswith("uncached"))
 
     @property
     def is_replay(self) -> bool:
