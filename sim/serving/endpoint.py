@@ -228,7 +228,7 @@ class Endpoint:
         except ApiError as error:
             self._refuse(exchange, error)
             return
-        place = service.route(asked, generations, request.header(b"x-session-id"))
+        place = service.fleet.route(request.header(b"x-session-id") or asked.fields.user, generations)
         engine = service.fleet.engines[place]
         response_id = self._api.id_prefix + (request.header(b"x-request-id") or secrets.token_hex(16))
         voice = self._api.voice(service, asked, response_id, int(time.time()))

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from engines.routing import RULES
+from engines.routing import POLICIES
 from sim.latency.modelfile import Model, Parameter, default_model, engine_with, load_model
 from sim.latency.terms import TERMS
 from sim.serving.apis.completions import Chats, Completions
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the outputs that may call a tool and need not, those that do (default 0)",
     )
     add("--engines", type=int, default=1, metavar="N", help="engines, each with its own cache (default 1)")
-    add("--route", choices=RULES, default="round-robin", help="which engine gets a request (default %(default)s)")
+    add("--route", choices=POLICIES, default="round-robin", help="which engine gets a request (default %(default)s)")
     add("--drain", type=duration, default="5s", metavar="TIME", help="time to end requests at SIGTERM (default 5s)")
     faults = parser.add_argument_group("what goes wrong on purpose")
     faults.add_argument(

@@ -108,6 +108,10 @@ class RealTimeEngine:
         self._told: list[Generation] = []
         self.on_step: Callable[[float], None] | None = None
         """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
+        self.on_first: Callable[[Generation], None] | None = None
+        """Called with each output whose first token is on the books."""
+        self.on_end: Callable[[Generation], None] | None = None
+        """Called with each output that has ended, aborts included."""
 
     async def run(self) -> None:
         self._sleeper = Sleeper()
@@ -278,11 +282,17 @@ class RealTimeEngine:
             return
         told, self._told = self._told, []
         self.scheduler.finish_step(step)
+        if self.on_first is not None:
+            for generation in told:
+                if not generation.token_ms:
+                    self.on_first(generation)
         self.counters.count_step(told, self.now_ms)
         for generation in told:
             if generation.outcome == "finished":
                 del self._generations[generation.request.index]
                 self.counters.count_finished(generation, self.now_ms)
+                if self.on_end is not None:
+                    self.on_end(generation)
 
     def _abort(self, generation: Generation) -> None:
         if generation.outcome is not None:
@@ -292,6 +302,8 @@ class RealTimeEngine:
         self.counters.finished["abort"] += 1
         if generation.entered:
             self.scheduler.abort(generation.request)
+        if self.on_end is not None:
+            self.on_end(generation)
         generation.on_progress(generation)
 
     def check_integrity(self) -> None:

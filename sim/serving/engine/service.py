@@ -9,7 +9,8 @@ from itertools import count
 import numpy as np
 import xxhash
 
-from engines.routing import RULES, SEES_CACHE, Query, Standing
+from engines.routing import POLICIES, PolicySettings, RoutedRequest, Router
+from engines.routing.index import PrefixIndex
 from sim.latency.modelfile import Model
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.realtime import RealTimeEngine
@@ -23,14 +24,25 @@ from tracefile import BlockHasher, HashKey
 
 
 class Fleet:
-    """``rule`` is a name of ``engines.routing.RULES``; each engine draws noise of its own from ``noise_seed``."""
+    """``route`` is a name of ``engines.routing.POLICIES``; each engine draws noise of its own from ``noise_seed``."""
 
-    def __init__(self, model: Model, count: int, rule: str, *, speed: float | None, noise_seed: int | None) -> None:
+    def __init__(self, model: Model, count: int, route: str, *, speed: float | None, noise_seed: int | None) -> None:
         seeds = [None if noise_seed is None else noise_seed + place for place in range(count)]
         self.engines = [RealTimeEngine(model, speed=speed, noise_seed=seed) for seed in seeds]
         self.model = model
-        self._rule, self._sees_cache = RULES[rule], rule in SEES_CACHE
+        kind, blocks = POLICIES[route], model.engine.usable_blocks
+        self._router = Router(
+            [str(place) for place in range(count)],
+            kind.make(PolicySettings()),
+            knowledge=PrefixIndex(count, capacity_blocks=blocks) if kind.uses_cache else None,
+            capacity_blocks=blocks,
+        )
         self._requests = 0
+        self._open: dict[int, int] = {}
+        """Outputs not ended of each request sent."""
+        if count > 1:
+            for engine in self.engines:
+                engine.on_first, engine.on_end = self._first_token, self._ended
 
     @property
     def block_size(self) -> int:
@@ -42,25 +54,49 @@ class Fleet:
             for engine in self.engines:
                 group.create_task(engine.run())
 
-    def route(self, session: str | None, blocks: Sequence[int]) -> int:
-        query = Query(self._requests, session, blocks)
-        self._requests += 1
+    def route(self, session: str | None, generations: Sequence[Generation]) -> int:
+        """Return the place of the engine for a request, the same for all its prompts and choices."""
         if len(self.engines) == 1:
             return 0
-        return self._rule(query, [self._standing(engine, blocks) for engine in self.engines])
+        for engine in self.engines:
+            engine.settle()
+        first = generations[0].request
+        request = RoutedRequest(
+            number=self._requests,
+            arrival_s=max(engine.clock_ms() for engine in self.engines) / 1e3,
+            session=None if session is None else session.encode(),
+            blocks=first.hashes[: first.prompt_tokens // self.block_size],
+            block_tokens=self.block_size,
+            prompt_tokens=first.prompt_tokens,
+            output_tokens=first.max_tokens,
+        )
+        self._requests += 1
+        place = self._router.choose(request)
+        self._router.sent(request, place)
+        self._open[request.number] = len(generations)
+        for generation in generations:
+            generation.routed = request.number
+        return place
 
     def reset_prefix_cache(self) -> bool:
         done = [engine.reset_prefix_cache() for engine in self.engines]
+        for place, emptied in enumerate(done):
+            if emptied:
+                self._router.lost_cache(place)
         return all(done)
 
     def abort_all(self) -> None:
         for engine in self.engines:
             engine.abort_all()
 
-    def _standing(self, engine: RealTimeEngine, blocks: Sequence[int]) -> Standing:
-        engine.settle()
-        cached = len(engine.scheduler.pool.lookup(list(blocks), len(blocks))) if self._sees_cache else 0
-        return Standing(engine.num_running + engine.num_waiting, engine.kv_usage, cached)
+    def _first_token(self, generation: Generation) -> None:
+        self._router.first_token(generation.routed)
+
+    def _ended(self, generation: Generation) -> None:
+        self._open[generation.routed] -= 1
+        if not self._open[generation.routed]:
+            del self._open[generation.routed]
+            self._router.ended(generation.routed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +142,6 @@ class Service:
         for place, generation in enumerate(planned):
             generation.place = place
         return planned
-
-    def route(self, asked: Asked, generations: list[Generation], session: str | None) -> int:
-        """Return the place of the engine for a request, the same for all its prompts and choices."""
-        blocks = generations[0].request.hashes[: len(asked.prompts[0]) // self.fleet.block_size]
-        return self.fleet.route(session or asked.fields.user, blocks)
 
     def _limits(self, fields: GenerationFields, prompt_tokens: int, max_tokens: int | None) -> OutputLimits:
         room = self.max_model_len - prompt_tokens

@@ -127,6 +127,8 @@ class Generation:
     """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
     place: int = 0
     """Which of its response's choices it is."""
+    routed: int = -1
+    """Number of its request by the fleet's router; -1: there is one engine."""
     delivered: int = 0
     """Tokens of the output that exist by now."""
     outcome: Outcome | None = None

@@ -1,0 +1,55 @@
+"""Policies by name, and the settings that make them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.routing.affinity import bounded_hash, session_hash
+from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
+from engines.routing.prefix import longest_prefix, overlap_against_load
+from engines.routing.records import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """Numbers that policies are made from; each policy reads its own."""
+
+    seed: int = 0
+    """random, power-of-two: seed of the draws."""
+    load_factor: float = 1.25
+    """bounded: requests that an engine may hold, over its share."""
+    overlap_weight: float = 1.0
+    """overlap: weight of the prefill against the tokens held."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKind:
+    """A policy that a flag may name."""
+
+    make: Callable[[PolicySettings], Policy]
+    """Makes it for one router: a policy's state is never shared."""
+    sees: str
+    """What it uses of a request and of the engines, for people."""
+    uses_cache: bool = False
+    """It reads ``RoutedEngine.overlap``: the router needs to know the engines' caches."""
+
+
+def _stateless(policy: Policy) -> Callable[[PolicySettings], Policy]:
+    return lambda _: policy
+
+
+POLICIES: dict[str, PolicyKind] = {
+    "round-robin": PolicyKind(_stateless(round_robin), "nothing"),
+    "random": PolicyKind(lambda settings: random_choice(settings.seed), "nothing"),
+    "least-loaded": PolicyKind(_stateless(least_loaded), "requests in flight"),
+    "power-of-two": PolicyKind(lambda settings: power_of_two(settings.seed), "requests in flight of two engines"),
+    "session": PolicyKind(_stateless(session_hash), "session, else first block"),
+    "bounded": PolicyKind(
+        lambda settings: bounded_hash(settings.load_factor), "session, else first block; requests in flight"
+    ),
+    "prefix": PolicyKind(_stateless(longest_prefix), "cached prefix, requests in flight", uses_cache=True),
+    "overlap": PolicyKind(
+        lambda settings: overlap_against_load(settings.overlap_weight),
+        "cached prefix, prefill outstanding, tokens held",
+        uses_cache=True,
+    ),
+}

@@ -1,0 +1,133 @@
+"""State of a router: requests sent and not ended, prefill outstanding, adapters sent, and the choice among engines."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from engines.routing.records import Policy, RoutedEngine, RoutedRequest, uncached_tokens
+from engines.routing.rendezvous import engine_seed
+
+MAX_ADAPTERS = 8
+"""LoRA adapters that an engine is taken to keep (vLLM's ``--max-loras`` and CPU slots differ by deployment)."""
+
+
+class Knowledge(Protocol):
+    """A router's knowledge of the engines' caches: an index of its own, the engines' events, or the caches themselves.
+
+    None in place of it: no knowledge, every overlap is 0.
+    """
+
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
+        """Return, by place in the fleet, the leading blocks that the engine is taken to hold."""
+
+    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+        """Learn that a request with these blocks went to an engine."""
+
+    def forget(self, place: int) -> None:
+        """Learn that an engine's cache was lost: it died, restarted or was reset."""
+
+
+class _Sent(msgspec.Struct, gc=False):
+    """A request in flight: the account that its end closes."""
+
+    place: int
+    prefill_tokens: float
+    held_tokens: float
+
+
+class Router:
+    """Chooses engines by a policy and keeps the account of what it sent. Times are on the caller's clock.
+
+    Order of calls for a request: ``choose``, ``sent`` with the place it went to, ``first_token``, ``ended``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        policy: Policy,
+        *,
+        knowledge: Knowledge | None = None,
+        capacity_blocks: int = 0,
+        speeds: Sequence[float] = (),
+    ) -> None:
+        """``knowledge``: None where the policy does not use it. ``speeds``: relative ones; empty: all equal."""
+        self.engines = [
+            RoutedEngine(
+                place=place,
+                name=name,
+                seed=engine_seed(name),
+                capacity_blocks=capacity_blocks,
+                speed=speeds[place] if speeds else 1.0,
+            )
+            for place, name in enumerate(names)
+        ]
+        self._policy, self._knowledge = policy, knowledge
+        self._candidates = self.engines
+        self._sent: dict[int, _Sent] = {}
+        self._adapters: list[dict[str, None]] = [{} for _ in names]
+
+    def choose(self, request: RoutedRequest) -> int:
+        """Return the place in the fleet of the engine that gets the request; nothing is counted yet."""
+        if self._knowledge is not None:
+            overlaps = self._knowledge.overlaps(request.blocks, request.arrival_s)
+            for engine, overlap in zip(self.engines, overlaps, strict=True):
+                engine.overlap = overlap
+        return self._candidates[self._policy(request, self._candidates)].place
+
+    def sent(self, request: RoutedRequest, place: int) -> None:
+        """Count a request that was sent to an engine: the chosen one, or the next where that was not reached."""
+        engine = self.engines[place]
+        account = _Sent(place, uncached_tokens(request, engine), request.prompt_tokens)
+        self._sent[request.number] = account
+        engine.requests += 1
+        engine.prefill_tokens += account.prefill_tokens
+        engine.held_tokens += account.held_tokens
+        if request.adapter is not None:
+            self._remember_adapter(engine, request.adapter)
+        if self._knowledge is not None:
+            self._knowledge.sent(place, request.blocks, request.arrival_s)
+
+    def first_token(self, number: int) -> None:
+        """Take a request's prefill as done. Unknown numbers are ignored: the request has ended."""
+        account = self._sent.get(number)
+        if account is not None:
+            self.engines[account.place].prefill_tokens -= account.prefill_tokens
+            account.prefill_tokens = 0.0
+
+    def ended(self, number: int) -> None:
+        """Close a request's account, however it ended; a second call does nothing."""
+        account = self._sent.pop(number, None)
+        if account is not None:
+            engine = self.engines[account.place]
+            engine.requests -= 1
+            engine.prefill_tokens -= account.prefill_tokens
+            engine.held_tokens -= account.held_tokens
+            if not engine.requests:  # sums of floats drift; an idle engine owes nothing
+                engine.prefill_tokens = engine.held_tokens = 0.0
+
+    def set_healthy(self, place: int, healthy: bool) -> None:
+        """Let policies see an engine, or not any more. Its requests in flight stay on the account until they end."""
+        self.engines[place].healthy = healthy
+        self._candidates = [engine for engine in self.engines if engine.healthy] or self.engines
+
+    def lost_cache(self, place: int) -> None:
+        """Forget the blocks and adapters of an engine that died, restarted or was reset."""
+        self._adapters[place].clear()
+        if self._knowledge is not None:
+            self._knowledge.forget(place)
+
+    def check_integrity(self) -> None:
+        for engine in self.engines:
+            accounts = [account for account in self._sent.values() if account.place == engine.place]
+            assert engine.requests == len(accounts)
+            assert abs(engine.prefill_tokens - sum(account.prefill_tokens for account in accounts)) < 1e-3
+            assert abs(engine.held_tokens - sum(account.held_tokens for account in accounts)) < 1e-3
+
+    def _remember_adapter(self, engine: RoutedEngine, adapter: str) -> None:
+        known = self._adapters[engine.place]
+        known.pop(adapter, None)
+        known[adapter] = None
+        if len(known) > MAX_ADAPTERS:
+            del known[next(iter(known))]
+        engine.adapters = known.keys()

@@ -1,0 +1,83 @@
+"""The router's own index of prefixes against a slow, obvious one."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.routing.index import PrefixIndex
+
+
+class SlowIndex:
+    """Time of each key's last use on each engine; the last used ones within the capacity are held."""
+
+    def __init__(self, engines: int, capacity: int, lag_s: float) -> None:
+        self.engines, self.capacity, self.lag_s = engines, capacity, lag_s
+        self.sendings: list[tuple[float, int, Sequence[int]]] = []
+
+    def held(self, place: int, now_s: float) -> set[int]:
+        order: list[int] = []
+        for at_s, where, blocks in self.sendings:
+            if where == place and at_s + self.lag_s <= now_s:
+                for key in reversed(blocks):
+                    order = [*(other for other in order if other != key), key]
+        return set(order[-self.capacity :])
+
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
+        found = []
+        for place in range(self.engines):
+            held, count = self.held(place, now_s), 0
+            while count < len(blocks) and blocks[count] in held:
+                count += 1
+            found.append(count)
+        return found
+
+
+def chain(branches: Sequence[int]) -> list[int]:
+    """Keys of a path: each depends on all before it, as chained hashes do."""
+    keys, key = [], 0
+    for branch in branches:
+        key = key * 3 + branch + 1
+        keys.append(key)
+    return keys
+
+
+CHAINS = st.lists(st.integers(0, 1), max_size=9).map(chain)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 1.0, 2.5]),
+    st.lists(st.tuples(st.integers(0, 3), CHAINS, CHAINS, st.integers(0, 9)), max_size=25),
+)
+def test_index_equals_the_oracle(
+    engines: int, capacity: int, lag_s: float, steps: list[tuple[int, list[int], list[int], int]]
+) -> None:
+    index, slow = PrefixIndex(engines, capacity_blocks=capacity, lag_s=lag_s), SlowIndex(engines, capacity, lag_s)
+    for now, (drawn, sent, asked, forgotten) in enumerate(steps):
+        place = drawn % engines
+        index.sent(place, sent, float(now))
+        slow.sendings.append((float(now), place, sent))
+        assert index.overlaps(asked, float(now)) == slow.overlaps(asked, float(now))
+        if forgotten == 0:
+            index.forget(place)
+            slow.sendings = [sending for sending in slow.sendings if sending[1] != place]
+        index.check_integrity()
+
+
+def test_blocks_count_after_the_lag() -> None:
+    index = PrefixIndex(2, capacity_blocks=10, lag_s=0.5)
+    index.sent(1, chain([0, 0, 1]), 3.0)
+    assert index.overlaps(chain([0, 0, 0]), 3.4) == [0, 0]
+    assert index.overlaps(chain([0, 0, 0]), 3.5) == [0, 2]
+
+
+def test_leaves_leave_before_their_root() -> None:
+    index = PrefixIndex(1, capacity_blocks=4)
+    index.sent(0, [1, 2, 3], 0.0)
+    index.sent(0, [4, 5], 1.0)
+    assert index.overlaps([1, 2, 3], 2.0) == [2]
+    assert index.overlaps([4, 5, 6], 2.0) == [2]
+    index.sent(0, [10, 11, 12, 13, 14, 15], 3.0)
+    assert index.overlaps([10, 11, 12, 13, 14, 15], 4.0) == [4]

@@ -1,0 +1,84 @@
+"""The router's account: requests sent and not ended, prefill outstanding, adapters, engines out of service."""
+
+from engines.routing import RoutedEngine, RoutedRequest, Router
+from engines.routing.index import PrefixIndex
+from engines.routing.load import round_robin
+from engines.routing.router import MAX_ADAPTERS
+
+NAMES = ["http://a", "http://b"]
+
+
+def request(number: int, blocks: int = 10, adapter: str | None = None) -> RoutedRequest:
+    return RoutedRequest(number, float(number), None, list(range(blocks)), 16, 165, adapter=adapter)
+
+
+def state(engine: RoutedEngine) -> tuple[int, float, float]:
+    return engine.requests, engine.prefill_tokens, engine.held_tokens
+
+
+def test_a_request_is_on_the_account_from_sending_to_its_end() -> None:
+    router = Router(NAMES, round_robin)
+    first = request(0)
+    assert router.choose(first) == 0
+    assert state(router.engines[0]) == (0, 0.0, 0.0)
+    router.sent(first, 0)
+    assert state(router.engines[0]) == (1, 165.0, 165.0)
+    router.first_token(0)
+    assert state(router.engines[0]) == (1, 0.0, 165.0)
+    router.ended(0)
+    router.ended(0)
+    router.first_token(0)
+    assert state(router.engines[0]) == (0, 0.0, 0.0)
+    # Ended before its first token: aborted, or refused.
+    router.sent(request(1), 1)
+    router.ended(1)
+    assert state(router.engines[1]) == (0, 0.0, 0.0)
+    router.check_integrity()
+
+
+def test_blocks_sent_before_need_no_prefill() -> None:
+    router = Router(NAMES, round_robin, knowledge=PrefixIndex(2, capacity_blocks=100))
+    router.sent(request(0, blocks=6), 0)
+    router.choose(request(2))
+    assert [engine.overlap for engine in router.engines] == [6, 0]
+    router.sent(request(2), 0)
+    assert state(router.engines[0]) == (2, 165.0 + 165 - 6 * 16, 330.0)
+    router.lost_cache(0)
+    router.choose(request(3))
+    assert [engine.overlap for engine in router.engines] == [0, 0]
+
+
+def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
+    seen: list[list[int]] = []
+
+    def last(_: RoutedRequest, engines: object) -> int:
+        assert isinstance(engines, list)
+        seen.append([engine.place for engine in engines])
+        return len(engines) - 1
+
+    router = Router([*NAMES, "http://c"], last)
+    router.set_healthy(1, False)
+    assert router.choose(request(0)) == 2
+    router.set_healthy(2, False)
+    assert router.choose(request(1)) == 0
+    router.set_healthy(0, False)
+    assert router.choose(request(2)) == 2
+    router.set_healthy(1, True)
+    assert router.choose(request(3)) == 1
+    assert seen == [[0, 2], [0], [0, 1, 2], [1]]
+
+
+def test_an_engine_keeps_the_adapters_used_last() -> None:
+    router = Router(NAMES, round_robin)
+    for number in range(MAX_ADAPTERS):
+        router.sent(request(number, adapter=f"lora-{number}"), 1)
+    router.sent(request(100, adapter="lora-0"), 1)
+    router.sent(request(101, adapter="new"), 1)
+    assert list(router.engines[1].adapters) == [
+        *(f"lora-{number}" for number in range(2, MAX_ADAPTERS)),
+        "lora-0",
+        "new",
+    ]
+    assert not router.engines[0].adapters
+    router.lost_cache(1)
+    assert not router.engines[1].adapters
