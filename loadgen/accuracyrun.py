@@ -11,7 +11,7 @@ import msgspec
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
 from engines.recognition import find_dialect, recognition_notes
 from loadgen.accuracy.harness import (
     SentModel,
@@ -26,15 +26,15 @@ from loadgen.accuracy.job import AccuracyJob
 from loadgen.accuracy.question import Answer, Question, QuestionForm, likelihood
 from loadgen.accuracy.scores import Accuracy, accuracy_lines, scores_of
 from loadgen.core.request import origin_of
-from loadgen.loadrun import target_rate
+from loadgen.loadrun import run_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.lmeval import LmEval
 from loadgen.plan.workload import CLOSED, arrivals_us
 from loadgen.runs.announcement import announce, tokenizer_words
-from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.driving import run_job
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.refusal import Asked, check_fields
-from loadgen.runs.summary import Ending, Summary, print_summary, summarize, summary_lines
+from loadgen.runs.summary import Summary, end_run, print_summary, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from tracefile import InputError, Meta, Workload, load_key
@@ -77,21 +77,7 @@ class Sending:
         )
         requests = f"{len(questions)} requests of lm-eval {version()}: {', '.join(self.tasks.by_name)}"
         announce("loadgen", [*self.words, requests, *config.words(), f"to {config.trace}"], [], config.run)
-        self.outcome = outcome = run_job(
-            RunConfig(
-                job=job,
-                url=config.url,
-                trace=config.trace,
-                meta=self._meta(job),
-                run=config.run,
-                sessions=config.most_shards,
-                parallel=config.requests_at_once,
-                timeout_s=config.timeout_s,
-                overwrite=config.overwrite,
-                target_rate=target_rate(config),
-                unreported=unreported(self.dialect),
-            )
-        )
+        self.outcome = outcome = run_job(run_config(config, job, self._meta(job), self.dialect))
         if outcome.stopped == "refused":
             kinds = ", ".join(sorted(outcome.tally.errors))
             raise InputError(
@@ -229,17 +215,16 @@ def _report(
             "requests for log probabilities come whole (no TTFT, no ITL), and vLLM and SGLang compute all of "
             "their prompts: they read nothing from the prefix cache"
         )
-    ending = Ending.of(config.trace, outcome, config.run)
-    summary = summarize(outcome, ending.metrics, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
+    ending = end_run(outcome, config.trace, config.run, pattern=config.arrivals, facts=facts, notes=notes)
     accuracy = Accuracy(
         lm_eval=version(),
         results=None if results is None else str(_save(results, sending, lm)),
         documents_left_out=lm.left_out,
         scores=[] if results is None else scores_of(results),
     )
-    whole = AccuracySummary(**msgspec.structs.asdict(summary), accuracy=accuracy)
-    print_summary(whole, summary_lines(summary, accuracy_lines(accuracy)), as_json=config.as_json)
-    return ending.exit_code(outcome) or int(bool(lm.left_out) or results is None)
+    whole = AccuracySummary(**msgspec.structs.asdict(ending.summary), accuracy=accuracy)
+    print_summary(whole, summary_lines(whole, accuracy_lines(accuracy)), as_json=config.as_json)
+    return ending.exit_code() or int(bool(lm.left_out) or results is None)
 
 
 def _save(results: dict[str, Any], sending: Sending, lm: SentModel) -> Path:

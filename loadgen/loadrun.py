@@ -1,7 +1,7 @@
 """Run of a load from its settings to its exit code: the target asked, the load sent, its trace told of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
@@ -11,10 +11,10 @@ from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
 from engines.recognition import dialect_notes, find_dialect, recognition_notes
-from loadgen.core.request import origin_of
+from loadgen.core.job import Job
+from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.header import meta_of
-from loadgen.plan.loadjob import ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
+from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
 from loadgen.plan.workload import rate_profile
 from loadgen.preparation import prepare_load_text
 from loadgen.runs.announcement import announce, tokenizer_words
@@ -24,38 +24,29 @@ from loadgen.runs.progress import TargetRate
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import AT_DEADLINE
 from loadgen.runs.shardmessages import UNSENT
-from loadgen.runs.summary import Ending, Summary, print_summary, summarize, summary_lines
-from loadgen.text.prefixtruth import TruthReport, report_truth, truth_lines, truth_notes, truth_of
+from loadgen.runs.summary import Ending, end_run, print_summary, summary_lines
+from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.targettext import TargetText
 from measure.wording import NOTHING_CACHED
-from tracefile import InputError, load_key
+from tracefile import InputError, Meta, Workload, load_key
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
+_ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
+"""Flags that the trace's header has even where they were not given."""
 
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """Result of a load that was sent."""
-
-    outcome: RunOutcome
-    ending: Ending
-    summary: Summary
-    truth: TruthReport
-
-    def exit_code(self) -> int:
-        """Return 0, or 1 if nothing ended well or an SLO is missed, or 130 if cut short."""
-        return self.ending.exit_code(self.outcome)
+_OWN_FIELDS = frozenset({"pattern", "seed", "fields"})
 
 
 def run_load(config: LoadConfig) -> int:
     """Send the load, write its trace, print its summary; return the exit code."""
-    result = send_load(config)
-    summary = result.summary
-    print_summary(summary, summary_lines(summary, truth_lines(result.truth)), as_json=config.as_json)
-    return result.exit_code()
+    ending = send_load(config)
+    summary = ending.summary
+    told = () if summary.prefix_truth is None else truth_lines(summary.prefix_truth)
+    print_summary(summary, summary_lines(summary, told), as_json=config.as_json)
+    return ending.exit_code()
 
 
-def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> LoadResult:
+def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> Ending:
     """Send the load and write its trace. ``place``: its place in a sweep, for the header; null: announced here."""
     with ControlClient(str(origin_of(config.url)), config.run.access) as control:
         model = control.resolve_model(config.model)
@@ -76,7 +67,8 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
         known = [*page_notes(before), *dialect_notes(found.dialect), *readiness_notes(ready)]
         if place is None:
             announce("loadgen", words, [*known, *field_notes(asked, 0)], config.run)
-        outcome = run_job(_run_config(config, job, before, place))
+        meta = _meta(job, before, {} if place is None else {"sweep": place})
+        outcome = run_job(replace(run_config(config, job, meta, found.dialect), empty=EMPTY))
         if outcome.stopped == "refused":
             raise InputError(refusal(control, model, asked, outcome.tally.errors))
         truth = report_truth(text.before, truth_of(outcome.findings))
@@ -84,17 +76,17 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
         known = [*recognition_notes(found), *known, *field_notes(asked, unread)]
         notes = [*known, *_notes(outcome, config), *truth_notes(truth)]
         facts = (before, control.facts())
-    ending = Ending.of(config.trace, outcome, config.run)
-    summary = summarize(outcome, ending.metrics, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
-    return LoadResult(outcome, ending, msgspec.structs.replace(summary, prefix_truth=truth), truth)
+    return end_run(
+        outcome, config.trace, config.run, pattern=config.arrivals, facts=facts, notes=notes, prefix_truth=truth
+    )
 
 
-def _run_config(config: LoadConfig, job: LoadJob, facts: EngineFacts, place: Mapping[str, object] | None) -> RunConfig:
+def run_config(config: LoadConfig, job: Job, meta: Meta, dialect: Dialect) -> RunConfig:
     return RunConfig(
         job=job,
         url=config.url,
         trace=config.trace,
-        meta=meta_of(job, facts, {} if place is None else {"sweep": place}),
+        meta=meta,
         run=config.run,
         sessions=config.most_shards,
         parallel=config.requests_at_once,
@@ -102,9 +94,44 @@ def _run_config(config: LoadConfig, job: LoadJob, facts: EngineFacts, place: Map
         overwrite=config.overwrite,
         duration_s=config.ends_s,
         cancels=config.at_end == "cancel",
-        target_rate=target_rate(config),
-        empty=EMPTY,
-        unreported=unreported(job.dialect),
+        target_rate=_target_rate(config),
+        unreported=unreported(dialect),
+    )
+
+
+def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
+    """Return the header; ``more``: further fields of its workload."""
+    config = job.config
+    counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
+    return Meta(
+        source="client",
+        model=job.model,
+        tokenizer=job.target.tokenizer or ("ids" if config.api == "completions" else None),
+        block_size=job.block_size,
+        hash=msgspec.structs.replace(job.hasher().info, branches=job.branches or None),
+        engine=msgspec.structs.replace(facts.engine, gpus=config.run.gpus),
+        workload=Workload(pattern=config.arrivals, seed=config.seed, extra=_shape(config) | dict(more)),
+        extra=counters,
+    )
+
+
+def _shape(config: LoadConfig) -> dict[str, object]:
+    """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
+    given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
+    defaults = {each.name: each.default for each in fields(config)}
+    elsewhere: dict[str, object] = {} if config.at_end == "finish" else {"at_end": config.at_end}
+    elsewhere |= {} if config.token_seed is None else {"token_seed": config.token_seed}
+    if config.session_headers != (SESSION_HEADER,):
+        elsewhere["session_headers"] = ", ".join(config.session_headers)
+    told = {name: value for name, value in given.items() if name in _ALWAYS_TOLD or value != defaults[name]}
+    return (
+        {
+            name: value if isinstance(value, float | int | None) else str(value)
+            for name, value in told.items()
+            if name not in _OWN_FIELDS
+        }
+        | config.fields.described()
+        | elsewhere
     )
 
 
@@ -122,7 +149,7 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
     )
 
 
-def target_rate(config: LoadConfig) -> TargetRate | None:
+def _target_rate(config: LoadConfig) -> TargetRate | None:
     """Requests a second as planned; null: bursts, or responses and pauses decide when the next is sent."""
     if not config.open_loop or not config.single_turns or config.pattern == "burst":
         return None

@@ -21,11 +21,11 @@ from engines.readiness import page_notes, readiness_notes, readiness_of, target_
 from engines.recognition import dialect_notes, find_dialect, recognition_notes
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
-from loadgen.loadrun import LoadResult, send_load
+from loadgen.loadrun import send_load
 from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.runs.announcement import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
-from loadgen.runs.summary import print_summary
+from loadgen.runs.summary import Ending, print_summary
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, parse_sweep, refuse_other_sweep
 from loadgen.sweeptable import (
     BETWEEN,
@@ -301,8 +301,8 @@ class Sweep:
                 self._tell_once(reset_prefix_cache(control, target.dialect, probe))
         return warmed
 
-    def _ended(self, entry: SweepRun, run: PlannedRun, result: LoadResult) -> SweepRun:
-        outcome, lacking = result.outcome, result.ending.lacking
+    def _ended(self, entry: SweepRun, run: PlannedRun, result: Ending) -> SweepRun:
+        outcome, lacking, metrics = result.outcome, result.lacking, result.summary.metrics
         for note in result.summary.notes:
             if note not in self._targets[run.label].notes:
                 self._tell_once(note)
@@ -314,8 +314,8 @@ class Sweep:
             reason = failure_words(result)
         elif not _responds(run.config):
             reason = "the engine does not respond at the run's end"
-        if result.ending.metrics is not None:
-            self._metrics[run.name] = result.ending.metrics
+        if metrics is not None:
+            self._metrics[run.name] = metrics
         status: RunStatus = "done" if reason is None else "failed"
         return msgspec.structs.replace(entry, status=status, reason=reason, duration_s=seconds)
 
@@ -401,7 +401,7 @@ def wait_until_idle(control: ControlClient) -> bool:
     return False
 
 
-def failure_words(result: LoadResult) -> str:
+def failure_words(result: Ending) -> str:
     """Return the reason of a run without one good response."""
     outcome = result.outcome
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.tally.errors.items()))

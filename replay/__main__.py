@@ -29,7 +29,7 @@ from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import HISTORY, last_header
-from loadgen.runs.summary import Ending, Summary, print_summary, summarize, summary_lines
+from loadgen.runs.summary import Summary, end_run, print_summary, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
@@ -285,17 +285,21 @@ def report(
     in_words = before.tokenizer != IDS
     truth, counts = report_truth(before, truth_of(outcome.findings)), text_counts(outcome.findings)
     notes += [*truth_notes(truth), *text_notes(counts)]
-    ending = Ending.of(config.trace, outcome, config.run)
-    summary = msgspec.structs.replace(
-        summarize(outcome, ending.metrics, pattern=config.words()[0], trace=config.trace, facts=facts, notes=notes),
+    ending = end_run(
+        outcome,
+        config.trace,
+        config.run,
+        pattern=config.words()[0],
+        facts=facts,
+        notes=notes,
         prefix_truth=truth if in_words else None,
     )
     told = [*account_lines(account), *fidelity_lines(fidelity, cold=config.cold_prompts)]
     if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
-    whole = ReplaySummary(summary, found.dialect.name, account, fidelity)
-    print_summary(whole, summary_lines(summary, told), as_json=config.as_json)
-    return ending.exit_code(outcome)
+    whole = ReplaySummary(ending.summary, found.dialect.name, account, fidelity)
+    print_summary(whole, summary_lines(ending.summary, told), as_json=config.as_json)
+    return ending.exit_code()
 
 
 def sent_earlier(config: ReplayConfig) -> int:

@@ -75,29 +75,46 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Metrics of a run's trace as it stands at the run's end."""
+    """Run that was sent: its outcome, and the summary with the metrics of its trace."""
 
-    metrics: TraceMetrics | None
-    """Null: no request was recorded."""
+    outcome: RunOutcome
+    summary: Summary
     lacking: InputError | None = None
     """Error of an SLO on a metric that the trace lacks: raised once everything else is told."""
 
-    @classmethod
-    def of(cls, trace: Path, outcome: RunOutcome, flags: RunFlags) -> "Ending":
-        if not outcome.tally.ended:
-            return cls(None)
-        run = load_run(trace.name, trace, named=False, reuse=True)
-        try:
-            return cls(measure_run(run, slos=flags.slos))
-        except InputError as error:
-            return cls(measure_run(run), error)
-
-    def exit_code(self, outcome: RunOutcome) -> int:
-        """Return 1 for a missed SLO, beside what the run itself gives; raises ``lacking``."""
+    def exit_code(self) -> int:
+        """Return 1 if nothing ended well or an SLO is missed, 130 if cut short, else 0; raises ``lacking``."""
         if self.lacking is not None:
             raise self.lacking
-        missed = self.metrics is not None and not all(slo.met for slo in self.metrics.slos)
-        return exit_code(outcome) or int(missed)
+        metrics = self.summary.metrics
+        missed = metrics is not None and not all(slo.met for slo in metrics.slos)
+        return exit_code(self.outcome) or int(missed)
+
+
+def end_run(
+    outcome: RunOutcome,
+    trace: Path,
+    flags: RunFlags,
+    *,
+    pattern: str,
+    facts: tuple[EngineFacts, EngineFacts],
+    notes: list[str],
+    prefix_truth: TruthReport | None = None,
+) -> Ending:
+    """Measure the run's trace and sum the run up. ``facts``: the engine's before and after it."""
+    metrics, lacking = _measured(trace, outcome, flags)
+    summary = summarize(outcome, metrics, pattern=pattern, trace=trace, facts=facts, notes=notes)
+    return Ending(outcome, msgspec.structs.replace(summary, prefix_truth=prefix_truth), lacking)
+
+
+def _measured(trace: Path, outcome: RunOutcome, flags: RunFlags) -> tuple[TraceMetrics | None, InputError | None]:
+    if not outcome.tally.ended:
+        return None, None
+    run = load_run(trace.name, trace, named=False, reuse=True)
+    try:
+        return measure_run(run, slos=flags.slos), None
+    except InputError as error:
+        return measure_run(run), error
 
 
 def summarize(

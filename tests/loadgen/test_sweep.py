@@ -16,15 +16,13 @@ import pytest
 from engines.control import ControlClient
 from engines.facts import EngineFacts
 from loadgen.__main__ import main
-from loadgen.loadrun import LoadResult
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
 from loadgen.runs.outcome import RunOutcome, recorded
-from loadgen.runs.summary import Ending, summarize
+from loadgen.runs.summary import Ending, end_run
 from loadgen.sweeping import warm_up_of
 from loadgen.sweepplan import Variant, WarmUp, in_order, parse_sweep
 from loadgen.sweeptable import about
-from loadgen.text.prefixtruth import Examination, report_truth, truth_of
 from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
 from report.__main__ import main as report
 from tests.conftest import StartSimServer
@@ -45,7 +43,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
     """Loads that a sweep sends, in order, each recorded at once as two requests of 5 ms."""
     found: list[LoadConfig] = []
 
-    def send(config: LoadConfig, place: object) -> LoadResult:
+    def send(config: LoadConfig, place: object) -> Ending:
         found.append(config)
         name = config.trace.name.partition(".")[0]
         if (error := FAILING.get(name)) is not None:
@@ -67,11 +65,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
             seconds=seconds,
             shards=[],
         )
-        ending, facts = Ending.of(config.trace, outcome, config.run), EngineFacts()
-        summary = summarize(
-            outcome, ending.metrics, pattern="", trace=config.trace, facts=(facts, facts), notes=["seen once"]
-        )
-        return LoadResult(outcome, ending, summary, report_truth(Examination(), truth_of({})))
+        facts = (EngineFacts(), EngineFacts())
+        return end_run(outcome, config.trace, config.run, pattern="", facts=facts, notes=["seen once"])
 
     monkeypatch.setattr("loadgen.sweeping.send_load", send)
     yield found
