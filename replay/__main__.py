@@ -36,8 +36,7 @@ from loadgen.text.spoken import Api
 from loadgen.text.targettext import NO_TARGET, TargetText, examine_conversations, learn_target
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from replay.capture import captured_of, read_kept
-from replay.checks import advance_notes, require_adapters, require_hashes
-from replay.config import ReplayApi, ReplayConfig, parse_loras
+from replay.config import ReplayApi, ReplayConfig, advance_notes, parse_loras, require_adapters, require_hashes
 from replay.expansion import Expansion
 from replay.fidelity import Account, Fidelity, account_lines, account_of, fidelity_lines, fidelity_notes, fidelity_of
 from replay.job import FOLLOWERS, ReplayJob

@@ -1,4 +1,4 @@
-"""Settings of a replay, checked before anything is sent."""
+"""Settings of a replay, checked by themselves, against the trace and the target, before anything is sent."""
 
 import math
 from collections.abc import Mapping
@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engines.recognition import AUTO, CHOICES
+from engines.dialect import Dialect
+from engines.recognition import AUTO, CHOICES, Recognised, dialect_notes
 from loadgen.core.bodyfields import PLAIN, BodyFields
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.text.spoken import Api
-from replay.survey import Selection
+from measure.wording import rounded_hits
+from replay.survey import Selection, Survey
 from tracefile import InputError
 
 ReplayApi = Literal[Api, "auto"]
@@ -123,3 +125,47 @@ def parse_loras(pairs: list[str]) -> dict[str, str]:
             raise InputError(f"--lora-map: {pair!r}; expected CAPTURED=TARGET")
         found[captured] = target
     return found
+
+
+def require_hashes(survey: Survey, config: ReplayConfig) -> None:
+    """Raise InputError if the run needs the trace's block hashes and there are none."""
+    if survey.has_hashes:
+        return
+    if config.replay_sessions:
+        raise InputError(f"{survey.path}: block_hashes: none; expected a trace with hashes for --replay-sessions")
+    if not config.cold_prompts:
+        raise InputError(
+            f"{survey.path}: block_hashes: none; expected a trace with hashes, or --cold-prompts to share nothing"
+        )
+
+
+def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) -> None:
+    """Raise InputError for an adapter that the engine does not know by its captured name."""
+    for lora in sorted(survey.loras):
+        if found.dialect.lora_needs_map and lora not in config.loras:
+            raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {found.dialect.name} knows it")
+        adapter = config.loras.get(lora, lora)
+        if adapter:
+            found.dialect.lora("", adapter)
+    unused = sorted(set(config.loras) - survey.loras)
+    if unused:
+        raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; expected one of {sorted(survey.loras)}")
+
+
+def advance_notes(survey: Survey, dialect: Dialect, config: ReplayConfig) -> list[str]:
+    notes = dialect_notes(dialect)
+    if survey.links_known and not config.replay_sessions and not config.closed_loop:
+        notes.append("turns are sent at recorded times; --replay-sessions sends each after the turn before it ends")
+    if config.speedup != 1.0:
+        notes.append(
+            f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
+            "what is still cached when a prefix comes again differs from the capture"
+        )
+    if config.repeat > 1 and survey.span_ms == 0.0 and not config.closed_loop:
+        notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
+    if survey.beyond_limit:
+        notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
+    exact = survey.meta.hash is not None and survey.meta.hash.branches and config.api == "completions"
+    if survey.hits_inside_blocks and not config.cold_prompts and not exact:
+        notes.append(rounded_hits(survey.hits_inside_blocks, survey.block_size))
+    return notes

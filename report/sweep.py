@@ -2,16 +2,33 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
-from measure.metrics.slos import parse_slos
+from measure.metrics.slos import Slo, parse_slos
+from measure.resampling import CONFIDENCE
 from report.output import add_picture_arguments, pictures_of, print_json
-from report.sweeps.inputs import plan_runs
-from report.sweeps.results import Sweep
-from report.sweeps.sweep import Question, measure_sweep
+from report.sweeps.contrasts import Side, contrast
+from report.sweeps.inputs import Planned, SweptRun, SweptRuns, plan_runs, read_runs
+from report.sweeps.points import line_of, load_kind, load_of
+from report.sweeps.results import Sweep, Workload
 from report.sweeps.terminal import sweep_lines
+from report.sweeps.verdict import verdict
 from tracefile.commandline.printing import printable
 from tracefile.records.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Settings of ``report sweep``."""
+
+    slos: tuple[Slo, ...] = ()
+    gpus: int | None = None
+    mixed: bool = False
+    """Let runs differ, and say so."""
+    draws: int = 200
+    seed: int = 0
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,3 +73,35 @@ def show_sweep(flags: argparse.Namespace) -> int:
 def _slos_are_met(sweep: Sweep) -> bool:
     lines = [line for found in sweep.workloads for line in found.lines]
     return all(any(point.meets for point in line.points) for line in lines)
+
+
+def measure_sweep(planned: Sequence[Planned], left_out: Sequence[str], question: Question) -> Sweep:
+    """Read and compare every run; raises InputError if none is left, or if they are not of one sweep."""
+    found = SweptRuns(left_out=list(left_out))
+    read_runs(planned, found, slos=question.slos, gpus=question.gpus, mixed=question.mixed)
+    if not found.runs:
+        said = f": {'; '.join(found.left_out)}" if found.left_out else ""
+        raise InputError(f"no run is left to report{said}; expected at least one that is done")
+    names = dict.fromkeys(run.workload for run in found.runs)
+    workloads = [_workload(name, [run for run in found.runs if run.workload == name], question) for name in names]
+    return Sweep(
+        confidence=CONFIDENCE,
+        seed=question.seed,
+        draws=question.draws,
+        workloads=workloads,
+        left_out=found.left_out,
+        notes=found.notes,
+    )
+
+
+def _workload(name: str, runs: Sequence[SweptRun], question: Question) -> Workload:
+    kind = load_kind(runs, mixed=question.mixed)
+    repeats: dict[str, dict[float, list[SweptRun]]] = {}
+    for run in sorted(runs, key=lambda run: run.repeat):
+        repeats.setdefault(run.label, {}).setdefault(load_of(run, kind), []).append(run)
+    repeats = {label: repeats[label] for label in dict.fromkeys(run.label for run in runs)}
+    lines = [line_of(label, by_load, kind, question.slos) for label, by_load in repeats.items()]
+    base, *others = (Side(label, by_load) for label, by_load in repeats.items())
+    contrasts = [contrast(side, base, kind, question.draws, question.seed) for side in others]
+    found = Workload(name=name, load=kind, lines=lines, contrasts=contrasts, verdict=[])
+    return Workload(name=name, load=kind, lines=lines, contrasts=contrasts, verdict=verdict(found))

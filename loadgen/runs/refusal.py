@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 
 from engines.access import REFUSED
-from engines.bodyschema import PAGE, known_fields
 from engines.control import ControlClient
-from engines.dialect import Dialect
+from engines.dialect import Control, Dialect, decoded
 from loadgen.core.bodies import completions_body
 from loadgen.core.bodyfields import BodyFields, replaced_fields
 from loadgen.core.draws import Vocabulary
@@ -20,6 +19,10 @@ from loadgen.text.spoken import PATHS, Api, SentMessage, conversation_body, own_
 from tracefile import InputError
 
 HTTP_ERROR = 400
+PAGE = "/openapi.json"
+"""Page of vLLM, SGLang and TensorRT-LLM with the fields that they know; others are ignored there, or refused."""
+MOST_REFERENCES = 8
+"""References that are followed one from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +129,31 @@ def _refused_field(control: ControlClient, model: str, asked: Asked) -> str | No
         if (code := status(patch=part)) >= HTTP_ERROR:
             return f"{flag}: the engine refuses it (HTTP {code}); expected a field and value that {asked.path} takes"
     return None
+
+
+def known_fields(control: Control, path: str) -> frozenset[str] | None:
+    """Return the names of the fields of a POST to ``path``; null: the engine does not tell."""
+    page = decoded(control.text(PAGE))
+    schema = _at(page, "paths", path, "post", "requestBody", "content", "application/json", "schema")
+    return _fields(page, schema, MOST_REFERENCES)
+
+
+def _fields(page: Any, schema: Any, references: int) -> frozenset[str] | None:
+    if not isinstance(schema, Mapping):
+        return None
+    target = schema.get("$ref")
+    if isinstance(target, str) and references:
+        return _fields(page, _at(page, *target.removeprefix("#/").split("/")), references - 1)
+    for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(several := schema.get(word), list):
+            parts = [_fields(page, part, references) for part in several]
+            return None if None in parts else frozenset().union(*(part for part in parts if part is not None))
+    properties = schema.get("properties")
+    return frozenset(properties) if isinstance(properties, Mapping) else None
+
+
+def _at(value: Any, *path: str) -> Any:
+    """Value at a path of keys; null: there is none."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engines.bodyschema import known_fields
 from engines.dialect import Response
 from loadgen.__main__ import main
+from loadgen.runs.refusal import known_fields
 from replay.__main__ import main as replay
 from tests.fakes.strict_engines import OpenAi, TensorRtLlm
 from tests.jsonoutput import json_of

@@ -19,7 +19,7 @@ from engines.vllm import VLLM
 from loadgen.core.bodies import cache_probe
 from loadgen.core.draws import ORDINARY
 from replay.__main__ import main
-from replay.checks import require_adapters
+from replay.config import require_adapters
 from replay.survey import survey_trace
 from tests.jsonoutput import json_of
 from tracefile import BlockHash, InputError, load_trace

@@ -6,10 +6,10 @@ import plotly.graph_objects as go
 import pytest
 
 from report.__main__ import main
+from report.sweep import Question, measure_sweep
 from report.sweeps.inputs import plan_runs
 from report.sweeps.page import draw_sweep, render_sweep
 from report.sweeps.results import Sweep
-from report.sweeps.sweep import Question, measure_sweep
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.report.images.test_images import check
 from tests.report.sweeps.conftest import A, B, MakeSweep, Pace
