@@ -64,7 +64,8 @@ class RoutedEngine(msgspec.Struct, gc=False):
 
 Policy = Callable[[RoutedRequest, Sequence[RoutedEngine]], int]
 """Returns the place in the sequence of the engine that gets the request. The sequence is never empty, and holds only
-healthy engines unless there is none. A policy that keeps a state is made anew for each router."""
+healthy engines unless there is none. A policy that keeps a state is made anew for each router; one that learns has the
+methods of ``router.Learner``, too."""
 
 
 def uncached_tokens(request: RoutedRequest, engine: RoutedEngine) -> float:

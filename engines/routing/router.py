@@ -1,7 +1,7 @@
 """State of a router: requests sent and not ended, prefill outstanding, adapters sent, and the choice among engines."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -28,9 +28,20 @@ class Knowledge(Protocol):
         """Learn that an engine's cache was lost: it died, restarted or was reset."""
 
 
+class Learner(Protocol):
+    """A policy that learns from the requests' course: an object to be called, with these two methods."""
+
+    def sent(self, request: RoutedRequest, place: int) -> None:
+        """Learn the place in the fleet that a request was sent to."""
+
+    def ended(self, request: RoutedRequest, place: int, now_s: float) -> None:
+        """Learn that a request has ended, however it did."""
+
+
 class _Sent(msgspec.Struct, gc=False):
     """A request in flight: the account that its end closes."""
 
+    request: RoutedRequest
     place: int
     prefill_tokens: float
     held_tokens: float
@@ -63,6 +74,7 @@ class Router:
             for place, name in enumerate(names)
         ]
         self._policy, self._knowledge = policy, knowledge
+        self._learner = cast("Learner | None", policy if hasattr(policy, "sent") and hasattr(policy, "ended") else None)
         self._candidates = self.engines
         self._sent: dict[int, _Sent] = {}
         self._adapters: list[dict[str, None]] = [{} for _ in names]
@@ -78,7 +90,7 @@ class Router:
     def sent(self, request: RoutedRequest, place: int) -> None:
         """Count a request that was sent to an engine: the chosen one, or the next where that was not reached."""
         engine = self.engines[place]
-        account = _Sent(place, uncached_tokens(request, engine), request.prompt_tokens)
+        account = _Sent(request, place, uncached_tokens(request, engine), request.prompt_tokens)
         self._sent[request.number] = account
         engine.requests += 1
         engine.prefill_tokens += account.prefill_tokens
@@ -87,6 +99,8 @@ class Router:
             self._remember_adapter(engine, request.adapter)
         if self._knowledge is not None:
             self._knowledge.sent(place, request.blocks, request.arrival_s)
+        if self._learner is not None:
+            self._learner.sent(request, place)
 
     def first_token(self, number: int) -> None:
         """Take a request's prefill as done. Unknown numbers are ignored: the request has ended."""
@@ -95,7 +109,7 @@ class Router:
             self.engines[account.place].prefill_tokens -= account.prefill_tokens
             account.prefill_tokens = 0.0
 
-    def ended(self, number: int) -> None:
+    def ended(self, number: int, now_s: float) -> None:
         """Close a request's account, however it ended; a second call does nothing."""
         account = self._sent.pop(number, None)
         if account is not None:
@@ -105,6 +119,8 @@ class Router:
             engine.held_tokens -= account.held_tokens
             if not engine.requests:  # sums of floats drift; an idle engine owes nothing
                 engine.prefill_tokens = engine.held_tokens = 0.0
+            if self._learner is not None:
+                self._learner.ended(account.request, account.place, now_s)
 
     def set_healthy(self, place: int, healthy: bool) -> None:
         """Let policies see an engine, or not any more. Its requests in flight stay on the account until they end."""

@@ -63,7 +63,7 @@ class Fleet:
         first = generations[0].request
         request = RoutedRequest(
             number=self._requests,
-            arrival_s=max(engine.clock_ms() for engine in self.engines) / 1e3,
+            arrival_s=self._clock_s(),
             session=None if session is None else session.encode(),
             blocks=first.hashes[: first.prompt_tokens // self.block_size],
             block_tokens=self.block_size,
@@ -96,7 +96,10 @@ class Fleet:
         self._open[generation.routed] -= 1
         if not self._open[generation.routed]:
             del self._open[generation.routed]
-            self._router.ended(generation.routed)
+            self._router.ended(generation.routed, self._clock_s())
+
+    def _clock_s(self) -> float:
+        return max(engine.clock_ms() for engine in self.engines) / 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

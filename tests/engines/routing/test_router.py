@@ -1,5 +1,7 @@
 """The router's account: requests sent and not ended, prefill outstanding, adapters, engines out of service."""
 
+from collections.abc import Sequence
+
 from engines.routing import RoutedEngine, RoutedRequest, Router
 from engines.routing.index import PrefixIndex
 from engines.routing.load import round_robin
@@ -25,13 +27,13 @@ def test_a_request_is_on_the_account_from_sending_to_its_end() -> None:
     assert state(router.engines[0]) == (1, 165.0, 165.0)
     router.first_token(0)
     assert state(router.engines[0]) == (1, 0.0, 165.0)
-    router.ended(0)
-    router.ended(0)
+    router.ended(0, 9.0)
+    router.ended(0, 9.0)
     router.first_token(0)
     assert state(router.engines[0]) == (0, 0.0, 0.0)
     # Ended before its first token: aborted, or refused.
     router.sent(request(1), 1)
-    router.ended(1)
+    router.ended(1, 9.0)
     assert state(router.engines[1]) == (0, 0.0, 0.0)
     router.check_integrity()
 
@@ -82,3 +84,27 @@ def test_an_engine_keeps_the_adapters_used_last() -> None:
     assert not router.engines[0].adapters
     router.lost_cache(1)
     assert not router.engines[1].adapters
+
+
+def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
+    class Learning:
+        def __init__(self) -> None:
+            self.told: list[tuple[str, int, int]] = []
+
+        def __call__(self, _: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+            return len(engines) - 1
+
+        def sent(self, request: RoutedRequest, place: int) -> None:
+            self.told.append(("sent", request.number, place))
+
+        def ended(self, request: RoutedRequest, place: int, now_s: float) -> None:
+            self.told.append((f"ended at {now_s:g}", request.number, place))
+
+    policy = Learning()
+    router = Router(NAMES, policy)
+    # The chosen engine was not reached: the request went to the other one.
+    assert router.choose(request(4)) == 1
+    router.sent(request(4), 0)
+    router.ended(4, 7.5)
+    router.ended(4, 8.5)
+    assert policy.told == [("sent", 4, 0), ("ended at 7.5", 4, 0)]

@@ -98,7 +98,7 @@ def test_no_engine_holds_more_than_its_bound(sessions: list[int], count: int, lo
         in_flight = sum(engine.requests for engine in router.engines)
         assert router.engines[place].requests < load_factor * in_flight / count + 1
         if session == 0:
-            router.ended(number // 2)
+            router.ended(number // 2, 0.0)
     router.check_integrity()
 
 
