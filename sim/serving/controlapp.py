@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from measure.histogram import HistogramCounts, cumulative
+from measure.exposition import MEDIA_TYPE, Families, exposition
+from measure.histogram import HistogramCounts
 from sim.serving.engine.faults import Faults, parse_faults
 from sim.serving.engine.realtime import LATENESS_S, SECONDS, RealTimeEngine
 from sim.serving.engine.service import Service
@@ -46,7 +46,6 @@ def make_app(service: Service, count_message_tokens: CountTokens) -> FastAPI:
 
 def _add_control_endpoints(app: FastAPI, service: Service) -> None:
     started_s = int(time.time())
-    exposition = Exposition(service.fleet.engines, service.model_name, service.faults)
 
     @app.get("/health")
     async def health() -> Response:
@@ -71,7 +70,8 @@ def _add_control_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        found = engine_metrics(service.fleet.engines, service.model_name, service.faults)
+        return Response(exposition(found), media_type=MEDIA_TYPE)
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
@@ -194,6 +194,8 @@ def _scope(request: HttpRequest) -> dict[str, Any]:
     }
 
 
+_VLLM = Families("vllm:")
+_OWN = Families("kvtape_sim:")
 _LABELS = ("model_name", "engine")
 _Read = Callable[[RealTimeEngine], float]
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
@@ -217,17 +219,19 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("generation_tokens", "Tokens generated.", lambda engine: engine.counters.generation_tokens),
     ("num_preemptions", "Requests that had to give their blocks back.", lambda engine: engine.counters.preemptions),
 )
-_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[RealTimeEngine], HistogramCounts]], ...] = (
-    ("vllm:time_to_first_token_seconds", "Time to first token.", SECONDS, lambda engine: engine.counters.ttft_s),
+_HISTOGRAMS: tuple[tuple[Families, str, str, Sequence[float], Callable[[RealTimeEngine], HistogramCounts]], ...] = (
+    (_VLLM, "time_to_first_token_seconds", "Time to first token.", SECONDS, lambda engine: engine.counters.ttft_s),
     (
-        "vllm:inter_token_latency_seconds",
+        _VLLM,
+        "inter_token_latency_seconds",
         "Gap between a request's tokens.",
         SECONDS,
         lambda engine: engine.counters.itl_s,
     ),
-    ("vllm:e2e_request_latency_seconds", "Arrival to last token.", SECONDS, lambda engine: engine.counters.e2e_s),
+    (_VLLM, "e2e_request_latency_seconds", "Arrival to last token.", SECONDS, lambda engine: engine.counters.e2e_s),
     (
-        "kvtape_sim:lateness_seconds",
+        _OWN,
+        "lateness_seconds",
         "Delay of a step's first token against the model's time.",
         LATENESS_S,
         lambda engine: engine.counters.lateness_s,
@@ -235,60 +239,31 @@ _HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[RealTimeEngine], H
 )
 
 
-class Exposition:
-    """Collector of the engines' metrics, vLLM 0.32's and our own, made when they are scraped: serving pays nothing."""
+def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str, faults: Faults) -> Iterator[Metric]:
+    """Yield the engines' metrics, vLLM 0.32's and our own."""
+    placed = [((model_name, str(place)), engine) for place, engine in enumerate(engines)]
+    for engine in engines:
+        engine.settle()
+    yield _cache_config(engines)
+    for name, text, read in _GAUGES:
+        yield _VLLM.gauge(name, text, [(labels, read(engine)) for labels, engine in placed], _LABELS)
+    for name, text, read in _COUNTERS:
+        yield _VLLM.counter(name, text, [(labels, read(engine)) for labels, engine in placed], _LABELS)
+    ended = [
+        ((*labels, reason), count) for labels, engine in placed for reason, count in engine.counters.finished.items()
+    ]
+    yield _VLLM.counter("request_success", "Requests that ended.", ended, [*_LABELS, "finished_reason"])
+    for family, name, text, bounds, counts_of in _HISTOGRAMS:
+        counts = [(labels, counts_of(engine)) for labels, engine in placed]
+        yield family.histogram(name, text, bounds, counts, _LABELS)
+    injected = [((kind,), count) for kind, count in faults.injected.items()]
+    yield _OWN.counter("faults", "Faults injected on purpose.", injected, ["kind"])
 
-    def __init__(self, engines: Sequence[RealTimeEngine], model_name: str, faults: Faults) -> None:
-        self._engines = [((model_name, str(place)), engine) for place, engine in enumerate(engines)]
-        self._faults = faults
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
-    def text(self) -> bytes:
-        for _, engine in self._engines:
-            engine.settle()
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._cache_config()
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=list(_LABELS))
-            for labels, engine in self._engines:
-                gauge.add_metric(labels, float(read(engine)))
-            yield gauge
-        for name, text, read in _COUNTERS:
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(_LABELS))
-            for labels, engine in self._engines:
-                counter.add_metric(labels, float(read(engine)))
-            yield counter
-        yield self._ended()
-        for name, text, bounds, read_counts in _HISTOGRAMS:
-            family = HistogramMetricFamily(name, text, labels=list(_LABELS))
-            for labels, engine in self._engines:
-                counts = read_counts(engine)
-                family.add_metric(labels, cumulative(bounds, counts), counts.total)
-            yield family
-        yield self._injected()
-
-    def _cache_config(self) -> Metric:
-        names = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine")
-        family = GaugeMetricFamily("vllm:cache_config_info", "Settings of the KV cache.", labels=names)
-        for (_, place), engine in self._engines:
-            config = engine.scheduler.config
-            facts = (config.block_size, config.num_gpu_blocks, config.enable_prefix_caching, place)
-            family.add_metric([str(fact) for fact in facts], 1.0)
-        return family
-
-    def _ended(self) -> Metric:
-        labels = [*_LABELS, "finished_reason"]
-        ended = CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=labels)
-        for engine_labels, engine in self._engines:
-            for reason, count in engine.counters.finished.items():
-                ended.add_metric((*engine_labels, reason), float(count))
-        return ended
-
-    def _injected(self) -> Metric:
-        family = CounterMetricFamily("kvtape_sim:faults", "Faults injected on purpose.", labels=["kind"])
-        for kind, count in self._faults.injected.items():
-            family.add_metric([kind], float(count))
-        return family
+def _cache_config(engines: Sequence[RealTimeEngine]) -> Metric:
+    names = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
+    rows = [
+        ([*(str(getattr(engine.scheduler.config, name)) for name in names), str(place)], 1.0)
+        for place, engine in enumerate(engines)
+    ]
+    return _VLLM.gauge("cache_config_info", "Settings of the KV cache.", rows, [*names, "engine"])

@@ -10,10 +10,10 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
+from measure.exposition import MEDIA_TYPE, Families, Row, exposition
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, empty_counts
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
@@ -21,52 +21,37 @@ from tap.admin.view import Snapshot, snapshot
 from tap.ipc.exchange import Progress
 from tap.ipc.feed import RecorderStats, WorkerStats
 
-PREFIX = "kvtape_tap_"
-Row = tuple[Sequence[str], float]
+TAP: Final = Families("kvtape_tap_")
 
 
-class Exposition:
-    """A Prometheus collector over the state."""
+def tap_metrics(state: LiveState, now_s: float) -> Iterator[Metric]:
+    workers = sorted(state.workers.items())
+    recorder = state.recorder
+    yield from _worker_metrics(workers)
+    yield from _service_metrics(state, now_s)
+    yield _overhead(workers, recorder)
+    if recorder is not None:
+        yield from _recorder_metrics(recorder)
 
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
-        self._now_s = 0.0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
-    def text(self, now_s: float) -> bytes:
-        self._now_s = now_s
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state
-        workers = sorted(state.workers.items())
-        recorder = state.recorder
-        yield from _worker_metrics(workers)
-        yield from self._service_metrics()
-        yield _overhead(workers, recorder)
-        if recorder is not None:
-            yield from _recorder_metrics(recorder)
-
-    def _service_metrics(self) -> Iterator[Metric]:
-        state = self._state
-        yield _gauge("ready", "1 if /readyz says so.", [((), float(not reasons_against(state)))])
-        recording = not reasons_not_recording(state, self._now_s)
-        yield _gauge("recording", "1 if requests leave records, whether ready or not.", [((), float(recording))])
-        up = [((origin,), float(reached)) for origin, reached in sorted(state.reachable.items())]
-        yield _gauge("upstream_up", "1 if the upstream took a connection lately.", up, ["upstream"])
-        service = state.service
-        if service is None:
-            return
-        yield _counter("offered", "Requests that were to be recorded.", [((), service.offered)])
-        dropped = [((reason,), count) for reason, count in sorted(service.dropped.items())]
-        yield _counter("dropped", "Requests without a record, by reason.", dropped, ["reason"])
-        yield _gauge("workers", "Worker processes that there are to be.", [((), service.workers)])
-        yield _gauge("workers_up", "Worker processes that take connections.", [((), service.workers_up)])
-        yield _counter("worker_restarts", "Workers started again after they died.", [((), service.worker_restarts)])
-        yield _gauge("recorder_up", "1 if the recorder process is up.", [((), float(service.recorder_up))])
-        restarts = [((), float(service.recorder_restarts))]
-        yield _counter("recorder_restarts", "Recorders started again after they died.", restarts)
+def _service_metrics(state: LiveState, now_s: float) -> Iterator[Metric]:
+    yield TAP.gauge("ready", "1 if /readyz says so.", [((), float(not reasons_against(state)))])
+    recording = not reasons_not_recording(state, now_s)
+    yield TAP.gauge("recording", "1 if requests leave records, whether ready or not.", [((), float(recording))])
+    up = [((origin,), float(reached)) for origin, reached in sorted(state.reachable.items())]
+    yield TAP.gauge("upstream_up", "1 if the upstream took a connection lately.", up, ["upstream"])
+    service = state.service
+    if service is None:
+        return
+    yield TAP.counter("offered", "Requests that were to be recorded.", [((), service.offered)])
+    dropped = [((reason,), count) for reason, count in sorted(service.dropped.items())]
+    yield TAP.counter("dropped", "Requests without a record, by reason.", dropped, ["reason"])
+    yield TAP.gauge("workers", "Worker processes that there are to be.", [((), service.workers)])
+    yield TAP.gauge("workers_up", "Worker processes that take connections.", [((), service.workers_up)])
+    yield TAP.counter("worker_restarts", "Workers started again after they died.", [((), service.worker_restarts)])
+    yield TAP.gauge("recorder_up", "1 if the recorder process is up.", [((), float(service.recorder_up))])
+    restarts = [((), float(service.recorder_restarts))]
+    yield TAP.counter("recorder_restarts", "Recorders started again after they died.", restarts)
 
 
 def _worker_metrics(workers: Sequence[tuple[int, WorkerStats]]) -> Iterator[Metric]:
@@ -75,7 +60,7 @@ def _worker_metrics(workers: Sequence[tuple[int, WorkerStats]]) -> Iterator[Metr
         ("received_bytes", "Bytes of request bodies.", [one.bytes_in for _, one in workers]),
         ("sent_bytes", "Bytes of response bodies.", [one.bytes_out for _, one in workers]),
     ):
-        yield _counter(name, text, _by_worker(workers, counts), ["worker"])
+        yield TAP.counter(name, text, _by_worker(workers, counts), ["worker"])
     for name, text, values in (
         ("in_flight", "Recorded requests that have not ended.", [one.in_flight for _, one in workers]),
         ("connections", "Open client connections.", [one.connections for _, one in workers]),
@@ -83,7 +68,7 @@ def _worker_metrics(workers: Sequence[tuple[int, WorkerStats]]) -> Iterator[Metr
         ("queue_limit_bytes", "Where copies are given up.", [one.queue_limit_bytes for _, one in workers]),
         ("loop_delay_seconds", "Worst event loop delay of the last second.", [one.loop_delay_s for _, one in workers]),
     ):
-        yield _gauge(name, text, _by_worker(workers, values), ["worker"])
+        yield TAP.gauge(name, text, _by_worker(workers, values), ["worker"])
 
 
 def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
@@ -92,9 +77,9 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
         ((one.endpoint, one.status, str(one.http_status), one.upstream), one.count) for one in recorder.requests
     ]
     labels = ["endpoint", "status", "http_status", "upstream"]
-    yield _counter("requests", "Records by API, outcome, HTTP status (0: none) and upstream.", requests, labels)
-    yield _histogram("ttft_seconds", "Arrival to the first token.", WAIT_S, [((), recorder.ttft)])
-    yield _histogram("itl_seconds", "Gap between reads that carry tokens.", GAP_S, [((), recorder.gaps)])
+    yield TAP.counter("requests", "Records by API, outcome, HTTP status (0: none) and upstream.", requests, labels)
+    yield TAP.histogram("ttft_seconds", "Arrival to the first token.", WAIT_S, [((), recorder.ttft)])
+    yield TAP.histogram("itl_seconds", "Gap between reads that carry tokens.", GAP_S, [((), recorder.gaps)])
     for name, text, count in (
         ("recorded", "Records written to files, those of trace_lost included.", _written(progress)),
         ("sampled_out", "Requests of sessions that --sample leaves out.", progress.sampled_out),
@@ -108,11 +93,11 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
         ("upload_failures", "Tries to upload a segment that failed.", progress.upload_failed),
         ("feed_skipped", "Records that the live page did not see; they are in the trace.", recorder.feed_skipped),
     ):
-        yield _counter(name, text, [((), count)])
+        yield TAP.counter(name, text, [((), count)])
     unhashed = [((reason,), count) for reason, count in sorted(progress.unhashed.items())]
-    yield _counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
-    yield _gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
-    yield _gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])
+    yield TAP.counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
+    yield TAP.gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
+    yield TAP.gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])
 
 
 def _written(progress: Progress) -> int:
@@ -128,7 +113,7 @@ def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStat
     rows: list[tuple[Sequence[str], HistogramCounts]] = [(("response_head",), response_head), (("chunk",), chunk)]
     if recorder is not None:
         rows.append((("request_head",), recorder.request_head))
-    return _histogram(
+    return TAP.histogram(
         "overhead_seconds", "Time spent in the tap, response parts of a sample.", OVERHEAD_S, rows, ["part"]
     )
 
@@ -137,37 +122,8 @@ def _by_worker(workers: Sequence[tuple[int, WorkerStats]], values: Sequence[floa
     return [((str(number),), value) for (number, _), value in zip(workers, values, strict=True)]
 
 
-def _counter(name: str, text: str, rows: Iterable[Row], labels: Sequence[str] = ()) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
-    for values, count in rows:
-        family.add_metric(values, float(count))
-    return family
-
-
-def _gauge(name: str, text: str, rows: Iterable[Row], labels: Sequence[str] = ()) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
-    for values, value in rows:
-        family.add_metric(values, float(value))
-    return family
-
-
-def _histogram(
-    name: str,
-    text: str,
-    bounds: Sequence[float],
-    rows: Iterable[tuple[Sequence[str], HistogramCounts]],
-    labels: Sequence[str] = (),
-) -> Metric:
-    family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
-    for values, counts in rows:
-        whole = counts if counts.counts else empty_counts(bounds)
-        family.add_metric(values, cumulative(bounds, whole), whole.total)
-    return family
-
-
 SHARED_S: Final = 1.0
 JSON_TYPE: Final = "application/json"
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -186,8 +142,7 @@ def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
     app.middleware("http")(_only_for(frozenset(state.setup.names)))
     latest = shared(lambda: snapshot(state, clock()), clock)
     live = shared(lambda: msgspec.json.encode(latest()), clock)
-    exposition = Exposition(state)
-    metrics = shared(lambda: exposition.text(clock()), clock)
+    metrics = shared(lambda: exposition(tap_metrics(state, clock())), clock)
     template = _page_template()
     page = shared(lambda: _page(template, latest()), clock)
 
@@ -203,7 +158,7 @@ def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics_text() -> Response:
-        return _answer(metrics(), METRICS_TYPE)
+        return _answer(metrics(), MEDIA_TYPE)
 
     @app.get("/live.json")
     async def live_json() -> Response:

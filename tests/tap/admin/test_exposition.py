@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tap.admin.app import Exposition
+from measure.exposition import exposition
+from tap.admin.app import tap_metrics
 from tap.admin.state import LiveState
 from tap.ipc.exchange import AdminSetup
 from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
@@ -30,7 +31,7 @@ def state() -> LiveState:
 
 
 def scrape(state: LiveState) -> dict[str, Metric]:
-    text = Exposition(state).text(10.0).decode()
+    text = exposition(tap_metrics(state, 10.0)).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
