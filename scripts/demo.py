@@ -157,8 +157,11 @@ def verdict_line(result: Comparison) -> str:
     off = [f"{name}: {verdict}" for name, verdict in found.items() if verdict != WITHIN]
     if not off:
         return f"forecasts: {WITHIN} in all {len(found)} cohorts, warm and cold"
-    paces = [one.pace for one in result.forecasts.values() if one.pace is not None]
-    reasons = [f"the engine's steps took {pace:.2f} of their time in calibration" for pace in paces]
+    reasons = [
+        f"steps of {result.pairs[label].truth} took {one.pace:.2f} of their time in calibration"
+        for label, one in result.forecasts.items()
+        if one.pace is not None
+    ]
     said = "; ".join([*reasons, *result.next_steps]) or "TTFT at p50, p90 or p99 alone"
     return f"forecasts: {len(off)} of {len(found)} cohorts outside their bands ({listed(off)}): {said}"
 

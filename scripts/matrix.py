@@ -19,7 +19,7 @@ import msgspec
 from scripts.engine_home import measuring_cores, on_core
 from scripts.fidelity import tables
 from scripts.fidelity.capturing import capture_missing
-from scripts.fidelity.goals import goals
+from scripts.fidelity.goals import goals, rounds
 from scripts.fidelity.judging import judge_all
 from scripts.fidelity.loads import LOADS, Capture
 from scripts.fidelity.loads import captures as matrix
@@ -66,7 +66,8 @@ def main() -> int:
 def judge(captures: Path, out: Path, wanted: list[Capture]) -> str:
     """Judge what is there of it; leaves ``verdicts.json``, the tables and a seed figure for each model. The tables."""
     verdicts = judge_all(captures, out, wanted)
-    result = {"goals": goals(verdicts.cells), "verdicts": verdicts}
+    judged = {name: goals(cells) for name, cells in rounds(verdicts.cells).items()}
+    result = {"goals": judged, "verdicts": verdicts}
     (out / "verdicts.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     text = tables.page(verdicts)
     (out / "verdicts.md").write_text(text + "\n")

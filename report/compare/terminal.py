@@ -117,7 +117,8 @@ def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
 def describe_forecast(forecast: Forecast) -> str:
     waits = "later turns wait for responses" if forecast.pacing == "sessions" else "requests at recorded times"
     state = ", saturated" if forecast.saturated else ""
-    return f"{forecast.members} ensemble members, {waits}, utilization {forecast.utilization:.0%}{state}"
+    paced = "" if forecast.pace is None else f", steps at {forecast.pace:.2f} of the model's time"
+    return f"{forecast.members} ensemble members, {waits}, utilization {forecast.utilization:.0%}{state}{paced}"
 
 
 def _verdicts(result: Comparison, label: str, pair: Pair) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ what was captured. Takes minutes and needs no engine, so it is done again whenev
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -13,13 +14,16 @@ from report.compare.results import Comparison, DurationError, LabelCohort, Quant
 from report.compare.results import Quantile as Figure
 from scripts.fidelity.loads import Capture, Way
 from scripts.fidelity.manifest import read_manifest, trace_path
-from scripts.fidelity.pace import Pace, pace
+from scripts.fidelity.steps import StepTimes, step_times
 from scripts.job import Command, Workspace
 from sim.latency.modelfile import load_model
 
 LEVELS = ("p50", "p90", "p99")
 FORECAST_WAYS: tuple[Way, ...] = ("warm", "small", "uncached", "cold-replayed")
-OTHER_COLD_WAY: dict[Way, Way] = {"uncached": "cold-replayed", "cold-replayed": "uncached"}
+COLD_WAYS: tuple[Way, ...] = ("uncached", "uncached-again", "cold-replayed")
+AGAIN: dict[Way, tuple[Way, ...]] = {"warm": ("again", "again-2"), "uncached": ("uncached-again",)}
+"""Captures that repeat a way."""
+UNGATED = ("--no-default-gates",)
 # vLLM tells neither; scripts/vllm_engine.py starts it so.
 SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
 
@@ -44,6 +48,20 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
     """A/A: the largest of these over the smallest, − 1. Null: one capture."""
     thin: bool
     """The slowest request by another name."""
+
+
+class Paced(msgspec.Struct, frozen=True, kw_only=True):
+    """TTFT quantile forecast at the pace of the capture that judges it, for every capture of a load in one way."""
+
+    errors: list[float]
+    """(forecast − captured) / captured, a capture each. Infinite: one side alone reaches the quantile."""
+    inside: list[bool]
+    """The captured one lies in the forecast's 90 % band; a capture each."""
+
+    @property
+    def error(self) -> float | None:
+        """Mean of the captures' errors. Null: none is known."""
+        return fmean(self.errors) if self.errors else None
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +90,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     offered: float
     """Offered work over what the engine can do, by the model."""
     saturated: bool
-    pace: Pace
-    """How long the capture's own steps took over what the model gives them: the engine's pace, not the forecast's."""
+    pace: float | None
+    """Time of the capture's own steps over the model's: the engine's pace, not the forecast's. Null: too few steps."""
+    steps: StepTimes
     quantiles: dict[str, Quantile]
+    paced: dict[str, Paced]
+    """The same forecast at each capture's own pace; empty: none has one."""
     w1_ms: float | None
     baselines: dict[str, Errors]
     """The same of simpler predictors, which were told what was cached in fact."""
@@ -128,25 +149,31 @@ class Judge:
 
     def judge(self, load: str, way: Way) -> list[Cell]:
         """Judge one load in one way. Cold loads are forecast from the warm capture, as a what-if is."""
-        if way not in OTHER_COLD_WAY:
-            own = self.validate(f"{load} {way}", load, way, self.repeats(load, way))
-            return list(self.cells(load, way, own, "predicted"))
-        ways = [one for one in (way, OTHER_COLD_WAY[way]) if self.is_there(load, one)]
-        flags: list[str | Path] = [word for one in ways for word in ("--cold", self.trace(load, one))]
-        found = self.validate(f"{load} {way} from warm", load, "warm", flags)
-        return list(self.cells(load, way, found, "cold-predicted"))
+        label = "cold-predicted" if way in COLD_WAYS else "predicted"
+        own = self.forecast(load, way, self.repeats(load, way))
+        again = [self.forecast(load, one, UNGATED) for one in AGAIN.get(way, ()) if self.is_there(load, one)]
+        return list(self.cells(load, way, [own, *again], label))
+
+    def forecast(self, load: str, way: Way, flags: Sequence[str | Path]) -> Comparison:
+        """Validate the forecast of one capture."""
+        if way in COLD_WAYS:
+            return self.validate(f"{load} {way} from warm", load, "warm", ["--cold", self.trace(load, way), *flags])
+        return self.validate(f"{load} {way}", load, way, flags)
 
     def repeats(self, load: str, way: Way) -> list[str | Path]:
-        """The load captured again, where it was."""
-        return ["--repeat", self.trace(load, "again")] if way == "warm" and self.is_there(load, "again") else []
+        """Flags for the load's other captures; of a cold one, those in every cold way."""
+        flag = "--cold" if way in COLD_WAYS else "--repeat"
+        others = [one for one in COLD_WAYS if one != way] if way in COLD_WAYS else AGAIN.get(way, ())
+        return [word for one in others if self.is_there(load, one) for word in (flag, self.trace(load, one))]
 
-    def cells(self, load: str, way: Way, found: Comparison, label: str) -> Iterator[Cell]:
-        """The cohorts that are large enough."""
-        capture = Capture(self.shape, load, way)
+    def cells(self, load: str, way: Way, captures: Sequence[Comparison], label: str) -> Iterator[Cell]:
+        """The cohorts that are large enough; ``captures``: a comparison each, the judged one first."""
+        found, capture = captures[0], Capture(self.shape, load, way)
         manifest = read_manifest(self.captures, capture)
         pair, facts = found.pairs[label], found.forecasts[label]
         asked = [gate for gate in found.gates if gate.expression.startswith(f"{label}: ")]
-        steps = pace(self.trace(load, way), load_model(self.model))
+        steps = step_times(self.trace(load, way), load_model(self.model))
+        paced, at_pace = f"{label}-at-pace", found.forecasts.get(f"{label}-at-pace")
         for cohort in ("turn1", "turns2+") if capture.has_sessions else ("all",):
             judged = pair.cohorts.get(cohort)
             if judged is None or judged.ttft.n_truth < MIN_CELL:
@@ -165,8 +192,10 @@ class Judge:
                 preemptions=manifest.preemptions if manifest else 0,
                 offered=facts.utilization,
                 saturated=facts.saturated,
-                pace=steps,
+                pace=at_pace and at_pace.pace,
+                steps=steps,
                 quantiles={level: quantile(level, captured, forecast, judged.ttft) for level in LEVELS},
+                paced=at_own_pace([one.pairs[paced].cohorts[cohort].ttft for one in captures if paced in one.pairs]),
                 w1_ms=judged.ttft.w1_ms,
                 baselines={name: errors(cohorts[cohort]) for name, cohorts in found.baselines[label].items()},
                 failed_gates=[text.removeprefix(f"{label}: ") for text in failures(asked)],
@@ -193,6 +222,24 @@ def quantile(level: str, captured: LabelCohort, forecast: LabelCohort, judged: D
     )
 
 
+def at_own_pace(captures: Sequence[DurationError]) -> dict[str, Paced]:
+    """Quantiles of forecasts at the pace of each capture, against that capture alone: others had other paces."""
+    found = {level: [one for each in captures if (one := getattr(each, level))] for level in LEVELS}
+    return {
+        level: Paced(
+            errors=[error for one in all_of if (error := own_error(one)) is not None],
+            inside=[one.inside_band for one in all_of if one.inside_band is not None],
+        )
+        for level, all_of in found.items()
+        if all_of
+    }
+
+
+def own_error(judged: QuantileError) -> float | None:
+    """Signed error against one capture; infinite: one side alone reaches the quantile; null: not known."""
+    return float("inf") if judged.reached == "one" else judged.signed_error
+
+
 def errors(judged: DurationError) -> Errors:
     """Errors of a judgement, for comparing predictors."""
     found: dict[str, QuantileError | None] = {level: getattr(judged, level) for level in LEVELS}
@@ -209,7 +256,10 @@ def judge_all(captures: Path, out: Path, wanted: Sequence[Capture]) -> Verdicts:
     for shape in dict.fromkeys(capture.shape for capture in made):
         judge = Judge(captures, out, shape, work)
         of_shape = [capture for capture in made if capture.shape == shape]
-        judge.fit([capture.load for capture in of_shape if capture.is_calibration])
+        if not (calibrations := [capture.load for capture in of_shape if capture.is_calibration]):
+            print(f"{shape}: no calibration was captured; its forecasts are not judged")
+            continue
+        judge.fit(calibrations)
         models[shape] = parameters(judge.model)
         for capture in of_shape:
             if capture.way in FORECAST_WAYS and not capture.is_calibration and judge.is_there(capture.load):

@@ -1,11 +1,11 @@
 """The matrix's verdicts as Markdown: what docs/dev/results.md shows between its markers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from scripts.fidelity.goals import Goal, goals, name_of
-from scripts.fidelity.judging import LEVELS, Cell, Quantile, Verdicts
-from scripts.fidelity.pace import ANSWERS
+from scripts.fidelity.goals import Goal, goals, name_of, rounds
+from scripts.fidelity.judging import LEVELS, Cell, Paced, Quantile, Verdicts
+from scripts.fidelity.steps import ANSWERS, PREFILLS
 
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",
@@ -14,36 +14,69 @@ CAPTIONS = {
     "cold-replayed": "Cold, measured by `replay --cold-prompts`, forecast from the warm capture",
 }
 DECODES = "Steps of decodes alone, by the answers in them: captured over model, with prefixes shared and not"
+PREFILL_STEPS = "Prefill alone and beside decodes: captured over model, and the same at the capture's pace"
 
 
 def page(verdicts: Verdicts) -> str:
     """All tables."""
-    parts = [_table(_goal_rows(goals(verdicts.cells)), ["goal", "found", "met", "not in"])]
+    parts = [goals_table(verdicts.cells)]
     for shape in dict.fromkeys(cell.shape for cell in verdicts.cells):
         for way, caption in CAPTIONS.items():
             cells = [cell for cell in verdicts.cells if (cell.shape, cell.way) == (shape, way)]
             if cells:
                 parts.append(f"**{shape}. {caption}.**\n\n{cells_table(cells)}")
         own = [cell for cell in verdicts.cells if cell.shape == shape]
+        parts.append(f"**{shape}. {PREFILL_STEPS}.**\n\n{prefills_table(own)}")
         parts.append(f"**{shape}. {DECODES}.**\n\n{decodes_table(own)}")
         parts.append(_table(verdicts.models[shape].items(), ["parameter", f"fitted on {shape}'s calibrations"]))
     return "\n\n".join(parts)
 
 
+def goals_table(cells: Sequence[Cell]) -> str:
+    """Goals over all cells and over each round's: a column each, and the cells that miss a goal."""
+    found = {name: {goal.goal: goal for goal in goals(own)} for name, own in rounds(cells).items()}
+    rows = [
+        [goal, *(_verdict(own.get(goal)) for own in found.values()), "; ".join(every.missed_in) or "–"]
+        for goal, every in found.get("all", {}).items()
+    ]
+    return _table(rows, ["goal", *found, "not in"])
+
+
+def _verdict(goal: Goal | None) -> str:
+    if goal is None or goal.met is None:
+        return "no cell"
+    return f"{goal.found} {'✓' if goal.met else '✗'}"
+
+
 def cells_table(cells: Sequence[Cell]) -> str:
     """Table of one way's cells: a row per cohort."""
-    headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, "W1, ms", "A/A", "fails"]
+    paced = f"at pace: {' / '.join(LEVELS)}"
+    headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, paced, "W1, ms", "A/A", "fails"]
     return _table(map(_cell_row, cells), headings)
 
 
 def decodes_table(cells: Sequence[Cell]) -> str:
     """The pace of decodes, warm beside uncached: a row a load."""
-    paces = {(cell.load, cell.way): cell.pace.decodes for cell in cells}
+    paces = {(cell.load, cell.way): cell.steps.decodes for cell in cells}
     rows = [
         [load, *(_times(paces.get((load, way), {}).get(size)) for size in ANSWERS for way in ("warm", "uncached"))]
         for load in dict.fromkeys(load for load, way in paces if way == "warm")
     ]
     return _table(rows, ["load", *(f"{size}, {way}" for size in ANSWERS for way in ("shared", "not"))])
+
+
+def prefills_table(cells: Sequence[Cell]) -> str:
+    """Times of steps with prefill, by what else the engine did: a row a capture."""
+    captures = {(cell.load, cell.way): cell for cell in cells}
+    rows = [
+        [load, way, _times(cell.pace), *(_times_at_pace(cell.steps.prefills.get(kind), cell.pace) for kind in PREFILLS)]
+        for (load, way), cell in captures.items()
+    ]
+    return _table(rows, ["load", "way", "all steps", *PREFILLS])
+
+
+def _times_at_pace(ratio: float | None, pace: float | None) -> str:
+    return _times(ratio) if ratio is None or pace is None else f"{_times(ratio)}, {ratio / pace:.2f}"
 
 
 def _times(ratio: float | None) -> str:
@@ -70,8 +103,9 @@ def _cell_row(cell: Cell) -> list[str]:
         f"{cell.censored / cell.n:.0%}",
         exact,
         f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
-        _times(cell.pace.steps),
+        _times(cell.pace),
         *(_quantile(cell.quantiles[level]) for level in LEVELS),
+        _at_pace(cell.paced),
         f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
         _spreads(cell),
         ", ".join(cell.failed_gates) or "–",
@@ -88,16 +122,22 @@ def _quantile(one: Quantile) -> str:
     return f"{one.captured_ms:,.0f}{thin} → {one.forecast_ms:,.0f}, **{one.error:+.1%}** ({' … '.join(ends)}){held}"
 
 
+def _at_pace(paced: dict[str, Paced]) -> str:
+    """``+1.1% ✓ / −2.0% ✓✓✗ / –``: mean error of the captures, each at its own pace, and a mark a band."""
+    if not paced:
+        return "–"
+    every = [paced.get(level) for level in LEVELS]
+    return " / ".join("–" if one is None or one.error is None else _error_and_bands(one) for one in every)
+
+
+def _error_and_bands(one: Paced) -> str:
+    return f"{one.error:+.1%} {''.join('✓' if held else '✗' for held in one.inside)}".rstrip()
+
+
 def _spreads(cell: Cell) -> str:
     """Differences of the captures of this load."""
     spreads = [one.spread for one in cell.quantiles.values() if one.spread is not None]
     return " / ".join(f"{spread:.0%}" for spread in spreads) or "–"
-
-
-def _goal_rows(found: Sequence[Goal]) -> Iterator[list[str]]:
-    for goal in found:
-        met = "no cell" if goal.met is None else "yes" if goal.met else "**no**"
-        yield [goal.goal, goal.found, met, "; ".join(goal.missed_in) or "–"]
 
 
 def _table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> str:

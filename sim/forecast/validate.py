@@ -35,7 +35,7 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.storage.output import refuse_inputs
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
-AT_PACE = "predicted-at-pace"
+AT_PACE, COLD_AT_PACE = f"{PREDICTED}-at-pace", f"{COLD_PREDICTED}-at-pace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +204,15 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     forecasts = _predict(config, model, captured, as_it_was, whole)
     predicted = {PREDICTED: Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
     if (pace := _own_pace(config, model, captured)) is not None:
-        paced, facts = _predict(config, with_pace(model, pace), captured, as_it_was, whole)
-        facts = msgspec.structs.replace(facts, pace=pace.factor)
-        predicted[AT_PACE] = Predicted(CAPTURED, paced, facts, {})
+        predicted[AT_PACE] = Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, whole, pace=pace), {})
     if cold:
         runs |= {label: load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
         forecasts = _predict(config, model, captured, without, whole)
         simple = cold_predictors(model, whole, [runs[label] for label in cold if label != COLD])
         predicted[COLD_PREDICTED] = Predicted(COLD, *forecasts, _judged_part(config, simple))
+        if (pace := _own_pace(config, model, read_captured(config.cold[0], model, paced=None))) is not None:
+            predicted[COLD_AT_PACE] = Predicted(COLD, *_predict(config, model, captured, without, whole, pace=pace), {})
     return judge_forecasts(
         runs,
         predicted,
@@ -228,19 +228,19 @@ def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> Pace 
     """Return the pace of the capture's steps; None: not wanted, or too few are seen."""
     if not config.at_pace or config.judged is not None:
         return None
-    own = msgspec.structs.replace(model, engine=captured.engine)
+    own, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
     try:
-        seen = capture_steps(captured.meta, list(captured.records), own, str(config.trace))
-        return measure_pace(seen, own, str(config.trace))
+        return measure_pace(capture_steps(captured.meta, list(captured.records), own, name), own, name)
     except InputError as error:
         print(f"sim validate: no forecast at the capture's pace: {error}", file=sys.stderr)
         return None
 
 
 def _predict(
-    config: ValidateConfig, model: Model, captured: Captured, scenario: Scenario, run: Run
+    config: ValidateConfig, fitted: Model, captured: Captured, scenario: Scenario, run: Run, *, pace: Pace | None = None
 ) -> tuple[list[Run], Facts]:
-    load = plan(captured, scenario)
+    """Forecast ``run`` under ``scenario``, by the model as it was fitted or at a pace."""
+    load, model = plan(captured, scenario), fitted if pace is None else with_pace(fitted, pace)
     progress = counted(range(config.members), "forecasts")
     point = run_point(load.arrivals, load.engine, model)
     found = forecast(
@@ -262,6 +262,7 @@ def _predict(
         saturated=bool(demand.is_saturated),
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
+        pace=None if pace is None else pace.factor,
         other_settings=list(other_settings(load.engine, model)),
         beyond_fit=list(beyond_fit(point, model)),
     )
@@ -329,7 +330,7 @@ def _labelled(texts: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in texts:
         label, equals, path = text.partition("=")
-        own = (CAPTURED, AGAIN, PREDICTED, AT_PACE, COLD, COLD_PREDICTED)
+        own = (CAPTURED, AGAIN, PREDICTED, AT_PACE, COLD, COLD_PREDICTED, COLD_AT_PACE)
         if not (label and equals and path) or label in found or re.fullmatch(rf"({'|'.join(own)})(-\d+)?", label):
             raise InputError(f"--also {text}: expected LABEL=TRACE with a label of its own")
         found[label] = Path(path)

@@ -10,7 +10,7 @@ from typing import Any
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 OFFLINE = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-MOST_BYTES = 1_500_000
+MOST_BYTES = 1_600_000
 BUNDLED = {"bar", "pie", "scatter"}
 """Types of traces that plotly's basic bundle draws; it throws no error for any other."""
 

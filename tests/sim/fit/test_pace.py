@@ -9,7 +9,7 @@ import pytest
 from sim.__main__ import main
 from sim.fit.pace import capture_steps, describe_pace, measure_pace, with_pace
 from sim.latency.modelfile import Model, default_model, load_model, save_model
-from tests.scripts.test_pace import capture
+from tests.scripts.test_steps import capture
 from tracefile import InputError, load_trace
 
 
