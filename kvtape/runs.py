@@ -12,6 +12,7 @@ import msgspec
 
 from loadgen.runs.summary import Summary
 from replay.__main__ import ReplaySummary
+from tracefile.commandline.parser import flag_of
 from tracefile.records.errors import InputError
 from wire.process import module_command, module_environment
 
@@ -46,7 +47,7 @@ def flag_words(flags: Mapping[str, FlagValue]) -> list[str]:
     """Return a command line's words: ``parallel_sessions=8`` is ``--parallel-sessions=8``."""
     words = []
     for name, value in flags.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         several = isinstance(value, Sequence) and not isinstance(value, str)
         for one in value if several else [value]:  # type: ignore[union-attr]  # a sequence, as asked before
             if one is True:

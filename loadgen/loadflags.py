@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args, overload
+from typing import get_args
 
 from loadgen.core.bodyfields import BodyFields, read_body_fields
 from loadgen.core.draws import Vocabulary
-from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
+from loadgen.core.lengths import FORMS, LengthDistribution, parse_pause, parse_tokens
 from loadgen.core.request import session_headers
 from loadgen.core.runflags import RunFlags, add_target_arguments, output_of, run_flags
 from loadgen.datasets import DATASETS, RANDOM, parse_dataset
@@ -49,11 +49,7 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
     parser = load_parser(prog)
     args = parser.parse_args(argv)
     lm_eval = lm_eval_of(args, parser)
-    if lm_eval is not None and prog != "loadgen":
-        raise InputError(f"--lm-eval: with {prog}; expected a run of loadgen alone")
-    dataset, dataset_path = parse_dataset(args.dataset)
-    output = output_of(args, "loadgen")
-    refuse_lost_inputs(output, [dataset_path, args.rate_series])
+    dataset, dataset_path, output = _files(args)
     rate, rate_to = parse_rate(args.rate)
     number, parallel = _bounds(args, dataset_path)
     turns, min_turns, max_turns = _turns(args, dataset_path)
@@ -88,10 +84,10 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         dataset=dataset,
         dataset_path=dataset_path,
         dataset_offset=args.dataset_offset,
-        first_turn_tokens=_lengths("--first-turn-length", args.first_turn_length),
-        subsequent_turn_tokens=_lengths("--subsequent-turn-length", args.subsequent_turn_length),
+        first_turn_tokens=parse_tokens("--first-turn-length", args.first_turn_length),
+        subsequent_turn_tokens=parse_tokens("--subsequent-turn-length", args.subsequent_turn_length),
         prompt_tokens=_prompts(args),
-        output_tokens=_lengths("--output-tokens", args.output_tokens),
+        output_tokens=parse_tokens("--output-tokens", args.output_tokens),
         prefix_count=int(args.prefix_tokens > 0) if args.prefix_count is None else args.prefix_count,
         prefix_tokens=args.prefix_tokens,
         turns=turns,
@@ -109,6 +105,14 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         run=_run_flags(args),
         lm_eval=lm_eval,
     )
+
+
+def _files(args: argparse.Namespace) -> tuple[str, Path | None, Path]:
+    """Return the dataset's name and file, and the trace. Raises InputError if a file is both read and written."""
+    dataset, dataset_path = parse_dataset(args.dataset)
+    output = output_of(args, "loadgen")
+    refuse_lost_inputs(output, [dataset_path, args.rate_series])
+    return dataset, dataset_path, output
 
 
 def _run_flags(args: argparse.Namespace) -> RunFlags:
@@ -145,14 +149,6 @@ def parse_rate(text: str | None) -> tuple[float | None, float | None]:
     return rate, to[0] if to else None
 
 
-@overload
-def _lengths(flag: str, text: str) -> LengthDistribution: ...
-@overload
-def _lengths(flag: str, text: None) -> None: ...
-def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
-    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
-
-
 def _group_size(args: argparse.Namespace) -> int:
     usual = USUAL_GROUP if args.pattern == "rollouts" else 1
     return usual if args.group_size is None else int(args.group_size)
@@ -167,11 +163,7 @@ def _fields(args: argparse.Namespace) -> BodyFields:
 
 def _prompts(args: argparse.Namespace) -> LengthDistribution:
     usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
-    return (
-        usual
-        if args.prompt_tokens is None
-        else parse_lengths("--prompt-tokens", args.prompt_tokens, minimum=1, whole=True)
-    )
+    return usual if args.prompt_tokens is None else parse_tokens("--prompt-tokens", args.prompt_tokens)
 
 
 def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthDistribution, int | None, int | None]:
@@ -182,10 +174,10 @@ def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthD
             raise InputError("--turns: with a dataset's file; expected --min-turns and --max-turns")
         return LengthDistribution(1, 1), args.min_turns, args.max_turns
     if args.turns is not None:
-        return _lengths("--turns", args.turns), None, None
+        return parse_tokens("--turns", args.turns), None, None
     fewest = args.min_turns or 1
     text = f"{fewest}:{args.max_turns or fewest}"
-    return parse_lengths("--min-turns, --max-turns", text, minimum=1, whole=True), None, None
+    return parse_tokens("--min-turns, --max-turns", text), None, None
 
 
 def load_parser(prog: str) -> Parser:

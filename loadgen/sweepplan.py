@@ -13,7 +13,7 @@ from loadgen.loadflags import add_load_arguments, parse_config
 from loadgen.plan.config import LoadConfig
 from tracefile import InputError
 from tracefile.commandline.durations import DURATION, duration
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.parser import Parser, flag_of
 
 PROG: Final = "loadgen sweep"
 DESCRIPTION: Final = (
@@ -306,7 +306,7 @@ def _settings(argv: Sequence[str]) -> Mapping[str, object]:
 
 
 def _flag_words(name: str, value: object) -> str:
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     if value in (None, False, []):
         return f"no {flag}"
     told = ", ".join(map(str, value)) if isinstance(value, list) else value

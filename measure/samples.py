@@ -93,10 +93,6 @@ class Sample:
         largest = self.max
         return [min(_middle(keys[quantile_bucket(upto, share)]), largest) for share in shares]
 
-    def count_above(self, limit: float) -> int:
-        above = sum(value > limit for value in self.values)
-        return above + sum(count for key, count in (self.buckets or {}).items() if _middle(key) > limit)
-
     def check_integrity(self) -> None:
         assert self.folded == (self.buckets or Counter()).total()
         assert len(self.values) <= EXACT_VALUES

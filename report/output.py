@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from report.images.folder import check_images, write_images
+from tracefile.commandline.printing import json_text
 from tracefile.storage.output import PAGE, Name, check_output, replace_output
 
 
 def print_json(result: msgspec.Struct | dict[str, msgspec.Struct]) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n")
+    print(json_text(result))
 
 
 def write_page(path: Path, html: str) -> None:

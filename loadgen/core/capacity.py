@@ -7,12 +7,12 @@ token. At these costs, a later run's rates are its share of the capacity.
 import hashlib
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 from loadgen.core.runflags import usable_cores
+from tracefile.commandline.parser import VERSION
 
 SHORT_OUTPUT, LONG_OUTPUT = 16, 256
 SHORT_PROMPT, LONG_PROMPT = 256, 8192
@@ -73,9 +73,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    return (
-        f"{platform.node()}, {_processor()}, {usable_cores()} cores, Python {platform.python_version()}, {_version()}"
-    )
+    python = f"Python {platform.python_version()}"
+    return f"{platform.node()}, {_processor()}, {usable_cores()} cores, {python}, kvtape {VERSION}"
 
 
 def capacity_file(procs: int) -> Path:
@@ -108,10 +107,3 @@ def _processor() -> str:
         return platform.machine()
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _version() -> str:
-    try:
-        return f"kvtape {version('kvtape')}"
-    except PackageNotFoundError:
-        return "kvtape"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,15 @@ def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> Lengt
     return lengths
 
 
+@overload
+def parse_tokens(flag: str, text: str) -> LengthDistribution: ...
+@overload
+def parse_tokens(flag: str, text: None) -> None: ...
+def parse_tokens(flag: str, text: str | None) -> LengthDistribution | None:
+    """Parse a length in whole tokens, 1 or more. None: the flag was not given."""
+    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
+
+
 def parse_pause(flag: str, text: str) -> LengthDistribution:
     """Parse seconds, with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
     bare = re.sub(r"^zipf:[^,]*,", "", DURATION.sub("", text.strip()))
@@ -102,6 +111,13 @@ def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Count
         return low + steps.astype(np.int64)
     drawn = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
     return np.clip(drawn, low, high).astype(np.int64)
+
+
+def quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
+    """Equal to the element that ``quantities`` has for these bits."""
+    if lengths.low == lengths.high:
+        return round(lengths.low * units)
+    return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])
 
 
 def uniform(bits: Bits) -> Floats:

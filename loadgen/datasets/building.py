@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.core.lengths import LengthDistribution, parse_lengths
+from loadgen.core.lengths import LengthDistribution, parse_tokens
 from loadgen.datasets import DATASETS, parse_dataset
 from loadgen.datasets.rows import rows
 from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, TokenizerLengths
@@ -109,8 +109,8 @@ class _Settings(msgspec.Struct, frozen=True):
             args.seed,
             args.min_turns,
             args.max_turns,
-            _lengths("--first-turn-length", args.first_turn_length),
-            _lengths("--subsequent-turn-length", args.subsequent_turn_length),
+            parse_tokens("--first-turn-length", args.first_turn_length),
+            parse_tokens("--subsequent-turn-length", args.subsequent_turn_length),
         )
 
     def options(self) -> DatasetOptions:
@@ -123,10 +123,6 @@ class _Settings(msgspec.Struct, frozen=True):
             first_turn_tokens=self.first_turn_tokens,
             subsequent_turn_tokens=self.subsequent_turn_tokens,
         )
-
-
-def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
-    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
 
 
 @lru_cache(maxsize=1)

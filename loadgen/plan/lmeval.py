@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracefile import InputError
+from tracefile.commandline.parser import flag_of
 
 FLAGS = ("num_fewshot", "limit", "include_path", "log_samples")
 """Further flags of such a run."""
@@ -67,6 +68,8 @@ def lm_eval_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LmE
         raise InputError(f"--pattern: {args.pattern} with --lm-eval; expected one of {', '.join(PATTERNS)}")
     if args.api not in ("completions", "chat"):
         raise InputError(f"--api: {args.api} with --lm-eval; expected completions or chat")
+    if parser.prog != "loadgen":
+        raise InputError(f"--lm-eval: with {parser.prog}; expected a run of loadgen alone")
     return LmEval(
         tasks=tuple(name.strip() for name in args.lm_eval.split(",")),
         num_fewshot=args.num_fewshot,
@@ -77,5 +80,5 @@ def lm_eval_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LmE
 
 
 def _refuse(names: Iterable[str], reason: str) -> None:
-    if flags := ["--" + name.replace("_", "-") for name in names]:
+    if flags := [flag_of(name) for name in names]:
         raise InputError(f"{', '.join(flags)}: {reason}")

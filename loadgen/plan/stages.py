@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.draws import Stream, draw
-from loadgen.core.lengths import LengthDistribution, quantities, uniform
+from loadgen.core.lengths import LengthDistribution, quantity, uniform
 from loadgen.plan.config import STAGED_ROUNDS, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape
 
@@ -170,18 +170,14 @@ def _drawn(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
     seed, tokens_from = config.seed, config.tokens_from
     turns = [
         TurnShape(
-            prompt_tokens=_quantity(turn.prompt, draw(seed, Stream.PROMPT_LENGTH, index, number)),
+            prompt_tokens=quantity(turn.prompt, draw(seed, Stream.PROMPT_LENGTH, index, number)),
             prompt_key=draw(tokens_from, Stream.PROMPT_TOKENS, index, number),
-            output_tokens=_quantity(turn.output, draw(seed, Stream.OUTPUT_LENGTH, index, number)),
-            think_ms=_quantity(turn.pause_s, draw(seed, Stream.THINK_TIME, index, number), US_PER_S) / 1000,
+            output_tokens=quantity(turn.output, draw(seed, Stream.OUTPUT_LENGTH, index, number)),
+            think_ms=quantity(turn.pause_s, draw(seed, Stream.THINK_TIME, index, number), US_PER_S) / 1000,
         )
         for number, turn in enumerate(plan)
     ]
     return SessionShape(index, None, None, draw(tokens_from, Stream.PREFIX_TOKENS, 0), turns)
-
-
-def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
-    return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])
 
 
 def _space(seed: int, index: int) -> float:

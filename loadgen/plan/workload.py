@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
 from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
-from loadgen.core.lengths import LengthDistribution, quantities
+from loadgen.core.lengths import LengthDistribution, quantities, quantity
 from loadgen.datasets import DATASETS
 from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, DatasetTurn, TextLengths
 from loadgen.plan.arrivals import (
@@ -295,17 +295,10 @@ def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, place: int, key:
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:
         lengths = config.output_tokens or DEFAULT_OUTPUT
-        output = _quantity(lengths, draw(config.seed, Stream.OUTPUT_LENGTH, at, place))
+        output = quantity(lengths, draw(config.seed, Stream.OUTPUT_LENGTH, at, place))
     pause = config.tool_latency_s if turn.from_tool and config.tool_latency_s is not None else config.think_s
     if think_ms is None or pause is not None:
-        think_ms = _quantity(pause or DEFAULT_THINK, draw(config.seed, Stream.THINK_TIME, at, place), SECOND_US) / 1000
+        think_ms = quantity(pause or DEFAULT_THINK, draw(config.seed, Stream.THINK_TIME, at, place), SECOND_US) / 1000
     placed = TurnShape(turn.new_tokens or 0, key, output, think_ms if place else 0.0, turn.quoted)
     as_tool = turn.from_tool and config.tool_role == "tool" and not turn.quoted
     return msgspec.structs.replace(placed, said=tool_output(placed)) if as_tool else placed
-
-
-def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
-    """Equal to the element that ``draw_sessions`` makes."""
-    if lengths.low == lengths.high:
-        return round(lengths.low * units)
-    return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])

@@ -6,7 +6,6 @@ shard uses its machine's monotonic clock; at the end the wall clocks are compare
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import os
 import platform
@@ -24,6 +23,7 @@ from loadgen.runs.shardmessages import Failed, FromParent, FromShard, Setup
 from loadgen.runs.shardprocess import Hear, ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, ClockOffset, Host
 from tracefile import InputError
+from tracefile.commandline.parser import VERSION
 
 PART = "part.jsonl"
 START_TIMEOUT_S = 120.0
@@ -90,9 +90,9 @@ class RayShard:
             ) from None
         except ray_error() as error:
             reason = str(error).strip().splitlines()[-1]
-            raise InputError(f"--ray: {reason}; expected kvtape {version()} on every machine") from None
-        if theirs != version():
-            raise InputError(f"--ray: {where}: kvtape {theirs}; expected {version()}, as here")
+            raise InputError(f"--ray: {reason}; expected kvtape {VERSION} on every machine") from None
+        if theirs != VERSION:
+            raise InputError(f"--ray: {where}: kvtape {theirs}; expected {VERSION}, as here")
         return cls(actor, where, clock, hear)
 
     def send(self, message: FromParent) -> None:
@@ -155,7 +155,7 @@ class ShardActor:
 
     async def start(self) -> tuple[str, str]:
         self._shard = await ShardProcess.start(self._said.put_nowait)
-        return f"{platform.node()}, {self._shard.where}", version()
+        return f"{platform.node()}, {self._shard.where}", VERSION
 
     async def clock(self) -> int:
         return time.time_ns()
@@ -191,7 +191,3 @@ class ShardActor:
 
     def _part(self) -> Path:
         return Path(self._folder.name) / PART
-
-
-def version() -> str:
-    return importlib.metadata.version("kvtape")

@@ -17,6 +17,7 @@ from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.runs import load_run
 from tracefile import InputError
+from tracefile.commandline.printing import json_text
 from wire.native import forms
 
 CPU_LIMIT = 0.9
@@ -237,4 +238,4 @@ def print_summary(summary: msgspec.Struct, lines: list[str], *, as_json: bool) -
     """Print lines; with ``as_json`` one object on stdout, and the lines on stderr."""
     print("\n".join(lines), file=sys.stderr if as_json else sys.stdout)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
+        print(json_text(summary))

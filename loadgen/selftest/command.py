@@ -27,6 +27,7 @@ from loadgen.selftest.truth import Served, Truth, quantile, received_ns, steady_
 from tracefile import InputError, keyed_id, load_key, load_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
+from tracefile.commandline.printing import json_text
 from wire.process import module_command, module_environment
 
 SHORTEST_S = 0.5
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     lines = [*capacity_lines(found), _keep(found)]
     print("\n".join(lines), file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(json_text(found))
     return 0
 
 

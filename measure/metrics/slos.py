@@ -70,6 +70,11 @@ def _read_file(file: Path) -> Iterable[tuple[str | None, str]]:
     return pairs
 
 
+def slos_of(label: str, slos: Sequence[Slo]) -> list[Slo]:
+    """Return the SLOs on a label: its own, and those without one."""
+    return [slo for slo in slos if slo.threshold.label in (None, label)]
+
+
 def _parse(flag: str, text: str, name: str | None, labels: Sequence[str]) -> Slo:
     threshold = parse_threshold(flag, text, metrics=METRICS, labels=labels)
     fault = _fault(threshold)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
-from measure.metrics.slos import Slo
+from measure.metrics.slos import Slo, slos_of
 from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
@@ -126,12 +126,8 @@ def compare(config: CompareConfig) -> Compared:
     compared = compare_runs(runs, question)
     if not config.slos:
         return compared
-    slos = {label: measure_run(run, slos=_asked_of(label, config.slos)).slos for label, run in runs.items()}
+    slos = {label: measure_run(run, slos=slos_of(label, config.slos)).slos for label, run in runs.items()}
     return replace(compared, result=msgspec.structs.replace(compared.result, slos=slos))
-
-
-def _asked_of(label: str, slos: Sequence[Slo]) -> list[Slo]:
-    return [slo for slo in slos if slo.threshold.label in (None, label)]
 
 
 def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:

@@ -294,8 +294,12 @@ def _rounded(values: FloatArray | npt.NDArray[np.int64]) -> list[float | None]:
 
 
 def _round(value: float) -> float | None:
-    """Five digits: more than a screen has pixels, and half the page's size."""
-    return float(f"{value:.5g}") if np.isfinite(value) else None
+    return five_digits(value) if np.isfinite(value) else None
+
+
+def five_digits(value: float) -> float:
+    """Return a number for a page: more digits than a screen has pixels, and half the page's size."""
+    return float(f"{value:.5g}")
 
 
 def plain(text: str) -> str:

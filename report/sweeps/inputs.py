@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from measure.metrics.results import TraceMetrics
-from measure.metrics.slos import Slo
+from measure.metrics.slos import Slo, slos_of
 from measure.metrics.trace import measure_run, read_run
 from measure.sweepindex import INDEX, SweepRun, read_sweep
 from report.sweeps.samples import Sample, sample_of
@@ -109,7 +109,7 @@ def read_runs(
         if not run.ok.any():
             found.left_out.append(f"{one.name}: none of {len(run):,} requests completed")
             continue
-        asked = [slo for slo in slos if slo.threshold.label in (None, one.label)]
+        asked = slos_of(one.label, slos)
         metrics = measure_run(run, gpus=gpus, slos=asked)
         facts.append(facts_of(one.name, one.label, run.meta, metrics))
         differences = check_alike(facts, mixed=mixed)

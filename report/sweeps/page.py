@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from measure.table import TextTable
 from measure.wording import factor
-from report.pages.figures import DASHED, Figure, Trace, axis, figure, line, log_scale, plain, points
+from report.pages.figures import DASHED, Figure, Trace, axis, figure, five_digits, line, log_scale, plain, points
 from report.pages.page import Card, cohort_id, render
 from report.sweeps.results import Contrast, Point, Ratio, Sweep, Value, Workload
 from report.sweeps.terminal import contrast_table, latency_table, overview_table
@@ -193,8 +193,8 @@ def _marks(
     found: Workload, label: str, some: Sequence[Point], slots: dict[str, int], on: _Axis, *, kept: bool
 ) -> Iterator[Trace]:
     name, slot, loads = plain(label), slots[label], LOAD_AXES[found.load]
-    x = [_number((point.median(on.metric) or 0.0) * on.unit) for point in some]
-    y = [_number(point.median("throughput_tps") or 0.0) for point in some]
+    x = [five_digits((point.median(on.metric) or 0.0) * on.unit) for point in some]
+    y = [five_digits(point.median("throughput_tps") or 0.0) for point in some]
     if kept and len(some) > 1:
         yield line(x, y, slot, name=name, legendgroup=name, hoverinfo="skip")
     look = {"size": 10, "symbol": "circle"} if kept else {"size": 8, "symbol": "circle-open", "opacity": 0.45}
@@ -229,8 +229,8 @@ def _reach(values: Sequence[Value | None], unit: float) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [_number((one.high - one.median) * unit) for one in known],
-        "arrayminus": [_number((one.median - one.low) * unit) for one in known],
+        "array": [five_digits((one.high - one.median) * unit) for one in known],
+        "arrayminus": [five_digits((one.median - one.low) * unit) for one in known],
         "thickness": 1.4,
         "width": 3,
     }
@@ -245,7 +245,7 @@ def _by_load(
         label, slot = plain(short(each.label)), slots[short(each.label)]
         for metric, part, dash in metrics:
             told = [(point.load, value) for point in each.points if (value := point.median(metric)) is not None]
-            x, y = [_number(load) for load, _ in told], [_number(value) for _, value in told]
+            x, y = [five_digits(load) for load, _ in told], [five_digits(value) for _, value in told]
             name = f"{label}, {part}" if part else label
             text = f"{name}: {hover} at %{{x:,.3~f}}<extra></extra>"
             if told:
@@ -293,11 +293,11 @@ def _forest(sweep: Sweep, slots: dict[str, int]) -> Panel:
 
 def _forest_row(label: str, told: Sequence[tuple[float, Ratio]], slot: int) -> Trace:
     reach = {
-        "array": [_number((ratio.high or ratio.value) - ratio.value) for _, ratio in told],
-        "arrayminus": [_number(ratio.value - (ratio.low or ratio.value)) for _, ratio in told],
+        "array": [five_digits((ratio.high or ratio.value) - ratio.value) for _, ratio in told],
+        "arrayminus": [five_digits(ratio.value - (ratio.low or ratio.value)) for _, ratio in told],
     }
     return points(
-        [_number(ratio.value) for _, ratio in told],
+        [five_digits(ratio.value) for _, ratio in told],
         [place for place, _ in told],
         slot,
         {"size": 8},
@@ -305,8 +305,3 @@ def _forest_row(label: str, told: Sequence[tuple[float, Ratio]], slot: int) -> T
         error_x={"type": "data", "symmetric": False, "thickness": 1.6, "width": 4, **reach},
         hovertemplate="%{fullData.name}: ×%{x:.3~f}<extra></extra>",
     )
-
-
-def _number(value: float) -> float:
-    """Five digits: more than a screen has pixels."""
-    return float(f"{value:.5g}")

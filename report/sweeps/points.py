@@ -7,7 +7,7 @@ import msgspec
 
 from measure.cohorts import ALL
 from measure.metrics.results import Goodput, SloResult, Statistics, TraceMetrics
-from measure.metrics.slos import Slo
+from measure.metrics.slos import Slo, slos_of
 from measure.quantiles import quantile
 from report.sweeps.inputs import SweptRun
 from report.sweeps.pareto import pareto_set
@@ -78,7 +78,7 @@ def load_of(run: SweptRun, kind: LoadKind) -> float:
 
 def line_of(label: str, repeats: Repeats, kind: LoadKind, slos: Sequence[Slo]) -> Line:
     """Return a label's points."""
-    asked = [slo for slo in slos if slo.threshold.label in (None, label)]
+    asked = slos_of(label, slos)
     points = [_point(load, repeats[load], kind, asked) for load in sorted(repeats)]
     on = {name: _pareto(points, name, sign) for name, sign in AXES.values()}
     marked = [

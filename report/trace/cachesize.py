@@ -10,7 +10,7 @@ from measure.metrics.tables import cache_sentences
 from measure.table import TextTable
 from measure.wording import cache_size, count, factor, share
 from report.files.measured import Measured
-from report.pages.figures import DASHED, Figure, Trace, axis, figure, line, points
+from report.pages.figures import DASHED, Figure, Trace, axis, figure, five_digits, line, points
 from report.trace.panels import Panel
 
 MOST_POINTS: Final = 400
@@ -62,7 +62,7 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
     first = max(curve.size_for_share(FIRST_SHARE), 1)
     places = np.unique(np.geomspace(first, most, MOST_POINTS).astype(int))
     sizes = [*places.tolist(), last]
-    rates = [_round(curve.rate_at(one)) for one in sizes]
+    rates = [five_digits(curve.rate_at(one)) for one in sizes]
     top = max(rates[-1], (reported.rate or 0.0) if reported is not None else 0.0) * 1.08
     hover = "%{x:,} tokens: %{y:.1%}<extra></extra>"
     data: list[Trace] = [
@@ -72,7 +72,7 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
         knee = curve.rate_at(size.knee_blocks)
         name = f"knee: {cache_size(size.knee_tokens, size.kv_bytes_per_token)}"
         look = {"size": 11, "symbol": "diamond"}
-        data.append(points([size.knee_tokens], [_round(knee)], 2, look, name=name, hovertemplate=hover))
+        data.append(points([size.knee_tokens], [five_digits(knee)], 2, look, name=name, hovertemplate=hover))
     if size.engine_tokens is not None:
         name = f"engine: {cache_size(size.engine_tokens, size.kv_bytes_per_token)}"
         data.append(line([size.engine_tokens] * 2, [0.0, top], 0, width=1.6, dash=DASHED, name=name, hoverinfo="name"))
@@ -86,9 +86,9 @@ def _reported(rate: float, engine_tokens: int | None, first: int, last: int) -> 
     """Draw the engine's own account: a point at its size, a level line if the size is unknown."""
     name, look = f"reported: {share(rate)}", {"size": 10, "symbol": "star"}
     if engine_tokens is None:
-        return line([first, last], [_round(rate)] * 2, 3, width=1.6, dash="2px,3px", name=name, hoverinfo="name")
+        return line([first, last], [five_digits(rate)] * 2, 3, width=1.6, dash="2px,3px", name=name, hoverinfo="name")
     hover = "reported: %{y:.1%}<extra></extra>"
-    return points([engine_tokens], [_round(rate)], 3, look, name=name, hovertemplate=hover)
+    return points([engine_tokens], [five_digits(rate)], 3, look, name=name, hovertemplate=hover)
 
 
 def _numbers(curve: HitCurve, size: CacheSize) -> TextTable:
@@ -103,7 +103,3 @@ def _numbers(curve: HitCurve, size: CacheSize) -> TextTable:
     return TextTable(
         ["size", "usable blocks", "tokens", "of prompt tokens"], [row + [""] * (4 - len(row)) for row in rows]
     )
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.5g}")

@@ -14,7 +14,7 @@ from measure.runs import UNKNOWN, Run
 from measure.table import TextTable
 from measure.wording import count, duration, share
 from report.files.measured import Measured
-from report.pages.figures import Figure, Trace, axis, band, figure, line
+from report.pages.figures import Figure, Trace, axis, band, figure, five_digits, line
 from report.trace.panels import Panel
 from tracefile.records.arrays import FloatArray, IntArray
 
@@ -110,7 +110,7 @@ def _unit(found: Timeline) -> tuple[float, str]:
 
 def _times(found: Timeline) -> list[float]:
     each = found.interval_s / _unit(found)[0]
-    return [float(f"{place * each:.5g}") for place in range(len(found.in_flight) + 1)]
+    return [five_digits(place * each) for place in range(len(found.in_flight) + 1)]
 
 
 def _steps(found: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:

@@ -12,9 +12,9 @@ from measure.runs import Run
 from measure.table import TextTable
 from measure.wording import count, duration, sentence
 from report.files.measured import Measured
-from report.pages.figures import Figure, Trace, axis, figure, line, points, thinned
+from report.pages.figures import Figure, Trace, axis, figure, five_digits, line, points, thinned
 from report.trace.panels import Panel
-from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.arrays import BoolArray, IntArray
 
 LOG_FROM: Final = 20.0
 """Spread of the tokens (largest over smallest) from which on both axes are logarithmic."""
@@ -46,7 +46,8 @@ def prefill_figure(run: Run, told: BoolArray, fit: PrefillFit | None) -> Figure:
         x = np.unique(np.round(np.geomspace(low, max(high, low + 1), LINE_POINTS)))
         y = fit.intercept_ms + fit.ms_per_1000_tokens * x / 1000.0
         above = y > 0
-        data.append(line(_short(x[above]), _short(y[above]), 0, name="line through them", hoverinfo="skip"))
+        xs, ys = ([*map(five_digits, one[above])] for one in (x, y))
+        data.append(line(xs, ys, 0, name="line through them", hoverinfo="skip"))
     return figure(data, axis("prompt tokens not cached", **kind), axis("TTFT (ms)", **kind))
 
 
@@ -65,7 +66,7 @@ def _points(run: Run, name: str, slot: int, symbol: str, rows: IntArray) -> Trac
     tokens = own_traits(run).uncached_tokens[kept]
     hover = "%{fullData.name}: %{y:,} ms for %{x:,} tokens<extra></extra>"
     look = {"size": 6, "symbol": symbol, "opacity": 0.6}
-    return points(tokens.tolist(), _short(run.ttft_ms[kept]), slot, look, name=name, hovertemplate=hover)
+    return points(tokens.tolist(), [*map(five_digits, run.ttft_ms[kept])], slot, look, name=name, hovertemplate=hover)
 
 
 def _caption(measured: Measured) -> str:
@@ -89,7 +90,3 @@ def _caption(measured: Measured) -> str:
 def _numbers(fit: PrefillFit | None) -> TextTable | None:
     lines = [[one] for one in prefill_sentences(fit)]
     return TextTable(["line through TTFT by uncached tokens"], lines) if lines else None
-
-
-def _short(values: FloatArray) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]

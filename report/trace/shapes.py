@@ -11,7 +11,7 @@ from measure.metrics.tables import value_text
 from measure.table import TextTable
 from measure.wording import share
 from report.files.measured import Measured
-from report.pages.figures import Figure, axis, figure, line
+from report.pages.figures import Figure, axis, figure, five_digits, line
 from report.trace.panels import Panel
 from tracefile.records.arrays import FloatArray
 
@@ -142,9 +142,9 @@ def _histogram(own: _Axis, found: Statistics, values: FloatArray, edges: FloatAr
     bars = {
         "type": "bar",
         "name": f"share of {own.sample}",
-        "x": _short(edges[:-1] + widths / 2),
-        "width": _short(widths),
-        "y": _short(shares),
+        "x": [*map(five_digits, edges[:-1] + widths / 2)],
+        "width": [*map(five_digits, widths)],
+        "y": [*map(five_digits, shares)],
         "meta": {"slot": 6, "part": "points"},
         "showlegend": False,
         "hovertemplate": "%{y:.1%} near %{x:,.4~g}<extra></extra>",
@@ -163,7 +163,3 @@ def _histogram(own: _Axis, found: Statistics, values: FloatArray, edges: FloatAr
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _short(values: FloatArray) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]

@@ -22,6 +22,7 @@ from sim.vllm.config import add_free_rule
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, finest_records, hashed_records, tokens_computed
+from tracefile.commandline.parser import flag_of
 from tracefile.files.reading import open_trace
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
@@ -180,7 +181,7 @@ def refuse_other_engines(arguments: argparse.Namespace) -> None:
     for engine, names in OWN_FLAGS.items():
         given = [name for name in names if getattr(arguments, name) not in (None, defaults.get(name))]
         if given and engine != arguments.engine:
-            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            flags = ", ".join(map(flag_of, given))
             raise InputError(f"{flags}: only with --engine {engine}; expected without --engine {arguments.engine}")
     if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":
         raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")

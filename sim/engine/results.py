@@ -1,6 +1,5 @@
 """Results of a simulated run as a trace: its header, and a record per request with predicted times."""
 
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from sim.kernels.layout import Places, SimState
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
+from tracefile.commandline.parser import VERSION
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
@@ -274,7 +274,7 @@ def predicted_meta(
         model=meta.model or model.model_name,
         engine=EngineInfo(
             name="kvtape-sim",
-            version=_version(),
+            version=VERSION,
             block_size=engine.block_size,
             num_gpu_blocks=engine.num_gpu_blocks,
             max_num_seqs=engine.max_num_seqs,
@@ -291,10 +291,3 @@ def predicted_meta(
         ),
         extra={"model_digest": model_digest(model), "fit_digests": model.fit_digests, "settings": asdict(engine)},
     )
-
-
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version("kvtape")
-    except importlib.metadata.PackageNotFoundError:
-        return None

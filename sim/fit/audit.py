@@ -83,12 +83,8 @@ def _audited(arguments: argparse.Namespace) -> tuple[Audit | RadixAudit, str]:
     return audit, describe(audit, arguments.trace)
 
 
-def audit_trace(path: Path, overrides: dict[str, Any]) -> Audit:
-    """Reconstruct the schedule of the trace at ``path`` and compare. Raises InputError for an unfit trace."""
-    return audit_loaded(path, *load_trace(path), overrides)
-
-
 def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[str, Any]) -> Audit:
+    """Reconstruct the schedule of the trace and compare. Raises InputError for an unfit trace."""
     settings = settle({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from measure.runs import STATUSES, UNKNOWN, Run
+from measure.metrics.requests import known
+from measure.runs import STATUSES, Run
 from report.compare.baselines import LAST_CAPTURE
 from sim.latency.modelfile import Baseline, Model
 from sim.latency.terms import (
@@ -47,7 +48,7 @@ def predictors(model: Model, captured: Run, repeats: Sequence[Run]) -> dict[str,
 
 def cold_predictors(model: Model, warm: Run, repeats: Sequence[Run]) -> dict[str, Run]:
     """Return the predictors of the same load without sharing, from its warm capture; ``repeats``: cold ones."""
-    cold_tokens, warm_tokens = _known(warm.prompt_tokens), _uncached(warm)
+    cold_tokens, warm_tokens = known(warm.prompt_tokens), _uncached(warm)
     found = _of_work(model, warm, cold_tokens)
     both = ~np.isnan(cold_tokens) & ~np.isnan(warm_tokens)
     factors = {"warm_scaled_by_tokens": cold_tokens[both].sum() / max(warm_tokens[both].sum(), 1.0)}
@@ -118,12 +119,8 @@ def _line_ms(line: Baseline, tokens: FloatArray) -> FloatArray:
     return np.asarray(np.maximum((line.intercept_ms or 0.0) + line.per_uncached_token_ms * tokens, 0.0))
 
 
-def _known(tokens: IntArray) -> FloatArray:
-    return np.where(tokens != UNKNOWN, tokens, np.nan)
-
-
 def _uncached(run: Run) -> FloatArray:
-    return np.asarray(np.maximum(_known(run.prompt_tokens) - _known(run.cached_tokens), 0.0))
+    return np.asarray(np.maximum(known(run.prompt_tokens) - known(run.cached_tokens), 0.0))
 
 
 def _seen(run: Run, ttft_ms: FloatArray) -> Run:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import importlib.metadata
 import os
 import secrets
 import signal
@@ -30,6 +29,7 @@ from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, Tokenizer
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import HashKey
 from tracefile.commandline.durations import duration
+from tracefile.commandline.parser import VERSION, flag_of
 from tracefile.records.errors import InputError
 from wire.errors import WireError
 from wire.loop import run as run_loop
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     times = parser.add_argument_group("the model's parameters, one by one")
     for term in TERMS:
         times.add_argument(
-            _flag(term.name), dest=term.name, type=float, metavar="X", help=f"{term.unit}: {term.counts}"
+            flag_of(term.name), dest=term.name, type=float, metavar="X", help=f"{term.unit}: {term.counts}"
         )
 
 
@@ -149,7 +149,7 @@ def _read_model(arguments: argparse.Namespace) -> Model:
         value = getattr(arguments, term.name)
         if value is not None:
             if not 0.0 <= value < float("inf"):
-                raise InputError(f"{_flag(term.name)}: {value}; expected a finite number, 0 or more")
+                raise InputError(f"{flag_of(term.name)}: {value}; expected a finite number, 0 or more")
             parameters[term.name] = Parameter(value=value, unit=term.unit, note="from the command line")
     engine = engine_with(model.engine, engine_overrides(arguments))
     room = engine.usable_blocks * engine.block_size
@@ -170,10 +170,6 @@ def _read_speed(text: str) -> float | None:
     if not 0.0 < speed < float("inf"):
         raise InputError(f"--speed {text}: expected a number above 0, or max")
     return speed
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 __all__ = ["add_arguments", "run"]
@@ -270,7 +266,7 @@ def _make_service(config: ServeConfig, vocabulary: Vocabulary) -> Service:
         spelling=Spelling(vocabulary),
         model_name=config.model_name,
         max_model_len=config.model.engine.max_model_len or 0,
-        version=_version(),
+        version=VERSION,
         seed=config.seed,
         median_output_tokens=config.median_output_tokens,
         tool_share=config.tool_share,
@@ -285,10 +281,3 @@ def _ready_line(config: ServeConfig, listener: socket.socket) -> str:
     speed = "as fast as it goes" if config.speed is None else f"speed {config.speed:g}"
     engines = "" if config.engines == 1 else f"{config.engines} engines, {config.route}, "
     return f"sim serve: {config.model_name} at http://{shown}:{port} ({engines}{speed})"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("kvtape")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        return "unknown"

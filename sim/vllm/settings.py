@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from sim.vllm.config import EngineConfig
+from tracefile.commandline.parser import flag_of
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
 
@@ -38,14 +39,14 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
             if learnt.setdefault(name, value) != value:
                 raise InputError(
                     f"{path}: meta.engine.{name}: {value}, but {learnt[name]} in {source[name]}; expected traces of "
-                    f"one engine, or {_flag(name)}"
+                    f"one engine, or {flag_of(name)}"
                 )
             source.setdefault(name, path)
     settings = {**learnt, **{name: value for name, value in overrides.items() if value is not None}}
     settings.setdefault("block_size", _trace_block_size(metas))
     for name in ("block_size", "num_gpu_blocks"):
         if settings.get(name) is None:
-            raise InputError(f"{next(iter(metas))}: meta.engine.{name}: not recorded; expected {_flag(name)}")
+            raise InputError(f"{next(iter(metas))}: meta.engine.{name}: not recorded; expected {flag_of(name)}")
     assumed = {name: value for name, value in _ASSUMED.items() if name not in settings}
     scheduling_known = "async_scheduling" in settings
     settings.setdefault("async_scheduling", False)
@@ -67,10 +68,6 @@ def refuse_other_attention(meta: Meta, path: object) -> None:
 def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:
     sizes = {meta.block_size for meta in metas.values()}
     return max((size for size in sizes if size is not None), default=None)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def model_name(metas: Sequence[Meta]) -> str | None:

@@ -58,6 +58,11 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
 VERSION: Final = "0.1.0"
 
 
+def flag_of(name: str) -> str:
+    """Return the flag whose value argparse keeps as ``name``."""
+    return f"--{name.replace('_', '-')}"
+
+
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _KINDS: Final = {"int": "a whole number", "float": "a number"}
 

@@ -7,9 +7,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
+import msgspec
+
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 _MARKS = r"\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 _UNSAFE = re.compile(rf"[{_CONTROLS}{_MARKS}\ud800-\udfff]")
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON for people: indented, without the line's end."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def printable(text: str) -> str:

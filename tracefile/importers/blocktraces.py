@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 import xxhash
 
-from tracefile.records.decoding import decode_row, parse_object
+from tracefile.records.decoding import convert_row, decode_row, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId, Time
 
@@ -137,10 +137,7 @@ def _line(found: dict[str, Any], where: str) -> AiperfLine:
     for name in AIPERF_TEXTS:
         if name in found:
             raise InputError(f"{where}: {name}: a text; expected lengths, as input_length")
-    try:
-        return msgspec.convert(found, AiperfLine)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {error}; expected a Mooncake line as AIPerf takes them") from None
+    return convert_row(found, AiperfLine, where, "a Mooncake line as AIPerf takes them")
 
 
 def _hashes(found: AiperfLine, where: str) -> list[BlockHash] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracefile.importers.wallclock import iso_unix_ns, midnight_ns
-from tracefile.records.decoding import parse_object
+from tracefile.records.decoding import first_told, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, RequestId, SessionId
 
@@ -76,10 +76,10 @@ class SpansDecoder:
         if self._zero_ns is None:
             self._zero_ns = midnight_ns(span.start_ns)
             self.meta = Meta(epoch_unix_ns=self._zero_ns)
-        session = _first(told, SESSION)
+        session = first_told(told, SESSION)
         reasons = told.get("gen_ai.response.finish_reasons")
         yield Record(
-            request_id=RequestId(str(_first(told, REQUEST) or span.span_id)),
+            request_id=RequestId(str(first_told(told, REQUEST) or span.span_id)),
             session_id=None if session is None else SessionId(str(session)),
             session_source=None if session is None else "explicit",
             arrival_ms=(span.start_ns - self._zero_ns) / 1e6,
@@ -89,7 +89,7 @@ class SpansDecoder:
             e2e_ms=None if span.end_ns in (None, span.start_ns) else (span.end_ns - span.start_ns) / 1e6,
             status="error" if span.failed else "ok",
             finish_reason=str(reasons[0]) if isinstance(reasons, list) and reasons else None,
-            model=_text(_first(told, MODEL)),
+            model=_text(first_told(told, MODEL)),
             max_tokens=_count(told, ("gen_ai.request.max_tokens",), where),
             prompt_tokens=prompt,
             output_tokens=output,
@@ -154,16 +154,12 @@ def _value(typed: Any) -> Any:
     return int(value) if kind == "intValue" and str(value).lstrip("-").isdigit() else value
 
 
-def _first(told: Attributes, names: Sequence[str]) -> Any:
-    return next((told[name] for name in names if told.get(name) is not None), None)
-
-
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
 def _count(told: Attributes, names: Sequence[str], where: str) -> int | None:
-    value = _first(told, names)
+    value = first_told(told, names)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
@@ -173,7 +169,7 @@ def _count(told: Attributes, names: Sequence[str], where: str) -> int | None:
 
 def _ms(told: Attributes, names: Sequence[str], where: str) -> float | None:
     """Milliseconds of an attribute in seconds."""
-    value = _first(told, names)
+    value = first_told(told, names)
     if value is None:
         return None
     if not isinstance(value, int | float) or not 0 <= value < 1e12:

@@ -7,17 +7,15 @@ in AgentX, from the conversation's: where the first is earlier than the subagent
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import xxhash
 
 from tracefile.importers.blocktraces import chained, split_ids
-from tracefile.records.decoding import decode_row
+from tracefile.records.decoding import convert_row, decode_row
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Count, HashInfo, Meta, Ordinal, Record, RequestId, SessionId, Time
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 FINISH_REASONS = {"tool_use": "tool_calls", "end_turn": "stop"}
 EXPECTED = "a Weka trace: id, block_size and requests"
@@ -91,9 +89,9 @@ class WekaDecoder:
         for number, found in enumerate(trace.requests, start=1):
             place = f"{where}: requests: item {number}"
             if found.get("type") == "subagent":
-                agents.append(_convert(found, WekaSubagent, place))
+                agents.append(convert_row(found, WekaSubagent, place, EXPECTED))
             else:
-                own.append(_convert(found, WekaRequest, place))
+                own.append(convert_row(found, WekaRequest, place, EXPECTED))
         yield from self._session(trace.id, trace.id, own, 0.0, where)
         for agent in agents:
             relative = bool(agent.requests) and agent.requests[0].t < agent.t
@@ -137,10 +135,3 @@ def _think_ms(request: WekaRequest, before: Record | None, zero_s: float) -> flo
         return request.think_time * 1000
     end_ms = before.end_ms()
     return None if end_ms is None else max(0.0, (zero_s + request.t) * 1000 - end_ms)
-
-
-def _convert(found: dict[str, Any], kind: type[T], where: str) -> T:
-    try:
-        return msgspec.convert(found, kind)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {error}; expected {EXPECTED}") from None

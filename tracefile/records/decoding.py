@@ -14,6 +14,7 @@ from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Met
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Row = TypeVar("Row")
+Source = TypeVar("Source")
 
 _FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
@@ -138,12 +139,22 @@ def convert_record(found: dict[str, Any], where: str) -> Record:
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def decode_row(decode: Callable[[bytes], Row], line: bytes, where: str, expected: str) -> Row:
+def decode_row(decode: Callable[[Source], Row], source: Source, where: str, expected: str) -> Row:
     """Return a line of another format by its decoder; raises InputError saying what was expected."""
     try:
-        return decode(line)
+        return decode(source)
     except NOT_JSON as error:
         raise InputError(f"{where}: {error}; expected {expected}") from None
+
+
+def convert_row(found: Mapping[str, Any], struct: type[Struct], where: str, expected: str) -> Struct:
+    """Return a part of such a line; raises InputError saying what was expected."""
+    return decode_row(lambda part: msgspec.convert(part, struct), found, where, expected)
+
+
+def first_told(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the value of the first of these names that has one; None: none has."""
+    return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:

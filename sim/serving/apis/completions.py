@@ -19,7 +19,7 @@ from sim.serving.requests.fields import (
     decode_body,
     decode_prompts,
 )
-from sim.serving.requests.tools import Tool
+from sim.serving.requests.tools import Tool, named_choice, tools_of
 from sim.serving.requests.vocabulary import Spelling, Vocabulary
 
 DEFAULT_TOKENS = 16
@@ -277,22 +277,13 @@ def _finish_reason(delta: Delta) -> str | None:
 
 
 def _tools(tools: list[Any] | None) -> list[Tool]:
-    functions = [tool.get("function") for tool in tools or () if isinstance(tool, dict)]
-    return [
-        Tool(function["name"], function.get("parameters"))
-        for function in functions
-        if isinstance(function, dict) and isinstance(function.get("name"), str)
-    ]
+    return tools_of(tool.get("function") for tool in tools or () if isinstance(tool, dict))
 
 
 def _choice(choice: Any) -> str | None:
     if choice is None or isinstance(choice, str):
         return choice
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise ApiError("tool_choice: expected none, auto, required or a function's name", param="tool_choice")
-    return name
+    return named_choice(choice.get("function") if isinstance(choice, dict) else None)
 
 
 def chunk_head(fields: dict[str, Any]) -> bytes:

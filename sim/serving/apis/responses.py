@@ -9,7 +9,7 @@ from sim.serving.apis.voice import Delta, Usage, named_event
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, ContentPart, GenerationFields, choose_tools, decode_body
-from sim.serving.requests.tools import Tool
+from sim.serving.requests.tools import Tool, named_choice, tools_of
 from sim.serving.requests.vocabulary import Message
 
 
@@ -239,14 +239,8 @@ def _text(content: str | list[ContentPart] | None) -> str:
 
 
 def _tools(tools: list[dict[str, Any]]) -> list[Tool]:
-    functions = [tool for tool in tools if tool.get("type") == "function" and isinstance(tool.get("name"), str)]
-    return [Tool(tool["name"], tool.get("parameters")) for tool in functions]
+    return tools_of(tool for tool in tools if tool.get("type") == "function")
 
 
 def _choice(choice: Any) -> str | None:
-    if choice is None or isinstance(choice, str):
-        return choice
-    name = choice.get("name") if isinstance(choice, dict) else None
-    if not isinstance(name, str):
-        raise ApiError("tool_choice: expected none, auto, required or a function's name", param="tool_choice")
-    return name
+    return choice if choice is None or isinstance(choice, str) else named_choice(choice)

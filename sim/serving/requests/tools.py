@@ -1,12 +1,13 @@
 """Tools that a request offers, and drawn calls of them as output tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from sim.serving.requests.errors import ApiError
 from sim.serving.requests.vocabulary import Vocabulary
 
 MAX_DEPTH = 6
@@ -24,6 +25,23 @@ class Tool:
     """Its arguments as JSON Schema; anything but an object: none."""
     is_named: bool = False
     """The request asked for this very tool."""
+
+
+def tools_of(functions: Iterable[Any]) -> list[Tool]:
+    """Return the functions that have a name."""
+    return [
+        Tool(function["name"], function.get("parameters"))
+        for function in functions
+        if isinstance(function, dict) and isinstance(function.get("name"), str)
+    ]
+
+
+def named_choice(function: Any) -> str:
+    """Return the name of the function that a request asks for."""
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ApiError("tool_choice: expected none, auto, required or a function's name", param="tool_choice")
+    return name
 
 
 def draw_arguments(schema: Any, seed: int) -> dict[str, Any]:
