@@ -7,7 +7,8 @@ import msgspec
 
 from loadgen.sweepplan import PlannedRun, SweepPlan, WarmUp
 from measure.cohorts import ALL
-from measure.metrics.results import Statistics, TraceMetrics
+from measure.metrics.results import TraceMetrics
+from measure.metrics.statistics import statistic
 from measure.metrics.tables import value_text
 from measure.sweepindex import RunStatus, SweepRun
 from measure.table import table_lines
@@ -37,8 +38,8 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p50_ms: float | None = None
     ttft_p90_ms: float | None = None
     interactivity_p50_tps: float | None = None
-    cached_share: float | None = None
-    """Of all prompt tokens, as the engine reports them."""
+    hit_rate: float | None = None
+    """Σ cached / Σ prompt tokens, as the engine reports them."""
     slos_met: bool | None = None
     """Null: none was asked for."""
 
@@ -66,16 +67,12 @@ def row_of(entry: SweepRun, metrics: TraceMetrics | None) -> SweepRow:
         requests=metrics.requests.n,
         completed=metrics.requests.completed,
         completion_tps=metrics.workload.completion_tps.overall,
-        ttft_p50_ms=_quantile(ttft, "p50"),
-        ttft_p90_ms=_quantile(ttft, "p90"),
-        interactivity_p50_tps=_quantile(speed, "p50"),
-        cached_share=None if hits is None else hits.rate,
+        ttft_p50_ms=statistic(ttft, "p50"),
+        ttft_p90_ms=statistic(ttft, "p90"),
+        interactivity_p50_tps=statistic(speed, "p50"),
+        hit_rate=None if hits is None else hits.rate,
         slos_met=all(slo.met for slo in metrics.slos) if metrics.slos else None,
     )
-
-
-def _quantile(found: Statistics | None, name: str) -> float | None:
-    return None if found is None else float(getattr(found, name))
 
 
 def summary_table(rows: Sequence[SweepRow]) -> list[str]:
@@ -83,7 +80,7 @@ def summary_table(rows: Sequence[SweepRow]) -> list[str]:
     by_rate = any(row.rate is not None for row in rows)
     judged = any(row.slos_met is not None for row in rows)
     headings = ["label", "rate" if by_rate else "parallel", "repeat", "requests", "completed", "tok/s"]
-    headings += ["TTFT p50 ms", "p90 ms", "interactivity", "cached", *(["SLOs"] if judged else [])]
+    headings += ["TTFT p50 ms", "p90 ms", "interactivity", "hit rate", *(["SLOs"] if judged else [])]
     done = [row for row in rows if row.status == "done"]
     done.sort(key=lambda row: (row.rate or row.parallel or 0, row.label, row.repeat))
     cells = [[*_cells(row), *([_met(row)] if judged else [])] for row in done]
@@ -98,7 +95,7 @@ def _cells(row: SweepRow) -> list[str]:
         _value("completion_tps", row.completion_tps),
         *(_value("ttft_ms", value) for value in (row.ttft_p50_ms, row.ttft_p90_ms)),
         _value("interactivity_tps", row.interactivity_p50_tps),
-        share(row.cached_share),
+        share(row.hit_rate),
     ]
 
 
@@ -115,11 +112,10 @@ def result_line(row: SweepRow, seconds: float) -> str:
     if row.status != "done":
         return f"  {row.status.upper()}: {row.reason}"
     ttft = f"TTFT p50 {_value('ttft_ms', row.ttft_p50_ms)}, p90 {_value('ttft_ms', row.ttft_p90_ms)} ms"
-    cached = f"{share(row.cached_share)} of prompt tokens cached"
     slos = "" if row.slos_met is None else f"; SLOs {_met(row)}"
     return (
         f"  {row.completed:,} of {row.requests:,} requests in {seconds:.1f} s; "
-        f"{_value('completion_tps', row.completion_tps)} tok/s; {ttft}; {cached}{slos}"
+        f"{_value('completion_tps', row.completion_tps)} tok/s; {ttft}; hit rate {share(row.hit_rate)}{slos}"
     )
 
 

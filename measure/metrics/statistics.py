@@ -31,3 +31,8 @@ def quantile_of(values: FloatArray, level: float) -> float | None:
     place = quantile_place(level, len(values))
     values.partition(place)  # a copy, by the mask above
     return float(values[place])
+
+
+def statistic(sample: Statistics | None, name: str) -> float | None:
+    """Return one number of a sample; null: there is no sample."""
+    return None if sample is None else float(getattr(sample, name))

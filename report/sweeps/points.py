@@ -6,8 +6,9 @@ from typing import Final
 import msgspec
 
 from measure.cohorts import ALL
-from measure.metrics.results import Goodput, SloResult, Statistics, TraceMetrics
+from measure.metrics.results import Goodput, SloResult, TraceMetrics
 from measure.metrics.slos import Slo, slos_of
+from measure.metrics.statistics import statistic
 from measure.quantiles import quantile
 from report.sweeps.inputs import SweptRun
 from report.sweeps.pareto import pareto_set
@@ -16,10 +17,6 @@ from tracefile.records.errors import InputError
 
 Repeats = Mapping[float, Sequence[SweptRun]]
 """Runs of a label by load."""
-
-
-def _of_sample(sample: Statistics | None, name: str) -> float | None:
-    return None if sample is None else float(getattr(sample, name))
 
 
 def _good(found: Goodput | None, name: str) -> float | None:
@@ -32,13 +29,13 @@ VALUES: Final[Mapping[str, Callable[[TraceMetrics], float | None]]] = {
     "gen_tps": lambda run: run.overview.gen_tps,
     "success": lambda run: run.overview.success,
     "in_flight": lambda run: None if run.workload.concurrency is None else run.workload.concurrency.mean,
-    "ttft_p50_ms": lambda run: _of_sample(run.per_request["ttft_ms"], "p50"),
-    "ttft_p90_ms": lambda run: _of_sample(run.per_request["ttft_ms"], "p90"),
-    "tpot_p50_ms": lambda run: _of_sample(run.per_request["tpot_ms"], "p50"),
-    "interactivity_tps": lambda run: _of_sample(run.per_request["interactivity_tps"], "p50"),
-    "session_latency_p90_ms": lambda run: _of_sample(run.per_session["latency_ms"], "p90"),
+    "ttft_p50_ms": lambda run: statistic(run.per_request["ttft_ms"], "p50"),
+    "ttft_p90_ms": lambda run: statistic(run.per_request["ttft_ms"], "p90"),
+    "tpot_p50_ms": lambda run: statistic(run.per_request["tpot_ms"], "p50"),
+    "interactivity_tps": lambda run: statistic(run.per_request["interactivity_tps"], "p50"),
+    "session_latency_p90_ms": lambda run: statistic(run.per_session["latency_ms"], "p90"),
     "hit_rate": lambda run: run.hits.reported[ALL].rate,
-    "eligible_hit_rate": lambda run: _of_sample(run.per_session["eligible_hit_rate"], "mean"),
+    "eligible_hit_rate": lambda run: statistic(run.per_session["eligible_hit_rate"], "mean"),
     "goodput_share": lambda run: _good(run.workload.goodput, "share"),
     "goodput_per_s": lambda run: _good(run.workload.goodput, "requests_per_s"),
 }

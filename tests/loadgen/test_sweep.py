@@ -209,7 +209,7 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
     with_show = json_of(report, ["show", str(folder / "B-p2-r1.jsonl.zst")])
     assert row["ttft_p90_ms"] == with_show["per_request"]["ttft_ms"]["p90"]
     assert row["completion_tps"] == with_show["workload"]["completion_tps"]["overall"]
-    assert row["cached_share"] == with_show["hits"]["reported"]["all"]["rate"]
+    assert row["hit_rate"] == with_show["hits"]["reported"]["all"]["rate"]
 
 
 def test_without_a_reset_every_run_sends_other_tokens(
@@ -224,7 +224,7 @@ def test_without_a_reset_every_run_sends_other_tokens(
     assert {len(prompt) for prompt in prompts} == {40}
     seeds = [shlex.split(run.command)[-2:] for run in read_sweep(tmp_path / "s")]
     assert seeds == [["--token-seed", "4"], ["--token-seed", "5"]]
-    headings = "label parallel repeat requests completed tok/s TTFT p50 ms p90 ms interactivity cached"
+    headings = "label parallel repeat requests completed tok/s TTFT p50 ms p90 ms interactivity hit rate"
     assert said.out.splitlines()[0].split() == headings.split()
     with pytest.raises(InputError, match=r"--cache-between: reset, and s .* has none; expected an engine with VLLM_SE"):
         main(sweep(tmp_path / "other" / "s", "--parallel", "1", "--url", engine.url, "--cache-between", "reset"))
