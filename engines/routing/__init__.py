@@ -1,20 +1,27 @@
 """Choice of an engine for a request: the same functions in the simulated fleet, in ``sim serve`` and in the tap."""
 
 from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
-from engines.routing.records import Policy, RoutedEngine, RoutedRequest
+from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
 from engines.routing.rendezvous import by_rendezvous, engine_seed, in_turn
-from engines.routing.router import Knowledge, Router
+from engines.routing.router import Knowledge, Learner, Router
+from engines.routing.routes import ROUTE_HELP, Route, make_router, parse_route
 
 __all__ = [
     "POLICIES",
+    "ROUTE_HELP",
     "Knowledge",
+    "Learner",
     "Policy",
     "PolicyKind",
     "PolicySettings",
+    "Route",
     "RoutedEngine",
     "RoutedRequest",
     "Router",
+    "RoutingCosts",
     "by_rendezvous",
     "engine_seed",
     "in_turn",
+    "make_router",
+    "parse_route",
 ]

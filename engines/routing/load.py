@@ -22,6 +22,15 @@ def least_loaded(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int
     return equals[request.number % len(equals)]
 
 
+def least_costly(costs: Sequence[float], request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    """Return the place of the least cost; of equals the least loaded."""
+    least = min(costs)
+    equals = [place for place, cost in enumerate(costs) if cost == least]
+    if len(equals) == 1:
+        return equals[0]
+    return equals[least_loaded(request, [engines[place] for place in equals])]
+
+
 def random_choice(seed: int) -> Policy:
     """Return a policy that draws an engine by request number and seed: the same again for a seed."""
 

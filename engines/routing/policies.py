@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engines.routing.affinity import bounded_hash, session_hash
+from engines.routing.costs import earliest_first_token
 from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
 from engines.routing.prefix import longest_prefix, overlap_against_load
 from engines.routing.records import Policy
+from engines.routing.sessions import SessionStatistics
+from engines.routing.workload import WorkloadAware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """Numbers that policies are made from; each policy reads its own."""
+    """Numbers that policies are made from; each policy reads its own. Their names are those of ``--route``."""
 
     seed: int = 0
     """random, power-of-two: seed of the draws."""
@@ -19,6 +22,10 @@ class PolicySettings:
     """bounded: requests that an engine may hold, over its share."""
     overlap_weight: float = 1.0
     """overlap: weight of the prefill against the tokens held."""
+    adapter_load_tokens: float = 1000.0
+    """overlap, cost, workload: prefill tokens that loading a missing LoRA adapter takes as long as."""
+    statistics: SessionStatistics | None = None
+    """workload: statistics of a trace to begin with. None: learnt from the requests alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,18 @@ POLICIES: dict[str, PolicyKind] = {
     ),
     "prefix": PolicyKind(_stateless(longest_prefix), "cached prefix, requests in flight", uses_cache=True),
     "overlap": PolicyKind(
-        lambda settings: overlap_against_load(settings.overlap_weight),
-        "cached prefix, prefill outstanding, tokens held",
+        lambda settings: overlap_against_load(settings.overlap_weight, settings.adapter_load_tokens),
+        "cached prefix, prefill outstanding, tokens held, adapters",
+        uses_cache=True,
+    ),
+    "cost": PolicyKind(
+        lambda settings: earliest_first_token(settings.adapter_load_tokens),
+        "cached prefix, prefill outstanding, costs of the latency model, adapters",
+        uses_cache=True,
+    ),
+    "workload": PolicyKind(
+        lambda settings: WorkloadAware(settings.statistics, settings.adapter_load_tokens),
+        "what cost sees; sessions' further turns, rests and growth; KV cache",
         uses_cache=True,
     ),
 }

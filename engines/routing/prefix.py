@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engines.routing.load import least_loaded
+from engines.routing.load import least_costly, least_loaded
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest, uncached_tokens
 
 IMBALANCE_REQUESTS = 8
@@ -26,10 +26,11 @@ def longest_prefix(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> i
     return min(holders, key=lambda place: (requests[place], place))
 
 
-def overlap_against_load(overlap_weight: float) -> Policy:
+def overlap_against_load(overlap_weight: float, adapter_load_tokens: float = 0.0) -> Policy:
     """Return the policy of Dynamo's KV router: least of prefill × ``overlap_weight`` + tokens held, both in tokens.
 
-    An engine's prefill is what is outstanding plus the prompt's uncached tokens. Of equals, the fewest requests.
+    An engine's prefill is what is outstanding plus the prompt's uncached tokens, and ``adapter_load_tokens`` where the
+    request's LoRA adapter is not resident. Of equals, the fewest requests.
     """
 
     def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
@@ -37,10 +38,10 @@ def overlap_against_load(overlap_weight: float) -> Policy:
             overlap_weight * (engine.prefill_tokens + uncached_tokens(request, engine)) + engine.held_tokens
             for engine in engines
         ]
-        least = min(costs)
-        equals = [place for place, cost in enumerate(costs) if cost == least]
-        if len(equals) == 1:
-            return equals[0]
-        return equals[least_loaded(request, [engines[place] for place in equals])]
+        if request.adapter is not None:
+            for place, engine in enumerate(engines):
+                if request.adapter not in engine.adapters:
+                    costs[place] += overlap_weight * adapter_load_tokens
+        return least_costly(costs, request, engines)
 
     return choose

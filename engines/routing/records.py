@@ -34,6 +34,26 @@ class RoutedRequest(msgspec.Struct, frozen=True, gc=False):
     """LoRA adapter. fleet: the record's ``lora``; serve, tap: None unless told. None: the base model."""
 
 
+class RoutingCosts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An engine's few numbers of a latency model; fields as in model.json, absent ones 0. Default: a ms a token."""
+
+    per_prefill_token_ms: float = 1.0
+    per_attention_token2_ms: float = 0.0
+    t0_ms: float = 0.0
+    prefill_step_ms: float = 0.0
+    per_decode_ms: float = 0.0
+    per_kv_token_ms: float = 0.0
+    frontend_base_ms: float = 0.0
+    frontend_ms_per_prompt_token: float = 0.0
+    delivery_ms_per_prompt_token: float = 0.0
+    step_tokens: float = 8192.0
+    """Token budget of a scheduler step (``max_num_batched_tokens``)."""
+
+
+TOKENS_ALONE = RoutingCosts()
+"""Costs without a latency model: tokens to prefill count, and nothing else."""
+
+
 class RoutedEngine(msgspec.Struct, gc=False):
     """An engine as the router sees it. The router keeps it up to date; a policy only reads it."""
 
@@ -46,6 +66,8 @@ class RoutedEngine(msgspec.Struct, gc=False):
     """Seed of its hashes, from ``engine_seed(name)``."""
     capacity_blocks: int = 0
     """KV cache in blocks of the request's keys. fleet, serve: usable blocks; tap: a flag. 0: not known."""
+    costs: RoutingCosts = TOKENS_ALONE
+    """fleet: of its latency model; serve: of the served model.json; tap: of ``--latency-model``."""
     speed: float = 1.0
     """Speed relative to the others of a mixed fleet: a step takes 1 / speed. 1: not told."""
     healthy: bool = True

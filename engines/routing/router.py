@@ -5,7 +5,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from engines.routing.records import Policy, RoutedEngine, RoutedRequest, uncached_tokens
+from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts, uncached_tokens
 from engines.routing.rendezvous import engine_seed
 
 MAX_ADAPTERS = 8
@@ -31,10 +31,10 @@ class Knowledge(Protocol):
 class Learner(Protocol):
     """A policy that learns from the requests' course: an object to be called, with these two methods."""
 
-    def sent(self, request: RoutedRequest, place: int) -> None:
-        """Learn the place in the fleet that a request was sent to."""
+    def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
+        """Learn the engine that a request was sent to; its overlap is still that of the request."""
 
-    def ended(self, request: RoutedRequest, place: int, now_s: float) -> None:
+    def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
         """Learn that a request has ended, however it did."""
 
 
@@ -60,15 +60,20 @@ class Router:
         *,
         knowledge: Knowledge | None = None,
         capacity_blocks: int = 0,
+        costs: Sequence[RoutingCosts] = (),
         speeds: Sequence[float] = (),
     ) -> None:
-        """``knowledge``: None where the policy does not use it. ``speeds``: relative ones; empty: all equal."""
+        """``knowledge``: None where the policy does not use it. ``costs``: one for each engine; empty: tokens alone.
+
+        ``speeds``: relative ones; empty: all equal.
+        """
         self.engines = [
             RoutedEngine(
                 place=place,
                 name=name,
                 seed=engine_seed(name),
                 capacity_blocks=capacity_blocks,
+                costs=costs[place] if costs else TOKENS_ALONE,
                 speed=speeds[place] if speeds else 1.0,
             )
             for place, name in enumerate(names)
@@ -100,7 +105,7 @@ class Router:
         if self._knowledge is not None:
             self._knowledge.sent(place, request.blocks, request.arrival_s)
         if self._learner is not None:
-            self._learner.sent(request, place)
+            self._learner.sent(request, engine)
 
     def first_token(self, number: int) -> None:
         """Take a request's prefill as done. Unknown numbers are ignored: the request has ended."""
@@ -120,7 +125,7 @@ class Router:
             if not engine.requests:  # sums of floats drift; an idle engine owes nothing
                 engine.prefill_tokens = engine.held_tokens = 0.0
             if self._learner is not None:
-                self._learner.ended(account.request, account.place, now_s)
+                self._learner.ended(account.request, engine, now_s)
 
     def set_healthy(self, place: int, healthy: bool) -> None:
         """Let policies see an engine, or not any more. Its requests in flight stay on the account until they end."""

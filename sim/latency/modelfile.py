@@ -98,8 +98,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"drift_freedom: {self.drift_freedom}; expected 0 or more")
 
     @property
+    def cost_by_name(self) -> dict[str, float]:
+        return {name: parameter.value for name, parameter in self.parameters.items()}
+
+    @property
     def costs(self) -> tuple[float, ...]:
-        values = {name: parameter.value for name, parameter in self.parameters.items()}
+        values = self.cost_by_name
         values.setdefault(TERMS[REPEATED_KV_TOKENS].name, values.get(TERMS[KV_TOKENS].name, 0.0))
         return tuple(values.get(term.name, 0.0) for term in TERMS)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engines.routing import POLICIES
+from engines.routing import ROUTE_HELP, Route, parse_route
 from sim.latency.modelfile import Model, Parameter, default_model, engine_with, load_model
 from sim.latency.terms import TERMS
 from sim.serving.apis.completions import Chats, Completions
@@ -56,7 +56,7 @@ class ServeConfig:
     median_output_tokens: float
     tool_share: float
     engines: int
-    route: str
+    route: Route
     faults: tuple[Fault, ...]
     fault_control: bool
     drain_s: float
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the outputs that may call a tool and need not, those that do (default 0)",
     )
     add("--engines", type=int, default=1, metavar="N", help="engines, each with its own cache (default 1)")
-    add("--route", choices=POLICIES, default="round-robin", help="which engine gets a request (default %(default)s)")
+    add("--route", default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP} (default %(default)s)")
     add("--drain", type=duration, default="5s", metavar="TIME", help="time to end requests at SIGTERM (default 5s)")
     faults = parser.add_argument_group("what goes wrong on purpose")
     faults.add_argument(
@@ -135,7 +135,7 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         median_output_tokens=arguments.output_tokens,
         tool_share=arguments.tool_share,
         engines=arguments.engines,
-        route=arguments.route,
+        route=parse_route(arguments.route),
         faults=parse_faults(arguments.fault, "--fault"),
         fault_control=arguments.fault_control,
         drain_s=arguments.drain,
@@ -279,5 +279,5 @@ def _ready_line(config: ServeConfig, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     speed = "as fast as it goes" if config.speed is None else f"speed {config.speed:g}"
-    engines = "" if config.engines == 1 else f"{config.engines} engines, {config.route}, "
+    engines = "" if config.engines == 1 else f"{config.engines} engines, {config.route.text}, "
     return f"sim serve: {config.model_name} at http://{shown}:{port} ({engines}{speed})"

@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 import xxhash
 
-from engines.routing import POLICIES, PolicySettings, RoutedRequest, Router
-from engines.routing.index import PrefixIndex
+from engines.routing import Route, RoutedRequest, make_router
+from engines.routing.costs import routing_costs
 from sim.latency.modelfile import Model
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.realtime import RealTimeEngine
@@ -23,19 +23,35 @@ from sim.vllm.request import Request
 from tracefile import BlockHasher, HashKey
 
 
-class Fleet:
-    """``route`` is a name of ``engines.routing.POLICIES``; each engine draws noise of its own from ``noise_seed``."""
+class Caches:
+    """Complete knowledge of the engines' caches: the blocks that they hold now."""
 
-    def __init__(self, model: Model, count: int, route: str, *, speed: float | None, noise_seed: int | None) -> None:
+    def __init__(self, engines: Sequence[RealTimeEngine]) -> None:
+        self._engines = engines
+
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
+        return [len(engine.scheduler.pool.lookup(list(blocks), len(blocks))) for engine in self._engines]
+
+    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+        """Nothing to learn: the engine's own pool is asked."""
+
+    def forget(self, place: int) -> None:
+        """Nothing to forget."""
+
+
+class Fleet:
+    """Engines behind one router; each draws noise of its own from ``noise_seed``."""
+
+    def __init__(self, model: Model, count: int, route: Route, *, speed: float | None, noise_seed: int | None) -> None:
         seeds = [None if noise_seed is None else noise_seed + place for place in range(count)]
         self.engines = [RealTimeEngine(model, speed=speed, noise_seed=seed) for seed in seeds]
         self.model = model
-        kind, blocks = POLICIES[route], model.engine.usable_blocks
-        self._router = Router(
+        self._router = make_router(
+            route,
             [str(place) for place in range(count)],
-            kind.make(PolicySettings()),
-            knowledge=PrefixIndex(count, capacity_blocks=blocks) if kind.uses_cache else None,
-            capacity_blocks=blocks,
+            complete=Caches(self.engines),
+            capacity_blocks=model.engine.usable_blocks,
+            costs=[routing_costs(model.cost_by_name, model.engine.max_num_batched_tokens)] * count,
         )
         self._requests = 0
         self._open: dict[int, int] = {}

@@ -94,11 +94,11 @@ def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
         def __call__(self, _: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
             return len(engines) - 1
 
-        def sent(self, request: RoutedRequest, place: int) -> None:
-            self.told.append(("sent", request.number, place))
+        def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
+            self.told.append(("sent", request.number, engine.place))
 
-        def ended(self, request: RoutedRequest, place: int, now_s: float) -> None:
-            self.told.append((f"ended at {now_s:g}", request.number, place))
+        def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
+            self.told.append((f"ended at {now_s:g}", request.number, engine.place))
 
     policy = Learning()
     router = Router(NAMES, policy)

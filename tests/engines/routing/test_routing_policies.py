@@ -2,16 +2,30 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router, engine_seed
+from engines.routing import (
+    POLICIES,
+    PolicySettings,
+    RoutedEngine,
+    RoutedRequest,
+    Router,
+    RoutingCosts,
+    engine_seed,
+)
 from engines.routing.affinity import bounded_hash, session_hash
+from engines.routing.costs import earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
+from engines.routing.index import PrefixIndex
 from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
 from engines.routing.prefix import longest_prefix, overlap_against_load
+from engines.routing.workload import WorkloadAware
+from sim.latency.modelfile import default_model
+from tracefile.records.errors import InputError
 
 BLOCK_TOKENS = 16
 
@@ -162,3 +176,113 @@ def test_a_policy_names_an_engine_and_changes_none(
     before = msgspec.to_builtins(engines)
     assert 0 <= POLICIES[name].make(PolicySettings())(request(number, session), engines) < len(engines)
     assert msgspec.to_builtins(engines) == before
+
+
+COSTS = RoutingCosts(
+    t0_ms=5.0, per_prefill_token_ms=0.1, per_attention_token2_ms=1e-4, per_decode_ms=1.0, frontend_base_ms=2.0
+)
+
+
+def test_predicted_ttft_is_api_server_and_prefills_in_steps() -> None:
+    wanted = request(prompt_tokens=200)
+    # 2 + 200 × 0.1 + 200² / 2 × 1e-4 + one step of 5.
+    assert predicted_ttfts_ms(wanted, [with_costs(engine())]) == [pytest.approx(2 + 20 + 2 + 5)]
+    # Of 200 tokens 160 are cached: 40 × 0.1 + (40 × 160 + 40² / 2) × 1e-4.
+    assert predicted_ttfts_ms(wanted, [with_costs(engine(overlap=10))]) == [pytest.approx(2 + 4 + 0.72 + 5)]
+    # 300 tokens outstanding of two prompts of 400: attention of 200 tokens of depth; two decodes in each of two steps.
+    busy = with_costs(engine(2, prefill_tokens=300, held_tokens=800), step_tokens=400)
+    assert predicted_ttfts_ms(wanted, [busy]) == [pytest.approx(2 + 22 + 30 + 300 * 200 * 1e-4 + 2 * (5 + 2))]
+    fast = msgspec.structs.replace(with_costs(engine()), speed=2.0)
+    assert predicted_ttfts_ms(wanted, [fast]) == [pytest.approx(29 / 2)]
+
+
+def with_costs(engine: RoutedEngine, step_tokens: float = 8192) -> RoutedEngine:
+    return msgspec.structs.replace(engine, costs=msgspec.structs.replace(COSTS, step_tokens=step_tokens))
+
+
+def test_cost_takes_the_earliest_first_token_and_loads_an_adapter_if_that_is_less() -> None:
+    choose = earliest_first_token(adapter_load_tokens=100.0)
+    cold, holder = with_costs(engine()), with_costs(engine(overlap=10))
+    assert choose(request(), [cold, holder]) == 1
+    # 500 tokens to prefill first are more than ten blocks of 16 save.
+    assert choose(request(), [cold, with_costs(engine(1, 10, prefill_tokens=500, held_tokens=500))]) == 0
+    # An adapter's load is as long as the prefill of 100 tokens; ten blocks are 160, five 80.
+    tuned = msgspec.structs.replace(request(), adapter="lora")
+    resident = msgspec.structs.replace(cold, adapters={"lora"})
+    assert choose(tuned, [resident, holder]) == 1
+    assert choose(tuned, [resident, with_costs(engine(overlap=5))]) == 0
+    overlap = overlap_against_load(1.0, adapter_load_tokens=100.0)
+    assert overlap(tuned, [resident, holder]) == 1
+    assert overlap(tuned, [resident, engine(overlap=5)]) == 0
+
+
+def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() -> None:
+    policy = WorkloadAware()
+    router = Router(["a", "b"], policy)
+    # Ten sessions of two turns, growing by 1,000 tokens, all on engine 0, each request 1 s, each rest 1 s.
+    for turn in (1, 2):
+        for session in range(10):
+            number, at_s = turn * 100 + session, turn * 2.0 + session * 0.01
+            router.sent(RoutedRequest(number, at_s, b"%d" % session, [], 16, 1000 * turn), 0)
+            router.first_token(number)
+            router.ended(number, at_s + 1.0)
+            policy.check_integrity()
+    assert [engine.requests for engine in router.engines] == [0, 0]
+    # Both are idle now. Whether or not there is a session, the next in turn is 0; ten sessions come back there.
+    lone = RoutedRequest(200, 5.2, None, [], 16, 1000)
+    assert earliest_first_token(0.0)(lone, router.engines) == 0
+    assert router.choose(lone) == 0
+    assert router.choose(RoutedRequest(200, 5.2, b"new", [], 16, 1000)) == 1
+    # After four mean rests they count as ended, and as sessions of two turns.
+    assert router.choose(RoutedRequest(200, 500.0, b"new", [], 16, 1000)) == 0
+    policy.check_integrity()
+    assert policy.statistics.another_turn(1) > 0.8
+    assert policy.statistics.another_turn(2) < 0.3
+
+
+def test_workload_aware_keeps_a_session_where_its_cache_is_and_out_of_a_full_one() -> None:
+    policy = WorkloadAware()
+    router = Router(["a", "b"], policy, knowledge=PrefixIndex(2, capacity_blocks=1000), capacity_blocks=100)
+    keys = list(range(60))
+    first = RoutedRequest(0, 0.0, b"s", keys, 16, 960)
+    router.choose(first)
+    router.sent(first, 1)
+    router.ended(0, 1.0)
+    again = RoutedRequest(2, 2.0, b"s", [*keys, 100, 101], 16, 992)
+    assert router.choose(again) == 1
+    # Another session of the same length does not fit beside it: 120 of 100 blocks.
+    assert router.choose(RoutedRequest(1, 2.0, b"t", [k + 1000 for k in keys], 16, 960)) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 2), st.floats(0, 40), st.booleans(), st.integers(0, 3000)),
+        max_size=60,
+    )
+)
+def test_workload_aware_books_add_up(steps: list[tuple[int, int, float, bool, int]]) -> None:
+    policy = WorkloadAware()
+    router = Router(["a", "b", "c"], policy)
+    now_s = 0.0
+    for number, (session, ended, pause_s, sessionless, tokens) in enumerate(steps):
+        now_s += pause_s
+        sent = RoutedRequest(number, now_s, None if sessionless else b"%d" % session, [], 16, tokens)
+        router.sent(sent, router.choose(sent))
+        for earlier in range(ended):
+            router.ended(number - 2 * earlier, now_s)
+        policy.check_integrity()
+        router.check_integrity()
+
+
+def test_costs_are_read_from_a_model_file(tmp_path: Path) -> None:
+    model = default_model()
+    path = tmp_path / "model.json"
+    path.write_bytes(msgspec.json.encode(model))
+    costs = read_costs(path)
+    assert costs == routing_costs(model.cost_by_name, 2048)
+    assert (costs.per_prefill_token_ms, costs.frontend_base_ms, costs.delivery_ms_per_prompt_token) == (0.013, 7.0, 0.0)
+    with pytest.raises(InputError, match=r"nowhere\.json: No such file or directory; expected a model\.json"):
+        read_costs("nowhere.json")
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"model\.json: Object missing required field `parameters`; expected a model"):
+        read_costs(path)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from engines.routing import parse_route
 from sim.latency.modelfile import Model, make_model
 from sim.latency.noise import Noise
 from sim.serving.apis.completions import Completions
@@ -141,7 +142,7 @@ def test_by_priority_the_urgent_one_overtakes_who_waits() -> None:
 def test_a_requests_priority_is_the_schedulers() -> None:
     vocabulary = PieceVocabulary()
     service = Service(
-        fleet=Fleet(MODEL, 1, "round-robin", speed=None, noise_seed=None),
+        fleet=Fleet(MODEL, 1, parse_route("round-robin"), speed=None, noise_seed=None),
         vocabulary=vocabulary,
         spelling=Spelling(vocabulary),
         model_name="tiny",

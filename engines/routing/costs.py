@@ -1,0 +1,92 @@
+"""Prediction of a request's TTFT on an engine as a router sees it, and the policy of the earliest first token."""
+
+import os
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+
+import msgspec
+
+from engines.routing.load import least_costly
+from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
+from tracefile.records.errors import InputError
+
+
+def routing_costs(parameters: Mapping[str, float], step_tokens: float) -> RoutingCosts:
+    """Return a router's numbers of a latency model: values by their names in model.json, others are left out."""
+    known = {name: parameters.get(name, 0.0) for name in RoutingCosts.__struct_fields__ if name != "step_tokens"}
+    return RoutingCosts(**known, step_tokens=step_tokens)
+
+
+class _Parameter(msgspec.Struct):
+    value: float
+
+
+class _Engine(msgspec.Struct):
+    max_num_batched_tokens: int
+
+
+class _ModelFile(msgspec.Struct):
+    """Part of a model.json that a router uses."""
+
+    parameters: dict[str, _Parameter]
+    engine: _Engine
+
+
+def read_costs(path: str | os.PathLike[str]) -> RoutingCosts:
+    """Read a router's numbers from a model.json. Raises InputError naming the file and the field."""
+    try:
+        model = msgspec.json.decode(Path(path).read_bytes(), type=_ModelFile)
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json") from None
+    except msgspec.DecodeError as error:
+        raise InputError(f"{os.fspath(path)}: {error}; expected a model.json") from None
+    values = {name: parameter.value for name, parameter in model.parameters.items()}
+    return routing_costs(values, model.engine.max_num_batched_tokens)
+
+
+def prefill_ms(costs: RoutingCosts, tokens: float, depth: float) -> float:
+    """Return the time to compute ``tokens`` of a prompt after ``depth`` tokens of KV, without the steps' own cost."""
+    return tokens * (costs.per_prefill_token_ms + costs.per_attention_token2_ms * (depth + tokens / 2))
+
+
+def predicted_ttfts_ms(
+    request: RoutedRequest, engines: Sequence[RoutedEngine], adapter_load_tokens: float = 0.0
+) -> list[float]:
+    """Return the TTFT that each engine's costs predict for a request sent to it now.
+
+    The API server's time, then the prefill outstanding there and that of the prompt's uncached tokens, in steps that
+    decode the other requests, too. The router does not see how far a prefill has come: an outstanding one counts
+    whole until its first token. Its attention is that of a prompt of mean length. ``adapter_load_tokens``: prefill
+    tokens that loading a missing LoRA adapter takes as long as.
+    """
+    prompt_tokens, block_tokens = request.prompt_tokens, request.block_tokens
+    found = []
+    for engine in engines:
+        costs, outstanding, requests = engine.costs, engine.prefill_tokens, engine.requests
+        token_ms, token2_ms = costs.per_prefill_token_ms, costs.per_attention_token2_ms
+        uncached = max(1.0, prompt_tokens - engine.overlap * block_tokens)
+        ms = costs.frontend_base_ms + prompt_tokens * (
+            costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token
+        )
+        ms += uncached * (token_ms + token2_ms * (prompt_tokens - uncached / 2))
+        step_ms = costs.t0_ms + costs.prefill_step_ms
+        if requests:
+            ms += outstanding * (token_ms + token2_ms * engine.held_tokens / requests / 2)
+            step_ms += costs.per_decode_ms * requests + costs.per_kv_token_ms * engine.held_tokens
+        ms += ceil((outstanding + uncached) / costs.step_tokens) * step_ms
+        found.append(ms / engine.speed)
+    if request.adapter is not None:
+        for place, engine in enumerate(engines):
+            if request.adapter not in engine.adapters:
+                found[place] += adapter_load_tokens * engine.costs.per_prefill_token_ms / engine.speed
+    return found
+
+
+def earliest_first_token(adapter_load_tokens: float) -> Policy:
+    """Return the policy of the least predicted TTFT; of equals, the fewest requests."""
+
+    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+        return least_costly(predicted_ttfts_ms(request, engines, adapter_load_tokens), request, engines)
+
+    return choose

@@ -1,0 +1,154 @@
+"""``--route``: settings in one word, users' own policies and their faults."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from engines.routing import RoutedEngine, RoutedRequest, engine_seed, make_router, parse_route
+from engines.routing.users import GuardedPolicy
+from tracefile.records.errors import InputError
+
+NAMES = ["a", "b", "c"]
+ENGINES = [RoutedEngine(place=place, name=name, seed=engine_seed(name)) for place, name in enumerate(NAMES)]
+
+
+def request(number: int) -> RoutedRequest:
+    return RoutedRequest(number, float(number), b"s", [1, 2, 3], 16, 50)
+
+
+def test_settings_follow_the_name() -> None:
+    route = parse_route("overlap:overlap-weight=2:lag=250ms:index-blocks=500")
+    assert (route.settings.overlap_weight, route.lag_s, route.index_blocks) == (2.0, 0.25, 500)
+    router = make_router(route, NAMES)
+    router.sent(request(0), 1)
+    router.ended(0, 0.1)
+    assert router.choose(request(1)) == 1
+    assert [engine.overlap for engine in router.engines] == [0, 3, 0]
+    # No knowledge: the load alone decides, and engine 1 has some.
+    blind = make_router(parse_route("overlap:knowledge=none"), NAMES)
+    blind.sent(request(0), 1)
+    assert blind.choose(request(1)) != 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("boundd", "--route boundd: unknown policy; expected one of round-robin, random"),
+        (
+            "bounded:factor=2",
+            "--route bounded:factor=2: 'factor=2'; expected SETTING=VALUE, a setting of seed, load-factor",
+        ),
+        ("bounded:load-factor=0.5", "--route bounded:load-factor=0.5: load-factor=0.5; expected a number, 1 or more"),
+        ("random:seed=x", "--route random:seed=x: seed=x; expected a whole number, 0 or more"),
+        ("prefix:lag=3", "--route prefix:lag=3: lag='3' has no unit; expected 3s, 3ms, 3m or 3h"),
+        (
+            "prefix:knowledge=all",
+            "--route prefix:knowledge=all: knowledge=all; expected one of complete, partial, none",
+        ),
+        (
+            "nowhere.py:choose",
+            "--route nowhere.py:choose: nowhere.py is no file; expected a Python file with a function",
+        ),
+        ("nowhere.py", "--route nowhere.py: names no function; expected nowhere.py:FUNCTION"),
+    ],
+)
+def test_bad_routes_are_refused_in_one_line(text: str, expected: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_route(text)
+    assert str(refused.value).startswith(expected)
+    assert "\n" not in str(refused.value)
+
+
+def test_complete_knowledge_needs_caches_that_are_known() -> None:
+    with pytest.raises(InputError, match="caches are not known here; expected knowledge=partial"):
+        make_router(parse_route("prefix:knowledge=complete"), NAMES)
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_users_policy_chooses_with_settings_and_learns(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "from dataclasses import dataclass\n"
+        "def choose(request, engines):\n    return max(range(len(engines)), key=lambda p: engines[p].overlap)\n"
+        "class Last:\n"
+        "    def __init__(self):\n        self.place = 0\n"
+        "    def __call__(self, request, engines):\n        return self.place\n"
+        "    def sent(self, request, engine):\n        self.place = engine.place\n"
+        "    def ended(self, request, engine, now_s):\n        pass\n",
+    )
+    router = make_router(parse_route(f"{path}:choose:lag=1s"), NAMES)
+    router.sent(request(0), 2)
+    assert router.choose(request(1)) == 2
+    learning = parse_route(f"{path}:Last")
+    router, other = make_router(learning, NAMES), make_router(learning, NAMES)
+    router.sent(request(0), 1)
+    assert (router.choose(request(1)), other.choose(request(1))) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1", "has no function choose"),
+        ("raise ValueError('two\\nlines')", "cannot be loaded: ValueError: two lines (line 1)"),
+        ("def choose(request):\n    return 0", "TypeError: too many positional arguments"),
+    ],
+)
+def test_a_file_without_a_policy_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_route(written(tmp_path, text) + ":choose")
+    assert expected in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def guarded(policy: object) -> tuple[GuardedPolicy, list[str]]:
+    told: list[str] = []
+    made = GuardedPolicy("mine.py:choose", policy)  # type: ignore[arg-type]
+    made.tell = told.append
+    return made, told
+
+
+def test_faults_of_a_users_policy_cost_it_the_choice_and_one_line() -> None:
+    def raises(request: RoutedRequest, engines: object) -> int:
+        if request.number < 5:
+            raise KeyError(request.number)
+        return 2
+
+    policy, told = guarded(raises)
+    assert [policy(request(number), ENGINES) for number in range(7)] == [0, 1, 2, 0, 1, 2, 2]
+    assert policy.faults == {"raises": 5}
+    assert len(told) == 1
+    assert told[0].startswith("--route mine.py:choose: raised KeyError: 0 (line ")
+    assert told[0].endswith("); its requests go round-robin")
+
+
+@pytest.mark.parametrize("nonsense", [None, 3, -1, "a", 1.0, True, [0]])
+def test_nonsense_goes_round_robin(nonsense: object) -> None:
+    policy, told = guarded(lambda request, engines: nonsense)
+    assert [policy(request(number), ENGINES) for number in range(4)] == [0, 1, 2, 0]
+    assert policy.faults == {"no engine": 4}
+    assert told == [f"--route mine.py:choose: returned {nonsense!r}; expected 0 to 2; its requests go round-robin"]
+
+
+def test_a_policy_that_blocks_is_interrupted_and_set_aside() -> None:
+    asked = []
+
+    def blocks(request: RoutedRequest, engines: object) -> int:
+        asked.append(request.number)
+        while True:
+            with contextlib.suppress(Exception):  # a user's loop that goes on whatever comes
+                time.sleep(60)
+
+    policy, told = guarded(blocks)
+    assert [policy(request(number), ENGINES) for number in range(4)] == [0, 1, 2, 0]
+    assert asked == [0]
+    assert policy.faults == {"too slow": 1}
+    assert told == [
+        "--route mine.py:choose: took longer than 50 ms and is not asked again; its requests go round-robin"
+    ]
