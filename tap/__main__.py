@@ -11,10 +11,11 @@ from typing import get_args
 
 from engines.access import add_access_arguments, read_access
 from engines.dialect import DialectName
+from engines.routing import POLICIES
+from tap.proxy.promptstart import PIECE_BYTES
 from tap.supervisor.config import (
     AUTO,
     NAMED_TOKENIZERS,
-    Route,
     TapConfig,
     at_least,
     checked_certificate,
@@ -26,10 +27,10 @@ from tap.supervisor.config import (
     checked_tokenizer,
     checked_trace,
     checked_upload,
-    checked_upstreams,
     more_than_zero,
 )
 from tap.supervisor.service import serve
+from tap.supervisor.upstreamlist import checked_health, checked_upstreams
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
@@ -38,10 +39,10 @@ from tracefile.records.errors import InputError
 from tracefile.storage.output import free_name
 from wire.loop import run
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 UNCHECKED = (
     *("route", "workers", "resume", "overwrite", "block_size", "algorithm", "key_file", "model"),
-    *("dialect", "engine_facts"),
+    *("dialect", "engine_facts", "eject_after"),
 )
 
 
@@ -53,6 +54,7 @@ def parser() -> Parser:
         commands=["read-log"],
     )
     _add_traffic(made.add_argument_group("traffic"))
+    _add_routing(made.add_argument_group("several upstreams"))
     _add_trace(made.add_argument_group("trace"))
     _add_hashes(made.add_argument_group("block hashes"))
     _add_engine(made.add_argument_group("engine"))
@@ -73,14 +75,8 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "--upstreams",
         type=Path,
         metavar="FILE",
-        help="file with a URL a line, instead of --upstream; # begins a comment; read again on SIGHUP",
-    )
-    group.add_argument(
-        "--route",
-        choices=get_args(Route),
-        default="round-robin",
-        help="choice among several upstreams: round-robin, or session: all requests with the same X-Session-ID header "
-        "to the same upstream (default %(default)s)",
+        help="file with a URL a line, instead of --upstream; drain before a URL: no new sessions; # begins a comment; "
+        "read again on SIGHUP",
     )
     group.add_argument(
         "--listen",
@@ -111,6 +107,57 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="host name of the admin pages; may be repeated; IP addresses, localhost, names without a dot and names in "
         ".svc, .cluster.local and .internal need none",
+    )
+
+
+def _add_routing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--route",
+        choices=list(POLICIES),
+        default="round-robin",
+        help="choice among several upstreams (default %(default)s)",
+    )
+    group.add_argument(
+        "--route-kb",
+        type=float,
+        default=16.0,
+        metavar="KB",
+        help="start of a request's body that prefix and overlap compare, as hashes (default %(default)g)",
+    )
+    group.add_argument(
+        "--health-check",
+        metavar="PATH",
+        help="page of the upstreams, such as /health, that is asked for; one that fails gets no requests (default: "
+        "none)",
+    )
+    group.add_argument(
+        "--health-interval",
+        type=duration,
+        default="5s",
+        metavar="TIME",
+        help="between two checks of an upstream (default %(default)s)",
+    )
+    group.add_argument(
+        "--health-fall",
+        type=int,
+        default=3,
+        metavar="N",
+        help="failed checks in a row that take an upstream out (default %(default)d)",
+    )
+    group.add_argument(
+        "--health-rise",
+        type=int,
+        default=2,
+        metavar="N",
+        help="checks in a row without failure that take it in again (default %(default)d)",
+    )
+    group.add_argument(
+        "--eject-after",
+        type=int,
+        default=5,
+        metavar="N",
+        help="responses 5xx in a row after which an upstream gets no requests for 1 to 30 s; 0: never (default "
+        "%(default)d)",
     )
 
 
@@ -270,11 +317,15 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 def read_config(argv: Sequence[str]) -> TapConfig:
     args = parser().parse_args(argv)
     _check_numbers(args)
+    listed = checked_upstreams(args.upstream, args.upstreams)
     rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(
         **{name: getattr(args, name) for name in UNCHECKED},
         trace=checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
-        upstreams=checked_upstreams(args.upstream, args.upstreams),
+        upstreams=listed.origins,
+        draining=listed.draining,
+        route_bytes=int(args.route_kb * KIB),
+        health_check=checked_health(args.health_check, args.health_interval, args.health_fall, args.health_rise),
         upstreams_file=args.upstreams,
         listen=checked_listen("--listen", args.listen),
         certificate=checked_certificate(args.tls_cert, args.tls_key),
@@ -318,6 +369,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
     if args.block_size is not None:
         at_least("--block-size", args.block_size, 1)
     at_least("--workers", args.workers, 1)
+    at_least("--route-kb", args.route_kb, PIECE_BYTES / KIB)
+    at_least("--eject-after", args.eject_after, 0)
     more_than_zero("--rotate-mb", args.rotate_mb)
     more_than_zero("--rotate-age", args.rotate_age)
     at_least("--max-body-mb", args.max_body_mb, 0)

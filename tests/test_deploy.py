@@ -17,7 +17,7 @@ import yaml
 
 from tap.__main__ import parser, read_config
 from tap.supervisor import processes, service
-from tap.supervisor.config import read_upstreams
+from tap.supervisor.upstreamlist import read_upstreams
 
 ROOT = Path(__file__).parent.parent
 FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + processes.ADMIN_LEAVE_S

@@ -9,12 +9,12 @@ import h11
 
 from scripts.wirefuzz.memorynet import MemoryLoop, MemoryTransport, pump
 from scripts.wirefuzz.strictparser import Request, parse_requests
+from tap.ipc.exchange import UpstreamEntry
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
 from wire.requesthead import BEYOND_ASCII
 from wire.server import ClientConnection
-from wire.url import Origin
 
 MARKER = b"GET /marker HTTP/1.1\r\nHost: t\r\n\r\n"
 """A request that must be answered, or stand on a closed connection, whatever came before it."""
@@ -49,7 +49,7 @@ class FuzzedTap:
 
         ``relayed``: how many requests it is to believe it had; one relay in some is of the kind that times itself.
         """
-        upstreams = Upstreams([Origin("http", "upstream", 80)])
+        upstreams = Upstreams([UpstreamEntry("http://upstream")])
         relays = Relays(upstreams, cast(Any, Forgetful()), CopyBudget(1 << 20), 1 << 20)
         relays.relayed = relayed
         client = MemoryTransport(ClientConnection(relays.new_relay, lambda _: None))

@@ -160,6 +160,27 @@ class Certificate(msgspec.Struct, array_like=True, frozen=True):
     """Null: in the same file."""
 
 
+class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
+    """An upstream, and its state as the supervisor knows it."""
+
+    url: str
+    slot: int = 0
+    """Place of its counts and keys in shared memory, the same while the tap runs."""
+    draining: bool = False
+    """It gets no new sessions."""
+    healthy: bool = True
+    """By its checks; True without checks."""
+
+
+class BoardSize(msgspec.Struct, array_like=True, frozen=True):
+    """Size of the memory that workers share about upstreams."""
+
+    workers: int = 1
+    slots: int = 16
+    keys: int = 1 << 10
+    """Cells of an upstream's table, a power of two."""
+
+
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """First message to a worker."""
 
@@ -170,11 +191,18 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     """The bound socket to serve on, inherited under this number."""
     certificate: Certificate | None = None
     """Null: plain HTTP."""
-    upstreams: list[str]
+    upstreams: list[UpstreamEntry]
     tls: Tls = SYSTEM_TLS
     """Of connections to upstreams."""
-    by_session: bool
-    """True: a session stays with its upstream. False: round robin."""
+    route: str
+    """Policy that chooses among upstreams."""
+    route_bytes: int = 0
+    """Bytes of a body that the policy may see, as hashes."""
+    eject_after: int = 0
+    """Responses 5xx in a row after which an upstream gets no requests for a while. 0: never."""
+    board_path: str
+    """The file with the counts and keys of upstreams."""
+    board: BoardSize
     counts_path: str
     """The file with all workers' counts."""
     recorder_socket: str
@@ -192,9 +220,11 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
 
 
 class Reload(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Send new requests to these upstreams (removed ones finish theirs), and read the certificate again."""
+    """Send new requests to these upstreams; removed ones finish theirs."""
 
-    upstreams: list[str]
+    upstreams: list[UpstreamEntry]
+    certificate: bool = False
+    """Read the certificate again."""
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -233,6 +263,10 @@ class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
 
     upstreams: list[str]
     """Origins of new requests."""
+    draining_upstreams: list[str] = []
+    """Those among them that get no new sessions."""
+    unhealthy_upstreams: list[str] = []
+    """Those among them whose checks fail."""
     workers: int
     workers_up: int
     worker_restarts: int = 0

@@ -24,6 +24,21 @@ SEND_BUFFER_BYTES: Final = 1 << 20
 SEND_FRAMES: Final = 32
 
 
+class UpstreamStats(msgspec.Struct, array_like=True, frozen=True):
+    """Numbers of an upstream, as one worker counts them since its start."""
+
+    upstream: str
+    requests: int = 0
+    in_flight: int = 0
+    ejected: bool = False
+    ejections: int = 0
+    """Times that it got no requests for a while after failures."""
+    prompt_bytes: int = 0
+    """Bytes of prompts' starts sent there that the router hashed."""
+    known_bytes: int = 0
+    """Leading bytes of them that the router had sent there before."""
+
+
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """Numbers of a worker since its start. An empty histogram may come without buckets."""
 
@@ -47,6 +62,9 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     """Seconds spent on a response's head, of a sample. Buckets: ``OVERHEAD_S``, here and below."""
     chunk: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
     """Seconds from a read of a response body to its write to the client, of a sample."""
+    upstreams: list[UpstreamStats] = []
+    misrouted: dict[str, int] = {}
+    """Requests for which the user's policy gave no upstream, by reason."""
 
 
 class RequestCount(msgspec.Struct, array_like=True, frozen=True):

@@ -15,9 +15,11 @@ from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.exchange import Endpoint, Injection
 from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
+from tap.proxy.promptstart import prompt_start
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
+from tap.proxy.routedrelay import RoutedRelays
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from wire.connection import ResponseHead
@@ -138,7 +140,7 @@ class HeldResponse:
 
 
 @dataclass(eq=False)
-class InjectingRelays(Relays):
+class InjectingRelays(RoutedRelays):
     """Relays that inject into requests where possible."""
 
     wanted: frozenset[Injection] = field(kw_only=True)
@@ -189,7 +191,8 @@ def new_relays(
 ) -> Relays:
     askable = frozenset(injection for injection in wanted if can_inject(dialect, injection))
     if not askable:
-        return Relays(upstreams, link, budget, max_body_bytes, keep_headers)
+        kind = RoutedRelays if upstreams.policy.reads_prompt else Relays
+        return kind(upstreams, link, budget, max_body_bytes, keep_headers)
     return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=askable, dialect=dialect)
 
 
@@ -217,7 +220,7 @@ class InjectingRelay(Relay):
         """The response is chunked anew: a chunk for each read that leaves bytes."""
 
     def begin(self) -> None:
-        self._copy = self._relays.new_copy(self._head, self._picked.base_path)
+        self._copy = self._relays.new_copy(self._head, self._assignment.upstream.base_path)
 
     # The request, from the client.
 
@@ -256,8 +259,11 @@ class InjectingRelay(Relay):
 
     def _send(self, raws: list[bytes]) -> None:
         self._unsent, self._raws = list(raws), None
+        upstreams = self._relays.upstreams
+        if upstreams.reads_prompt:
+            self._assignment = upstreams.pick(self._head, prompt_start(self._pieces, upstreams.route_bytes))
         self._pieces.clear()
-        self._send_to(self._picked)
+        self._send_request()
 
     # The response, from the upstream.
 
@@ -288,6 +294,8 @@ class InjectingRelay(Relay):
         if self._filter is None:
             super().response_body(at_ns, raw, data)
             return
+        if self._before_body:
+            self._begin_body()
         if self._held is not None:
             self._hold(self._held, self._filter, data)
         else:

@@ -17,7 +17,7 @@ from measure.histogram import OVERHEAD_S, add_value, empty_counts
 from tap.ipc.exchange import KEPT_REQUEST_HEADERS
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy, copied_bytes, recorded_endpoint
-from tap.proxy.upstreams import Upstream, Upstreams
+from tap.proxy.upstreams import SERVER_ERROR, Upstream, Upstreams
 from tracefile.records.schema import Status
 from wire.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind
@@ -50,7 +50,8 @@ class Relays:
         self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in self.keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
-        relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)
+        usual, timed = self._kinds()
+        relay = (usual if self.relayed % TIMED_EVERY else timed)(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
         elif head.method == b"TRACE":  # it would show the headers that the tap's side adds
@@ -58,6 +59,10 @@ class Relays:
         else:
             relay.begin()
         return relay
+
+    def _kinds(self) -> "tuple[type[Relay], type[Relay]]":
+        """Return the relay of a request, and the one that is timed."""
+        return Relay, TimedRelay
 
     def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
         if head.method != b"POST":
@@ -83,6 +88,8 @@ class Relay:
     """Handler of a client connection's request, and sink of the upstream connection's response."""
 
     __slots__ = (
+        "_assignment",
+        "_before_body",
         "_client",
         "_connecting",
         "_copy",
@@ -90,7 +97,6 @@ class Relay:
         "_ended",
         "_head",
         "_keep_client",
-        "_picked",
         "_relays",
         "_request_complete",
         "_response_paused",
@@ -103,7 +109,8 @@ class Relay:
     def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
         self._relays, self._head, self._client = relays, head, client
         relays.relayed += 1
-        self._picked = relays.upstreams.pick(head)
+        upstreams = relays.upstreams
+        self._assignment = upstreams.provisional() if upstreams.reads_prompt else upstreams.pick(head)
         self._server: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._copy: SideCopy | None = None
@@ -111,6 +118,8 @@ class Relay:
         """Reads of the request before there is a connection, or to be written with the rest of the same read."""
         self._response_start = b""
         """Head of the response, while more of the same read follows."""
+        self._before_body: bool | None = None
+        """The response has its head, and nothing of its body yet. Null: no head yet."""
         self._request_complete = False
         self._response_paused = False
         self._dechunk = False
@@ -121,31 +130,42 @@ class Relay:
 
     def begin(self) -> None:
         """Send the head to the upstream with the part of the body that came with it, in one write."""
-        self._copy = self._relays.new_copy(self._head, self._picked.base_path)
+        self._copy = self._relays.new_copy(self._head, self._assignment.upstream.base_path)
         if not self._client.more_to_come:
-            self._send_to(self._picked)
+            self._send_request()
 
-    def _send_to(self, upstream: Upstream) -> None:
-        server = upstream.pool.take_idle()
+    def _send_request(self) -> None:
+        assignment = self._assignment
+        assignment.begin()
+        server = assignment.upstream.pool.take_idle()
         if server is not None:
-            self._start(upstream, server)
+            self._start(server)
         else:
             self._client.pause_reading()
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(upstream))
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
-    async def _connect(self, picked: Upstream) -> None:
-        try:
-            upstream, server = await self._relays.upstreams.connect(self._head, picked)
-        except ConnectError as error:
-            self._connecting = None
-            self._end("error", error.kind)
-            self._client.refuse(502, f"tap cannot reach the upstream ({error.kind})")
-            return
+    async def _connect(self) -> None:
+        passed: list[Upstream] = []
+        while True:
+            try:
+                server = await self._assignment.upstream.reach()
+                break
+            except ConnectError as error:
+                passed.append(self._assignment.upstream)
+                following = self._relays.upstreams.pick_next(self._head, self._assignment, passed)
+                if following is None:
+                    self._connecting = None
+                    self._end("error", error.kind)
+                    self._client.refuse(502, f"tap cannot reach the upstream ({error.kind})")
+                    return
+            self._assignment.end()
+            self._assignment = following
+            following.begin()
         self._connecting = None
-        self._start(upstream, server)
+        self._start(server)
 
-    def _start(self, upstream: Upstream, server: ServerConnection) -> None:
-        self._server = server
+    def _start(self, server: ServerConnection) -> None:
+        self._server, upstream = server, self._assignment.upstream
         self._client.resume_reading()
         if self._response_paused:
             server.pause_reading()
@@ -162,7 +182,7 @@ class Relay:
         elif not self._ended:
             self._unsent.append(raw)
             if self._connecting is None:
-                self._send_to(self._picked)
+                self._send_request()
         if self._copy is not None:
             self._copy.request_body(data)
         else:
@@ -197,8 +217,12 @@ class Relay:
             if self._head.version == "1.1":
                 self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
             return
+        upstream = self._assignment.upstream
+        if head.status >= SERVER_ERROR or upstream.ejection.troubled:
+            upstream.responded(head.status)
         if self._copy is not None:
             self._copy.response_head(head.status, head.headers, head.names)
+        self._before_body = True
         request = self._head
         if head.passes and request.version == "1.1" and request.keep_alive and not self._client.closing:
             start = head.raw
@@ -210,7 +234,8 @@ class Relay:
             self._client.write(start)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        if self._response_start:
+        if self._before_body:
+            self._begin_body()
             self._flush_response_start(data if self._dechunk else raw)
         else:
             self._client.write(data if self._dechunk else raw)
@@ -232,6 +257,8 @@ class Relay:
         """The upstream died: the client gets the bytes that came, and never a clean end."""
         self._flush_response_start()
         self._server = None
+        if self._before_body is None:
+            self._assignment.upstream.lost()
         self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
         if self._self_delimited:
             self._client.finish(keep_alive=False)
@@ -243,6 +270,10 @@ class Relay:
 
     def resume_request(self) -> None:
         self._client.resume_reading()
+
+    def _begin_body(self) -> None:
+        self._before_body = False
+        self._assignment.first_token()
 
     def _flush_response_start(self, body: bytes = b"") -> None:
         start, self._response_start = self._response_start, b""
@@ -269,6 +300,7 @@ class Relay:
             return
         self._ended = True
         self._unsent.clear()
+        self._assignment.end()
         if self._copy is not None:
             copy, relays = self._copy, self._relays
             self._copy = None

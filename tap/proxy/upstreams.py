@@ -1,50 +1,74 @@
-"""Upstreams of a worker: requests routed in turn or by session (``engines.routing``), past upstreams that are down."""
+"""Upstreams of a worker: a policy of ``engines.routing`` chooses among those that are healthy and not ejected."""
 
-import contextlib
+import sys
 from collections.abc import Sequence
 from time import monotonic
 
-from engines.routing import by_rendezvous, engine_seed, in_turn
+import xxhash
+
+from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
+from engines.routing.rendezvous import engine_seed
+from tap.ipc.exchange import UpstreamEntry
+from tap.ipc.feed import UpstreamStats
+from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
+from tap.proxy.ejection import Ejection
+from tap.proxy.livepolicy import LivePolicy, live_policy
+from tap.proxy.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
 from wire.connection import ServerConnection
 from wire.dialing import SYSTEM_TLS, Tls, forwarding
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
-from wire.url import Origin
+from wire.url import Origin, parse_url
 
 MAX_IDLE_S = 3.0
 """Upstream connections idle for longer are not used again: servers close them (uvicorn after 5 s), and a request that
 crosses that close on the wire would be lost."""
 MAX_IDLE_CONNECTIONS = 1024
 CONNECT_TIMEOUT_S = 5.0
-DOWN_S = 1.0
-"""Time for which an unreachable upstream is skipped; doubled at each further failure."""
-MAX_DOWN_S = 30.0
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 """Headers with the client's conversation id; the first one present counts."""
+SESSION_SEED = 0x5E5510
+"""Seed of the keys of sessions in an upstream's table, among those of prefixes."""
+SERVER_ERROR = 500
 
 
 class Upstream:
-    """An upstream server and its connections."""
+    """An upstream server, its connections, its state and its counts."""
 
     __slots__ = (
-        "_down_s",
         "base_path",
-        "down_until_s",
+        "counts",
+        "draining",
+        "ejection",
+        "engine",
+        "healthy",
+        "hit_keys",
         "name",
         "origin",
         "pool",
         "proxy_headers",
-        "seed",
+        "requests",
+        "slot",
+        "table",
         "target_start",
+        "told_keys",
+        "watched",
     )
 
-    def __init__(self, origin: Origin, tls: Tls = SYSTEM_TLS) -> None:
-        self.origin = origin
+    def __init__(
+        self,
+        entry: UpstreamEntry,
+        board: UpstreamBoard | None = None,
+        *,
+        worker: int = 0,
+        eject_after: int = 0,
+        tls: Tls = SYSTEM_TLS,
+    ) -> None:
+        self.origin = origin = parse_url(entry.url)
         self.name = str(origin)
         self.base_path = origin.base_path.encode()
         start, self.proxy_headers = forwarding(origin)
         self.target_start = start + self.base_path
-        self.seed = engine_seed(self.name)
         self.pool = ConnectionPool(
             origin,
             tls=tls,
@@ -52,11 +76,31 @@ class Upstream:
             max_idle_s=MAX_IDLE_S,
             connect_timeout_s=CONNECT_TIMEOUT_S,
         )
-        self.down_until_s = 0.0
-        self._down_s = DOWN_S
+        board = board or UpstreamBoard()
+        self.slot, self.healthy, self.draining = entry.slot, entry.healthy, entry.draining
+        self.counts = board.row(worker)[entry.slot * CELLS : (entry.slot + 1) * CELLS]
+        """This worker's part of the counts."""
+        self.table = board.table(entry.slot)
+        self.engine = RoutedEngine(place=entry.slot, name=self.name, seed=engine_seed(self.name))
+        self.ejection = Ejection(eject_after)
+        self.watched = False
+        """There are others that could take its requests."""
+        self.requests = 0
+        """Requests sent by this worker."""
+        self.told_keys = self.hit_keys = 0
+        """Keys of prompts sent here, and the leading ones among them that the table had."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this worker that have not ended."""
+        return int(self.counts[REQUESTS])
+
+    def serves(self, now_s: float) -> bool:
+        """Return True if new sessions may come here."""
+        return self.healthy and not self.draining and self.ejection.admits(now_s)
 
     async def reach(self) -> ServerConnection:
-        """Return a kept or a new connection. Raises ConnectError, and marks the upstream as down for a while."""
+        """Return a kept or a new connection. Raises ConnectError, and ejects the upstream for a while."""
         connection = self.pool.take_idle()
         if connection is not None:
             return connection
@@ -64,77 +108,248 @@ class Upstream:
             connection = await self.pool.connect()
             if not connection.usable:  # closed again before anything could be sent
                 raise ConnectError(self.origin, "connect_failed")
-        except ConnectError:
-            self._mark_down()
+        except ConnectError as error:
+            if error.kind == "connect_refused":  # its process is gone, and its cache
+                self.table.clear()
+            self._failed(error.reason, unreached=True)
             raise
-        self.down_until_s, self._down_s = 0.0, DOWN_S
+        if self.ejection.unreached:
+            self._succeeded()
         return connection
 
-    def _mark_down(self) -> None:
-        now = monotonic()
-        if self.down_until_s <= now:  # of many failures at once, the first counts
-            self.down_until_s = now + self._down_s
-            self._down_s = min(2 * self._down_s, MAX_DOWN_S)
+    def responded(self, status: int) -> None:
+        """Take a response's status; called for errors, and for all while there is trouble."""
+        if status >= SERVER_ERROR:
+            self._failed(f"HTTP {status}")
+        else:
+            self._succeeded()
+
+    def lost(self) -> None:
+        """Note a connection that ended before its response began."""
+        self._failed("no response")
+
+    def _succeeded(self) -> None:
+        if self.ejection.succeed(monotonic()):
+            say(f"upstream {self.name} is back")
+
+    def _failed(self, reason: str, *, unreached: bool = False) -> None:
+        now_s = monotonic()
+        if self.watched and self.ejection.fail(now_s, unreached=unreached):
+            say(f"upstream {self.name} gets no requests for {self.ejection.wait_s(now_s):.0f} s ({reason})")
+
+
+class Assignment:
+    """A request's upstream, without a choice: its part in the upstream's counts from ``begin`` to ``end``."""
+
+    __slots__ = ("_begun", "upstream")
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self._begun = False
+
+    def begin(self) -> None:
+        upstream = self.upstream
+        self._begun = True
+        upstream.requests += 1
+        upstream.counts[REQUESTS] += 1
+
+    def first_token(self) -> None:
+        """Take the prefill as done."""
+
+    def end(self) -> None:
+        """Close its part of the counts; a second call does nothing."""
+        if self._begun:
+            self._begun = False
+            self.upstream.counts[REQUESTS] -= 1
+
+
+class Choice(Assignment):
+    """A request's upstream, chosen by a policy that learns of the request's course."""
+
+    __slots__ = ("_keys", "_policy", "_prefill_tokens", "request")
+
+    def __init__(
+        self, upstream: Upstream, request: RoutedRequest, policy: LivePolicy, session_key: int | None = None
+    ) -> None:
+        super().__init__(upstream)
+        self.request, self._policy = request, policy
+        self._keys = request.blocks if session_key is None else (*request.blocks, session_key)
+        self._prefill_tokens = 0
+
+    def begin(self) -> None:
+        super().begin()
+        request, upstream = self.request, self.upstream
+        if request.blocks:
+            upstream.told_keys += len(request.blocks)
+            upstream.hit_keys += upstream.engine.overlap
+        if request.prompt_tokens:
+            self._prefill_tokens = int(uncached_tokens(request, upstream.engine))
+            upstream.counts[PREFILL_TOKENS] += self._prefill_tokens
+            upstream.counts[HELD_TOKENS] += request.prompt_tokens
+        if self._keys:
+            upstream.table.add(self._keys)
+        if self._policy.learns:
+            self._policy.sent(request, upstream.slot)
+
+    def first_token(self) -> None:
+        self.upstream.counts[PREFILL_TOKENS] -= self._prefill_tokens
+        self._prefill_tokens = 0
+
+    def end(self) -> None:
+        if self._begun:
+            super().end()
+            self.first_token()
+            self.upstream.counts[HELD_TOKENS] -= self.request.prompt_tokens
+            if self._policy.learns:
+                self._policy.ended(self.request, self.upstream.slot, monotonic())
 
 
 class Upstreams:
     """All upstreams of a worker, and the choice among them."""
 
     def __init__(
-        self, origins: Sequence[Origin], *, by_session: bool = False, first: int = 0, tls: Tls = SYSTEM_TLS
+        self,
+        entries: Sequence[UpstreamEntry],
+        policy: LivePolicy | None = None,
+        *,
+        route_bytes: int = 0,
+        board: UpstreamBoard | None = None,
+        worker: int = 0,
+        eject_after: int = 0,
+        tls: Tls = SYSTEM_TLS,
     ) -> None:
-        """``first``: place of the first turn, so that several workers do not all begin with one upstream."""
-        self._by_session, self._tls = by_session, tls
-        self._turn = first - 1
-        self._all: list[Upstream] = []
-        self.reload(origins)
+        """``policy``: round-robin if none is given. ``worker``: its number, for another first turn than others'."""
+        self.policy = policy or live_policy("round-robin")
+        self.route_bytes = route_bytes if self.policy.reads_prompt else 0
+        """Bytes of a request's body that the policy sees, as hashes."""
+        self.board = board or UpstreamBoard()
+        self._worker, self._eject_after, self._tls = worker, eject_after, tls
+        self._number = worker - 1
+        self.all: list[Upstream] = []
+        self.reload(entries)
 
     @property
     def names(self) -> list[str]:
-        return [upstream.name for upstream in self._all]
+        return [upstream.name for upstream in self.all]
 
-    def reload(self, origins: Sequence[Origin]) -> None:
+    @property
+    def reads_prompt(self) -> bool:
+        """True if the choice waits for the start of the prompt."""
+        return self.route_bytes > 0 and len(self.all) > 1
+
+    def reload(self, entries: Sequence[UpstreamEntry]) -> None:
         """Use these upstreams from now on; kept ones keep their connections, removed ones finish theirs."""
-        known = {upstream.origin: upstream for upstream in self._all}
-        self._all = [known.pop(origin) if origin in known else Upstream(origin, self._tls) for origin in origins]
+        known = {(upstream.origin, upstream.slot): upstream for upstream in self.all}
+        self.all = [self._taken(entry, known) for entry in entries]
         for removed in known.values():
             removed.pool.retire()
+        for upstream in self.all:
+            upstream.watched = len(self.all) > 1
 
-    def pick(self, head: RequestHead) -> Upstream:
-        if len(self._all) == 1:
-            return self._all[0]
-        self._turn += 1
-        return self._in_order(head)[0]
+    def _taken(self, entry: UpstreamEntry, known: dict[tuple[Origin, int], Upstream]) -> Upstream:
+        upstream = known.pop((parse_url(entry.url), entry.slot), None)
+        if upstream is None:
+            return Upstream(entry, self.board, worker=self._worker, eject_after=self._eject_after, tls=self._tls)
+        upstream.healthy, upstream.draining = entry.healthy, entry.draining
+        return upstream
 
-    async def connect(self, head: RequestHead, picked: Upstream) -> tuple[Upstream, ServerConnection]:
-        """Return a connection to the picked upstream, or to the next one reached. Raises ConnectError if there is none.
+    def provisional(self) -> Assignment:
+        """Return an assignment for the time before the choice."""
+        return Assignment(self.all[0])
+
+    def pick(self, head: RequestHead, keys: Sequence[int] = (), passed: Sequence[Upstream] = ()) -> Assignment:
+        """Choose an upstream. ``keys``: of the prompt's start; ``passed``: upstreams that could not be reached."""
+        if len(self.all) == 1:
+            return Assignment(self.all[0])
+        now_s = monotonic()
+        self._number += 1
+        session = session_of(head)
+        session_key = None
+        if session is not None and self.policy.keeps_sessions:
+            session_key = xxhash.xxh3_64_intdigest(session, SESSION_SEED)
+        candidates = self._candidates(now_s, session_key, passed)
+        request = RoutedRequest(
+            number=self._number,
+            arrival_s=now_s,
+            session=session,
+            blocks=keys,
+            block_tokens=PIECE_TOKENS,
+            prompt_tokens=prompt_tokens(head),
+        )
+        engines = [self._seen(upstream, keys) for upstream in candidates]
+        upstream = candidates[self.policy.choose(request, engines)]
+        if upstream.ejection.until_s:
+            upstream.ejection.begin(now_s)
+        return Choice(upstream, request, self.policy, session_key)
+
+    def pick_next(self, head: RequestHead, before: Assignment, passed: Sequence[Upstream]) -> Assignment | None:
+        """Choose another upstream than those that could not be reached; null: none is left.
 
         This is no retry: no byte of the request is sent before a server has accepted the connection.
         """
-        others = [upstream for upstream in self._in_order(head) if upstream is not picked]
-        *firsts, last = [picked, *others]
-        for upstream in firsts:
-            with contextlib.suppress(ConnectError):
-                return upstream, await upstream.reach()
-        return last, await last.reach()
+        keys = before.request.blocks if isinstance(before, Choice) else ()
+        left = [upstream for upstream in self.all if upstream not in passed]
+        return self.pick(head, keys, passed) if left else None
+
+    def stats(self) -> list[UpstreamStats]:
+        now_s = monotonic()
+        return [
+            UpstreamStats(
+                upstream=one.name,
+                requests=one.requests,
+                in_flight=one.in_flight,
+                ejected=not one.ejection.admits(now_s),
+                ejections=one.ejection.count,
+                prompt_bytes=one.told_keys * PIECE_BYTES,
+                known_bytes=one.hit_keys * PIECE_BYTES,
+            )
+            for one in self.all
+        ]
 
     def close(self) -> None:
-        for upstream in self._all:
+        for upstream in self.all:
             upstream.pool.close()
 
-    def _in_order(self, head: RequestHead) -> list[Upstream]:
-        session = session_of(head) if self._by_session else None
-        if session is None:
-            places = in_turn(self._turn, len(self._all))
-        else:
-            places = by_rendezvous([upstream.seed for upstream in self._all], session)
-        now = monotonic()
-        return sorted((self._all[place] for place in places), key=lambda upstream: upstream.down_until_s > now)
+    def _candidates(self, now_s: float, session_key: int | None, passed: Sequence[Upstream]) -> list[Upstream]:
+        """Return the upstreams to choose from: those that serve, or else all that are left.
+
+        One that drains goes on with its sessions.
+        """
+        found = [
+            upstream
+            for upstream in self.all
+            if upstream.serves(now_s) or (upstream.draining and self._goes_on(upstream, session_key, now_s))
+        ]
+        if passed:
+            found = [upstream for upstream in found if upstream not in passed]
+        return found or [upstream for upstream in self.all if upstream not in passed]
+
+    def _goes_on(self, upstream: Upstream, session_key: int | None, now_s: float) -> bool:
+        if session_key is None or not upstream.healthy or not upstream.ejection.admits(now_s):
+            return False
+        return upstream.table.overlap((session_key,)) == 1
+
+    def _seen(self, upstream: Upstream, keys: Sequence[int]) -> RoutedEngine:
+        engine = upstream.engine
+        engine.requests, engine.prefill_tokens, engine.held_tokens = self.board.totals(upstream.slot)
+        engine.overlap = upstream.table.overlap(keys) if keys else 0
+        return engine
 
 
 def session_of(head: RequestHead) -> bytes | None:
-    for name in SESSION_HEADERS:
-        values = head.values(name)
-        if values and values[0]:
-            return values[0]
-    return None
+    return next(filter(None, (first_value(head, name) for name in SESSION_HEADERS)), None)
+
+
+def first_value(head: RequestHead, name: bytes) -> bytes:
+    """Return a header's first value; empty: not there."""
+    return head.headers[head.names.index(name)][1] if name in head.names else b""
+
+
+def prompt_tokens(head: RequestHead) -> int:
+    """Return an estimate from the body's length; 0: not told."""
+    length = first_value(head, b"content-length")
+    return int(length) // BYTES_PER_TOKEN if length.isdigit() else 0
+
+
+def say(text: str) -> None:
+    print(f"tap: {text}", file=sys.stderr, flush=True)

@@ -22,8 +22,10 @@ import msgspec
 from tap.ipc.channel import Channel
 from tap.ipc.exchange import Cut, Drain, Drained, Ready, Reload, WorkerSetup, encode_frame
 from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, WorkerStats
+from tap.ipc.upstreamboard import UpstreamBoard
 from tap.ipc.workercounts import WorkerCounts
 from tap.proxy.injectingrelay import new_relays
+from tap.proxy.livepolicy import live_policy
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget
@@ -33,7 +35,6 @@ from wire.errors import WireError
 from wire.loop import run
 from wire.process import failure_words, parent_socket
 from wire.server import Server
-from wire.url import parse_url
 
 LOOP_CHECK_S = 0.1
 
@@ -73,6 +74,8 @@ class WorkerMeter:
             loop_delay_s=self._worst_delay_s,
             response_head=relays.response_heads,
             chunk=relays.chunks,
+            upstreams=relays.upstreams.stats(),
+            misrouted=dict(relays.upstreams.policy.failures),
         )
 
 
@@ -91,9 +94,16 @@ class Worker:
     def __init__(self, setup: WorkerSetup) -> None:
         counts = WorkerCounts(Path(setup.counts_path), setup.workers)
         budget = CopyBudget(setup.queue_bytes)
-        origins = [parse_url(url) for url in setup.upstreams]
         self._setup = setup
-        self._upstreams = Upstreams(origins, by_session=setup.by_session, first=setup.number, tls=setup.tls)
+        self._upstreams = Upstreams(
+            setup.upstreams,
+            live_policy(setup.route, setup.number),
+            route_bytes=setup.route_bytes,
+            board=UpstreamBoard(Path(setup.board_path), setup.board),
+            worker=setup.number,
+            eject_after=setup.eject_after,
+            tls=setup.tls,
+        )
         self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
         self._relays = new_relays(
             self._upstreams,
@@ -134,8 +144,9 @@ class Worker:
         while True:
             message = await channel.messages.get()
             if isinstance(message, Reload):
-                self._upstreams.reload([parse_url(url) for url in message.upstreams])
-                self._reload_certificate()
+                self._upstreams.reload(message.upstreams)
+                if message.certificate:
+                    self._reload_certificate()
             elif isinstance(message, Drain):
                 return message.drain_s
             elif message is None:

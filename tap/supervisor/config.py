@@ -7,24 +7,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from engines.access import HEADER_NAME, SECRET_HEADER, Access
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.recognition import DIALECTS
 from engines.tokenizer import tokenizer_folder
-from tap.ipc.exchange import Certificate, Injection, RecorderSetup, WorkerSetup
+from tap.ipc.exchange import BoardSize, Certificate, Injection, RecorderSetup, UpstreamEntry, WorkerSetup
+from tap.ipc.upstreamboard import UpstreamBoard
 from tap.ipc.workercounts import WorkerCounts
+from tap.proxy.promptstart import PIECE_TOKENS
+from tap.supervisor.upstreamlist import HealthCheck
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
 from wire.dialing import server_context
 from wire.errors import WireError
-from wire.url import Origin, parse_listen, parse_url
-
-Route = Literal["round-robin", "session"]
+from wire.url import Origin, parse_listen
 
 AUTO = "auto"
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
@@ -35,8 +36,16 @@ class TapConfig:
     """Settings of ``tap``."""
 
     upstreams: tuple[Origin, ...]
+    draining: frozenset[Origin]
     upstreams_file: Path | None
-    route: Route
+    route: str
+    """Policy of ``engines.routing``, or a user's own: FILE.py:FUNCTION."""
+    route_bytes: int
+    """Bytes of a request's body that a policy may see, as hashes."""
+    health_check: HealthCheck | None
+    """Null: upstreams are judged by their connections and responses alone."""
+    eject_after: int
+    """Responses 5xx in a row after which an upstream gets no requests for a while. 0: never."""
     listen: tuple[str, int]
     certificate: Certificate | None
     """Certificate of the clients' port. Null: plain HTTP."""
@@ -82,33 +91,6 @@ class TapConfig:
     drain_s: float
     log_interval_s: float
     """Between lines of the account; 0: none before the end."""
-
-
-def checked_upstreams(urls: Sequence[str], file: Path | None) -> tuple[Origin, ...]:
-    if bool(urls) == (file is not None):
-        given = "both were given" if urls else "none was given"
-        raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
-    if file is not None:
-        return read_upstreams(file)
-    return _distinct([(_checked_url(url, "--upstream"), f"--upstream {url}") for url in urls])
-
-
-def read_upstreams(file: Path) -> tuple[Origin, ...]:
-    """Read upstreams from a file: a URL a line, ``#`` starts a comment. Raises InputError that names the line."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InputError(f"--upstreams {file}: cannot be read ({reason}); expected a file with a URL a line") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if text:
-            place = f"--upstreams {file}:{number}"
-            found.append((_checked_url(text, place), place))
-    if not found:
-        raise InputError(f"--upstreams {file}: names no upstream; expected a URL a line")
-    return _distinct(found)
 
 
 def checked_listen(flag: str, text: str) -> tuple[str, int]:
@@ -205,27 +187,6 @@ def more_than_zero(flag: str, value: float | None) -> None:
         raise InputError(f"{flag} {value:g}: expected more than 0")
 
 
-def _checked_url(text: str, place: str) -> Origin:
-    try:
-        origin = parse_url(text)
-    except WireError as error:
-        raise InputError(f"{place}: {error}") from None
-    server = origin.without_endpoint()
-    if server != origin:
-        left = origin.base_path.removeprefix(server.base_path)
-        print(f"tap: {place} {text}: {left} is left out, since it is in the clients' paths", file=sys.stderr)
-    return server
-
-
-def _distinct(found: Sequence[tuple[Origin, str]]) -> tuple[Origin, ...]:
-    origins: list[Origin] = []
-    for origin, place in found:
-        if origin in origins:
-            raise InputError(f"{place}: {origin} is named twice; expected each upstream once")
-        origins.append(origin)
-    return tuple(origins)
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Sockets and files between the processes, in a folder that only its user can enter."""
@@ -244,8 +205,15 @@ class Runtime:
     def counts(self) -> Path:
         return self.folder / "counts"
 
+    @property
+    def board(self) -> Path:
+        return self.folder / "upstreams"
+
     def map_counts(self, workers: int) -> WorkerCounts:
         return WorkerCounts(self.counts, workers)
+
+    def map_board(self, size: BoardSize) -> UpstreamBoard:
+        return UpstreamBoard(self.board, size)
 
 
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
@@ -298,16 +266,21 @@ def worker_setup(
     *,
     number: int,
     listen_fd: int,
-    upstreams: tuple[Origin, ...],
+    upstreams: list[UpstreamEntry],
+    board: BoardSize,
 ) -> WorkerSetup:
     return WorkerSetup(
         number=number,
         workers=config.workers,
         listen_fd=listen_fd,
         certificate=config.certificate,
-        upstreams=list(map(str, upstreams)),
+        upstreams=upstreams,
+        route=config.route,
+        route_bytes=config.route_bytes,
+        eject_after=config.eject_after,
+        board_path=str(runtime.board),
+        board=board,
         tls=config.access.tls,
-        by_session=config.route == "session",
         counts_path=str(runtime.counts),
         recorder_socket=runtime.recorder_socket,
         admin_socket=None if config.admin is None else runtime.admin_socket,
@@ -318,6 +291,16 @@ def worker_setup(
         dialect=dialect(config, facts),
         drain_s=config.drain_s,
     )
+
+
+MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 10, 1 << 14, 1 << 17
+
+
+def board_size(config: TapConfig, facts: EngineFacts, slots: int) -> BoardSize:
+    """Return the size of the workers' shared memory: tables with as many bytes of prompts as the engine's cache."""
+    blocks, block_size = facts.engine.num_gpu_blocks, facts.engine.block_size
+    keys = int(blocks * block_size / PIECE_TOKENS) if blocks and block_size else DEFAULT_KEYS
+    return BoardSize(config.workers, slots, 1 << (min(max(keys, MIN_KEYS), MAX_KEYS) - 1).bit_length())
 
 
 def dialect(config: TapConfig, facts: EngineFacts) -> DialectName:

@@ -22,10 +22,11 @@ from tap.ipc.exchange import (
     ServiceStats,
 )
 from tap.supervisor.account import Ledger
-from tap.supervisor.config import Runtime, TapConfig, worker_setup
+from tap.supervisor.config import Runtime, TapConfig, board_size, worker_setup
+from tap.supervisor.fleet import Fleet
 from tap.supervisor.restarting import ChildProcess, RestartingChild, say
+from tap.supervisor.upstreamlist import UpstreamList
 from tracefile.records.schema import Engine
-from wire.url import Origin
 
 WORKER_FLUSH_S = 65.0
 """Time for a drained worker to hand over its last exchanges: a little more than it gives itself."""
@@ -50,14 +51,16 @@ class Workers:
         self._listeners = listeners
         self._cut = 0
         self._children = [self._child(number) for number in range(config.workers)]
-        self.upstreams = config.upstreams
+        self.fleet = Fleet(UpstreamList(config.upstreams, config.draining))
+        self._board_size = board_size(config, facts, self.fleet.slots)
+        self._board = runtime.map_board(self._board_size)
 
     def _child(self, number: int) -> RestartingChild:
         return RestartingChild(
             "worker" if self._config.workers == 1 else f"worker {number + 1}",
             partial(self._start, number),
             on_message=self._drained,
-            on_death=partial(self._ledger.worker_died, number),
+            on_death=partial(self._died, number),
             consequence="its requests are cut, new ones wait",
         )
 
@@ -74,10 +77,10 @@ class Workers:
         for refused in filter(None, outcomes):
             raise refused
 
-    def reload(self, upstreams: Sequence[Origin]) -> None:
-        self.upstreams = tuple(upstreams)
+    def reload(self, *, certificate: bool = False) -> None:
+        """Send the fleet as it is now to all workers."""
         for child in self._children:
-            child.send(Reload(list(map(str, upstreams))))
+            child.send(Reload(self.fleet.entries(), certificate))
 
     async def drain(self, drain_s: float, cut_now: "asyncio.Queue[None]") -> None:
         """Let requests in flight end, for ``drain_s`` or until ``cut_now`` has an entry; then cut them."""
@@ -102,9 +105,17 @@ class Workers:
     async def _start(self, number: int) -> ChildProcess:
         listen_fd = self._listeners[number].fileno()
         setup = worker_setup(
-            self._config, self._facts, self._runtime, number=number, listen_fd=listen_fd, upstreams=self.upstreams
+            *(self._config, self._facts, self._runtime),
+            number=number,
+            listen_fd=listen_fd,
+            upstreams=self.fleet.entries(),
+            board=self._board_size,
         )
         return await ChildProcess.start("tap.proxy.worker", setup, _replies, [listen_fd])
+
+    def _died(self, number: int) -> None:
+        self._ledger.worker_died(number)
+        self._board.forget_worker(number)
 
     def _drained(self, message: Drained) -> None:
         self._cut += message.cut

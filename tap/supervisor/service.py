@@ -17,11 +17,13 @@ from engines.control import learn_engine_facts, read_pages
 from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.config import Runtime, TapConfig, checked_certificate, read_upstreams, recorder_setup
+from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup
 from tap.supervisor.engineprobe import Probed, probe_engine
+from tap.supervisor.fleet import watch_health
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
+from tap.supervisor.upstreamlist import UpstreamList, read_upstreams
 from tap.supervisor.waitingroom import reach_upstreams
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.encoding import encode_meta
@@ -248,6 +250,7 @@ class Service:
         self, config: TapConfig, ledger: Ledger, recorder: RecorderProcess, workers: Workers, engine: Engine | None
     ) -> None:
         self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
+        self._fleet = workers.fleet
         self._engine = engine
         self._draining = False
 
@@ -259,6 +262,9 @@ class Service:
             going.append(watch_engines(self._upstreams, self._engine, self._engine_changed, access=self._config.access))
         if self._config.engine_metrics_s:
             going.append(sample_engines(samples, self._upstreams, self._config.engine_metrics_s, self._config.access))
+        if self._config.health_check is not None:
+            watching = watch_health(self._fleet, self._config.health_check, self._health_changed, self._config.access)
+            going.append(watching)
         tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()
@@ -277,7 +283,9 @@ class Service:
     def stats(self) -> ServiceStats:
         account = self._ledger.account()
         return ServiceStats(
-            upstreams=list(map(str, self._workers.upstreams)),
+            upstreams=list(map(str, self._fleet.origins)),
+            draining_upstreams=sorted(map(str, self._fleet.draining)),
+            unhealthy_upstreams=list(map(str, self._fleet.unhealthy)),
             workers=self._config.workers,
             workers_up=self._workers.ready,
             worker_restarts=self._workers.restarts,
@@ -295,23 +303,26 @@ class Service:
             say("SIGHUP: the upstreams are flags; expected --upstreams FILE or --tls-cert, to be read again")
             return
         try:
-            upstreams = self._workers.upstreams if file is None else read_upstreams(file)
+            if file is not None:
+                listed = read_upstreams(file)
+                self._fleet.reload(listed)
+                say(f"SIGHUP: upstreams are now {_names(listed)}")
         except InputError as error:
             say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
-            upstreams = self._workers.upstreams
-        else:
-            if file is not None:
-                say(f"SIGHUP: upstreams are now {_names(upstreams)}")
         try:
             if own is not None:
                 checked_certificate(own.cert, own.key)
                 say(f"SIGHUP: {own.cert} is read again")
         except InputError as error:
             say(f"SIGHUP: {error}; THE CERTIFICATE STAYS AS IT WAS")
-        self._workers.reload(upstreams)
+        self._workers.reload(certificate=True)
+
+    def _health_changed(self, line: str) -> None:
+        say(line)
+        self._workers.reload()
 
     def _upstreams(self) -> Sequence[Origin]:
-        return self._workers.upstreams
+        return self._fleet.origins
 
     def _engine_changed(self, engine: Engine) -> None:
         self._engine = engine
@@ -377,7 +388,8 @@ def _close_account(trace: str, account: Account) -> None:
 
 def _announce(config: TapConfig, port: int, admin: AdminProcess | None, probed: Probed, block_size: int) -> None:
     address = Origin("http" if config.certificate is None else "https", config.listen[0], port)
-    line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
+    line = f"tap: listening on {address}, recording to {config.trace}, upstream "
+    line += _names(UpstreamList(config.upstreams, config.draining))
     if admin is not None and config.admin is not None:
         line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
     key = f"hashes of {block_size}-token blocks keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it"
@@ -386,5 +398,5 @@ def _announce(config: TapConfig, port: int, admin: AdminProcess | None, probed: 
         say(f"note: {note}")
 
 
-def _names(origins: Sequence[Origin]) -> str:
-    return ", ".join(map(str, origins))
+def _names(listed: UpstreamList) -> str:
+    return ", ".join(f"{origin}{' (draining)' if origin in listed.draining else ''}" for origin in listed.origins)

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from tap.supervisor.config import TapConfig, read_upstreams
+from tap.supervisor.config import TapConfig
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
+from tap.supervisor.upstreamlist import read_upstreams
 from tracefile.records.errors import InputError
 from wire.dialing import Tls, server_context
 from wire.head import serialise_head
@@ -138,7 +139,8 @@ def _reloaded(config: TapConfig, signals: Signals) -> TapConfig:
         return config
     signals.reloads.get_nowait()
     try:
-        return replace(config, upstreams=read_upstreams(config.upstreams_file))
+        listed = read_upstreams(config.upstreams_file)
+        return replace(config, upstreams=listed.origins, draining=listed.draining)
     except InputError as error:
         say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
         return config

@@ -9,7 +9,7 @@ import resource
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ import pytest
 
 from engines.access import OPEN
 from engines.facts import EngineFacts
+from tap.ipc.exchange import UpstreamEntry
 from tap.proxy.injectingrelay import new_relays
+from tap.proxy.livepolicy import live_policy
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget
@@ -202,6 +204,11 @@ class RunningTap:
         return await self.send(post_bytes(path, value, headers + b"Connection: close\r\n"))
 
 
+def entries_of(origins: Iterable[Origin]) -> list[UpstreamEntry]:
+    """Upstreams as the supervisor lists them, all well."""
+    return [UpstreamEntry(str(origin), slot) for slot, origin in enumerate(origins)]
+
+
 def post_bytes(path: str, value: object, headers: bytes = b"") -> bytes:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     lines = b"POST %b HTTP/1.1\r\nHost: tap\r\nContent-Type: application/json\r\n%b" % (path.encode(), headers)
@@ -329,7 +336,12 @@ class Lab:
             ledger = Ledger(counts, 1)
             async with recording(recorder_setup(config, self.key, facts, runtime), ledger) as recorder:
                 link = RecorderLink(runtime.recorder_socket, budget, counts)
-                upstreams = Upstreams(config.upstreams, by_session=config.route == "session")
+                upstreams = Upstreams(
+                    entries_of(config.upstreams),
+                    live_policy(config.route),
+                    route_bytes=config.route_bytes,
+                    eject_after=config.eject_after,
+                )
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
                     wanted=config.inject,
@@ -365,7 +377,11 @@ class Lab:
         defaults: dict[str, Any] = {
             "upstreams": (Origin("http", "127.0.0.1", upstream_port, base_path),),
             "upstreams_file": None,
+            "draining": frozenset(),
             "route": "round-robin",
+            "route_bytes": 16 << 10,
+            "health_check": None,
+            "eject_after": 5,
             "workers": 1,
             "rotate_bytes": None,
             "rotate_s": None,

@@ -14,6 +14,7 @@ import trustme
 from engines.access import Access
 from engines.calls import CallError, Calls
 from loadgen.core.request import PlannedRequest, RequestWriter
+from tap.ipc.exchange import UpstreamEntry
 from tap.proxy.relay import upstream_head
 from tap.proxy.upstreams import Upstream
 from tracefile import RequestId
@@ -330,10 +331,12 @@ def test_loads_and_relayed_requests_go_the_same_way(monkeypatch: pytest.MonkeyPa
     assert RequestWriter(origin).write(request).startswith(target)
     head = parse_request_head(b"POST /v1/completions HTTP/1.1\r\nHost: tap\r\n\r\n")
 
+    entry = UpstreamEntry(str(origin))
+
     async def scenario() -> None:
-        assert upstream_head(head, Upstream(origin)) == target + b"\r\n"
+        assert upstream_head(head, Upstream(entry)) == target + b"\r\n"
         monkeypatch.setenv("NO_PROXY", "engine.example")
-        assert upstream_head(head, Upstream(origin)).startswith(b"POST /team-a/v1/completions HTTP/1.1\r\n")
+        assert upstream_head(head, Upstream(entry)).startswith(b"POST /team-a/v1/completions HTTP/1.1\r\n")
 
     asyncio.run(scenario())
 

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.routing import by_rendezvous
+from tap.ipc.exchange import UpstreamEntry
+from tap.proxy.livepolicy import live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
 from wire.requesthead import RequestHead, parse_request_head
 from wire.url import Origin
@@ -38,8 +40,13 @@ def origins_of(*upstreams: Any) -> tuple[Origin, ...]:
     return tuple(Origin("http", "127.0.0.1", one if isinstance(one, int) else one.port) for one in upstreams)
 
 
-def origin(number: int) -> Origin:
-    return Origin("http", f"engine-{number}", 8000)
+def entry(number: int, **state: Any) -> UpstreamEntry:
+    return UpstreamEntry(f"http://engine-{number}:8000", number, **state)
+
+
+def entries_of(*upstreams: Any) -> list[UpstreamEntry]:
+    """Slots by port, as the supervisor gives each upstream one for good."""
+    return [UpstreamEntry(str(origin), origin.port % 16) for origin in origins_of(*upstreams)]
 
 
 def head(session: str | None = None, header: str = "X-Session-ID") -> RequestHead:
@@ -91,12 +98,12 @@ def test_a_session_stays_where_it_is_and_requests_without_one_take_turns(lab: An
 
 
 def preferred(upstreams: list[Upstream], session: bytes) -> Upstream:
-    return upstreams[by_rendezvous([upstream.seed for upstream in upstreams], session)[0]]
+    return upstreams[by_rendezvous([upstream.engine.seed for upstream in upstreams], session)[0]]
 
 
 @given(st.integers(2, 6), st.data())
 def test_only_the_sessions_of_an_upstream_that_goes_move(count: int, data: st.DataObject) -> None:
-    everyone = [Upstream(origin(number)) for number in range(count)]
+    everyone = [Upstream(entry(number)) for number in range(count)]
     gone = data.draw(st.sampled_from(everyone))
     rest = [one for one in everyone if one is not gone]
     for session in data.draw(st.lists(st.binary(max_size=20), max_size=30)):
@@ -105,16 +112,16 @@ def test_only_the_sessions_of_an_upstream_that_goes_move(count: int, data: st.Da
 
 
 def test_sessions_spread_evenly() -> None:
-    everyone = [Upstream(origin(number)) for number in range(4)]
+    everyone = [Upstream(entry(number)) for number in range(4)]
     served = Counter(preferred(everyone, b"session-%d" % number).name for number in range(4000))
     assert all(850 < count < 1150 for count in served.values()), "each has a quarter, give or take"
 
 
 def test_workers_agree_on_a_sessions_upstream_and_not_on_whose_turn_is_first() -> None:
-    origins = [origin(number) for number in range(3)]
-    workers = [Upstreams(origins, by_session=True, first=number) for number in range(3)]
-    assert len({worker.pick(head("s")).name for worker in workers}) == 1
-    assert len({worker.pick(head()).name for worker in workers}) == 3
+    entries = [entry(number) for number in range(3)]
+    workers = [Upstreams(entries, live_policy("session"), worker=number) for number in range(3)]
+    assert len({worker.pick(head("s")).upstream.name for worker in workers}) == 1
+    assert len({worker.pick(head()).upstream.name for worker in workers}) == 3
 
 
 def test_one_that_cannot_be_reached_is_passed_over_and_nobody_notices(lab: Any, closed_port: int) -> None:
@@ -127,7 +134,7 @@ def test_one_that_cannot_be_reached_is_passed_over_and_nobody_notices(lab: Any, 
                 assert (await tap.post("/v1/completions", COMPLETION)).status == 200
             assert len(up.requests) == 6
             down = tap.relays.upstreams
-            assert {one.name for one in (down.pick(head()), down.pick(head()))} == {str(*origins_of(up))}
+            assert {one.upstream.name for one in (down.pick(head()), down.pick(head()))} == {str(*origins_of(up))}
 
     asyncio.run(scenario())
     assert len({record.upstream for record in lab.records}) == 1
@@ -190,7 +197,7 @@ def test_one_that_is_removed_finishes_what_it_has_and_is_closed(lab: Any) -> Non
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", COMPLETION))
             await begun.wait()
-            tap.relays.upstreams.reload(origins_of(new))
+            tap.relays.upstreams.reload(entries_of(new))
             assert (await tap.post("/v1/completions", COMPLETION)).status == 200
             assert len(new.requests) == 1
             old.gone.clear()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tap.__main__ import read_config
+from tap.supervisor.upstreamlist import HealthCheck
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
@@ -24,6 +25,8 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (config.rotate_bytes, config.rotate_s, config.resume, config.overwrite) == (None, None, False, False)
     assert (config.sample, config.keep_headers, config.upload) == (1.0, (), None)
     assert (config.inject, config.dialect, config.engine_metrics_s) == (frozenset(), None, 0.0)
+    assert (config.draining, config.route_bytes, config.health_check) == (frozenset(), 16 << 10, None)
+    assert config.eject_after == 5
     assert (config.wait_s, config.file_mode, config.admin_names) == (None, 0o600, ())
 
 
@@ -51,6 +54,10 @@ def test_what_is_said_is_in_the_settings() -> None:
     assert config.engine_metrics_s == 2.0
     config = read_config([*REQUIRED, "--wait", "0s", "--file-mode", "640", "--admin-name", "Tap.Example.com"])
     assert (config.wait_s, config.file_mode, config.admin_names) == (0.0, 0o640, ("tap.example.com",))
+    flags = ["--route", "prefix", "--route-kb", "64", "--health-check", "/health", "--health-interval", "500ms"]
+    config = read_config([*REQUIRED, *flags, "--health-fall", "1", "--health-rise", "4", "--eject-after", "0"])
+    assert (config.route, config.route_bytes, config.eject_after) == ("prefix", 64 << 10, 0)
+    assert config.health_check == HealthCheck("/health", 0.5, fall=1, rise=4)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +83,14 @@ def test_a_file_of_upstreams_has_comments_and_empty_lines() -> None:
     config = read_config([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
     assert config.upstreams == (Origin("http", "a", 1), Origin("http", "b", 2, "/base"))
     assert config.upstreams_file == Path("upstreams")
+    assert config.draining == frozenset()
+
+
+def test_an_upstream_is_drained_by_a_word_before_its_url() -> None:
+    Path("upstreams").write_text("http://a:1\ndrain http://b:2/base  # for its upgrade\n")
+    config = read_config([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
+    assert config.upstreams == (Origin("http", "a", 1), Origin("http", "b", 2, "/base"))
+    assert config.draining == frozenset({Origin("http", "b", 2, "/base")})
 
 
 @pytest.mark.parametrize(
@@ -84,6 +99,10 @@ def test_a_file_of_upstreams_has_comments_and_empty_lines() -> None:
         pytest.param("http://a:1\nftp://b\n", "upstreams:2", id="no URL"),
         pytest.param("# nothing\n", "names no upstream", id="empty"),
         pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is named twice", id="twice"),
+        pytest.param(
+            "drain http://a:1\n", "names no upstream for new sessions; expected one that is not", id="drained"
+        ),
+        pytest.param("http://a:1\ndrain\n", "upstreams:2: 'drain' is not a URL", id="nothing drained"),
         pytest.param(b"\xff\xfe", "not UTF-8", id="no text"),
         pytest.param(None, "No such file", id="no file"),
     ],
@@ -121,6 +140,11 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--resume", "--overwrite"], "--overwrite, --resume: both were given"),
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
         (["--upstream", "http://a:1/"], "http://a:1 is named twice"),
+        (["--route-kb", "0.1"], "--route-kb 0.1: expected 0.5 or more"),
+        (["--health-check", "health"], "--health-check health: expected a path, such as /health"),
+        (["--health-fall", "0"], "--health-fall 0: expected 1 or more"),
+        (["--health-interval", "0"], "--health-interval 0s: expected more than 0"),
+        (["--eject-after", "-1"], "--eject-after -1: expected 0 or more"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_its_name(flags: list[str], said: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tap.ipc.exchange import ExchangeCopy
+from tap.ipc.exchange import ExchangeCopy, UpstreamEntry
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
@@ -261,7 +261,7 @@ class Rig:
         upstream = RawUpstream(conversation)
         async with upstream.serving(send_buffer) as its_port:
             origin = Origin("http", "127.0.0.1", upstream_port or its_port, base_path)
-            copies, budget, upstreams = KeptCopies(), CopyBudget(queue_bytes), Upstreams([origin])
+            copies, budget, upstreams = KeptCopies(), CopyBudget(queue_bytes), Upstreams([UpstreamEntry(str(origin))])
             relays = Relays(upstreams, copies, budget, 1 << 20)  # type: ignore[arg-type]
             server = Server(relays.new_relay, body_stall_s=body_stall_s)
             listener = listening(tap_send_buffer)

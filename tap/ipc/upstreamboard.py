@@ -1,0 +1,93 @@
+"""Shared memory about upstreams: each worker's requests in flight, and keys of the sessions and prefixes sent to each.
+
+Each worker writes its own row of counts, and all workers write the tables, without a lock: a cell is written in one
+piece. The memory outlives a worker, so its successor knows at once where sessions and prefixes are.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tap.ipc.exchange import BoardSize
+
+REQUESTS: Final = 0
+"""Requests sent to the upstream that have not ended."""
+PREFILL_TOKENS: Final = 1
+"""Their prompt tokens that the tables did not say were cached, until the response's body begins."""
+HELD_TOKENS: Final = 2
+"""All their prompt tokens."""
+CELLS: Final = 3
+CELL_BYTES: Final = 8
+DEFAULT_SIZE: Final = BoardSize()
+
+
+class PrefixTable:
+    """Keys of sessions and prefixes that an upstream was sent, each in the one cell that its value names.
+
+    A new key replaces the old one of its cell. Of the keys of a table with N cells, 63 % are lost once N more were
+    added. Each request writes its keys again, so the table forgets unused keys first, like a cache of its size.
+    """
+
+    __slots__ = ("_cells", "_mask")
+
+    def __init__(self, cells: memoryview) -> None:
+        """``cells``: a power of two of 64-bit cells."""
+        self._cells, self._mask = cells, len(cells) - 1
+
+    def overlap(self, keys: Sequence[int]) -> int:
+        """Return the number of leading keys that are in the table."""
+        cells, mask = self._cells, self._mask
+        for count, key in enumerate(keys):
+            if cells[key & mask] != key:
+                return count
+        return len(keys)
+
+    def add(self, keys: Sequence[int]) -> None:
+        cells, mask = self._cells, self._mask
+        for key in keys:
+            cells[key & mask] = key
+
+    def clear(self) -> None:
+        """Forget all keys: the upstream has another, empty cache."""
+        self._cells[:] = memoryview(bytes(len(self._cells) * CELL_BYTES)).cast("Q")
+
+
+class UpstreamBoard:
+    """Counts and tables by an upstream's slot, in a file of the supervisor that each worker maps."""
+
+    def __init__(self, path: Path | None = None, size: BoardSize = DEFAULT_SIZE) -> None:
+        """Map the file at ``path``; make it if it is missing. Without ``path``: memory of this process alone."""
+        counts = size.workers * size.slots * CELLS
+        length = (counts + size.slots * size.keys) * CELL_BYTES
+        if path is None:
+            self._map = mmap.mmap(-1, length)
+        else:
+            with open(path, "ab+", buffering=0) as file:
+                # Written, not truncated to length: on a full disk, touching a page without space kills the process.
+                file.write(bytes(length - os.fstat(file.fileno()).st_size))
+                self._map = mmap.mmap(file.fileno(), length)
+        self._cells = memoryview(self._map).cast("Q")
+        self._size, self._width, self._tables = size, size.slots * CELLS, counts
+
+    def row(self, worker: int) -> memoryview:
+        """Return a worker's counts, ``CELLS`` for each slot."""
+        return self._cells[worker * self._width : (worker + 1) * self._width]
+
+    def totals(self, slot: int) -> list[int]:
+        """Return the counts of an upstream, of all workers."""
+        cells, at = self._cells, slot * CELLS
+        if self._size.workers == 1:
+            return cells[at : at + CELLS].tolist()
+        rows = [cells[start : start + CELLS].tolist() for start in range(at, self._tables, self._width)]
+        return [sum(counts) for counts in zip(*rows, strict=True)]
+
+    def table(self, slot: int) -> PrefixTable:
+        start = self._tables + slot * self._size.keys
+        return PrefixTable(self._cells[start : start + self._size.keys])
+
+    def forget_worker(self, worker: int) -> None:
+        """Set a dead worker's counts to zero: its requests are cut."""
+        row = self.row(worker)
+        row[:] = memoryview(bytes(len(row) * CELL_BYTES)).cast("Q")

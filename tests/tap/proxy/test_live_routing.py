@@ -1,0 +1,324 @@
+"""A policy on live traffic: prompts known by their first bytes, draining, failures of upstreams and of the policy."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router
+from engines.routing.index import PrefixIndex
+from tap.ipc.exchange import BoardSize
+from tap.ipc.upstreamboard import UpstreamBoard
+from tap.proxy import livepolicy, routedrelay
+from tap.proxy.livepolicy import LivePolicy, live_policy
+from tap.proxy.upstreams import Upstreams
+from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
+
+
+def prompt(text: str) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4}).encode()
+
+
+def served(upstreams: Sequence[Any]) -> list[int]:
+    return [len(one.requests) for one in upstreams]
+
+
+def idle(tap: Any) -> bool:
+    board = tap.relays.upstreams.board
+    return all(board.totals(one.slot) == [0, 0, 0] for one in tap.relays.upstreams.all)
+
+
+@pytest.mark.parametrize("policy", ["prefix", "overlap"])
+def test_prompts_with_one_start_go_where_it_was_and_their_bytes_are_unchanged(lab: Any, policy: str) -> None:
+    bodies = [prompt(name * 3000 + f" turn {turn}") for name in "abc" for turn in range(3)]
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started), route=policy) as (tap, _),
+        ):
+            for body in bodies:
+                assert (await tap.post("/v1/chat/completions", body)).status == 200
+            for one in started:
+                names = Counter(request.body[60:61] for request in one.requests)
+                assert set(names.values()) == {3}, "a prompt's turns stay together"
+            assert sorted(request.body for one in started for request in one.requests) == sorted(bodies)
+            assert idle(tap)
+            assert sum(one.hit_keys for one in tap.relays.upstreams.all) > 0
+
+    asyncio.run(scenario())
+    assert len(lab.records) == len(bodies)
+    assert all(record.upstream for record in lab.records)
+
+
+async def slow_post(tap: Any, start: bytes, rest: bytes, upstreams: Sequence[Any], framing: bytes) -> bytes:
+    """Send a part of the request, wait until an upstream has its head, then send the rest."""
+    reader, writer = await tap.connect()
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\n" + framing + b"\r\n" + start)
+    async with asyncio.timeout(30):
+        while not any(one.connections for one in upstreams):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    writer.write(rest)
+    raw: bytes = await reader.read()
+    writer.close()
+    return raw
+
+
+def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
+    body = prompt("s" * 9000)
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started), route="prefix") as (tap, _),
+        ):
+            length = b"Content-Length: %d\r\n" % len(body)
+            raw = await slow_post(tap, body[:2000], body[2000:], started, length)
+            assert raw.startswith(b"HTTP/1.1 200")
+            [request] = [request for one in started for request in one.requests]
+            assert request.body == body
+            assert sum(one.told_keys for one in tap.relays.upstreams.all) == 3, "pieces of 512 bytes of the first 2000"
+            assert idle(tap)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("framing", "payload", "expected"),
+    [
+        pytest.param(b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"hello", id="chunked and short"),
+        pytest.param(b"Content-Length: 0\r\n", b"", b"", id="no body"),
+        pytest.param(b"Content-Length: 3\r\n", b"abc", b"abc", id="short"),
+    ],
+)
+def test_a_body_shorter_than_the_start_waits_for_nothing(
+    lab: Any, framing: bytes, payload: bytes, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routedrelay, "WAIT_S", 1e6)
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started), route="prefix") as (tap, _),
+        ):
+            start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\n" + framing + b"\r\n"
+            response = await tap.send(start + payload)
+            assert response.status == 200
+            [request] = [request for one in started for request in one.requests]
+            assert request.body == expected
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_before_the_choice_costs_no_request(lab: Any) -> None:
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started), route="prefix") as (tap, _),
+        ):
+            _, writer = await tap.connect()
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 9000\r\n\r\nab")
+            await writer.drain()
+            writer.transport.abort()
+            assert (await tap.post("/v1/chat/completions", prompt("next"))).status == 200
+            assert sum(served(started)) == 1
+            assert idle(tap)
+
+    asyncio.run(scenario())
+    assert sorted(record.status for record in lab.records) == ["client_abort", "ok"]
+
+
+def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) -> None:
+    fails = True
+
+    async def sick(request: Any) -> None:
+        if fails:
+            request.write_json({"error": {}}, b"503 Service Unavailable")
+        else:
+            await answer(request)
+
+    async def scenario() -> None:
+        nonlocal fails
+        async with (
+            upstreams_of(lab, sick, answer) as [bad, good],
+            lab.tap(answer, upstreams=origins_of(bad, good), eject_after=2) as (tap, _),
+        ):
+            for _ in range(10):
+                await tap.post("/v1/completions", {"prompt": [1]})
+            assert served([bad, good]) == [2, 8]
+            [ejected, _] = tap.relays.upstreams.all
+            assert ejected.ejection.count == 1
+            ejected.ejection.until_s = time.monotonic() - 1.0  # the wait is over
+            await tap.post("/v1/completions", {"prompt": [1]})
+            await tap.post("/v1/completions", {"prompt": [1]})
+            assert (len(bad.requests), ejected.ejection.count) == (3, 2), "one trial, which failed"
+            fails, ejected.ejection.until_s = False, time.monotonic() - 1.0
+            for _ in range(4):
+                assert (await tap.post("/v1/completions", {"prompt": [1]})).status == 200
+            assert len(bad.requests) > 4, "back among the others"
+
+    asyncio.run(scenario())
+
+
+def test_one_upstream_alone_is_never_left_out(lab: Any) -> None:
+    async def sick(request: Any) -> None:
+        request.write_json({"error": {}}, b"500 Internal Server Error")
+
+    async def scenario() -> None:
+        async with lab.tap(sick, eject_after=1) as (tap, upstream):
+            for _ in range(4):
+                assert (await tap.post("/v1/completions", {"prompt": [1]})).status == 500
+            assert len(upstream.requests) == 4
+
+    asyncio.run(scenario())
+
+
+def picked(upstreams: Upstreams, session: str | None, keys: Sequence[int] = ()) -> str:
+    assignment = upstreams.pick(head(session), keys)
+    assignment.begin()
+    assignment.end()
+    return assignment.upstream.name
+
+
+@pytest.mark.parametrize("policy", ["session", "bounded", "prefix", "overlap"])
+def test_an_upstream_that_drains_goes_on_with_its_sessions_and_gets_no_new_ones(policy: str) -> None:
+    upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
+    names = [f"s{number}" for number in range(20)]
+    keys = {name: [number * 100 + 1, number * 100 + 2] for number, name in enumerate(names)}
+    before = {name: picked(upstreams, name, keys[name]) for name in names}
+    assert len(set(before.values())) == 2
+    upstreams.reload([entry(0, draining=True), entry(1)])
+    assert {name: picked(upstreams, name, keys[name]) for name in names} == before
+    assert {picked(upstreams, f"new {number}") for number in range(20)} == {"http://engine-1:8000"}
+    assert {picked(upstreams, None) for _ in range(4)} == {"http://engine-1:8000"}
+    upstreams.reload([entry(1)])
+    assert {picked(upstreams, name, keys[name]) for name in names} == {"http://engine-1:8000"}
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "random", "least-loaded", "power-of-two"])
+def test_policies_without_sessions_send_nothing_to_an_upstream_that_drains(policy: str) -> None:
+    upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
+    for _ in range(4):
+        picked(upstreams, "s")
+    upstreams.reload([entry(0, draining=True), entry(1)])
+    assert {picked(upstreams, "s") for _ in range(8)} == {"http://engine-1:8000"}
+
+
+def test_unhealthy_upstreams_get_nothing_unless_all_are() -> None:
+    upstreams = Upstreams([entry(0, healthy=False), entry(1)])
+    assert {picked(upstreams, None) for _ in range(4)} == {"http://engine-1:8000"}
+    upstreams.reload([entry(0, healthy=False), entry(1, healthy=False)])
+    assert len({picked(upstreams, None) for _ in range(4)}) == 2
+
+
+def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:
+    board = UpstreamBoard(size=BoardSize(workers=2))
+    mine, other = (
+        Upstreams([entry(0), entry(1)], live_policy("least-loaded"), board=board, worker=worker) for worker in (0, 1)
+    )
+    held = [other.pick(head()) for _ in range(3)]
+    for assignment in held:
+        assignment.upstream = other.all[0]
+        assignment.begin()
+    assert [picked(mine, None) for _ in range(4)] == ["http://engine-1:8000"] * 4
+    board.forget_worker(1)
+    assert len({picked(mine, None) for _ in range(4)}) == 2
+
+
+def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor() -> None:
+    board = UpstreamBoard(size=BoardSize(workers=2))
+    entries = [entry(0), entry(1), entry(2)]
+    keys = [[number * 10 + place + 1 for place in range(4)] for number in range(6)]
+    first = Upstreams(entries, live_policy("prefix"), board=board)
+    where = [picked(first, None, some) for some in keys]
+    for worker in (0, 1):
+        another = Upstreams(entries, live_policy("prefix"), board=board, worker=worker)
+        assert [picked(another, None, some) for some in reversed(keys)] == where[::-1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 6)), max_size=40), st.integers(2, 4))
+@pytest.mark.parametrize("policy", ["session", "prefix", "round-robin"])
+def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int, bool, int]], count: int) -> None:
+    """Session and prefix decide the same way in the tap and by the simulated fleet's router."""
+    entries = [entry(place) for place in range(count)]
+    live = Upstreams(entries, live_policy(policy))
+    knowledge = PrefixIndex(count, capacity_blocks=1 << 10) if POLICIES[policy].uses_cache else None
+    simulated = Router([one.url for one in entries], POLICIES[policy].make(PolicySettings()), knowledge=knowledge)
+    for number, (session, told, length) in enumerate(requests):
+        keys = [session * 100 + place + 1 for place in range(length)] if knowledge is not None else []
+        name = f"session {session}" if told else None
+        request = RoutedRequest(
+            number=number,
+            arrival_s=float(number),
+            session=None if name is None else name.encode(),
+            blocks=keys,
+            block_tokens=128.0,
+            prompt_tokens=0,
+        )
+        place = simulated.choose(request)
+        simulated.sent(request, place)
+        simulated.ended(number, float(number))
+        assert picked(live, name, keys) == entries[place].url
+
+
+def own(choose: Any) -> tuple[Upstreams, LivePolicy]:
+    policy = LivePolicy(choose, reads_prompt=False, keeps_sessions=True, trusted=False)
+    return Upstreams([entry(0), entry(1)], policy), policy
+
+
+def raises(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    raise KeyError(request.session)
+
+
+def blocks(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    while True:
+        pass
+
+
+def sleeps(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    time.sleep(60)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("choose", "counted", "said"),
+    [
+        pytest.param(raises, {"raised": 3}, "KeyError at test_live_routing.py:", id="raises"),
+        pytest.param(blocks, {"blocked": 1, "suspended": 2}, "no upstream within 20 ms", id="blocks"),
+        pytest.param(sleeps, {"blocked": 1, "suspended": 2}, "no upstream within 20 ms", id="sleeps"),
+        pytest.param(lambda *_: 2, {"nonsense": 3}, "it returned 2; expected a place from 0 to 1", id="out of range"),
+        pytest.param(lambda *_: None, {"nonsense": 3}, "it returned None", id="nothing"),
+        pytest.param(lambda *_: True, {"nonsense": 3}, "it returned True", id="a truth"),
+    ],
+)
+def test_a_users_policy_that_fails_costs_a_line_and_no_request(
+    choose: Any, counted: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstreams, policy = own(choose)
+    assert len({picked(upstreams, "secret") for _ in range(3)}) == 2, "served by the rule that is left"
+    assert dict(policy.failures) == counted
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "secret" not in lines[0]
+
+
+def test_a_users_policy_that_blocked_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(livepolicy, "SUSPENDED_S", 0.0)
+    asked: list[int] = []
+
+    def once(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+        asked.append(request.number)
+        if len(asked) == 1:
+            time.sleep(60)
+        return 1
+
+    upstreams, policy = own(once)
+    assert [picked(upstreams, None) for _ in range(3)][1:] == ["http://engine-1:8000"] * 2
+    assert dict(policy.failures) == {"blocked": 1}
