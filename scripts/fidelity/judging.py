@@ -192,7 +192,7 @@ class Judge:
                 preemptions=manifest.preemptions if manifest else 0,
                 offered=facts.utilization,
                 saturated=facts.saturated,
-                pace=at_pace and at_pace.pace,
+                pace=None if at_pace is None else at_pace.pace,
                 steps=steps,
                 quantiles={level: quantile(level, captured, forecast, judged.ttft) for level in LEVELS},
                 paced=at_own_pace([one.pairs[paced].cohorts[cohort].ttft for one in captures if paced in one.pairs]),
