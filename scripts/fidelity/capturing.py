@@ -1,17 +1,31 @@
 """Make the captures that are missing, one after another, each kept as soon as it is whole."""
 
+import math
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from scripts.demo import EngineKind
+from scripts import gpu_engine
 from scripts.engine_home import measuring_cores
 from scripts.fidelity.coreclock import clocked
-from scripts.fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
-from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
+from scripts.fidelity.engines import (
+    EngineKind,
+    count,
+    empty_cache,
+    engine,
+    engine_command,
+    facts,
+    probe,
+    scheduler_of,
+    served_model,
+    version,
+)
+from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings, captures
 from scripts.fidelity.manifest import (
     Manifest,
     definition,
@@ -22,6 +36,7 @@ from scripts.fidelity.manifest import (
     trace_path,
     write_manifest,
 )
+from scripts.fidelity.sizing import add_sized_loads, keep_sized_loads, loads_path, probe_engine, sized_loads
 from scripts.job import Command, Workspace, shown
 from scripts.proxybench.conditions import Watch
 from scripts.proxybench.processes import free_port
@@ -29,6 +44,9 @@ from tracefile import load_trace
 
 TICKS_PER_S = 100.0
 """Of /proc/stat, on every Linux there is."""
+START_S, BETWEEN_S, UNKNOWN_S = 60.0, 5.0, 90.0
+"""Of an engine; between captures; of a load that was not captured yet."""
+CONTEXT = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,7 @@ class Bench:
         empty_cache(self.url)
         preemptions = count(self.url, "num_preemptions_total")
         watch, stolen, began = Watch(), stolen_s(), datetime.now(UTC)
-        with clocked(measuring_cores()[1]) as core:
+        with clocked(None if self.kind == "vllm-gpu" else measuring_cores()[1]) as core:
             command = self.replay(capture, trace) if capture.is_replay else self.send(capture, trace)
         conditions = watch.stop([])
         return Manifest(
@@ -62,7 +80,7 @@ class Bench:
             engine_command=engine_command(self.kind, capture.engine),
             engine_version=version(self.url),
             kvtape_commit=commit(),
-            machine=conditions.machine,
+            machine=f"{conditions.machine}{gpu_engine.describe_gpu() if self.kind == 'vllm-gpu' else ''}",
             began_utc=began.isoformat(timespec="seconds"),
             wall_s=round(conditions.seconds, 1),
             load_average=round(conditions.load_before, 2),
@@ -96,17 +114,58 @@ class Bench:
         return ["replay", source.name, "--url", "$VLLM", *flags]
 
 
-def capture_missing(kind: EngineKind, out: Path, wanted: Sequence[Capture], everything: Sequence[Capture]) -> None:
-    """Make what is wanted and not there yet, and keep ``index.md`` current after each."""
+def capture_missing(
+    kind: EngineKind,
+    out: Path,
+    wanted: Sequence[Capture],
+    everything: Sequence[Capture],
+    ends_s: float = math.inf,
+) -> None:
+    """Make what is wanted and not there yet; ``ends_s``: of the monotonic clock, none begins that would last longer."""
     work = Workspace(out / "work")
     for settings, group in missing_by_engine(out, wanted):
+        if time.monotonic() + START_S + expected_s(out, group[0], everything) > ends_s:
+            break
         with engine(kind, work, settings) as url:
-            bench = Bench(kind, url, out, work)
-            for capture in group:
-                write_manifest(out, capture, bench.capture(capture))
-                (out / "index.md").write_text(index(out, list(everything)))
+            capture_each(Bench(kind, url, out, work), group, everything, ends_s)
     for sentence in off_pace(out, list(everything)):
         print(sentence)
+
+
+def capture_each(bench: Bench, group: Sequence[Capture], everything: Sequence[Capture], ends_s: float) -> None:
+    """Make captures on a started engine, and keep ``index.md`` current after each."""
+    for capture in group:
+        if time.monotonic() + expected_s(bench.out, capture, everything) > ends_s:
+            break
+        write_manifest(bench.out, capture, bench.capture(capture))
+        (bench.out / "index.md").write_text(index(bench.out, list(everything)))
+
+
+def expected_s(out: Path, capture: Capture, everything: Sequence[Capture]) -> float:
+    """Longest of the captures of this load so far, and what is between two; unknown: a guess."""
+    same = [one for one in everything if (one.shape, one.load) == (capture.shape, capture.load)]
+    walls_s = [made.wall_s for one in same if (made := read_manifest(out, one)) is not None]
+    return BETWEEN_S + max(walls_s, default=UNKNOWN_S)
+
+
+def capture_sized(kind: EngineKind, out: Path, shape: str, ends_s: float) -> int:
+    """Size loads to an engine, unless that was done before, and make its captures; returns how many are left."""
+    add_sized_loads(out)
+    if not loads_path(out, shape).exists():
+        if shape in LOADS:
+            sys.exit(
+                f"--shape {shape}: the matrix has its own loads for it; expected HIDDENxLAYERS or …-NAME of another"
+            )
+        settings, work = Capture(shape, "any").engine, Workspace(out / "work")
+        with engine(kind, work, settings) as url:
+            told, scheduler = facts(url), scheduler_of(kind)
+            cache_tokens = (told.num_gpu_blocks or 0) * (told.block_size or 0)
+            sizes = sized_loads(probe_engine(url), scheduler, cache_tokens, told.max_model_len or CONTEXT)
+            keep_sized_loads(out, shape, sizes)
+            _, group = next(missing_by_engine(out, captures([shape])))
+            capture_each(Bench(kind, url, out, work), group, captures([shape]), ends_s)
+    capture_missing(kind, out, captures([shape]), captures([shape]), ends_s)
+    return sum(read_manifest(out, one) is None for one in captures([shape]))
 
 
 def missing_by_engine(out: Path, wanted: Sequence[Capture]) -> Iterator[tuple[EngineSettings, list[Capture]]]:

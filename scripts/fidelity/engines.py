@@ -4,15 +4,20 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import httpx
 import numpy as np
 
-from scripts import vllm_engine
-from scripts.demo import EngineKind
-from scripts.fidelity.loads import EngineSettings
+from engines.facts import PAGES, read_facts
+from scripts import gpu_engine, vllm_engine
+from scripts.fidelity.loads import SCHEDULER, EngineSettings
 from scripts.job import Workspace
 from scripts.proxybench.processes import free_port
+from tracefile.records.schema import Engine
+
+EngineKind = Literal["sim", "vllm", "vllm-gpu"]
+"""The embedded engine, or a real one on this machine's CPU or GPU."""
 
 PROBE_TOKENS = 2048
 """One step of the engine, and long enough for its clock to matter more than the network's."""
@@ -23,11 +28,12 @@ _COUNTS = r"^vllm:{name}\{{[^}}]*\}} (\S+)$"
 @contextlib.contextmanager
 def engine(kind: EngineKind, work: Workspace, settings: EngineSettings, *flags: str) -> Iterator[str]:
     """An engine with ``flags`` of vLLM's names for the length of the ``with`` block; gives its URL."""
-    if kind == "vllm":
+    if kind != "sim":
+        home = gpu_engine if kind == "vllm-gpu" else vllm_engine
         shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
-        vllm_engine.install(shape)
-        print(f"\n── engine: starting vLLM (about a minute): {settings}", flush=True)
-        with vllm_engine.running_vllm(shape, work.log("engine"), extra=[*vllm_flags(settings), *flags]) as url:
+        home.install(shape)
+        print(f"\n── engine: starting vLLM (a minute or more): {settings}", flush=True)
+        with home.running_vllm(shape, work.log("engine"), extra=[*vllm_flags(settings), *flags]) as url:
             yield url
         return
     address = f"127.0.0.1:{free_port()}"
@@ -40,6 +46,7 @@ def engine(kind: EngineKind, work: Workspace, settings: EngineSettings, *flags: 
         "32",
         "--num-gpu-blocks",
         str(settings.blocks or 32768),
+        *SCHEDULER,
         *flags,
     ]
     if not settings.prefix_caching:
@@ -58,9 +65,19 @@ def engine_command(kind: EngineKind, settings: EngineSettings) -> str:
     """Command that starts the engine, without the parts that differ between machines."""
     if kind == "sim":
         return "sim serve"
-    shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
-    words = vllm_engine.server_command(shape, 0, vllm_flags(settings))[1:]
+    home = gpu_engine if kind == "vllm-gpu" else vllm_engine
+    words = home.server_command(vllm_engine.ModelShape(settings.hidden, settings.layers), 0, vllm_flags(settings))[1:]
     return " ".join(word.replace(str(vllm_engine.HOME.directory), "~/.cache/kvtape/vllm") for word in words)
+
+
+def scheduler_of(kind: EngineKind) -> tuple[str, ...]:
+    """Flags of the engine's scheduler, which it does not tell."""
+    return gpu_engine.SCHEDULER if kind == "vllm-gpu" else SCHEDULER
+
+
+def facts(url: str) -> Engine:
+    """Settings that a running engine tells."""
+    return read_facts(*(httpx.get(f"{url}{page}", timeout=30.0).text for page in PAGES)).engine
 
 
 def version(url: str) -> str:

@@ -2,7 +2,7 @@
 what was captured. Takes minutes and needs no engine, so it is done again whenever the simulator gets better."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +12,7 @@ from report.compare.cells import MIN_CELL, gated_error
 from report.compare.gates import failures
 from report.compare.results import Comparison, DurationError, LabelCohort, QuantileError
 from report.compare.results import Quantile as Figure
-from scripts.fidelity.loads import Capture, Way
+from scripts.fidelity.loads import SCHEDULER, SCHEDULERS, Capture, Way
 from scripts.fidelity.manifest import read_manifest, trace_path
 from scripts.fidelity.steps import StepTimes, step_times
 from scripts.job import Command, Workspace
@@ -24,8 +24,6 @@ COLD_WAYS: tuple[Way, ...] = ("uncached", "uncached-again", "cold-replayed")
 AGAIN: dict[Way, tuple[Way, ...]] = {"warm": ("again", "again-2"), "uncached": ("uncached-again",)}
 """Captures that repeat a way."""
 UNGATED = ("--no-default-gates",)
-# vLLM tells neither; scripts/vllm_engine.py starts it so.
-SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +118,6 @@ class Judge:
     out: Path
     shape: str
     work: Workspace
-    flags: Sequence[str] = field(default=SCHEDULER)
 
     def is_there(self, load: str, way: Way = "warm") -> bool:
         """Return whether a capture was made."""
@@ -138,7 +135,8 @@ class Judge:
     def fit(self, calibrations: Sequence[str]) -> None:
         """Fit on the calibration captures."""
         traces = [self.trace(load) for load in calibrations]
-        self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *self.flags, "-o", self.model])
+        flags = SCHEDULERS.get(self.shape, SCHEDULER)
+        self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *flags, "-o", self.model])
 
     def validate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
         """``sim validate`` on one capture, by its default gates."""

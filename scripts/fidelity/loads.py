@@ -48,30 +48,49 @@ LOADS_256X4 = {
 }
 
 
-def _round(seed: int) -> dict[str, str]:
-    """Loads of one more round on 128x2, all with seeds of their own: three calibrations, four gates."""
-    long, short = (f"{_SESSION} --prefix-tokens {size} --output-tokens 16:64 --rate 0.3" for size in (10000, 3000))
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Sizes of a round's loads: as the engine can take them, warm and cold."""
+
+    calibration: str = "--parallel 16"
+    sessions: float = 0.3
+    """A second."""
+    sessions_s: int = 90
+    singles: float = 3.0
+    """Requests a second."""
+    burst: int = 20
+    """Requests at once, every 8 s."""
+
+
+def one_round(seed: int, rates: Rates) -> dict[str, str]:
+    """Loads of one more round, all with seeds of their own: three calibrations, four gates."""
+    long, short = (f"{_SESSION} --prefix-tokens {size} --output-tokens 16:64" for size in (10000, 3000))
+    paced = f"--rate {rates.sessions:g} --duration {rates.sessions_s}s"
+    often = f"--burst-size {rates.burst} --burst-every 8s --duration 48s"
     return {
-        "calibration-1": f"--pattern calibration --parallel 16 --seed {seed + 1}",
-        "calibration-2": f"--pattern calibration --parallel 16 --seed {seed + 2}",
-        "calibration-3": f"--pattern calibration --parallel 16 --seed {seed + 3}",
-        "session-fast": f"{long} --duration 90s --seed {seed + 4}",
-        "session-short": f"{short} --duration 90s --seed {seed + 5}",
+        **{f"calibration-{k}": f"--pattern calibration {rates.calibration} --seed {seed + k}" for k in (1, 2, 3)},
+        "session-fast": f"{long} {paced} --seed {seed + 4}",
+        "session-short": f"{short} {paced} --seed {seed + 5}",
         # 330 requests, warm and cold below saturation: the one p99 here that is not the slowest few.
-        "poisson-long": f"--pattern poisson {_SINGLE} --rate 3 --number 330 --seed {seed + 6}",
-        "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every 8s --duration 48s --seed {seed + 7}",
+        "poisson-long": f"--pattern poisson {_SINGLE} --rate {rates.singles:g} --number 330 --seed {seed + 6}",
+        "burst": f"--pattern burst {_SINGLE} {often} --seed {seed + 7}",
     }
 
 
 # The later rounds were made after the model's shape was decided.
-LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4, "128x2-second": _round(100), "128x2-third": _round(200)}
+LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
+LOADS |= {f"128x2-{name}": one_round(seed, Rates()) for name, seed in (("second", 100), ("third", 200))}
+SCHEDULERS: dict[str, tuple[str, ...]] = {}
+"""Flags of a model's scheduler, where they are not ``SCHEDULER``."""
+# vLLM tells neither; scripts/vllm_engine.py starts it so.
+SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
 
 SMALL_POOL_BLOCKS = {"128x2": 700, "256x4": 520}
 """Room for both prefixes of the long sessions (626 and 314 blocks of 32 tokens) and for two or three conversations, or
 six: the engine refuses fewer blocks than its longest request takes (513)."""
 
 # Each line is one engine's work; a line is a restart, which takes about a minute.
-_ORDER = {
+ORDER: dict[str, tuple[str, ...]] = {
     "128x2": (
         "warm: calibration-1 calibration-2 calibration-3 session-fast session-short poisson-slow poisson-fast",
         "uncached: session-fast session-short poisson-slow poisson-fast",
@@ -107,7 +126,7 @@ _ROUND = (
     "uncached-again: session-short poisson-long burst",
     "warm: calibration-3",
 )
-_ORDER |= dict.fromkeys(("128x2-second", "128x2-third"), _ROUND)
+ORDER |= dict.fromkeys(("128x2-second", "128x2-third"), _ROUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +177,11 @@ class Capture:
         return self.load.startswith("session")
 
 
-def captures(shapes: Sequence[str] = tuple(LOADS)) -> list[Capture]:
-    """The whole matrix of these models, the most valuable first."""
+def captures(shapes: Sequence[str] | None = None) -> list[Capture]:
+    """The whole matrix of these models, the most valuable first. Null: of all."""
     found: list[Capture] = []
-    for shape in shapes:
-        for line in _ORDER[shape]:
+    for shape in LOADS if shapes is None else shapes:
+        for line in ORDER[shape]:
             way, _, loads = line.partition(": ")
             found += [Capture(shape, load, _way(way)) for load in loads.split()]
     return found

@@ -1,0 +1,51 @@
+"""Run a real vLLM on a GPU: the one that this Python has, with a random-weight model. Needs no network."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from scripts import vllm_engine
+from scripts.engine_home import EngineHome
+from scripts.proxybench.processes import free_port
+from scripts.vllm_engine import ModelShape
+
+HOME = EngineHome("vllm-gpu", "vLLM", has_core=False, start_s=900.0)
+SEQUENCES, STEP_TOKENS, CONTEXT = 256, 8192, 40960
+"""At most so many requests and tokens a step, and tokens a request: Qwen3-8B's own context."""
+SCHEDULER = ("--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(STEP_TOKENS))
+
+
+def install(shape: ModelShape) -> None:
+    """Check that vLLM can be imported, and make the model unless it is there."""
+    if importlib.util.find_spec("vllm") is None:
+        sys.exit(f"{sys.executable} has no vllm: pass --wheels DIR with vLLM's wheel and those that it needs")
+    if not (shape.directory / "config.json").exists():
+        vllm_engine.make_model(shape)
+
+
+def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
+    """The command line of vLLM's server."""
+    return [
+        *(sys.executable, *vllm_engine.serving_words(shape, port), "--dtype", "bfloat16"),
+        *("--max-model-len", str(CONTEXT), *SCHEDULER, *extra),
+    ]
+
+
+def running_vllm(shape: ModelShape, log: Path, *, extra: Sequence[str] = ()) -> AbstractContextManager[str]:
+    """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
+    port = free_port()
+    return HOME.serving(server_command(shape, port, extra), os.environ | vllm_engine.OFFLINE, log, port)
+
+
+def describe_gpu() -> str:
+    """Name and driver of the first GPU, after a comma; empty: none is told."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f", {told[0].strip()}" if told else ""
