@@ -34,10 +34,11 @@ from loadgen.runs.announcement import announce, tokenizer_words
 from loadgen.runs.driving import run_job
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.refusal import Asked, check_fields
-from loadgen.runs.summary import Summary, end_run, print_summary, summary_lines
+from loadgen.runs.summary import Summary, end_run, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from tracefile import InputError, Meta, Workload, load_key
+from tracefile.commandline.printing import print_result
 from tracefile.files.digest import trace_digest
 
 
@@ -223,7 +224,7 @@ def _report(
         scores=[] if results is None else scores_of(results),
     )
     whole = AccuracySummary(**msgspec.structs.asdict(ending.summary), accuracy=accuracy)
-    print_summary(whole, summary_lines(whole, accuracy_lines(accuracy)), as_json=config.as_json)
+    print_result(whole, summary_lines(whole, accuracy_lines(accuracy)), as_json=config.as_json)
     return ending.exit_code() or int(bool(lm.left_out) or results is None)
 
 

@@ -24,11 +24,12 @@ from loadgen.runs.progress import TargetRate
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import AT_DEADLINE
 from loadgen.runs.shardmessages import UNSENT
-from loadgen.runs.summary import Ending, end_run, print_summary, summary_lines
+from loadgen.runs.summary import Ending, end_run, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.targettext import TargetText
 from measure.wording import NOTHING_CACHED
 from tracefile import InputError, Meta, Workload, load_key
+from tracefile.commandline.printing import print_result
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 _ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
@@ -42,7 +43,7 @@ def run_load(config: LoadConfig) -> int:
     ending = send_load(config)
     summary = ending.summary
     told = () if summary.prefix_truth is None else truth_lines(summary.prefix_truth)
-    print_summary(summary, summary_lines(summary, told), as_json=config.as_json)
+    print_result(summary, summary_lines(summary, told), as_json=config.as_json)
     return ending.exit_code()
 
 

@@ -25,7 +25,7 @@ from loadgen.loadrun import send_load
 from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.runs.announcement import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
-from loadgen.runs.summary import Ending, print_summary
+from loadgen.runs.summary import Ending
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, parse_sweep, refuse_other_sweep
 from loadgen.sweeptable import (
     BETWEEN,
@@ -42,6 +42,7 @@ from measure.metrics.trace import measure_run
 from measure.runs import load_run
 from measure.sweepindex import INDEX, RunStatus, SweepRun, read_sweep, write_sweep
 from tracefile import InputError
+from tracefile.commandline.printing import print_result
 
 IDLE_WAIT_S = 60.0
 IDLE_POLL_S = 0.2
@@ -179,7 +180,7 @@ class Sweep:
         missed = any(row.slos_met is False for row in rows)
         page = f"report sweep {shlex.quote(str(plan.folder))} --html sweep.html"
         summary = SweepSummary(str(plan.folder), len(plan.runs), len(rows) - undone, undone, plan.command, rows)
-        print_summary(summary, [*summary_table(rows), "", page], as_json=plan.as_json)
+        print_result(summary, [*summary_table(rows), "", page], as_json=plan.as_json)
         return int(undone > 0 or (missed and not plan.until_slo_missed))
 
     def _is_done(self, run: PlannedRun) -> bool:

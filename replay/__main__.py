@@ -29,7 +29,7 @@ from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import HISTORY, last_header
-from loadgen.runs.summary import Summary, end_run, print_summary, summary_lines
+from loadgen.runs.summary import Summary, end_run, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
@@ -46,6 +46,7 @@ from tracefile import HashInfo, InputError, Meta, Workload, open_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+from tracefile.commandline.printing import print_result
 from tracefile.storage.segments import TRACE_SUFFIXES
 
 SAMPLED = 4
@@ -297,7 +298,7 @@ def report(
     if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
     whole = ReplaySummary(ending.summary, found.dialect.name, account, fidelity)
-    print_summary(whole, summary_lines(ending.summary, told), as_json=config.as_json)
+    print_result(whole, summary_lines(ending.summary, told), as_json=config.as_json)
     return ending.exit_code()
 
 

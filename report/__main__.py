@@ -11,11 +11,12 @@ from measure.metrics.flags import add_slo_arguments
 from measure.metrics.slos import parse_slos
 from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import console_for, print_comparison
-from report.output import add_picture_arguments, pictures_of, print_json
+from report.output import add_picture_arguments, pictures_of
 from report.show import add_show_arguments, show
 from report.sweep import add_sweep_arguments, show_sweep
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+from tracefile.commandline.printing import print_json
 from tracefile.records.errors import InputError
 
 _EPILOG: Final = """\

@@ -1,4 +1,4 @@
-"""Output of results: one JSON object on stdout; an HTML page in a file, and its figures as images."""
+"""Output of results: an HTML page in a file, and its figures as images."""
 
 import argparse
 import sys
@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from report.images.folder import check_images, write_images
-from tracefile.commandline.printing import json_text
 from tracefile.storage.output import PAGE, Name, check_output, replace_output
-
-
-def print_json(result: msgspec.Struct | dict[str, msgspec.Struct]) -> None:
-    print(json_text(result))
 
 
 def write_page(path: Path, html: str) -> None:

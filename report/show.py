@@ -19,8 +19,8 @@ from measure.metrics.tables import headline, metric_lines, verdict
 from measure.metrics.trace import measure_run, read_run, study_chains
 from report.files.folder import check_folder, write_files
 from report.files.measured import Measured
-from report.output import add_picture_arguments, pictures_of, print_json
-from tracefile.commandline.printing import printable
+from report.output import add_picture_arguments, pictures_of
+from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 
 TERMINAL_COLUMNS: Final = 100
@@ -67,9 +67,6 @@ def show(flags: argparse.Namespace) -> int:
         for line in write_files(flags.files, measured):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
-    if flags.json:
-        print_json(metrics)
-    told = wrap(verdict(metrics), TERMINAL_COLUMNS)
-    for line in (f"{flags.trace.name}: {headline(metrics)}", *told, *metric_lines(metrics)):
-        print(printable(line), file=sys.stderr if flags.json else sys.stdout)
+    told = [f"{flags.trace.name}: {headline(metrics)}", *wrap(verdict(metrics), TERMINAL_COLUMNS)]
+    print_result(metrics, [*told, *metric_lines(metrics)], as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1

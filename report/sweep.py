@@ -1,21 +1,20 @@
 """``report sweep``: the points of a sweep side by side, as tables and a page."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from measure.metrics.slos import Slo, parse_slos
 from measure.resampling import CONFIDENCE
-from report.output import add_picture_arguments, pictures_of, print_json
+from report.output import add_picture_arguments, pictures_of
 from report.sweeps.contrasts import Side, contrast
 from report.sweeps.inputs import Planned, SweptRun, SweptRuns, plan_runs, read_runs
 from report.sweeps.points import line_of, load_kind, load_of
 from report.sweeps.results import Sweep, Workload
 from report.sweeps.terminal import sweep_lines
 from report.sweeps.verdict import verdict
-from tracefile.commandline.printing import printable
+from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 
 
@@ -63,10 +62,7 @@ def show_sweep(flags: argparse.Namespace) -> int:
 
         drawn = draw_sweep(sweep)
         pictures.write(render_sweep(sweep, drawn), drawn.figures)
-    if flags.json:
-        print_json(sweep)
-    for line in sweep_lines(sweep):
-        print(printable(line), file=sys.stderr if flags.json else sys.stdout)
+    print_result(sweep, sweep_lines(sweep), as_json=flags.json)
     return 0 if _slos_are_met(sweep) else 1
 
 

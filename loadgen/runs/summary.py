@@ -1,6 +1,5 @@
 """Summary of a run for terminal and JSON: its trace's metrics, and the client's own fitness."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.runs import load_run
 from tracefile import InputError
-from tracefile.commandline.printing import json_text
 from wire.native import forms
 
 CPU_LIMIT = 0.9
@@ -232,10 +230,3 @@ def _cpu(summary: Summary) -> str:
         (name, [use.cpu for use in summary.processes if use.process.startswith(name)]) for name in ("shard", "sender")
     ]
     return ", ".join(f"{name} {max(cpus):.0%}" for name, cpus in used if cpus) or "nothing"
-
-
-def print_summary(summary: msgspec.Struct, lines: list[str], *, as_json: bool) -> None:
-    """Print lines; with ``as_json`` one object on stdout, and the lines on stderr."""
-    print("\n".join(lines), file=sys.stderr if as_json else sys.stdout)
-    if as_json:
-        print(json_text(summary))

@@ -27,7 +27,7 @@ from loadgen.selftest.truth import Served, Truth, quantile, received_ns, steady_
 from tracefile import InputError, keyed_id, load_key, load_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
-from tracefile.commandline.printing import json_text
+from tracefile.commandline.printing import print_result
 from wire.process import module_command, module_environment
 
 SHORTEST_S = 0.5
@@ -61,10 +61,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"--duration, --procs: {args.duration:g} s, {args.procs}; expected 0.5s to 30s, and 1 or more")
     with tempfile.TemporaryDirectory(prefix="kvtape-selftest-") as folder:
         found = measure_capacity(args.duration, args.procs, Path(folder), _tell)
-    lines = [*capacity_lines(found), _keep(found)]
-    print("\n".join(lines), file=sys.stderr if args.json else sys.stdout)
-    if args.json:
-        print(json_text(found))
+    print_result(found, [*capacity_lines(found), _keep(found)], as_json=args.json)
     return 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from report.compare.comparison import Compared
-from report.output import pictures_of, print_json
+from report.output import pictures_of
 from sim.fit import fit
 from sim.fit.fit import FitConfig, add_fit_flags, fit_and_save
 from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
@@ -19,6 +19,7 @@ from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
+from tracefile.commandline.printing import print_json
 from tracefile.records.arrays import IntArray
 from tracefile.storage.output import MODEL, check_output
 

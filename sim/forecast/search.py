@@ -15,7 +15,7 @@ import numpy as np
 
 from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
-from report.output import add_picture_arguments, pictures_of, print_json
+from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import demand_of, extrapolations, run_point
@@ -36,6 +36,7 @@ from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
+from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 
 RATES = (0.1, 10.0)
@@ -145,9 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
         )
     )
-    if arguments.json:
-        print_json(found)
-    print(describe(found), file=sys.stderr if arguments.json else None)
+    print_result(found, [describe(found)], as_json=arguments.json)
     if pictures.wanted:
         # The page's libraries take half a second to import.
         from report.pages.forecastpages import render_search, search_figures  # noqa: PLC0415

@@ -17,7 +17,7 @@ from report.compare.comparison import Compared, Predicted, judge_forecasts
 from report.compare.gates import failures
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import console_for, print_comparison
-from report.output import Pictures, add_picture_arguments, pictures_of, print_json
+from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.engine.results import predicted_meta
 from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
 from sim.forecast.baselines import cold_predictors, predictors
@@ -30,6 +30,7 @@ from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
+from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.storage.output import refuse_inputs

@@ -11,7 +11,7 @@ import numpy as np
 from measure.cohorts import ALL
 from measure.resampling import CONFIDENCE
 from measure.thresholds import Threshold
-from report.output import add_picture_arguments, pictures_of, print_json
+from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
@@ -44,6 +44,7 @@ from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import verdict_sentence
+from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 
 
@@ -100,9 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     pictures = pictures_of(arguments, [config.trace, config.model])
     result, finished = forecast_scenarios(config)
-    if config.json:
-        print_json(result)
-    print(describe(result), file=sys.stderr if config.json else None)
+    print_result(result, [describe(result)], as_json=config.json)
     if pictures.wanted:
         # The page's libraries take half a second to import.
         from report.pages.forecastpages import render_what_if, what_if_figures  # noqa: PLC0415

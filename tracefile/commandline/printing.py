@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
 import msgspec
@@ -14,9 +14,17 @@ _MARKS = r"\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 _UNSAFE = re.compile(rf"[{_CONTROLS}{_MARKS}\ud800-\udfff]")
 
 
-def json_text(value: object) -> str:
-    """Return a value as JSON for people: indented, without the line's end."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+def print_json(value: object) -> None:
+    """Print a value as one indented JSON object."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_result(result: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print lines; with ``as_json`` the result as one JSON object on stdout, and the lines on stderr."""
+    if as_json:
+        print_json(result)
+    for line in lines:
+        print(printable(line), file=sys.stderr if as_json else sys.stdout)
 
 
 def printable(text: str) -> str:
