@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.groupuse import cache_use
+from sim.cache.curve import cache_use
 from sim.workload.accesses import GroupedAccesses
 from sim.workload.groups import Grouping, Groups
 from tracefile import TraceWriter
