@@ -67,6 +67,7 @@ def test_questions_are_a_load_whose_answers_reach_the_parent_alone(sim_server: s
         ("--lm-eval a --num-fewshot -1", "--num-fewshot: -1; expected 0 or more"),
         ("--lm-eval a --resume -o t", "--resume: with --lm-eval, whose outputs are kept in memory alone"),
         ("--lm-eval a --number 3 --turns 2", "--number, --turns: with --lm-eval, whose tasks make the load"),
+        ("--lm-eval a --duration 30s", "--duration: with --lm-eval, whose tasks make the load; expected without"),
         ("--lm-eval a --temperature 1", "--temperature: with --lm-eval, whose tasks make the load"),
         ("--lm-eval a --api messages", "--api: messages with --lm-eval; expected completions or chat"),
         ("--lm-eval a --pattern burst", "--pattern: burst with --lm-eval; expected one of poisson, constant, gamma"),
