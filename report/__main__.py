@@ -130,33 +130,7 @@ def _parser() -> Parser:
         description="Compare traces that hold the same requests: cached tokens first, then TTFT survival per cohort.",
         epilog=_EPILOG,
     )
-    sub.add_argument("traces", nargs="+", metavar="LABEL=TRACE", help="the first is the truth of the others")
-    sub.add_argument(
-        "--truth",
-        action="append",
-        default=[],
-        metavar="LABEL=TRUTH_LABEL",
-        help="judge LABEL by another label than the first; by itself: by none (repeatable)",
-    )
-    sub.add_argument(
-        "--repeat",
-        action="append",
-        default=[],
-        metavar="LABEL",
-        help="the same load measured again: errors are against the mean (repeatable; default: again)",
-    )
-    add_picture_arguments(sub)
-    sub.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    sub.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
-    sub.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
-    sub.add_argument(
-        "--gate",
-        action="append",
-        default=[],
-        metavar="EXPRESSION",
-        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT (repeatable)",
-    )
-    add_slo_arguments(sub, "[LABEL.]")
+    _add_compare_arguments(sub)
     curve = commands.add_parser(
         "curve",
         help="draw what sim curve, sim misses and sim reuse found",
@@ -165,6 +139,36 @@ def _parser() -> Parser:
     curve.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")
     add_picture_arguments(curve)
     return parser
+
+
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("traces", nargs="+", metavar="LABEL=TRACE", help="the first is the truth of the others")
+    parser.add_argument(
+        "--truth",
+        action="append",
+        default=[],
+        metavar="LABEL=TRUTH_LABEL",
+        help="judge LABEL by another label than the first; by itself: by none (repeatable)",
+    )
+    parser.add_argument(
+        "--repeat",
+        action="append",
+        default=[],
+        metavar="LABEL",
+        help="the same load measured again: errors are against the mean (repeatable; default: again)",
+    )
+    add_picture_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
+    parser.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
+    parser.add_argument(
+        "--gate",
+        action="append",
+        default=[],
+        metavar="EXPRESSION",
+        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT (repeatable)",
+    )
+    add_slo_arguments(parser, "[LABEL.]")
 
 
 def _assignments(texts: Sequence[str], expected: str) -> dict[str, str]:
