@@ -6,14 +6,17 @@ from pathlib import Path
 
 from scripts.simbench.caches import pool_hits, read_batch
 from scripts.simbench.timing import Figures, measure
+from sim.engine.run import roots_of
 from sim.engine.simstate import build_state
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import plan_arrivals
+from sim.workload.arrivalorder import in_parts
+from sim.workload.arrivals import BatchPlan, plan_arrivals
+from sim.workload.chain import Chains
 from tests.sim.oracles.simulation import read_simulation
-from tracefile import load_trace
+from tracefile import load_trace, open_trace
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")
 STEP_MS, PREFILL_STEP_MS = 8.0, 40.0
@@ -53,8 +56,11 @@ def _ours(trace: Path, engine: EngineConfig, runs: int) -> Figures:
 
 
 def _run_file(trace: Path, engine: EngineConfig, model: Model) -> SimState:
-    meta, records = load_trace(trace)
-    return run_state(build_state(plan_arrivals(meta, records, engine.block_size), engine, model))
+    with open_trace(trace) as reader:
+        plan = BatchPlan(Chains(reader.meta, engine.block_size), trace)
+        batches, order = roots_of(reader, trace)
+        first, *others = [part.arrivals for part in in_parts(plan.every(batches), order)]
+    return run_state(build_state(first.followed_by(*others), engine, model))
 
 
 def _replay(python: Path, trace: Path, settings: dict[str, object], concurrency: int) -> Figures:

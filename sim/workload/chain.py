@@ -15,7 +15,7 @@ from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
 from tracefile.hashing.tokenchains import Resizing, branches_of
 from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.batches import NO_LIST, Batch, Hashes
+from tracefile.records.batches import NO_LIST, Batch, Hashes, without_collector
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
@@ -144,10 +144,11 @@ def leading_keys(hashes: Hashes, starts: IntArray, known: IntArray, factor: int)
 def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
     """Yield batches and their chains; at the end, print warnings. Raises InputError if no record had hashes."""
     hashed = False
-    for batch in reader.batches():
-        hashes = batch.hashes()
-        hashed = hashed or bool((hashes.prompt_blocks != NO_LIST).any())
-        yield batch, hashes
+    with without_collector():
+        for batch in reader.batches():
+            hashes = batch.hashes()
+            hashed = hashed or bool((hashes.prompt_blocks != NO_LIST).any())
+            yield batch, hashes
     end_reading(reader, hashed=hashed)
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -13,6 +13,8 @@ from tracefile.importers.recognition import CSV_FORMATS, recognise
 from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import (
     NOT_JSON,
+    BatchDecoder,
+    BlockDecoder,
     GroupDecoder,
     LineDecoder,
     RecordDecoder,
@@ -28,8 +30,13 @@ from tracefile.storage.output import MANIFEST, MODEL, PAGE
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
+if TYPE_CHECKING:
+    from tracefile.records.batches import Batch
+
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
+BLOCK_PARTS = 8
+"""Parts of what one read gives, a megabyte, that are decoded one after another: objects take several times the room."""
 
 
 class LineTraceReader(TraceReader):
@@ -45,6 +52,9 @@ class LineTraceReader(TraceReader):
         try:
             trace_format, self._decoder, lines = self._recognise()
             self._groups = isinstance(self._decoder, GroupDecoder)
+            self._block_decoder = self._decoder if isinstance(self._decoder, BlockDecoder) else None
+            self._batch_decoder: BatchDecoder | None = None
+            """The decoder, once its blocks are asked for as batches."""
             self._begun = self._begin(lines)
         except BaseException:
             self._lines.close()
@@ -110,17 +120,60 @@ class LineTraceReader(TraceReader):
             self._lines = open_lines(path)
             yield from self._rest_of_file()
 
+    def batches(self) -> "Iterator[Batch]":
+        if not isinstance(self._decoder, BatchDecoder):
+            yield from super().batches()
+            return
+        # A tap's workers read headers only and must not import NumPy.
+        from tracefile.records.batches import RecordBatch  # noqa: PLC0415
+
+        self._batch_decoder, some = self._decoder, list[Record]()
+        for found in cast("Iterator[Record | Batch]", self._records):
+            if isinstance(found, Record):
+                some.append(found)
+                continue
+            if some:
+                yield RecordBatch(some)
+            some = []
+            yield found
+        if some:
+            yield RecordBatch(some)
+
     def _rest_of_file(self) -> Iterator[Record | InputError]:
+        while block := self._lines.take_block():
+            step = len(block) // BLOCK_PARTS + 1
+            for first in range(0, len(block), step):
+                yield from self._decode_block(block[first : first + step])
         for line in self._lines:
             if self._is_torn(line):
                 self._note_end("torn last line skipped; its writer was cut short")
                 return
-            if not is_header(line):
-                yield from self._decode(line)
-            elif error := self._take_header(line):
-                yield error
+            yield from self._decode_line(line)
         if self._lines.torn:
             self._note_end(f"{self._lines.torn} after this line; read what there was")
+
+    def _decode_block(self, block: list[bytes]) -> Iterator[Record | InputError]:
+        """Yield results of a block's lines: all at once where each is a plain record, else line by line."""
+        if self._batch_decoder and (batch := self._batch_decoder.decode_batch(block)) is not None:
+            self._lines.number += len(block)
+            yield cast(Record, batch)  # to ``batches``, which alone sets the decoder
+            return
+        records = self._block_decoder.decode_block(block) if self._block_decoder else None
+        if records is None:
+            for line in block:
+                self._lines.number += 1
+                if line and not line.isspace():
+                    yield from self._decode_line(line)
+            return
+        for record in records:
+            self._lines.number += 1
+            yield record
+
+    def _decode_line(self, line: bytes) -> Iterable[Record | InputError]:
+        if not is_header(line):
+            return self._decode(line)
+        error = self._take_header(line)
+        return () if error is None else (error,)
 
     def _note_end(self, fault: str) -> None:
         """Note that a file has no end: a fault, unless its writer is still at it."""
@@ -188,8 +241,12 @@ def open_trace(path: str | os.PathLike[str]) -> TraceReader:
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
     """The whole trace in memory, in file order; warnings go to stderr."""
+    # Not for a tap's workers, which read headers only and must not import NumPy.
+    from tracefile.records.batches import without_collector  # noqa: PLC0415
+
     with open_trace(path) as reader:
-        records = list(reader)
+        with without_collector():
+            records = list(reader)
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return reader.meta, records

@@ -18,14 +18,18 @@ too, so they are chained here; that of a partial last block, which may be padded
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import xxhash
 
-from tracefile.records.decoding import convert_row, decode_row, parse_object
+from tracefile.records.decoding import HEADER_START, NOT_JSON, convert_row, decode_row, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId, Time
+
+if TYPE_CHECKING:
+    from tracefile.records.batches import Batch
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
@@ -60,18 +64,63 @@ class MooncakeDecoder:
         self._decoder = msgspec.json.Decoder(MooncakeLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        found = decode_row(self._decoder.decode, line, where, "a Mooncake line")
-        ids, rest = split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
+        row = decode_row(self._decoder.decode, line, where, "a Mooncake line")
+        split_ids(row.hash_ids, row.input_length, MOONCAKE_BLOCK_SIZE, where)
         self._count += 1
-        return Record(
-            request_id=RequestId(f"mooncake-{self._count}"),
-            arrival_ms=found.timestamp,
-            prompt_tokens=found.input_length,
-            output_tokens=found.output_length,
-            tokens_source="tokenizer",
-            block_hashes=[BlockHash(block_id) for block_id in ids],
-            extra={PARTIAL_BLOCK: rest[0]} if rest else {},
-        )
+        return _mooncake_record(row, self._count)
+
+    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
+        rows = self._plain_rows(lines)
+        if rows is None:
+            return None
+        self._count += len(rows)
+        return list(map(_mooncake_record, rows, count(self._count - len(rows) + 1)))
+
+    def decode_batch(self, lines: list[bytes]) -> "Batch | None":
+        rows = self._plain_rows(lines)
+        if rows is None:
+            return None
+        first, self._count = self._count + 1, self._count + len(rows)
+        return _mooncake_batch(rows, first)
+
+    def _plain_rows(self, lines: list[bytes]) -> list[MooncakeLine] | None:
+        """Return the rows of lines that are all records without faults; else null."""
+        try:
+            rows = list(map(self._decoder.decode, lines))
+        except NOT_JSON:
+            return None
+        if any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows):
+            return None
+        return None if any(line.startswith(HEADER_START) for line in lines) else rows
+
+
+def _mooncake_record(row: MooncakeLine, number: int) -> Record:
+    full = row.input_length // MOONCAKE_BLOCK_SIZE
+    return Record(
+        request_id=RequestId(f"mooncake-{number}"),
+        arrival_ms=row.timestamp,
+        prompt_tokens=row.input_length,
+        output_tokens=row.output_length,
+        tokens_source="tokenizer",
+        block_hashes=cast(list[BlockHash], row.hash_ids[:full]),
+        extra={PARTIAL_BLOCK: row.hash_ids[full]} if len(row.hash_ids) > full else {},
+    )
+
+
+def _mooncake_batch(rows: list[MooncakeLine], first: int) -> "Batch":
+    """Return rows as columns; ``first``: number of the first."""
+    # Commands that read headers only must not import NumPy.
+    from tracefile.records.batches import LeanBatch, prompt_chains  # noqa: PLC0415
+
+    columns: dict[str, list[Any]] = {
+        "request_id": [f"mooncake-{number}" for number in range(first, first + len(rows))],
+        "arrival_ms": [row.timestamp for row in rows],
+        "prompt_tokens": [row.input_length for row in rows],
+        "output_tokens": [row.output_length for row in rows],
+        "tokens_source": ["tokenizer"] * len(rows),
+    }
+    chains = prompt_chains(row.hash_ids[: row.input_length // MOONCAKE_BLOCK_SIZE] for row in rows)
+    return LeanBatch(columns, chains, lambda places: [_mooncake_record(rows[at], first + at) for at in places])
 
 
 class AiperfLine(msgspec.Struct, kw_only=True):

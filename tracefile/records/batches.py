@@ -6,12 +6,13 @@ costs no objects for what is only counted, and one in lines costs those that it 
 
 import gc
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -119,8 +120,7 @@ class RecordBatch:
                     _extend(values, hashes)
         counts = [np.array([NO_LIST if c is None else len(c) for c in some], np.int64) for some in (prompts, outputs)]
         ends = np.cumsum(np.maximum(counts[0], 0) + np.maximum(counts[1], 0))
-        found = np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
-        return Hashes(found, np.append(0, ends)[:-1], *counts)
+        return Hashes(_as_array(values), np.append(0, ends)[:-1], *counts)
 
     def forget(self, names: Iterable[str]) -> None:
         if "itl_ms" in names and "itl_tokens" in names:  # what takes room
@@ -129,6 +129,67 @@ class RecordBatch:
 
     def records(self, rows: IntArray | None = None) -> list[Record]:
         return self._records if rows is None else [self._records[row] for row in rows.tolist()]
+
+
+class LeanBatch:
+    """Requests of a format with few fields: their columns, and records made only when they are asked for."""
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        hashes: Hashes,
+        make_records: Callable[[Sequence[int]], list[Record]],
+    ) -> None:
+        """``columns``: values without nulls, by field; all other fields have the schema's default, lists are empty."""
+        self._columns, self._hashes, self._make_records = columns, hashes, make_records
+        self._count = len(hashes.starts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def numbers(self, name: str, missing: int = 0) -> IntArray:
+        found = self._columns.get(name)
+        return np.full(self._count, missing) if found is None else np.array(found, np.int64)
+
+    def times(self, name: str) -> FloatArray:
+        found = self._columns.get(name)
+        return np.full(self._count, np.nan) if found is None else np.array(found, np.float64)
+
+    def words(self, name: str) -> Sequence[str | None]:
+        found = self._columns.get(name)
+        return [_DEFAULTS[name]] * self._count if found is None else found
+
+    def lengths(self, name: str) -> IntArray:
+        return np.zeros(self._count, np.int64)
+
+    def values(self, name: str) -> FloatArray:
+        return np.empty(0)
+
+    def hashes(self) -> Hashes:
+        return self._hashes
+
+    def forget(self, names: Iterable[str]) -> None:
+        pass
+
+    def records(self, rows: IntArray | None = None) -> list[Record]:
+        return self._make_records(range(self._count) if rows is None else rows.tolist())
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Record)}
+
+
+def prompt_chains(chains: Iterable[Sequence[int]]) -> Hashes:
+    """Return chains of prompts, one after another, as those of a batch without output hashes."""
+    values, counts = array("Q"), []
+    for hashes in chains:
+        _extend(values, hashes)
+        counts.append(len(hashes))
+    blocks = np.array(counts, np.int64)
+    return Hashes(_as_array(values), np.cumsum(blocks) - blocks, blocks, np.full(len(blocks), NO_LIST))
+
+
+def _as_array(values: "array[int]") -> npt.NDArray[np.uint64]:
+    return np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
 
 
 def _extend(values: "array[int]", hashes: Sequence[int]) -> None:

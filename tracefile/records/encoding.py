@@ -25,9 +25,9 @@ def known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
 def split_unknown(found: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON object with the keys unknown to ``struct`` moved to ``extra``, in nested Structs too."""
     known = known_fields(struct)
-    split = {key: value for key, value in found.items() if key in known}
-    if len(split) < len(found):
-        split["extra"] = {key: value for key, value in found.items() if key not in known}
+    split = found.copy()
+    if unknown := [key for key in found if key not in known]:
+        split["extra"] = {key: split.pop(key) for key in unknown}
     for name, inner in NESTED.get(struct, {}).items():
         if isinstance(value := split.get(name), dict):
             split[name] = split_unknown(value, inner)

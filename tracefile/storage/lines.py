@@ -30,6 +30,9 @@ class LineReader:
             self._file = open_file(self.path)
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a trace file") from error
+        self._blocks = self._read_blocks()
+        self._block: Iterator[bytes] = iter(())
+        """Lines of the latest read that were not given yet."""
         self._lines = self._read_lines()
 
     def __enter__(self) -> Self:
@@ -46,8 +49,20 @@ class LineReader:
     def __next__(self) -> bytes:
         return next(self._lines)
 
+    def take_block(self) -> list[bytes]:
+        """Take the lines that are left of a read at once, blank ones too; the caller counts them in ``number``.
+
+        Empty at the end of the file, or before a last line without its end, which iteration gives.
+        """
+        block = list(self._block) or next(self._blocks, [])
+        if self.complete:
+            return block
+        self._block = iter(block)
+        return []
+
     def close(self) -> None:
         self._lines.close()
+        self._blocks.close()
         self._file.close()
 
     def is_being_written(self) -> bool:
@@ -62,6 +77,19 @@ class LineReader:
         return False
 
     def _read_lines(self) -> Generator[bytes, None, None]:
+        while True:
+            block = self._block
+            for line in block:
+                self.number += 1
+                if line and not line.isspace():
+                    yield line
+            if self._block is not block:  # a block was asked for, and left
+                continue
+            if (lines := next(self._blocks, None)) is None:
+                return
+            self._block = iter(lines)
+
+    def _read_blocks(self) -> Generator[list[bytes], None, None]:
         pending: list[bytes] = []
         waiting = 0
         for chunk in self._chunks():
@@ -74,17 +102,11 @@ class LineReader:
                 )
             if not rest:
                 continue
-            yield from self._numbered([b"".join(pending), *rest[:-1]])
+            yield [b"".join(pending), *rest[:-1]]
             pending, waiting = [rest[-1]], len(rest[-1])
         if last := b"".join(pending):
             self.complete = False
-            yield from self._numbered([last])
-
-    def _numbered(self, lines: list[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            self.number += 1
-            if line and not line.isspace():
-                yield line
+            yield [last]
 
     def _chunks(self) -> Iterator[bytes]:
         try:

@@ -1,0 +1,135 @@
+"""Lines decoded a block at a time give what they give one by one: records, errors, warnings, places and columns."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracefile import InputError
+from tracefile.files.reading import LineTraceReader
+from tracefile.importers.blocktraces import MooncakeDecoder
+from tracefile.records.batches import Batch, LeanBatch, RecordBatch
+from tracefile.records.reader import TraceReader
+from tracefile.storage import compression
+
+HEADER = b'{"meta":{"schema":"kvtape/1","block_size":16}}'
+OURS = [
+    b'{"request_id":"a","arrival_ms":1.5,"prompt_tokens":33,"block_hashes":[1,18446744073709551615]}',
+    b'{"request_id":"b","itl_ms":[1,2.5],"itl_tokens":[1,2],"output_tokens":4,"status":"timeout"}',
+    b'{"request_id":"c","later":[1],"block_hashes":[-3]}',
+    b'{"request_id":"d","extra":5}',
+    b'{"meta":1,"request_id":"e"}',
+    b'{"meta":{"schema":"kvtape/1","block_size":16}}',
+    b'{"meta":{"schema":"kvtape/1","block_size":32}}',
+    b'{"request_id":"f","prompt_tokens":-1}',
+    b'{"request_id":"g","prompt_tokens":"3"}',
+    b'{"request_id":"h","block_hashes":[1,null]}',
+    b'{"prompt_tokens":3}',
+    b'{"request_id":"i","ttft_ms":NaN}',
+    b'{"request_id":"j"} {"request_id":"k"}',
+    b'{"request_id":"l",',
+    b"[1]",
+    b" ",
+    b"",
+]
+ROW = b'{"timestamp":%d,"input_length":%d,"output_length":%d,"hash_ids":[%b]}'
+MOONCAKE = [
+    ROW % (3000, 1025, 7, b"0,1,2"),
+    ROW % (27482, 512, 1, b"9"),
+    ROW % (0, 100, 0, b""),
+    ROW % (5, 600, 3, b"18446744073709551616,4"),
+    ROW % (5, 600, 3, b"-1"),
+    ROW % (5, 1024, 3, b"1"),
+    ROW % (5, -1, 3, b"1"),
+    ROW % (5, 600, 3, b"1.5"),
+    b'{"meta":{"schema":"kvtape/1"},"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[]}',
+    b'{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[],"more":1}',
+    b'{"timestamp":0}',
+    b"",
+]
+
+
+def lines_of(kinds: Sequence[bytes], good: int) -> st.SearchStrategy[list[bytes]]:
+    """Mostly the first ``good`` kinds of line, so that whole blocks are plain, and then some of any kind."""
+    plain = st.lists(st.sampled_from(kinds[:good]), max_size=12)
+    return st.tuples(plain, st.lists(st.sampled_from(kinds), max_size=2), plain).map(
+        lambda parts: [*parts[0], *parts[1], *parts[2]]
+    )
+
+
+def results(path: Path, *, by_line: bool) -> tuple[list[Any], list[str], list[tuple[int, str]]]:
+    with LineTraceReader(path) as reader:
+        if by_line:
+            reader._block_decoder = None
+        found = [
+            (reader.line, reader.where(), str(result) if isinstance(result, InputError) else result)
+            for result in reader.results()
+        ]
+        return found, reader.warnings, reader.faults
+
+
+def read_batches(path: Path, *, by_line: bool) -> tuple[list[Batch], list[str], str | None]:
+    with LineTraceReader(path) as reader:
+        batches: list[Batch] = []
+        error = None
+        try:
+            batches.extend(TraceReader.batches(reader) if by_line else reader.batches())
+        except InputError as found:
+            error = str(found)
+        return batches, reader.warnings, error
+
+
+def columns(batch: Batch) -> dict[str, Any]:
+    hashes = batch.hashes()
+    return {
+        "numbers": [
+            batch.numbers(name, -1).tolist() for name in ("prompt_tokens", "output_tokens", "turn", "priority")
+        ],
+        "times": [str(batch.times(name).tolist()) for name in ("arrival_ms", "e2e_ms")],
+        "words": [list(batch.words(name)) for name in ("request_id", "session_id", "status", "tokens_source")],
+        "lengths": [batch.lengths(name).tolist() for name in ("itl_ms", "itl_tokens")],
+        "values": batch.values("itl_ms").tolist(),
+        "hashes": [part.tolist() for part in hashes],
+        "records": batch.records(),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    trace=st.one_of(
+        st.tuples(st.just(HEADER), lines_of(OURS, 2)), st.tuples(st.just(MOONCAKE[0]), lines_of(MOONCAKE, 4))
+    ),
+    end=st.sampled_from([b"\n", b"", b'\n{"request_id":']),
+    read_bytes=st.sampled_from([64, 300, 1 << 20]),
+)
+def test_a_block_of_lines_is_read_as_its_lines_are(
+    tmp_path_factory: pytest.TempPathFactory, trace: tuple[bytes, list[bytes]], end: bytes, read_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    path.write_bytes(b"\n".join([trace[0], *trace[1]]) + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "PLAIN_READ_BYTES", read_bytes)
+        assert results(path, by_line=False) == results(path, by_line=True)
+        (whole, warnings, error), (plain, plain_warnings, plain_error) = (
+            read_batches(path, by_line=False),
+            read_batches(path, by_line=True),
+        )
+    assert (warnings, error) == (plain_warnings, plain_error)
+    if error is None:
+        one, other = ([record for batch in found for record in batch.records()] for found in (whole, plain))
+        assert one == other
+
+
+@given(st.lists(st.sampled_from(MOONCAKE[:4]), min_size=1, max_size=8))
+@settings(max_examples=25, deadline=None)
+def test_columns_without_records_are_those_of_the_records(lines: list[bytes]) -> None:
+    batched, plain = MooncakeDecoder(), MooncakeDecoder()
+    for _ in range(2):  # ids count on
+        lean, records = batched.decode_batch(lines), [plain.decode(line, "") for line in lines]
+        assert isinstance(lean, LeanBatch)
+        assert columns(lean) == columns(RecordBatch(records))
+        assert lean.records(np.arange(0, len(lines), 2)) == records[::2]
