@@ -11,7 +11,8 @@ from typing import get_args
 
 from engines.access import add_access_arguments, read_access
 from engines.dialect import DialectName
-from engines.routing import POLICIES
+from engines.routing import ROUTE_HELP
+from tap.proxy.livepolicy import live_route
 from tap.proxy.promptstart import PIECE_BYTES
 from tap.supervisor.config import (
     AUTO,
@@ -113,9 +114,9 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 def _add_routing(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--route",
-        choices=list(POLICIES),
         default="round-robin",
-        help="choice among several upstreams (default %(default)s)",
+        metavar="POLICY",
+        help=f"{ROUTE_HELP} (default %(default)s)",
     )
     group.add_argument(
         "--route-kb",
@@ -317,6 +318,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 def read_config(argv: Sequence[str]) -> TapConfig:
     args = parser().parse_args(argv)
     _check_numbers(args)
+    live_route(args.route)
     listed = checked_upstreams(args.upstream, args.upstreams)
     rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(

@@ -1,7 +1,7 @@
 """State of a router: requests sent and not ended, prefill outstanding, adapters sent, and the choice among engines."""
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -28,6 +28,7 @@ class Knowledge(Protocol):
         """Learn that an engine's cache was lost: it died, restarted or was reset."""
 
 
+@runtime_checkable
 class Learner(Protocol):
     """A policy that learns from the requests' course: an object to be called, with these two methods."""
 
@@ -79,7 +80,7 @@ class Router:
             for place, name in enumerate(names)
         ]
         self._policy, self._knowledge = policy, knowledge
-        self._learner = cast("Learner | None", policy if hasattr(policy, "sent") and hasattr(policy, "ended") else None)
+        self._learner = policy if isinstance(policy, Learner) else None
         self._candidates = self.engines
         self._sent: dict[int, _Sent] = {}
         self._adapters: list[dict[str, None]] = [{} for _ in names]

@@ -1,25 +1,32 @@
 """Policies from a user's file, guarded: requests are served on whatever the policy does."""
 
+import contextlib
 import importlib.util
 import inspect
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
 from typing import Any, Final
 
-from engines.routing.load import round_robin
+from engines.routing.load import least_loaded
 from engines.routing.policies import PolicyKind
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest
+from engines.routing.router import Learner
 from tracefile.records.errors import InputError
+from wire.process import failure_words
 
-LONGEST_CHOICE_S: Final = 0.05
-"""Time that a choice may take: all streams of the process wait meanwhile. A policy that takes longer is set aside."""
-FALLBACK: Final = round_robin
+MOST_S: Final = 0.02
+"""Time that a user's policy has: all streams of the process wait for it."""
+SUSPENDED_S: Final = 60.0
+"""Time without a policy that has blocked, on the router's clock."""
+SAID_EVERY_S: Final = 60.0
+"""Time between two lines about one policy, on the router's clock."""
+FALLBACK: Final = least_loaded
 
 
 def user_policy(path: str, function: str) -> PolicyKind:
@@ -39,75 +46,89 @@ def user_policy(path: str, function: str) -> PolicyKind:
 
 
 class GuardedPolicy:
-    """A policy whose faults cost it a choice: the request goes by ``FALLBACK``, the first of each kind is told.
+    """A policy whose faults cost it a choice: the request goes by ``FALLBACK``, and a line tells of it.
 
-    Faults are an exception, a value that is no place of an engine, and a choice that takes longer than
-    ``LONGEST_CHOICE_S``. Such a choice is interrupted on the main thread, and ends the policy's use at once.
+    Faults are an exception, a value that is no place of an engine, and a call that takes longer than ``MOST_S``. On
+    the main thread such a call is interrupted; in any case the policy is not asked for ``SUSPENDED_S``. Lines name the
+    exception and its place, never its text, which may quote a request.
     """
 
     def __init__(self, name: str, policy: Callable[..., Any]) -> None:
         self.faults: Counter[str] = Counter()
-        """By kind: raises, no engine, too slow."""
-        self.tell: Callable[[str], None] = _tell
+        """Requests that ``FALLBACK`` routed, by reason: raised, blocked, suspended, nonsense; faults of learning."""
         self._name, self._policy = name, policy
-        self._choosing = False
-        self._set_aside = False
-        self._learns = hasattr(policy, "sent") and hasattr(policy, "ended")
+        self._learner = policy if isinstance(policy, Learner) else None
+        self._suspended_s = self._said_s = float("-inf")
+        self._calling = False
 
     def __call__(self, request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        if not self._set_aside:
-            place = self._guarded(self._policy, request, engines)
-            if type(place) is int and 0 <= place < len(engines):
-                return place
-            if place is not _FAILED:
-                self._fault("no engine", f"returned {place!r:.60}; expected 0 to {len(engines) - 1}")
+        now_s = request.arrival_s
+        if now_s < self._suspended_s:
+            self.faults["suspended"] += 1
+            return FALLBACK(request, engines)
+        place = self._guarded(now_s, self._policy, request, engines)
+        if type(place) is int and 0 <= place < len(engines):
+            return place
+        if place is not _FAILED:
+            self._fault("nonsense", f"returned {place!r:.40}; expected a place from 0 to {len(engines) - 1}", now_s)
         return FALLBACK(request, engines)
 
     def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
-        if self._learns and not self._set_aside:
-            self._guarded(self._policy.sent, request, engine)  # type: ignore[attr-defined]
+        if self._learner is not None and request.arrival_s >= self._suspended_s:
+            self._guarded(request.arrival_s, self._learner.sent, request, engine)
 
     def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
-        if self._learns and not self._set_aside:
-            self._guarded(self._policy.ended, request, engine, now_s)  # type: ignore[attr-defined]
+        if self._learner is not None and now_s >= self._suspended_s:
+            self._guarded(now_s, self._learner.ended, request, engine, now_s)
 
-    def _guarded(self, call: Callable[..., Any], *arguments: object) -> object:
+    def _guarded(self, now_s: float, call: Callable[..., Any], *arguments: object) -> object:
+        """Return what a call returns, ``_FAILED`` where it raised or took too long."""
         began_s = perf_counter()
-        interrupts = threading.current_thread() is threading.main_thread()
-        if interrupts:
-            before = signal.signal(signal.SIGALRM, self._interrupt)
-            signal.setitimer(signal.ITIMER_REAL, LONGEST_CHOICE_S, LONGEST_CHOICE_S)
         found: object = _FAILED
         try:
-            self._choosing = True
-            found = call(*arguments)
-            self._choosing = False
-        except _TooSlowError:
+            with self._interrupted_late():
+                self._calling = True
+                found = call(*arguments)
+                self._calling = False
+        except _BlockedError:
             pass
         except (Exception, SystemExit) as error:
-            self._fault("raises", f"raised {_worded(error)}")
-        finally:
-            self._choosing = False
-            if interrupts:
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
-                signal.signal(signal.SIGALRM, before)
-        if perf_counter() - began_s >= LONGEST_CHOICE_S:
-            self._set_aside = True
-            self._fault("too slow", f"took longer than {LONGEST_CHOICE_S * 1e3:g} ms and is not asked again")
+            words = type(error).__name__ if isinstance(error, RuntimeError) else failure_words(error)
+            self._fault("raised", f"raised {words}", now_s)
+        if perf_counter() - began_s >= MOST_S:
+            self._suspended_s = now_s + SUSPENDED_S
+            self._fault("blocked", f"took more than {MOST_S * 1e3:g} ms; suspended for {SUSPENDED_S:g} s", now_s)
+            return _FAILED
         return found
 
+    @contextlib.contextmanager
+    def _interrupted_late(self) -> Iterator[None]:
+        """Interrupt the call after ``MOST_S``, again and again, on the main thread: no other one gets signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, self._interrupt)
+        signal.setitimer(signal.ITIMER_REAL, MOST_S, MOST_S)
+        try:
+            yield
+        finally:
+            self._calling = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._choosing:
-            raise _TooSlowError
+        if self._calling:
+            raise _BlockedError
 
-    def _fault(self, kind: str, what: str) -> None:
+    def _fault(self, kind: str, what: str, now_s: float) -> None:
         self.faults[kind] += 1
-        if self.faults[kind] == 1:
-            self.tell(f"--route {self._name}: {what}; its requests go round-robin")
+        if now_s - self._said_s >= SAID_EVERY_S:
+            self._said_s = now_s
+            print(f"--route {self._name}: {what}; least-loaded routes instead", file=sys.stderr, flush=True)
 
 
-class _TooSlowError(BaseException):
-    """Ends a policy that takes too long; no ``except Exception`` of the user's catches it."""
+class _BlockedError(BaseException):
+    """Ends a call that takes too long; no ``except Exception`` of the user's holds it back."""
 
 
 _FAILED: Final = object()
@@ -133,13 +154,5 @@ def _loaded(place: str, path: str, function: str) -> Callable[..., Any]:
 
 
 def _worded(error: BaseException) -> str:
-    """Return an exception in one line, with the user's line where it has one."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    where = "" if traceback is None else f" (line {traceback.tb_lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Return an exception of a file that is being loaded, in one line: no request is known yet."""
+    return f"{failure_words(error)}: {' '.join(str(error).split())}"

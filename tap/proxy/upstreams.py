@@ -188,8 +188,8 @@ class Choice(Assignment):
             upstream.counts[HELD_TOKENS] += request.prompt_tokens
         if self._keys:
             upstream.table.add(self._keys)
-        if self._policy.learns:
-            self._policy.sent(request, upstream.slot)
+        if self._policy.learner is not None:
+            self._policy.learner.sent(request, upstream.engine)
 
     def first_token(self) -> None:
         self.upstream.counts[PREFILL_TOKENS] -= self._prefill_tokens
@@ -200,8 +200,8 @@ class Choice(Assignment):
             super().end()
             self.first_token()
             self.upstream.counts[HELD_TOKENS] -= self.request.prompt_tokens
-            if self._policy.learns:
-                self._policy.ended(self.request, self.upstream.slot, monotonic())
+            if self._policy.learner is not None:
+                self._policy.learner.ended(self.request, self.upstream.engine, monotonic())
 
 
 class Upstreams:

@@ -96,8 +96,11 @@ def test_a_users_policy_chooses_with_settings_and_learns(tmp_path: Path) -> None
     ("text", "expected"),
     [
         ("x = 1", "has no function choose"),
-        ("raise ValueError('two\\nlines')", "cannot be loaded: ValueError: two lines (line 1)"),
-        ("def choose(request):\n    return 0", "TypeError: too many positional arguments"),
+        ("raise ValueError('two\\nlines')", "cannot be loaded: ValueError at mine.py:1: two lines"),
+        (
+            "def choose(request):\n    return 0",
+            ": too many positional arguments; expected a function of (request, engines)",
+        ),
     ],
 )
 def test_a_file_without_a_policy_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -107,48 +110,47 @@ def test_a_file_without_a_policy_is_refused(tmp_path: Path, text: str, expected:
     assert "\n" not in str(refused.value)
 
 
-def guarded(policy: object) -> tuple[GuardedPolicy, list[str]]:
-    told: list[str] = []
-    made = GuardedPolicy("mine.py:choose", policy)  # type: ignore[arg-type]
-    made.tell = told.append
-    return made, told
+def raises(request: RoutedRequest, engines: object) -> int:
+    if request.number < 5:
+        raise KeyError("a secret of the request")
+    return 2
 
 
-def test_faults_of_a_users_policy_cost_it_the_choice_and_one_line() -> None:
-    def raises(request: RoutedRequest, engines: object) -> int:
-        if request.number < 5:
-            raise KeyError(request.number)
-        return 2
-
-    policy, told = guarded(raises)
-    assert [policy(request(number), ENGINES) for number in range(7)] == [0, 1, 2, 0, 1, 2, 2]
-    assert policy.faults == {"raises": 5}
-    assert len(told) == 1
-    assert told[0].startswith("--route mine.py:choose: raised KeyError: 0 (line ")
-    assert told[0].endswith("); its requests go round-robin")
+def test_faults_of_a_users_policy_cost_it_the_choice_and_a_line_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = GuardedPolicy("mine.py:choose", raises)
+    chosen = [policy(request(number), ENGINES) for number in (0, 1, 4, 7)]
+    assert chosen == [0, 1, 1, 2]
+    assert policy.faults == {"raised": 3}
+    line = capsys.readouterr().err
+    assert line.startswith("--route mine.py:choose: raised KeyError at test_routes.py:")
+    assert line.endswith("; least-loaded routes instead\n")
+    assert "secret" not in line
 
 
 @pytest.mark.parametrize("nonsense", [None, 3, -1, "a", 1.0, True, [0]])
-def test_nonsense_goes_round_robin(nonsense: object) -> None:
-    policy, told = guarded(lambda request, engines: nonsense)
+def test_nonsense_goes_to_the_least_loaded(nonsense: object, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = GuardedPolicy("mine.py:choose", lambda request, engines: nonsense)
     assert [policy(request(number), ENGINES) for number in range(4)] == [0, 1, 2, 0]
-    assert policy.faults == {"no engine": 4}
-    assert told == [f"--route mine.py:choose: returned {nonsense!r}; expected 0 to 2; its requests go round-robin"]
+    assert policy.faults == {"nonsense": 4}
+    assert capsys.readouterr().err == (
+        f"--route mine.py:choose: returned {nonsense!r}; expected a place from 0 to 2; least-loaded routes instead\n"
+    )
 
 
-def test_a_policy_that_blocks_is_interrupted_and_set_aside() -> None:
+def test_a_policy_that_blocks_is_interrupted_and_asked_again_a_minute_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     asked = []
 
     def blocks(request: RoutedRequest, engines: object) -> int:
         asked.append(request.number)
-        while True:
+        while request.number < 60:
             with contextlib.suppress(Exception):  # a user's loop that goes on whatever comes
                 time.sleep(60)
+        return 2
 
-    policy, told = guarded(blocks)
-    assert [policy(request(number), ENGINES) for number in range(4)] == [0, 1, 2, 0]
-    assert asked == [0]
-    assert policy.faults == {"too slow": 1}
-    assert told == [
-        "--route mine.py:choose: took longer than 50 ms and is not asked again; its requests go round-robin"
-    ]
+    policy = GuardedPolicy("mine.py:choose", blocks)
+    assert [policy(request(number), ENGINES) for number in (0, 1, 59, 60)] == [0, 1, 2, 2]
+    assert asked == [0, 60]
+    assert policy.faults == {"blocked": 1, "suspended": 2}
+    assert "took more than 20 ms; suspended for 60 s; least-loaded routes instead" in capsys.readouterr().err

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router
+from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router, users
 from engines.routing.index import PrefixIndex
+from engines.routing.users import GuardedPolicy
 from tap.ipc.exchange import BoardSize
 from tap.ipc.upstreamboard import UpstreamBoard
-from tap.proxy import livepolicy, routedrelay
+from tap.proxy import routedrelay
 from tap.proxy.livepolicy import LivePolicy, live_policy
 from tap.proxy.upstreams import Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
@@ -268,7 +269,7 @@ def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int,
 
 
 def own(choose: Any) -> tuple[Upstreams, LivePolicy]:
-    policy = LivePolicy(choose, reads_prompt=False, keeps_sessions=True, trusted=False)
+    policy = LivePolicy(GuardedPolicy("own.py:choose", choose), reads_prompt=False, keeps_sessions=True)
     return Upstreams([entry(0), entry(1)], policy), policy
 
 
@@ -290,11 +291,11 @@ def sleeps(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
     ("choose", "counted", "said"),
     [
         pytest.param(raises, {"raised": 3}, "KeyError at test_live_routing.py:", id="raises"),
-        pytest.param(blocks, {"blocked": 1, "suspended": 2}, "no upstream within 20 ms", id="blocks"),
-        pytest.param(sleeps, {"blocked": 1, "suspended": 2}, "no upstream within 20 ms", id="sleeps"),
-        pytest.param(lambda *_: 2, {"nonsense": 3}, "it returned 2; expected a place from 0 to 1", id="out of range"),
-        pytest.param(lambda *_: None, {"nonsense": 3}, "it returned None", id="nothing"),
-        pytest.param(lambda *_: True, {"nonsense": 3}, "it returned True", id="a truth"),
+        pytest.param(blocks, {"blocked": 1, "suspended": 2}, "took more than 20 ms; suspended for 60 s", id="blocks"),
+        pytest.param(sleeps, {"blocked": 1, "suspended": 2}, "took more than 20 ms; suspended for 60 s", id="sleeps"),
+        pytest.param(lambda *_: 2, {"nonsense": 3}, "returned 2; expected a place from 0 to 1", id="out of range"),
+        pytest.param(lambda *_: None, {"nonsense": 3}, "returned None", id="nothing"),
+        pytest.param(lambda *_: True, {"nonsense": 3}, "returned True", id="a truth"),
     ],
 )
 def test_a_users_policy_that_fails_costs_a_line_and_no_request(
@@ -310,7 +311,7 @@ def test_a_users_policy_that_fails_costs_a_line_and_no_request(
 
 
 def test_a_users_policy_that_blocked_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(livepolicy, "SUSPENDED_S", 0.0)
+    monkeypatch.setattr(users, "SUSPENDED_S", 0.0)
     asked: list[int] = []
 
     def once(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
