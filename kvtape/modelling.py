@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from report.pages.whatif import WhatIf
-from sim.fit.fit import FitConfig, fit_traces
+from sim.fit.fitting import FitConfig, fit_traces
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, save_model

@@ -37,7 +37,7 @@ from report.compare.ensembles import (
 from report.compare.gates import BELOW_SATURATION, MIN_P
 from report.compare.results import LEVELS, CachedAgreement, Coverage, DurationError, PairCohort
 from scripts.knownengine import calibration, capture, known_engine, scaled, sessions
-from sim.fit.fit import FitConfig, fit_traces
+from sim.fit.fitting import FitConfig, fit_traces
 from sim.forecast.baselines import queued
 from sim.forecast.validate import ValidateConfig, validate
 from tracefile import Record

@@ -3,7 +3,7 @@
 The simulator is the engine, so that ``sim fit`` and ``sim validate`` are judged for their statistics alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -119,7 +119,11 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
     state, order = run_state(build_state(arrivals, engine.engine, engine, seed)), FinishOrder()
     for result in results_in(state, arrivals, np.arange(len(arrivals))):
         order.add(result, BLOCK)
+    return write(path, meta, (with_gaps_as_numbers(record) for record in order.release()))
+
+
+def write(path: Path, meta: Meta, records: Iterable[Record]) -> Path:
     with TraceWriter(path, meta) as writer:
-        for record in order.release():
-            writer.write(with_gaps_as_numbers(record))
+        for record in records:
+            writer.write(record)
     return path

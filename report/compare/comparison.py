@@ -33,7 +33,7 @@ from report.compare.ensembles import (
     with_members,
 )
 from report.compare.gates import LOSING_P, Gate, check_gate, parse_gate, standard_gates
-from report.compare.headline import beyond_range, headline, notes_on, order_notes
+from report.compare.headline import doubts, headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared, resolve_truths
 from report.compare.provenance import (
     Cells,
@@ -350,8 +350,8 @@ def judge_forecasts(
         },
         baseline_p={label: p for label, one in predicted.items() if (p := _losing_p(compared, label, one)) is not None},
     )
-    beyond = [f"{label}: {beyond_range(one.facts)}" for label, one in predicted.items() if one.facts.beyond_fit]
-    result = msgspec.structs.replace(result, headline=[*result.headline, *beyond])
+    doubted = [f"{label}: {said}" for label, one in predicted.items() for said in doubts(one.facts)]
+    result = msgspec.structs.replace(result, headline=[*result.headline, *doubted])
     kept = standard_gates(result) if standard else ()
     result = msgspec.structs.replace(result, gates=[*kept, *result.gates])
     return replace(compared, result=msgspec.structs.replace(result, next_steps=advice(result)))

@@ -1,6 +1,6 @@
 """The outcome of a comparison and its notes in sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,9 +24,12 @@ def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_ce
     return [_sentence(label, traces, pairs[label], min_cell, draws) for label in ordered_labels(traces, pairs)]
 
 
-def beyond_range(forecast: Forecast) -> str:
-    """Return a sentence about a load that no fitted capture had."""
-    return f"the load is beyond the fitted captures ({listed(forecast.beyond_fit)}); the band is wider for it."
+def doubts(forecast: Forecast) -> Iterator[str]:
+    """Yield sentences about a load that no fitted capture had, and about borrowed parameters that it depends on."""
+    if forecast.beyond_fit:
+        yield f"the load is beyond the fitted captures ({listed(forecast.beyond_fit)}); the band is wider for it."
+    if forecast.borrowed:
+        yield f"the captures of the fit do not identify, and the model borrowed, {listed(forecast.borrowed)}."
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:

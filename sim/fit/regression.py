@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtri
 
+from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.observations import Observations
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS
@@ -39,15 +40,19 @@ class Solution:
     """Condition number of the weighted, column-scaled normal equations: over 1e8, terms cannot be told apart."""
 
 
-def solve(seen: Observations, free: list[int]) -> Solution:
+def solve(seen: Observations, free: list[int], assumed: Assumptions = NO_ASSUMPTIONS) -> Solution:
     """Iteratively reweighted least squares over the terms ``free``; weights are relative to the seen times at first."""
-    parameters = np.zeros(seen.counts.shape[1])
+    held = assumed.held_costs()
+    parameters, solved, sessions = np.zeros_like(held), assumed.solved(free), num_sessions(seen)
+    left_ms = seen.seen_ms - seen.counts @ held
     weights, scales = robust_weights(seen, seen.seen_ms, seen.seen_ms)
     for _ in range(_ROUNDS):
-        gram, moment = normal_equations(seen.counts[:, free], seen.seen_ms, weights)
-        tie_repeated_reads(gram, free)
-        found = np.zeros_like(parameters)
-        found[free] = solve_normal(gram, moment)
+        gram, moment = normal_equations(seen.counts[:, solved], left_ms, weights)
+        more, of_it = assumed.equations(solved, held, sessions)
+        gram, moment = gram + more, moment + of_it
+        tie_repeated_reads(gram, solved)
+        found = held.copy()
+        found[solved] = solve_normal(gram, moment)
         change = np.abs((found - parameters) * seen.counts.max(axis=0, initial=0.0)).max(initial=0.0)
         parameters = found
         weights, scales = robust_weights(seen, seen.counts @ parameters, np.abs(seen.counts) @ parameters)
@@ -109,38 +114,61 @@ def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
 
 
 def condition_number(gram: FloatArray) -> float:
-    """Return the condition number of the column-scaled matrix; infinite if a column is empty."""
+    """Return the condition number of the column-scaled matrix; infinite if a column is empty, 1 without any."""
+    if not len(gram):
+        return 1.0
     scale = np.sqrt(np.diag(gram))
     if not (scale > 0.0).all():
         return float("inf")
     return float(np.linalg.cond(gram / np.outer(scale, scale)))
 
 
-def bootstrap(seen: Observations, weights: FloatArray, free: list[int], rounds: int, seed: int) -> FloatArray:
-    """Parameters from resampled sessions; shape (rounds, terms). Counts and weights of the observations stay."""
-    sessions = int(seen.session.max(initial=-1)) + 1
-    counts = seen.counts[:, free]
-    grams = np.zeros((sessions, len(free), len(free)))
-    moments = np.zeros((sessions, len(free)))
+def num_sessions(seen: Observations) -> int:
+    return int(seen.session.max(initial=-1)) + 1
+
+
+def bootstrap(
+    seen: Observations,
+    weights: FloatArray,
+    free: list[int],
+    rounds: int,
+    seed: int,
+    *,
+    assumed: Assumptions = NO_ASSUMPTIONS,
+) -> FloatArray:
+    """Parameters from resampled sessions; shape (rounds, terms). Counts and weights of the observations stay.
+
+    Held costs are those of their own draws, row by row; defaults are drawn with their spread.
+    """
+    sessions, solved, held = num_sessions(seen), assumed.solved(free), list(assumed.held)
+    counts, k = seen.counts[:, [*solved, *held]], len(solved)
+    grams = np.zeros((sessions, k + len(held), k + len(held)))
+    moments = np.zeros((sessions, k + len(held)))
     order = np.argsort(seen.session, kind="stable")
     bounds = np.searchsorted(seen.session[order], np.arange(sessions + 1))
     for session in range(sessions):
         rows = order[bounds[session] : bounds[session + 1]]
         grams[session], moments[session] = normal_equations(counts[rows], seen.seen_ms[rows], weights[rows])
-    draws = np.random.default_rng(seed).multinomial(sessions, np.full(sessions, 1.0 / sessions), size=rounds)
-    found = np.zeros((rounds, seen.counts.shape[1]))
+    random = np.random.default_rng(seed)
+    draws = random.multinomial(sessions, np.full(sessions, 1.0 / sessions), size=rounds)
+    scores = random.standard_normal((rounds, len(assumed.rows)))
+    found = np.tile(assumed.held_costs(), (rounds, 1))
     for row, times in enumerate(draws):
-        gram = np.tensordot(times, grams, axes=1)
-        tie_repeated_reads(gram, free)
-        found[row, free] = solve_normal(gram, times @ moments)
+        if len(assumed.held_draws):
+            found[row, held] = assumed.held_draws[row % len(assumed.held_draws), held]
+        both = np.tensordot(times, grams, axes=1)
+        more, of_it = assumed.equations(solved, found[row], sessions, scores[row])
+        gram, moment = both[:k, :k] + more, (times @ moments)[:k] - both[:k, k:] @ found[row, held] + of_it
+        tie_repeated_reads(gram, solved)
+        found[row, solved] = solve_normal(gram, moment)
     return found
 
 
 _PER_KNOT = 25
-_LEAST_OPENINGS = 20
+LEAST_OPENINGS = 20
 _SMALL_FRONT = 0.1
 """Intervals with less of the API server's time than this tell of steps."""
-_LARGE_FRONT = 1.0 / 3.0
+LARGE_FRONT = 1.0 / 3.0
 """Those with more tell of the API server."""
 _FAR = 0.5
 """A prefill that lacks more than this share of its time was not that quick: its tokens, or those of the step before,
@@ -289,8 +317,8 @@ def _front_quantiles(
     seen: Observations, predicted_ms: FloatArray, front_ms: FloatArray, found: _Steps
 ) -> tuple[float, ...]:
     """Quantiles of log(seen / predicted) of the API server's time, from short prompts at an idle engine, less noise."""
-    rows = seen.opens & (front_ms >= _LARGE_FRONT * predicted_ms)
-    if rows.sum() < _LEAST_OPENINGS:
+    rows = seen.opens & (front_ms >= LARGE_FRONT * predicted_ms)
+    if rows.sum() < LEAST_OPENINGS:
         return Noise().frontend_log_ratio
     steps_ms = predicted_ms[rows] - front_ms[rows]
     near = found.log_ratio[(found.bin == 0) & (found.steps == 1)]

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from sim.engine.simstate import build_state
+from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
 from sim.fit.factualhits import factual_pool, with_factual_hits
 from sim.fit.observations import Observations, observe
@@ -119,9 +120,13 @@ def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
 
 
 def fit_variant(
-    captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
+    captures: Sequence[Capture],
+    schedules: Sequence[Reconstruction],
+    variant: Variant,
+    terms: tuple[str, ...],
+    assumed: Assumptions = NO_ASSUMPTIONS,
 ) -> Fit:
-    seen, solution = _look(captures, schedules, variant, terms)
+    seen, solution = _look(captures, schedules, variant, terms, assumed)
     requests = forecast(captures, solution.parameters, variant)
     misfits = sum(schedule.misfits for schedule in schedules)
     losses = [*group_losses(seen, solution.parameters), requests.loss]
@@ -129,7 +134,11 @@ def fit_variant(
 
 
 def _look(
-    captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
+    captures: Sequence[Capture],
+    schedules: Sequence[Reconstruction],
+    variant: Variant,
+    terms: tuple[str, ...],
+    assumed: Assumptions,
 ) -> tuple[Observations, Solution]:
     """Intervals and their solution; repeated on a shared core, where the API server's work depends on its own times."""
     costs: FloatArray = np.zeros(len(TERMS))
@@ -140,10 +149,10 @@ def _look(
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )
-        solution = solve(seen, columns_of(terms))
+        solution = solve(seen, columns_of(terms), assumed)
         # A first token that was read late, with the next step's or after it, tells of two steps together only.
         seen = with_late_reads_joined(seen, seen.counts @ solution.parameters)
-        solution = solve(seen, columns_of(terms))
+        solution = solve(seen, columns_of(terms), assumed)
         costs = solution.parameters
     return seen, solution
 

@@ -13,7 +13,8 @@ from xxhash import xxh3_64_intdigest
 from report.compare.comparison import Compared
 from report.output import pictures_of
 from sim.fit import fit
-from sim.fit.fit import FitConfig, add_fit_flags, fit_and_save
+from sim.fit.fit import add_fit_flags, fit_and_save
+from sim.fit.fitting import FitConfig
 from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model

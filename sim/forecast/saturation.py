@@ -181,9 +181,28 @@ def _extents(run: PointRun) -> dict[str, float]:
 
 def _beyond(run: PointRun, model: Model) -> dict[str, tuple[float, float]]:
     """Extents of ``run`` that are farther than those of the captures that ``model`` was fitted on, and these."""
-    held, there = model.diagnostics.get("coverage") or {}, _extents(run)
+    held, there = _covered(model), _extents(run)
     known = {name: float(held.get(name) or 0.0) for name in _EXTENTS_OF_FIT}
     return {name: (there[name], most) for name, most in known.items() if most and there[name] > FARTHER * most}
+
+
+_TERM_OF_EXTENT = {
+    "answers_at_once": "per_decode_ms",
+    "deepest_answer": "per_kv_token_ms",
+    "longest_cold": "per_attention_token2_ms",
+    "longest_warm": "frontend_ms_per_prompt_token",
+}
+
+
+def _covered(model: Model) -> dict[str, float]:
+    """Extents of the model's captures; of its lender's, where the term that an extent matters to is borrowed."""
+    covered = dict(model.diagnostics.get("coverage") or {})
+    lent = (model.diagnostics.get("borrowed") or {}).get("coverage") or {}
+    for extent, name in _TERM_OF_EXTENT.items():
+        parameter = model.parameters.get(name)
+        if parameter is not None and parameter.borrowed and lent.get(extent):
+            covered[extent] = max(float(lent[extent]), float(covered.get(extent) or 0.0))
+    return covered
 
 
 def beyond_fit(run: PointRun, model: Model) -> Iterator[str]:
@@ -198,14 +217,6 @@ def beyond_log_sd(run: PointRun, model: Model) -> float:
     return BEYOND_LOG_SD * float(np.log2(max(ratios, default=1.0)))
 
 
-def other_settings(engine: EngineConfig, model: Model) -> Iterator[str]:
-    """Yield settings that decide the cost of a step and are not those of the fit; a pool's size is none of them."""
-    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling"):
-        own, fitted = getattr(engine, name), getattr(model.engine, name)
-        if own != fitted:
-            yield f"{name} {own}, fitted under {fitted}"
-
-
 def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:
     """Yield parameters that are not identified and may take a large share of the step time of ``run``."""
     for column, term in enumerate(STEP_TERMS):
@@ -216,7 +227,18 @@ def open_parameters(model: Model, run: PointRun, captured: PointRun | None = Non
         known = 0.0 if captured is None else FARTHER * _most_share(captured, column, parameter)
         if share >= max(MATTERS, known):
             why = f" ({parameter.note})" if parameter.note else ""
-            yield f"{name} is not identified{why}, and up to {share:.0%} of the step time may be its"
+            state = "borrowed" if parameter.borrowed else "not identified"
+            yield f"{name} is {state}{why}, and up to {share:.0%} of the step time may be its"
+
+
+def borrowed_parameters(model: Model, run: PointRun) -> Iterator[str]:
+    """Yield borrowed parameters that may take a large share of the step time of ``run``."""
+    for column, term in enumerate(STEP_TERMS):
+        parameter = model.parameters.get(term.name)
+        if parameter is not None and parameter.borrowed:
+            share = _most_share(run, column, parameter)
+            if share >= MATTERS:
+                yield f"{term.name} (up to {share:.0%} of the step time)"
 
 
 def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:

@@ -22,7 +22,7 @@ from sim.engine.results import predicted_meta
 from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
 from sim.forecast.baselines import cold_predictors, predictors
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.saturation import beyond_fit, beyond_log_sd, demand_of, other_settings, run_point
+from sim.forecast.saturation import beyond_fit, beyond_log_sd, borrowed_parameters, demand_of, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
@@ -264,8 +264,9 @@ def _predict(
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
         pace=None if pace is None else pace.factor,
-        other_settings=list(other_settings(load.engine, model)),
+        other_settings=list(model.other_settings(load.engine)),
         beyond_fit=list(beyond_fit(point, model)),
+        borrowed=list(borrowed_parameters(model, point)),
     )
     meta = predicted_meta(
         captured.meta,

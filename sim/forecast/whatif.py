@@ -11,11 +11,12 @@ import numpy as np
 from measure.cohorts import ALL
 from measure.resampling import CONFIDENCE
 from measure.thresholds import Threshold
+from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.saturation import Demand, beyond_fit, extrapolations, open_parameters
+from sim.forecast.saturation import Demand, beyond_fit, borrowed_parameters, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
@@ -147,7 +148,11 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         requests=len(captured.records),
         cohorts={name: len(places) for name, places in cohorts.items()},
         engine=asdict(summaries[base].load.engine),
-        verdicts=[verdict_sentence(config.model, model, captured.digest, captured.meta), *_own_errors(rows)],
+        verdicts=[
+            verdict_sentence(config.model, model, captured.digest, captured.meta),
+            *_own_errors(rows),
+            *_borrowed(model, summaries),
+        ],
         unchanged=_unchanged(rows, summaries, base),
         notes=list(_notes(captured, model, config)),
         rows=rows,
@@ -179,6 +184,13 @@ def _own_errors(rows: Sequence[Row]) -> Iterator[str]:
     said = None if capture is None else error_sentence(capture, ALL)
     if said is not None:
         yield said
+
+
+def _borrowed(model: Model, summaries: Sequence[ForecastSummary]) -> Iterator[str]:
+    """Yield a sentence about borrowed parameters that matter in some forecast; none: none do."""
+    names = dict.fromkeys(said for one in reversed(summaries) for said in borrowed_parameters(model, one.run))
+    if names:
+        yield f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(list(names))}"
 
 
 def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measured: Row | None, model: Model) -> Row:

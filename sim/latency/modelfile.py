@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """False: the captures hold nothing that depends on it enough; the value is a placeholder."""
     note: str | None = None
     """Reason why it is not identified, or source of the value."""
+    borrowed: bool = False
+    """True: held at the cost of another model (``sim fit --borrow-from``), as the captures do not identify it."""
 
 
 class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fit_digests(self) -> list[str]:
         return [trace.digest for trace in self.fitted_on]
+
+    def other_settings(self, engine: EngineConfig) -> Iterator[str]:
+        """Yield settings that decide the cost of a step and are not those of the fit; a pool's size is none of them."""
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling"):
+            own, fitted = getattr(engine, name), getattr(self.engine, name)
+            if own != fitted:
+                yield f"{name} {own}, fitted under {fitted}"
 
     def refuse_fit_traces(self, digest: str, path: str | os.PathLike[str]) -> None:
         for trace in self.fitted_on:

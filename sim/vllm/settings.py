@@ -25,8 +25,13 @@ class Settings:
     """True if it is known whether the engine composes a step ahead."""
 
 
-def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
-    """Settings of the engine behind the traces ``metas`` (by path). Raises InputError where they disagree or lack."""
+def settle(
+    metas: Mapping[str, Meta], overrides: Mapping[str, Any], otherwise: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings of the engine behind the traces ``metas`` (by path). Raises InputError where they disagree or lack.
+
+    ``otherwise``: settings to take where neither a trace nor ``overrides`` tells.
+    """
     learnt: dict[str, Any] = {}
     source: dict[str, str] = {}
     for path, meta in metas.items():
@@ -42,7 +47,7 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
                     f"one engine, or {flag_of(name)}"
                 )
             source.setdefault(name, path)
-    settings = {**learnt, **{name: value for name, value in overrides.items() if value is not None}}
+    settings = {**(otherwise or {}), **learnt, **{k: v for k, v in overrides.items() if v is not None}}
     settings.setdefault("block_size", _trace_block_size(metas))
     for name in ("block_size", "num_gpu_blocks"):
         if settings.get(name) is None:

@@ -15,7 +15,7 @@ import pytest
 
 from sim.fit import fit as fit_command
 from sim.fit.drift import Drift, drift_of_mean, estimate_drift
-from sim.fit.fit import FitConfig, Fitted, fit_traces
+from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, estimate_noise, solve
 from sim.fit.residuals import Requests, baseline_errors, locate_misfit

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loadgen.loadflags import parse_config
-from sim.fit.fit import FitConfig, fit_traces
+from sim.fit.fitting import FitConfig, fit_traces
 from sim.latency.modelfile import Model, Parameter, default_model
 from sim.latency.terms import FrontendPlacement
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from loadgen.loadflags import parse_config
-from sim.fit.fit import FitConfig, Fitted, describe_fit, fit_traces
+from sim.fit.description import describe_fit
+from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.identification import (
     Coverage,
     Unidentified,

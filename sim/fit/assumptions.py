@@ -1,0 +1,100 @@
+"""Assumptions on terms that captures leave open: costs that are held, and defaults that open terms are drawn towards.
+
+A term that the captures identify is in no assumption, so its cost is theirs alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.latency.terms import TERMS, column
+from tracefile.records.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """Cost to expect of a term: ``ratio`` times that of ``of``; None: ``ratio`` itself."""
+
+    ratio: float
+    of: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.ratio:g}" if self.of is None else f"{self.ratio:g} × {self.of}"
+
+
+DEFAULTS: Mapping[str, Default] = {
+    "per_attention_token2_ms": Default(1e-3, "per_prefill_token_ms"),
+    "per_decode_ms": Default(0.1, "t0_ms"),
+    "per_kv_token_ms": Default(4.0, "per_attention_token2_ms"),
+    "frontend_base_ms": Default(0.5, "t0_ms"),
+    "frontend_ms_per_prompt_token": Default(1e-3),
+}
+"""Of terms in every fit, rounded from those of two engines (docs/dev/fit.md). Extra terms: 0. Steps and prompt tokens
+have none: other defaults are multiples of theirs. Repeated KV reads are tied to first ones by the regression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """Costs that a regression does not solve for alone; arrays in the order of ``TERMS``."""
+
+    held: Mapping[int, float] = field(default_factory=dict)
+    """Cost by column."""
+    held_draws: FloatArray = field(default_factory=lambda: np.zeros((0, len(TERMS))))
+    """Rows of costs for the bootstrap, of which it takes the held columns; none: ``held`` in every row."""
+    rows: FloatArray = field(default_factory=lambda: np.zeros((0, len(TERMS))))
+    """Each times the costs is expected to be its target; shape (m, terms)."""
+    targets_ms: FloatArray = field(default_factory=lambda: np.zeros(0))
+    spreads_ms: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """Standard deviation from the target; positive."""
+
+    def solved(self, free: Sequence[int]) -> list[int]:
+        """Return the columns of ``free`` that are not held."""
+        return [one for one in free if one not in self.held]
+
+    def held_costs(self) -> FloatArray:
+        """Costs of held terms, 0 for the others; shape (terms,)."""
+        costs = np.zeros(len(TERMS))
+        costs[list(self.held)] = list(self.held.values())
+        return costs
+
+    def equations(
+        self, solved: list[int], held: FloatArray, sessions: int, scores: FloatArray | float = 0.0
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what the defaults add to normal equations of the columns ``solved``, each as one of ``sessions``.
+
+        ``held``: costs of the held terms; ``scores``: spreads by which the targets are off, as a bootstrap draws them.
+        """
+        rows, weights = self.rows[:, solved], 1.0 / (sessions * self.spreads_ms**2)
+        targets_ms = self.targets_ms + scores * self.spreads_ms - self.rows @ held
+        return (rows * weights[:, None]).T @ rows, (rows * weights[:, None]).T @ targets_ms
+
+
+NO_ASSUMPTIONS = Assumptions()
+
+
+def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray, held: Assumptions) -> Assumptions:
+    """Return ``held`` with the defaults of ``open_names`` added; ``parameters`` give a default its scale."""
+    rows, targets_ms, spreads_ms = [], [], []
+    for name in open_names:
+        place, default = column(name), DEFAULTS.get(name, Default(0.0) if not TERMS[column(name)].default else None)
+        if default is None or place in held.held:
+            continue
+        row = np.zeros(len(TERMS))
+        row[place] = 1.0
+        expected_ms = default.ratio
+        if default.of is not None:
+            row[column(default.of)] = -default.ratio
+            expected_ms *= float(parameters[column(default.of)])
+        spread_ms = expected_ms or float(parameters[place])
+        if spread_ms > 0.0:
+            rows.append(row)
+            targets_ms.append(0.0 if default.of is not None else expected_ms)
+            spreads_ms.append(spread_ms)
+    return Assumptions(
+        held.held,
+        held.held_draws,
+        np.array(rows).reshape(-1, len(TERMS)),
+        np.array(targets_ms),
+        np.array(spreads_ms),
+    )

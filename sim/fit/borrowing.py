@@ -1,0 +1,153 @@
+"""Costs that a fit borrows from a model of the same engine, for terms that its captures do not identify.
+
+A borrowed cost is the lender's at the captures' pace. Steps do not tell the pace of an API server on a core of its own:
+first tokens of an idle engine do, and without them its costs are the lender's, with intervals that reach to the pace.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, log
+from pathlib import Path
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+from sim.fit.assumptions import Assumptions
+from sim.fit.drift import INTERVAL, widened
+from sim.fit.observations import Observations
+from sim.fit.pace import Pace, measure_pace
+from sim.fit.regression import LARGE_FRONT, LEAST_OPENINGS
+from sim.latency.modelfile import Model, load_model
+from sim.latency.terms import EXTRA_TERMS, KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS, TERMS, column
+from sim.vllm.config import EngineConfig
+from tracefile.records.errors import InputError
+
+_FIRST, _REPEATED = TERMS[KV_TOKENS].name, TERMS[REPEATED_KV_TOKENS].name
+
+
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """A model of the same engine."""
+
+    model: Model
+    name: str
+    """For messages: the model's file."""
+
+    @property
+    def extra_terms(self) -> tuple[str, ...]:
+        return tuple(name for name in EXTRA_TERMS if name in self.model.parameters)
+
+    def lends(self, name: str) -> bool:
+        """Return whether the lender knows a term: from its captures, from a lender of its own, or as it was given."""
+        parameter = self.model.parameters.get(name)
+        known = parameter is not None and (parameter.identified or parameter.borrowed)
+        return known or (name == _REPEATED and self.lends(_FIRST))
+
+
+def read_lender(path: Path) -> Lender:
+    return Lender(load_model(path), path.name)
+
+
+def check_same_engine(lender: Lender, engine: EngineConfig, model_name: str | None, trace: str) -> None:
+    """Raise InputError unless the lender is of these settings and of this served model."""
+    own = lender.model.model_name
+    others = [] if None in (own, model_name) or own == model_name else [f"model {model_name}, not {own}"]
+    if others := [*others, *lender.model.other_settings(engine)]:
+        raise InputError(
+            f"--borrow-from {lender.name}: {trace} is of other settings ({'; '.join(others)}); expected a model of the "
+            "same engine"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Factor of a lender's costs, and its error at the ends of a 95 % interval of its log."""
+
+    factor: float
+    reach: float
+    note: str
+    """In words; empty: nothing tells of these costs, and the factor is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Borrowed costs."""
+
+    lender: Lender
+    names: tuple[str, ...]
+    pace: Pace
+    server: Scale
+    """Of an API server on a core of its own."""
+    assumed: Assumptions
+
+    def note(self, name: str) -> str:
+        """Return the origin of a borrowed cost in words."""
+        scale = _scale(name, self.lender, self.pace, self.server)
+        return f"borrowed from {self.lender.name}" + (f" × {scale.factor:.3f}, {scale.note}" if scale.note else "")
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """Return the lender's interval, scaled, and wider by the drift of a whole capture; None: it has none."""
+        known = self.lender.model.parameters.get(name) or self.lender.model.parameters[_FIRST]
+        if known.low is None or known.high is None:
+            return None
+        scale = _scale(name, self.lender, self.pace, self.server)
+        reach = hypot(scale.reach, _drift_at_end(self.lender.model))
+        return widened(known.value * scale.factor, known.low * scale.factor, known.high * scale.factor, reach)
+
+
+def borrow(
+    lender: Lender, open_names: Sequence[str], seen: Observations, trace: str, *, rounds: int, seed: int
+) -> Loan:
+    """Hold the costs of ``open_names`` that the lender knows; a row of draws for each of ``rounds``.
+
+    The draws are the lender's. They vary by a common factor, too, the drift between the lender's captures, and by the
+    error of their scale.
+    """
+    pace = measure_pace(seen, lender.model, trace)
+    server = _server_scale(lender, pace, seen)
+    names = tuple(name for name in open_names if lender.lends(name))
+    places = {name: place for place, name in enumerate(lender.model.parameters)}
+    random = np.random.default_rng((seed & 0xFFFFFFFFFFFFFFFF, 1))
+    drifts = lender.model.drift_log_sd * random.standard_normal(rounds)
+    errors = {True: random.standard_normal(rounds), False: random.standard_normal(rounds)}
+    rows = np.array(lender.model.draws or [[one.value for one in lender.model.parameters.values()]])
+    rows = rows[random.integers(0, len(rows), rounds)]
+    costs, draws = dict[int, float](), np.zeros((rounds, len(TERMS)))
+    for name in names:
+        place, scale = column(name), _scale(name, lender, pace, server)
+        costs[place] = lender.model.costs[place] * scale.factor
+        off = drifts + errors[scale is server] * scale.reach / float(ndtri(INTERVAL[1]))
+        # Without a cost of their own, repeated KV reads cost as much as first ones.
+        draws[:, place] = rows[:, places.get(name, places.get(_FIRST, 0))] * scale.factor * np.exp(off)
+    return Loan(lender, names, pace, server, Assumptions(costs, draws))
+
+
+def _scale(name: str, lender: Lender, pace: Pace, server: Scale) -> Scale:
+    """Return the scale of the core that does a term's work."""
+    is_server = TERMS[column(name)].work in ("reception", "delivery")
+    if is_server and lender.model.frontend_placement != "shared_core":
+        return server
+    return Scale(pace.factor, pace.reach, "the captures' pace")
+
+
+def _server_scale(lender: Lender, pace: Pace, seen: Observations) -> Scale:
+    """Return an API server's time over the lender's, from first tokens of an idle engine that are largely its work."""
+    costs = np.array(lender.model.costs)
+    front_ms = seen.counts[:, NUM_STEP_TERMS:] @ costs[NUM_STEP_TERMS:]
+    steps_ms = pace.factor * (seen.counts[:, :NUM_STEP_TERMS] @ costs[:NUM_STEP_TERMS])
+    rows = seen.opens & (front_ms >= LARGE_FRONT * (front_ms + steps_ms))
+    if rows.sum() < LEAST_OPENINGS:
+        return Scale(1.0, abs(log(pace.factor)), "")
+    ratio = np.sort((seen.seen_ms[rows] - steps_ms[rows]) / front_ms[rows])
+    middle = float(np.median(ratio))
+    low, high = np.quantile(ratio, [0.1587, 0.8413])
+    error = 1.2533 * float(high - low) / 2.0 / float(np.sqrt(rows.sum()))  # of a median
+    if middle <= 4.0 * error:
+        return Scale(1.0, abs(log(pace.factor)), "")
+    return Scale(middle, float(ndtri(INTERVAL[1])) * error / middle, "the captures' API server")
+
+
+def _drift_at_end(model: Model) -> float:
+    """Drift of log(speed) at the ends of ``INTERVAL``."""
+    score = stdtrit(model.drift_freedom, INTERVAL[1]) if model.drift_freedom else ndtri(INTERVAL[1])
+    return float(score) * model.drift_log_sd

@@ -1,0 +1,354 @@
+"""A fit: traces to the parameters of a model, with what they leave open borrowed or drawn towards a default."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO, get_args
+
+import msgspec
+import numpy as np
+
+from sim.fit.assumptions import DEFAULTS, NO_ASSUMPTIONS, Assumptions, drawn_towards_defaults
+from sim.fit.borrowing import Lender, Loan, borrow, check_same_engine, read_lender
+from sim.fit.drift import INTERVAL, Drift, drift_of_mean, estimate_drift, widened
+from sim.fit.identification import (
+    Coverage,
+    Unidentified,
+    coverage_of,
+    find_unidentified,
+    next_capture,
+    next_seed,
+    one_size,
+    require_enough,
+)
+from sim.fit.pace import Pace, describe_pace
+from sim.fit.regression import bootstrap, estimate_noise
+from sim.fit.residuals import Requests, baseline_errors, cohort_errors
+from sim.fit.schedule import Reconstruction
+from sim.fit.variants import (
+    CachedSource,
+    Capture,
+    Fit,
+    Trial,
+    Variant,
+    choose,
+    default_terms,
+    fit_variant,
+    prepare_capture,
+    schedule_of,
+    with_chosen_terms,
+)
+from sim.latency.modelfile import FitTrace, Model, Parameter, model_digest
+from sim.latency.terms import PREFILL_TOKENS, TERMS, FrontendPlacement
+from sim.vllm.settings import Settings, model_name, settle
+from sim.workload.arrivals import plan_arrivals
+from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.commandline.progress import counted
+from tracefile.records.arrays import FloatArray
+
+Loaded = Mapping[str, tuple[Meta, list[Record]]]
+"""Traces by path."""
+DRAWS = 64
+"""Rows of the bootstrap that the model keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig:
+    """Settings of ``sim fit``."""
+
+    traces: tuple[Path, ...]
+    output: Path
+    overrides: dict[str, Any]
+    bootstrap: int = 400
+    seed: int = 0
+    cached: CachedSource = "factual"
+    frontend: FrontendPlacement | None = None
+    """None: try all, keep the best."""
+    extra_terms: tuple[str, ...] | None = None
+    """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
+    residuals: bool = False
+    borrow_from: Path | None = None
+    """Model of the same engine that lends what the traces do not identify."""
+    held_out: Mapping[Path, frozenset[int]] = field(default_factory=dict)
+    """Places of requests that a trace holds and the fit does not look at, but in the reconstruction of the schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A model and what its report needs."""
+
+    model: Model
+    unidentified: list[Unidentified]
+    """Borrowed ones are left out."""
+    requests: Requests
+    best: Fit
+    captures: list[Capture]
+    pace: Pace | None
+    """Of the captures over the lender. None: there was none."""
+
+
+def fit_traces(config: FitConfig) -> Fitted:
+    if len(set(config.traces)) < len(config.traces):
+        raise InputError(f"{config.traces[0]}: a trace is given twice; expected each once")
+    lender = None if config.borrow_from is None else read_lender(config.borrow_from)
+    loaded = {str(path): load_trace(path) for path in config.traces}
+    return fit_records(config, loaded, [trace_digest(path) for path in config.traces], lender)
+
+
+def fit_records(
+    config: FitConfig, loaded: Loaded, digests: Sequence[str], lender: Lender | None, to: TextIO = sys.stderr
+) -> Fitted:
+    """Fit traces that are read, with their digests; assumed settings are told ``to``."""
+    metas = [meta for meta, _ in loaded.values()]
+    settings = settle(
+        {path: meta for path, (meta, _) in loaded.items()},
+        config.overrides,
+        None if lender is None else asdict(lender.model.engine),
+    )
+    if lender is not None:
+        check_same_engine(lender, settings.config, model_name(metas), next(iter(loaded)))
+        config = replace(config, frontend=lender.model.frontend_placement, extra_terms=lender.extra_terms)
+    if settings.assumed:
+        told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
+        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=to)
+    solved = _solve(config, loaded, settings, lender)
+    sources = [
+        FitTrace(digest=digest, name=Path(path).name, requests=len(capture.fitted))
+        for digest, path, capture in zip(digests, loaded, solved.captures, strict=True)
+    ]
+    model = _model_of(solved, config, settings, metas, sources)
+    unidentified = solved.unidentified
+    if solved.loan is not None:
+        model = _with_lender(model, solved.loan, len(sources))
+        unidentified = [one for one in unidentified if one.name not in solved.loan.names]
+    pace = None if solved.loan is None else solved.loan.pace
+    return Fitted(model, unidentified, solved.best.forecast, solved.best, solved.captures, pace)
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """The chosen variant's parameters, with the assumptions where its captures leave some open."""
+
+    captures: list[Capture]
+    fits: list[Fit]
+    """Of every variant, before assumptions."""
+    trials: list[Trial]
+    best: Fit
+    draws: FloatArray
+    coverage: Coverage
+    unidentified: list[Unidentified]
+    assumed: Assumptions
+    loan: Loan | None
+
+
+def _solve(config: FitConfig, loaded: Loaded, settings: Settings, lender: Lender | None) -> _Solved:
+    variants = _variants(config, settings)
+    captures = _prepare(loaded, variants[0], config)
+    uncached = _uncached(captures)
+    require_enough(uncached, _gaps(captures), borrows=lender is not None)
+    schedules = _schedules(captures, variants)
+    terms = default_terms(config.extra_terms or ())
+    fits = [
+        fit_variant(captures, schedules[variant.config.async_scheduling], variant, terms)
+        for variant in counted(variants, "variants")
+    ]
+    best, trials = choose(fits), list[Trial]()
+    own = schedules[best.variant.config.async_scheduling]
+    if config.extra_terms is None:
+        best, trials = with_chosen_terms(best, captures, own)
+    draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
+    coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
+    unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
+    assumed, loan = NO_ASSUMPTIONS, None
+    if lender is not None:
+        unidentified = _with_one_size(unidentified, one_size(uncached))
+        names = [one.name for one in unidentified]
+        loan = borrow(lender, names, best.seen, next(iter(loaded)), rounds=config.bootstrap, seed=config.seed)
+        assumed = loan.assumed
+    assumed = drawn_towards_defaults([one.name for one in unidentified], best.parameters, assumed)
+    if assumed.held or len(assumed.rows):
+        best = fit_variant(captures, own, best.variant, best.terms, assumed)
+        draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed, assumed=assumed)
+    return _Solved(captures, fits, trials, best, draws, coverage, unidentified, assumed, loan)
+
+
+def _model_of(
+    solved: _Solved, config: FitConfig, settings: Settings, metas: Sequence[Meta], sources: Sequence[FitTrace]
+) -> Model:
+    best, unidentified = solved.best, solved.unidentified
+    drift = estimate_drift(best.seen, best.parameters)
+    parameters = _parameters(best, solved.draws, drift_of_mean(drift, len(sources)))
+    return Model(
+        parameters=_with_notes(parameters, unidentified, solved.assumed, solved.loan),
+        engine=best.variant.config,
+        frontend_placement=best.variant.placement,
+        noise=estimate_noise(best.seen, best.parameters),
+        draws=[[float(f"{value:.6g}") for value in row] for row in solved.draws[:DRAWS, best.free].tolist()],
+        drift_log_sd=drift.log_sd,
+        drift_freedom=drift.freedom,
+        model_name=model_name(metas),
+        fitted_on=list(sources),
+        diagnostics=_diagnostics(best, solved.fits, solved.trials, solved.captures)
+        | {
+            "cached_tokens_from": config.cached,
+            "assumed_settings": settings.assumed,
+            "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
+            "coverage": asdict(solved.coverage),
+            "unidentified": [asdict(one) for one in unidentified],
+            "next_capture": next_capture(best.variant.config, next_seed(metas)) if unidentified else None,
+        },
+        baselines=baseline_errors(best.forecast),
+    )
+
+
+def _with_one_size(unidentified: list[Unidentified], said: str | None) -> list[Unidentified]:
+    """Add the cost of a prompt token where prompts are of one size, told from a step's constant by noise alone."""
+    term = TERMS[PREFILL_TOKENS]
+    if said is None or any(one.name == term.name for one in unidentified):
+        return unidentified
+    return [Unidentified(term.name, said, term.capture), *unidentified]
+
+
+def _with_lender(model: Model, loan: Loan, captures: int) -> Model:
+    """Return ``model`` with its loan told, and for one capture the lender's drift where it is the wider one."""
+    lender = loan.lender
+    drift = Drift(model.drift_log_sd, model.drift_freedom)
+    lent = Drift(lender.model.drift_log_sd, lender.model.drift_freedom)
+    if captures == 1 and lent.log_sd > drift.log_sd:
+        drift = lent
+    digests = set(model.fit_digests)
+    told = {
+        "from": lender.name,
+        "model_digest": model_digest(lender.model),
+        "parameters": loan.names,
+        "pace": asdict(loan.pace),
+        "said": describe_pace(loan.pace, "these captures").replace("the model's", f"{lender.name}'s"),
+        "coverage": lender.model.diagnostics.get("coverage"),
+    }
+    return msgspec.structs.replace(
+        model,
+        drift_log_sd=drift.log_sd,
+        drift_freedom=drift.freedom,
+        fitted_on=[*model.fitted_on, *(one for one in lender.model.fitted_on if one.digest not in digests)],
+        diagnostics={**model.diagnostics, "borrowed": told},
+    )
+
+
+def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
+    """Schedules of every capture, composed ahead or not: they do not depend on the API server."""
+    configs = {variant.config.async_scheduling: variant.config for variant in variants}
+    return {
+        ahead: [schedule_of(capture, config) for capture in counted(captures, "schedules")]
+        for ahead, config in configs.items()
+    }
+
+
+def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
+    """Shapes of engine that neither the traces nor the flags rule out."""
+    placements = get_args(FrontendPlacement) if config.frontend is None else (config.frontend,)
+    scheduling = (settings.config.async_scheduling,) if settings.scheduling_known else (False, True)
+    return [
+        Variant(replace(settings.config, async_scheduling=ahead), placement)
+        for ahead in scheduling
+        for placement in placements
+    ]
+
+
+def _prepare(loaded: Loaded, variant: Variant, config: FitConfig) -> list[Capture]:
+    captures = []
+    for path, (meta, records) in loaded.items():
+        cold = config.cached == "factual" and _hits_without_hashes(path, records)
+        arrivals = plan_arrivals(meta, records, variant.config.block_size, path=path, cold_prompts=cold)
+        capture = prepare_capture(records, arrivals, variant.config, config.cached)
+        captures.append(replace(capture, held_out=config.held_out.get(Path(path), frozenset())))
+    return captures
+
+
+def _uncached(captures: Sequence[Capture]) -> FloatArray:
+    """Uncached tokens of each request with a TTFT."""
+    return np.array(
+        [
+            capture.arrivals[place].prompt_tokens - capture.cached_tokens[place]
+            for capture in captures
+            for place in capture.fitted
+            if capture.arrivals[place].kind == "runs" and capture.records[place].ttft_ms is not None
+        ]
+    )
+
+
+def _gaps(captures: Sequence[Capture]) -> int:
+    return sum(len(capture.records[place].itl_ms) for capture in captures for place in capture.fitted)
+
+
+def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
+    """True if a trace reports cached tokens but has no block hashes. Raises InputError if it has neither."""
+    if any(record.block_hashes is not None for record in records):
+        return False
+    if all(record.cached_tokens is None for record in records):
+        raise InputError(f"{path}: neither block_hashes nor cached_tokens in any record; expected one of them")
+    return True
+
+
+def _parameters(fit: Fit, draws: FloatArray, drift: float) -> dict[str, Parameter]:
+    """Parameters with the bootstrap's intervals, widened by the drift between the captures, a speed of all costs."""
+    parameters = {}
+    for place in fit.free:
+        term = TERMS[place]
+        value, low, high = float(fit.parameters[place]), None, None
+        if len(draws):
+            ends = np.quantile(draws[:, place], INTERVAL)
+            low, high = widened(value, float(ends[0]), float(ends[1]), drift)
+        parameters[term.name] = Parameter(value=value, unit=term.unit, low=low, high=high)
+    return parameters
+
+
+def _with_notes(
+    parameters: Mapping[str, Parameter],
+    unidentified: Sequence[Unidentified],
+    assumed: Assumptions,
+    loan: Loan | None,
+) -> dict[str, Parameter]:
+    """Mark parameters that the captures leave open, with the reason and the assumption in their place."""
+    drawn = {TERMS[int(np.argmax(row > 0.0))].name for row in assumed.rows}
+    found = dict(parameters)
+    for one in unidentified:
+        borrowed = loan is not None and one.name in loan.names
+        low, high = found[one.name].low, found[one.name].high
+        if loan is not None and borrowed:
+            note = f"{one.why}; {loan.note(one.name)}"
+            low, high = loan.interval(one.name) or (low, high)
+        else:
+            note = f"{one.why}; drawn towards {DEFAULTS.get(one.name, 0)}" if one.name in drawn else one.why
+        found[one.name] = msgspec.structs.replace(
+            found[one.name], low=low, high=high, identified=False, note=note, borrowed=borrowed
+        )
+    return found
+
+
+def _diagnostics(
+    best: Fit, fits: Sequence[Fit], trials: Sequence[Trial], captures: Sequence[Capture]
+) -> dict[str, Any]:
+    seen, requests = best.seen, best.forecast
+    return {
+        "requests": int((~requests.censored).sum()),
+        "censored": int(requests.censored.sum()),
+        "gaps": _gaps(captures),
+        "intervals": {"prefill": int(seen.is_prefill.sum()), "decode": int((~seen.is_prefill).sum())},
+        "misfits": best.misfits,
+        "sessions": len(np.unique(seen.session)),
+        "loss": round(best.loss, 6),
+        "condition_number": round(best.solution.condition, 1),
+        "prefill_relative_scale": round(best.solution.prefill_scale, 6),
+        "decode_relative_scale": round(best.solution.decode_scale, 6),
+        "variant": best.variant.name,
+        "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
+        "terms": {" + ".join(("default", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
+        "cached_agreement": _mean_agreement(captures),
+        "errors": [asdict(errors) for errors in cohort_errors(requests)],
+    }
+
+
+def _mean_agreement(captures: Sequence[Capture]) -> float | None:
+    told = [(capture.agreement, len(capture.records)) for capture in captures if capture.agreement is not None]
+    return round(sum(share * count for share, count in told) / sum(count for _, count in told), 4) if told else None

@@ -1,0 +1,113 @@
+"""Costs that are held and defaults of open terms, in the regression that solves for the others."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions, drawn_towards_defaults
+from sim.fit.observations import Observations
+from sim.fit.regression import bootstrap, solve
+from sim.latency.terms import DECODES, KV_TOKENS, PREFILL_TOKENS, STEPS, TERMS
+
+FREE = [STEPS, PREFILL_TOKENS, DECODES, KV_TOKENS]
+
+
+def observed(costs: dict[int, float], seed: int, spread: float = 0.0, rows: int = 120) -> Observations:
+    """Intervals of random makeup that these costs take, times a log-normal factor each; four of a session."""
+    random = np.random.default_rng(seed)
+    counts = np.zeros((rows, len(TERMS)))
+    counts[:, STEPS] = 1.0
+    counts[::2, PREFILL_TOKENS] = random.integers(1, 2_000, rows // 2)
+    counts[:, DECODES] = random.integers(0, 8, rows)
+    counts[:, KV_TOKENS] = counts[:, DECODES] * random.integers(10, 9_000, rows)
+    counts[:, [one for one in FREE if one not in costs]] = 0.0
+    truth = np.zeros(len(TERMS))
+    truth[list(costs)] = list(costs.values())
+    return Observations(
+        start_ms=np.arange(rows) * 1e3,
+        seen_ms=counts @ truth * np.exp(spread * random.standard_normal(rows)),
+        counts=counts,
+        is_prefill=counts[:, PREFILL_TOKENS] > 0.0,
+        opens=np.zeros(rows, np.bool_),
+        steps=np.ones(rows, np.int64),
+        session=np.arange(rows) // 4,
+        capture=np.zeros(rows, np.int64),
+    )
+
+
+COSTS = st.fixed_dictionaries(
+    {
+        STEPS: st.floats(0.5, 50.0),
+        PREFILL_TOKENS: st.floats(1e-3, 1.0),
+        DECODES: st.floats(0.01, 5.0),
+        KV_TOKENS: st.floats(1e-6, 1e-3),
+    }
+)
+
+
+@given(costs=COSTS, held=st.sets(st.sampled_from(FREE)), seed=st.integers(0, 99))
+@settings(max_examples=8, deadline=None)
+def test_with_the_truth_held_the_rest_is_found(costs: dict[int, float], held: set[int], seed: int) -> None:
+    seen = observed(costs, seed)
+    assumed = Assumptions({one: costs[one] for one in held})
+    found = solve(seen, FREE, assumed).parameters
+    assert [found[one] for one in held] == [costs[one] for one in held]
+    assert found[FREE] == pytest.approx([costs[one] for one in FREE], rel=1e-4, abs=1e-9)
+
+
+@given(costs=COSTS, seed=st.integers(0, 99))
+@settings(max_examples=15, deadline=None)
+def test_a_default_is_a_row_of_the_normal_equations(costs: dict[int, float], seed: int) -> None:
+    """Against the stacked system that says the same, solved without normal equations."""
+    names = ["per_decode_ms", "per_kv_token_ms", "frontend_base_ms"]
+    parameters = np.zeros(len(TERMS))
+    parameters[list(costs)] = list(costs.values())
+    assumed = drawn_towards_defaults(names, parameters, NO_ASSUMPTIONS)
+    random = np.random.default_rng(seed)
+    rows, targets = random.random((40, 4)), random.random(40)
+    more, of_it = assumed.equations(FREE, np.zeros(len(TERMS)), sessions=7)
+    stacked = np.vstack([rows, assumed.rows[:, FREE] / (assumed.spreads_ms * np.sqrt(7))[:, None]])
+    of_them = np.concatenate([targets, assumed.targets_ms / (assumed.spreads_ms * np.sqrt(7))])
+    oracle = np.linalg.lstsq(stacked, of_them, rcond=None)[0]
+    assert np.linalg.solve(rows.T @ rows + more, rows.T @ targets + of_it) == pytest.approx(oracle, rel=1e-4, abs=1e-9)
+
+
+def test_a_term_without_any_count_gets_its_default() -> None:
+    costs = {STEPS: 10.0, PREFILL_TOKENS: 0.02}
+    seen = observed(costs, seed=1)
+    assumed = drawn_towards_defaults(["per_decode_ms", "prefill_step_ms"], solve(seen, FREE).parameters, NO_ASSUMPTIONS)
+    found = solve(seen, FREE, assumed).parameters
+    assert found[DECODES] == pytest.approx(1.0)
+    assert found[[STEPS, PREFILL_TOKENS]] == pytest.approx([10.0, 0.02])
+    draws = bootstrap(seen, solve(seen, FREE).weights, FREE, 200, 0, assumed=assumed)[:, DECODES]
+    assert np.mean(draws) == pytest.approx(1.08, abs=0.15)  # of a deviation of 1, cut at 0
+    assert np.std(draws) == pytest.approx(0.78, abs=0.15)
+
+
+def test_the_default_gives_way_to_what_the_captures_tell() -> None:
+    """From 1.0, a tenth of a step's constant, towards the truth of 4.0, with the number of decodes."""
+    costs, found = {STEPS: 10.0, DECODES: 4.0}, []
+    for decoding in (0, 2, 120):
+        seen = observed(costs, seed=2, spread=0.3)
+        seen.counts[decoding:, DECODES] = 0.0
+        seen.seen_ms[:] = (seen.counts @ solve(observed(costs, seed=2), FREE).parameters) * np.where(
+            np.arange(120) % 2, 1.3, 0.8
+        )
+        assumed = drawn_towards_defaults(["per_decode_ms"], solve(seen, FREE).parameters, NO_ASSUMPTIONS)
+        found.append(float(solve(seen, FREE, assumed).parameters[DECODES]))
+    assert found[0] == pytest.approx(1.0, rel=0.1)
+    assert found[0] < found[1] < found[2]
+    assert found[2] > 3.0
+
+
+def test_held_costs_vary_with_their_draws_and_the_others_follow() -> None:
+    costs = {STEPS: 10.0, DECODES: 2.0}
+    seen = observed(costs, seed=3, rows=400)
+    draws = np.zeros((5, len(TERMS)))
+    draws[:, DECODES] = [1.0, 1.5, 2.0, 2.5, 3.0]
+    weights = solve(seen, [STEPS, DECODES]).weights
+    found = bootstrap(seen, weights, [STEPS, DECODES], 5, 0, assumed=Assumptions({DECODES: 2.0}, draws))
+    assert found[:, DECODES].tolist() == draws[:, DECODES].tolist()
+    assert np.all(np.diff(found[:, STEPS]) < -0.5)
+    assert found[2, STEPS] == pytest.approx(10.0)
