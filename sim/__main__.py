@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "sim.forecast.validate",
         "compare captures with forecasts of them, quantile by quantile; gates for CI",
     ),
+    "watch": (
+        "sim.watch.watch",
+        "hold a model to live traffic: its pace, TTFT predicted and seen, other cache sizes, an alarm when it drifts",
+    ),
     "serve": ("sim.serving.serve", "serve an OpenAI-compatible simulated engine with the latency model's times"),
 }
 

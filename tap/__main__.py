@@ -22,6 +22,7 @@ from tap.supervisor.config import (
     checked_certificate,
     checked_headers,
     checked_injection,
+    checked_latency_model,
     checked_listen,
     checked_mode,
     checked_sample,
@@ -100,7 +101,13 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--admin", metavar="HOST:PORT", help="address of /healthz, /readyz, /metrics and a live page; default: none"
     )
-
+    group.add_argument(
+        "--latency-model",
+        type=Path,
+        metavar="MODEL",
+        help="model.json of the engine: the live page shows its pace, predicted TTFT beside seen, caches of half and "
+        "twice the size, and an alarm when it has drifted; by sim watch, a process of low priority",
+    )
     group.add_argument(
         "--admin-name",
         action="append",
@@ -344,6 +351,7 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         inject=checked_injection(args.inject, args.dialect),
         engine_metrics_s=args.engine_metrics_interval,
         admin=None if args.admin is None else checked_listen("--admin", args.admin),
+        latency_model=checked_latency_model(args.latency_model, shown=args.admin is not None),
         wait_s=args.wait,
         file_mode=checked_mode(args.file_mode),
         admin_names=tuple(name.lower() for name in args.admin_name),
@@ -362,7 +370,7 @@ def _output(args: argparse.Namespace) -> str:
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
     tokenizer = None if args.tokenizer in (AUTO, *NAMED_TOKENIZERS) else Path(args.tokenizer)
-    files = (args.key_file or key_path(), args.upstreams, tokenizer)
+    files = (args.key_file or key_path(), args.upstreams, tokenizer, args.latency_model)
     pems = (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)
     return [path for path in (*files, *(Path(pem) for pem in pems if pem is not None)) if path is not None]
 

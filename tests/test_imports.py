@@ -40,7 +40,7 @@ FLOORS = {
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", "accuracy", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
-        *("serving/requests", "serving/engine", "serving/apis", "serving", ""),
+        *("watch", "serving/requests", "serving/engine", "serving/apis", "serving", ""),
     ],
     "report": ["compare", "images", "files", "pages", "trace", "sweeps", ""],
 }

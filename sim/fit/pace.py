@@ -13,7 +13,7 @@ import numpy as np
 from sim.fit.drift import Drift, drift_of_mean, speed, widened
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import with_late_reads_joined
-from sim.fit.variants import prepare_capture, schedule_of
+from sim.fit.variants import Capture, prepare_capture, schedule_of
 from sim.latency.modelfile import FitTrace, Model, Parameter
 from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
@@ -45,7 +45,10 @@ def capture_steps(meta: Meta, records: list[Record], model: Model, path: str) ->
     """Return the intervals of a capture, whose work ``model.costs`` prices."""
     hashed = any(record.block_hashes is not None for record in records)
     arrivals = plan_arrivals(meta, records, model.engine.block_size, path=path, cold_prompts=not hashed)
-    capture = prepare_capture(records, arrivals, model.engine, "factual")
+    return priced_steps(prepare_capture(records, arrivals, model.engine, "factual"), model)
+
+
+def priced_steps(capture: Capture, model: Model) -> Observations:
     schedule = schedule_of(capture, model.engine)
     seen = observe(capture.records, schedule, model.frontend_placement, model.costs)
     return with_late_reads_joined(seen, seen.counts @ np.array(model.costs))

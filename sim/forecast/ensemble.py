@@ -98,8 +98,9 @@ def forecast(
     *,
     seed: int | None = 0,
     done: Callable[[], object] = lambda: None,
+    threads: int | None = None,
 ) -> Forecast:
-    """Run ``arrivals`` on every member, one per core at a time; ``done`` is called after each.
+    """Run ``arrivals`` on every member, ``threads`` at a time, None: one per core; ``done`` is called after each.
 
     Member i's noise depends on ``seed`` and i alone; None: the noise's medians.
     """
@@ -114,13 +115,13 @@ def forecast(
         return _seen(run_state(with_model(template, arrivals, members[number], noise_seed)))
 
     seen = []
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         try:
-            for one in threads.map(run_member, range(len(members))):
+            for one in pool.map(run_member, range(len(members))):
                 seen.append(one)
                 done()
         except BaseException:
-            threads.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
     gaps_ms = tuple(one.pop("gaps_ms") for one in seen)
     columns = {name: np.stack([one[name] for one in seen]) for name in seen[0]}

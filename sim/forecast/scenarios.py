@@ -117,12 +117,12 @@ def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
         paced = _was_paced(meta, records)
     if paced:
         records = linked_records(meta, records, path)
+    return Captured(path, digest, meta, records, captured_engine(model.engine, meta, records), paced)
+
+
+def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record]) -> EngineConfig:
+    """Return the settings told, else ``fitted``; blocks and the longest request at least as the trace has them."""
     told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
-    return Captured(path, digest, meta, records, _engine_of(model.engine, told, meta, records), paced)
-
-
-def _engine_of(fitted: EngineConfig, told: Mapping[str, Any], meta: Meta, records: Sequence[Record]) -> EngineConfig:
-    """Return the settings ``told``, else ``fitted``; blocks and the longest request at least as the trace has them."""
     engine = engine_with(fitted, told)
     if meta.block_size is not None and told["block_size"] is None and engine.block_size % meta.block_size:
         blocks = {"num_gpu_blocks": told["num_gpu_blocks"]} if told["num_gpu_blocks"] else {}

@@ -1,5 +1,6 @@
 """Snapshot of the state for the live page."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from measure.cohorts import MAIN
 from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts, quantile_bound
 from tap.admin.cachecurve import SIZES
 from tap.admin.health import reasons_against, reasons_not_recording
+from tap.admin.modelview import Fact, ModelView, model_view
 from tap.admin.state import LiveState
 from tap.admin.survival import LEVELS, MIN_JUDGED, Survival
 from tap.admin.timeline import KEPT_SAMPLES, WINDOW_MINUTES
@@ -85,14 +87,6 @@ class PrefixRow(msgspec.Struct, frozen=True):
     bar: float
 
 
-class Fact(msgspec.Struct, frozen=True):
-    """A named number of the recorder or the processes."""
-
-    name: str
-    value: str
-    alarm: bool = False
-
-
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The page at one moment."""
 
@@ -115,6 +109,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     recorder: list[Fact]
     processes: list[Fact]
     drops: list[Fact]
+    model: ModelView | None
+    """Null: the tap was started without --latency-model."""
 
 
 def snapshot(state: LiveState, now_s: float) -> Snapshot:
@@ -137,6 +133,7 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         recorder=recorder_facts(state),
         processes=process_facts(state),
         drops=drop_facts(state),
+        model=None if state.setup.model_state is None else model_view(state.model, time.time()),
     )
 
 

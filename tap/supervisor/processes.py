@@ -153,14 +153,15 @@ class RecorderProcess:
 class AdminProcess:
     """The admin process, told once a second how the tap stands."""
 
-    def __init__(self, config: TapConfig, listener: socket.socket, feed_socket: str, block_size: int) -> None:
+    def __init__(self, config: TapConfig, listener: socket.socket, runtime: Runtime, block_size: int) -> None:
         self._listener = listener
         hosts = [] if config.admin is None else [config.admin[0].lower()]
         self._setup = AdminSetup(
             listen_fd=listener.fileno(),
-            feed_socket=feed_socket,
+            feed_socket=runtime.admin_socket,
             trace=config.trace,
             block_size=block_size,
+            model_state=None if config.latency_model is None else str(runtime.model_state),
             names=[socket.gethostname().lower(), *hosts, *config.admin_names],
         )
         self._child = RestartingChild("admin", self._start, consequence="no pages and metrics, all else goes on")

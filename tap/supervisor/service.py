@@ -20,6 +20,7 @@ from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
+from tap.supervisor.modelwatch import watch_model
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
@@ -212,7 +213,7 @@ async def serve(config: TapConfig) -> None:
     with runtime_folder() as runtime:
         ledger = Ledger(runtime.map_counts(config.workers), config.workers)
         setup = recorder_setup(config, key, facts, runtime)
-        admin = AdminProcess(config, pages[0], runtime.admin_socket, setup.block_size) if pages else None
+        admin = AdminProcess(config, pages[0], runtime, setup.block_size) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, listeners)
             service = Service(config, ledger, recorder, workers, facts.known_engine)
@@ -222,7 +223,7 @@ async def serve(config: TapConfig) -> None:
                     await admin.start(service.stats)
                 signals.started()
                 _announce(config, listeners[0].getsockname()[1], admin, probed, setup.block_size)
-                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
+                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns), runtime.model_state)
                 await service.end(signals, admin)
             except BaseException:
                 await workers.drain(0.0, asyncio.Queue())
@@ -254,7 +255,7 @@ class Service:
         self._engine = engine
         self._draining = False
 
-    async def run(self, signals: Signals, samples: SampleFile) -> None:
+    async def run(self, signals: Signals, samples: SampleFile, model_state: Path) -> None:
         going = [self._reload_when_told(signals)]
         if self._config.log_interval_s:
             going.append(self._report_regularly())
@@ -265,6 +266,8 @@ class Service:
         if self._config.health_check is not None:
             watching = watch_health(self._fleet, self._config.health_check, self._health_changed, self._config.access)
             going.append(watching)
+        if self._config.latency_model is not None:
+            going.append(watch_model(self._config.latency_model, self._config.trace, model_state))
         tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()

@@ -12,6 +12,7 @@ Compression = Literal["plain", "gzip", "zstd"]
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+MAGIC_BYTES = 4
 
 WINDOW_LOG = 27
 """128 MiB, the longest window that every zstd decoder accepts: hashes that come back within it cost a few bytes."""
@@ -99,12 +100,18 @@ def compression_of(head: bytes) -> Compression:
     return "plain"
 
 
-def inflated_chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of all members; raises TornStreamError where it is cut, CorruptStreamError if damaged."""
-    data = file.read(4)
+def inflated_chunks(file: IO[bytes], *, growing: bool = False) -> Iterator[bytes]:
+    """Yield the content of all members; raises TornStreamError where it is cut, CorruptStreamError if damaged.
+
+    ``growing``: another process writes the file; b"" stands for its present end, and reading goes on from there.
+    """
+    data = file.read(MAGIC_BYTES)
+    while growing and len(data) < MAGIC_BYTES:
+        yield b""
+        data += file.read(MAGIC_BYTES - len(data))
     compression = compression_of(data)
     if compression == "plain":
-        while data:
+        while data or growing:
             yield data
             data = file.read(PLAIN_READ_BYTES)
         return
@@ -126,6 +133,9 @@ def inflated_chunks(file: IO[bytes]) -> Iterator[bytes]:
             data = stream.unused_data
         size = _next_read_bytes(size, len(chunk))
         data = data or file.read(size)
+        while growing and not data:
+            yield b""
+            data = file.read(size)
     if open_stream:
         raise TornStreamError(f"the {compression} stream is cut short")
 

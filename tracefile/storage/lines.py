@@ -18,11 +18,13 @@ class LineReader:
     """Streams the non-blank lines of a plain, gzip or zstd file, without their line ends.
 
     ``number`` is the line last given (from 1). ``complete`` is false if it had no line end: then it may be torn.
-    ``torn``, known once the lines are used up, says how a compressed stream was cut short.
+    ``torn``, known once the lines are used up, says how a compressed stream was cut short. ``growing``: another process
+    writes the file; b"" stands for the end of its whole lines so far, and the lines after it come when asked for again.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, growing: bool = False) -> None:
         self.path = os.fspath(path)
+        self._growing = growing
         self.number = 0
         self.complete = True
         self.torn: str | None = None
@@ -93,6 +95,9 @@ class LineReader:
         pending: list[bytes] = []
         waiting = 0
         for chunk in self._chunks():
+            if not chunk:
+                yield b""
+                continue
             first, *rest = chunk.split(b"\n")
             pending.append(first)
             waiting += len(first)
@@ -110,7 +115,7 @@ class LineReader:
 
     def _chunks(self) -> Iterator[bytes]:
         try:
-            yield from inflated_chunks(self._file)
+            yield from inflated_chunks(self._file, growing=self._growing)
         except TornStreamError as torn:
             self.torn = str(torn)
         except CorruptStreamError as corrupt:

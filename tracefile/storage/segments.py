@@ -113,15 +113,15 @@ def trace_files(path: str | os.PathLike[str]) -> list[str]:
     return [text]
 
 
-def open_lines(path: str) -> LineReader:
+def open_lines(path: str, *, growing: bool = False) -> LineReader:
     """Open one file of a trace; a segment found unfinished may have been closed, and so renamed, since."""
     closed = path.removesuffix(PART_SUFFIX)
     try:
-        return LineReader(path)
+        return LineReader(path, growing=growing)
     except InputError:
         if closed == path or not os.path.exists(closed):
             raise
-        return LineReader(closed)
+        return LineReader(closed, growing=growing)
 
 
 def absent_segments(path: str | os.PathLike[str]) -> list[str]:

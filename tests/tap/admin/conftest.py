@@ -57,7 +57,7 @@ class AdminProcess:
         raise AssertionError(f"{wanted} stayed {found!r}")
 
 
-def start_admin(folder: Path) -> AdminProcess:
+def start_admin(folder: Path, model_state: Path | None = None) -> AdminProcess:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
         port = listener.getsockname()[1]
@@ -70,7 +70,11 @@ def start_admin(folder: Path) -> AdminProcess:
         )
         feed_socket = str(folder / "admin.sock")
         setup = AdminSetup(
-            listen_fd=listener.fileno(), feed_socket=feed_socket, trace="captured.jsonl", block_size=BLOCK
+            listen_fd=listener.fileno(),
+            feed_socket=feed_socket,
+            trace="captured.jsonl",
+            block_size=BLOCK,
+            model_state=None if model_state is None else str(model_state),
         )
         ours.sendall(encode_frame(setup))
         buffer = bytearray()

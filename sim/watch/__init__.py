@@ -1,0 +1,1 @@
+"""A latency model beside live traffic: pace, predicted TTFT beside seen, other cache sizes, drift."""

@@ -1,0 +1,213 @@
+"""Forecasts of the last requests beside what was seen: by the model, at the live pace, on caches of other sizes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from measure.modelstate import COHORTS, LEVELS, CacheRow, Estimate, TtftRow
+from measure.runs import make_run
+from measure.survival import Waits, incidence, make_waits, quantiles
+from measure.waits import first_token_waits as seen_first_tokens
+from sim.fit.factualhits import with_factual_hits
+from sim.forecast.ensemble import Forecast, forecast, interval, members
+from sim.forecast.saturation import PointRun, beyond_fit, beyond_log_sd, run_point
+from sim.forecast.summary import finite, first_token_waits
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.watch.window import SIZES, CacheSizes, Kept
+from sim.workload.arrivals import Arrivals, plan_arrivals
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.schema import Meta, Record
+
+FEWEST = 30
+"""Requests of a cohort that is judged."""
+FEWEST_OF_P99 = 100
+WARM = 0.5
+_LEVELS = np.array(list(LEVELS.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Requests of one engine that arrived before a time, in the order of arrival; n of them."""
+
+    kept: Sequence[Kept]
+    arrivals: Arrivals
+    judged: BoolArray
+    """Shape (n,): the engine got it, it was streamed, and all requests that met it are here."""
+    cached_tokens: IntArray
+    """Shape (n,): as reported, else as the hashes have it at the cache's size."""
+
+    @property
+    def records(self) -> list[Record]:
+        return [one.record for one in self.kept]
+
+    @property
+    def is_warm(self) -> BoolArray:
+        return np.asarray(self.cached_tokens >= WARM * self.arrivals.prompt_tokens)
+
+    def cohort(self, name: str) -> IntArray:
+        wanted = {"all": np.ones(len(self.judged), bool), "warm": self.is_warm, "cold": ~self.is_warm}[name]
+        return np.flatnonzero(self.judged & wanted)
+
+    def hits(self, size: int) -> IntArray:
+        """Hit tokens of each request in a cache of the size at this place of ``SIZES``."""
+        return np.array([0 if one.hits is None else one.hits[size] for one in self.kept], np.int64)
+
+
+def engine_load(meta: Meta, kept: Sequence[Kept], engine: EngineConfig, begin_ms: float) -> EngineLoad:
+    """``kept``: one engine's requests, by arrival. Those that arrived before ``begin_ms`` are not judged."""
+    records = [one.record for one in kept]
+    arrivals = plan_arrivals(meta, records, engine.block_size, needs_hashes=False)
+    streamed = np.array([record.stream is not False for record in records], bool)
+    judged = streamed & arrivals.runs & (arrivals.arrival_ms >= begin_ms)
+    today = list(SIZES).index("today")
+    cached = [one.record.cached_tokens for one in kept]
+    ruled = [0 if one.hits is None else int(one.hits[today]) for one in kept]
+    known = [own if told is None else told for told, own in zip(cached, ruled, strict=True)]
+    return EngineLoad(kept, arrivals, judged, np.array(known, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasts:
+    """Forecasts of all engines' loads by the same members."""
+
+    loads: Sequence[EngineLoad]
+    found: Sequence[Forecast]
+    """Of each load, after the requests that leave its hits."""
+
+    def ttft_ms(self, cohort: str) -> FloatArray:
+        """Quantiles of a cohort's TTFT: shape (members, levels)."""
+        return np.array([self._member_ms(number, cohort) for number in range(self.found[0].members)])
+
+    def _member_ms(self, member: int, cohort: str) -> FloatArray:
+        waits = []
+        for load, found in zip(self.loads, self.found, strict=True):
+            before = found.ttft_ms.shape[1] - len(load.arrivals)
+            waits.append(first_token_waits(found, member, before + load.cohort(cohort)))
+        return _at_levels(waits)
+
+
+def forecast_loads(
+    loads: Sequence[EngineLoad],
+    cached_tokens: Sequence[IntArray],
+    engine: EngineConfig,
+    models: Sequence[Model],
+    seed: int,
+) -> Forecasts:
+    """Forecast each load with these hits, on one core; requests come when they came."""
+    found = []
+    for load, cached in zip(loads, cached_tokens, strict=True):
+        arrivals, roomy = with_factual_hits(load.arrivals, engine, cached)
+        found.append(forecast(arrivals, roomy, models, seed=seed, threads=1))
+    return Forecasts(loads, found)
+
+
+def drawn_models(
+    loads: Sequence[EngineLoad], engine: EngineConfig, model: Model, count: int, seed: int
+) -> tuple[list[Model], list[str]]:
+    """Return members, spread farther where a load is beyond the model's captures, and what it is beyond."""
+    points = [_own_point(load, engine, model) for load in loads]
+    farther = max(beyond_log_sd(point, model) for point in points)
+    beyond = [f"beyond the fit: {said}" for point in points for said in beyond_fit(point, model)]
+    return members(model, count, seed, farther), beyond
+
+
+def _own_point(load: EngineLoad, engine: EngineConfig, model: Model) -> PointRun:
+    """Return a run without noise; steps and requests of the load alone, without those that leave its hits."""
+    arrivals, roomy = with_factual_hits(load.arrivals, engine, load.cached_tokens)
+    point = run_point(arrivals, roomy, model)
+    before = len(arrivals) - len(load.arrivals)
+    scheduler = point.state.scheduler._replace(requests=point.state.scheduler.requests[before:])
+    own = point.state.timeline.starts_ms[: len(point.counts)] >= load.arrivals.arrival_ms.min(initial=np.inf)
+    return PointRun(point.state._replace(scheduler=scheduler), point.counts[own], point.costs)
+
+
+def ttft_rows(meta: Meta, loads: Sequence[EngineLoad], by_model: Forecasts, at_pace: Forecasts | None) -> list[TtftRow]:
+    runs = [make_run("seen", "", meta, load.records) for load in loads]
+    rows: list[TtftRow] = []
+    for cohort in COHORTS:
+        waits = [seen_first_tokens(run, load.cohort(cohort)) for run, load in zip(runs, loads, strict=True)]
+        rows += _cohort_rows(cohort, waits, by_model, at_pace)
+    return rows
+
+
+def _cohort_rows(
+    cohort: str, waits: Sequence[Waits], by_model: Forecasts, at_pace: Forecasts | None
+) -> Iterator[TtftRow]:
+    n = sum(map(len, waits))
+    if n < FEWEST:
+        return
+    seen_ms, model_ms = _at_levels(waits), by_model.ttft_ms(cohort)
+    pace_ms = None if at_pace is None else at_pace.ttft_ms(cohort)
+    for place, level in enumerate(told_levels(n)):
+        yield TtftRow(
+            cohort=cohort,
+            level=level,
+            n=n,
+            seen_ms=_ms(float(seen_ms[place])),
+            predicted=_estimate(model_ms[:, place]),
+            at_pace=None if pace_ms is None else _estimate(pace_ms[:, place]),
+        )
+
+
+def told_levels(n: int) -> list[str]:
+    """Return the levels that n requests tell, the first of ``LEVELS``."""
+    return [level for level in LEVELS if n >= (FEWEST_OF_P99 if level == "p99" else FEWEST)]
+
+
+def cache_rows(
+    loads: Sequence[EngineLoad], sizes: CacheSizes, engine: EngineConfig, models: Sequence[Model], seed: int
+) -> Iterator[CacheRow]:
+    """Yield hit rate and TTFT of the judged requests at each of ``SIZES``, all by the same rule."""
+    prompts = sum(int(load.arrivals.prompt_tokens[load.judged].sum()) for load in loads)
+    for place, name in enumerate(SIZES):
+        hits = [load.hits(place) for load in loads]
+        hit = sum(int(tokens[load.judged].sum()) for load, tokens in zip(loads, hits, strict=True))
+        blocks = sizes.blocks[name]
+        needed = max(_held_blocks(load, tokens, engine.block_size) for load, tokens in zip(loads, hits, strict=True))
+        row = CacheRow(cache=name, num_gpu_blocks=blocks + 1, hit_rate=round(hit / max(prompts, 1), 5))
+        if needed > blocks:
+            reason = f"requests in flight need up to {needed:,} blocks of their own: they would wait for each other"
+            yield msgspec.structs.replace(row, withheld=reason)
+            continue
+        ttft_ms = forecast_loads(loads, hits, engine, models, seed).ttft_ms("all")
+        levels = told_levels(sum(len(load.cohort("all")) for load in loads))
+        yield msgspec.structs.replace(
+            row, ttft={level: _estimate(ttft_ms[:, number]) for number, level in enumerate(levels)}
+        )
+
+
+def _held_blocks(load: EngineLoad, hits: IntArray, block_size: int) -> int:
+    """Most blocks that requests in flight held at once, each but for what it hit: others may hold that, too."""
+    records = load.records
+    own = [
+        -(-max(record.context_tokens() - hit, 0) // block_size)
+        for record, hit in zip(records, hits.tolist(), strict=True)
+    ]
+    events = [(one.arrival_ms, blocks) for one, blocks in zip(load.kept, own, strict=True)]
+    events += [(one.end_ms, -blocks) for one, blocks in zip(load.kept, own, strict=True)]
+    held = np.cumsum([blocks for _, blocks in sorted(events)])
+    return int(held.max(initial=0))
+
+
+def _at_levels(waits: Sequence[Waits]) -> FloatArray:
+    """Quantiles of several samples together; infinite where too few have an event."""
+    whole = make_waits(
+        np.concatenate([one.time_ms for one in waits]),
+        np.concatenate([one.end for one in waits]),
+        np.concatenate([one.row for one in waits]),
+    )
+    return quantiles(whole, incidence(whole), _LEVELS) if len(whole) else np.full(len(_LEVELS), np.inf)
+
+
+def _estimate(values_ms: FloatArray) -> Estimate:
+    found = interval(values_ms)
+    return Estimate(_ms(found.middle), _ms(found.low), _ms(found.high))
+
+
+def _ms(value: float) -> float | None:
+    """Return a time to the microsecond, as traces have it; None: not finite."""
+    found = finite(value)
+    return None if found is None else round(found, 3)

@@ -1,0 +1,177 @@
+"""``sim watch``: hold a latency model to a trace while it is written, or to one that is there, minute by minute."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import wording
+from measure.modelstate import (
+    COHORTS,
+    ModelState,
+    TtftRow,
+    clock_text,
+    drift_sentence,
+    encode_state,
+    estimate_text,
+    is_within,
+    pace_text,
+)
+from measure.table import table_lines
+from sim.forecast.scenarios import checked_members
+from sim.kernels import loop
+from sim.kernels.compiling import say_if_not_compiled
+from sim.vllm.config import add_engine_flags, engine_overrides
+from sim.watch.modelwatch import ModelWatch, WatchConfig
+from tracefile import InputError, open_trace
+from tracefile.commandline.durations import duration
+from tracefile.files.following import FollowedTrace, wait_for_more
+from tracefile.records.schema import Meta, Record
+from tracefile.storage.output import STATE, check_output, replace_output
+
+NICENESS = 15
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Places that judgements go to."""
+
+    file: Path | None
+    json: bool
+    follow: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, help="the trace: a file, or the name of a trace in segments")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit; read again if new")
+    parser.add_argument(
+        "--follow", action="store_true", help="go on as the trace grows, at low priority, until Ctrl-C (default: end)"
+    )
+    parser.add_argument("--window", type=duration, default="10m", help="time that is judged (default %(default)s)")
+    parser.add_argument("--every", type=duration, default="1m", help="time between judgements (default %(default)s)")
+    parser.add_argument("--members", type=int, default=32, metavar="N", help="forecasts per judgement (default 32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
+    parser.add_argument("-o", "--output", type=Path, metavar="STATE", help="JSON file to keep the last judgement in")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per judgement; words go to stderr")
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Judge until the trace ends; 1 if the model has drifted by then."""
+    for flag in ("window", "every"):
+        if not getattr(arguments, flag) > 0:
+            raise InputError(f"--{flag} {getattr(arguments, flag):g}: expected more than 0")
+    config = WatchConfig(
+        trace=arguments.trace,
+        model=arguments.latency_model,
+        overrides=engine_overrides(arguments),
+        window_ms=1e3 * arguments.window,
+        every_ms=1e3 * arguments.every,
+        members=checked_members(arguments.members),
+        seed=arguments.seed,
+    )
+    check_output(arguments.output, STATE, [config.trace, config.model], "--output")
+    output = Output(arguments.output, arguments.json, arguments.follow)
+    try:
+        watch = ModelWatch(config)
+        say_if_not_compiled(loop.run)
+        if output.follow:
+            os.nice(NICENESS)
+        told = False
+        for state in _judgements(watch, config, follow=output.follow):
+            _publish(output, state)
+            told = _tell_drift(state, told=told)
+        return int(told)
+    except InputError as error:
+        if output.file is not None:
+            state = ModelState(model=config.model.name, allowed=(1.0, 1.0), problem=str(error))
+            replace_output(output.file, encode_state(state), STATE, "--output")
+        raise
+
+
+def _judgements(watch: ModelWatch, config: WatchConfig, *, follow: bool) -> Iterator[ModelState]:
+    if follow:
+        yield from _followed(watch, config.trace)
+        return
+    taken = False
+    for record, meta in _records(config.trace):
+        taken = True
+        watch.take(record, meta)
+        if watch.is_due:
+            yield watch.judge()
+    if not taken:
+        raise InputError(f"{config.trace}: no records; expected at least one request")
+    if watch.has_news:
+        yield watch.judge()
+
+
+def _records(path: Path) -> Iterator[tuple[Record, Meta]]:
+    with open_trace(path) as reader:
+        for record in reader:
+            yield record, reader.latest_meta
+        for warning in reader.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+
+
+def _followed(watch: ModelWatch, path: Path) -> Iterator[ModelState]:
+    with closing(FollowedTrace(path)) as trace:
+        while True:
+            for record in trace.new_records():
+                assert trace.meta is not None
+                watch.take(record, trace.meta)
+            if watch.is_due:
+                yield watch.judge()
+            if not wait_for_more(POLL_S):
+                return
+
+
+def _publish(output: Output, state: ModelState) -> None:
+    if output.file is not None:
+        replace_output(output.file, encode_state(state), STATE, "--output")
+    if output.json:
+        sys.stdout.write(encode_state(state).decode())
+    print("\n".join(describe(state)), file=sys.stderr if output.json else None, flush=True)
+
+
+def _tell_drift(state: ModelState, *, told: bool) -> bool:
+    """Say on stderr, once each, that the model has drifted, and that it has no longer."""
+    if state.drifted != told:
+        said = drift_sentence(state) or f"the model fits again: steps take {pace_text(state)} of its time"
+        print(f"sim watch: {said}", file=sys.stderr, flush=True)
+    return state.drifted
+
+
+def describe(state: ModelState) -> list[str]:
+    """Return a judgement as lines: the pace, a table of TTFT, one of cache sizes, notes."""
+    low, high = state.allowed
+    lines = [
+        f"{clock_text(state, state.until_ms)}: {state.requests:,} requests since {clock_text(state, state.from_ms)}; "
+        f"pace {pace_text(state)}, expected {low:.2f} to {high:.2f}{' · DRIFTED' if state.drifted else ''}"
+    ]
+    rows = [_ttft_cells(row) for row in state.ttft]
+    if rows:
+        lines += table_lines(["TTFT", "n", "", "seen", "predicted", "at this pace", ""], rows, "<>>>>><")
+    sizes = [
+        [row.cache, f"{row.num_gpu_blocks:,}", wording.share(row.hit_rate)]
+        + ([estimate_text(one) for one in row.ttft.values()] or [row.withheld or wording.NOTHING])
+        for row in state.caches
+    ]
+    if sizes:
+        widest = max(map(len, sizes))
+        lines += table_lines(
+            ["cache", "num_gpu_blocks", "hits", "TTFT p50", "p90", "p99"][:widest],
+            [row + [""] * (widest - len(row)) for row in sizes],
+        )
+    return lines + [f"  {note}" for note in state.notes]
+
+
+def _ttft_cells(row: TtftRow) -> list[str]:
+    first = row.level == "p50"
+    seen = wording.NOTHING if row.seen_ms is None else wording.duration(row.seen_ms)
+    cohort = [COHORTS[row.cohort], f"{row.n:,}"] if first else ["", ""]
+    within = {True: "within", False: "outside", None: ""}[is_within(row.seen_ms, row.at_pace or row.predicted)]
+    return [*cohort, row.level, seen, estimate_text(row.predicted), estimate_text(row.at_pace), within]

@@ -1,0 +1,213 @@
+"""A model beside traffic of a known engine: pace, drift, hits by size, and a trace while it is written."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from measure.modelstate import ModelState, decode_state, drift_sentence
+from sim.__main__ import main
+from sim.latency.modelfile import Model, default_model, make_model, save_model
+from sim.watch import watch as command
+from sim.watch.modelwatch import ModelWatch, WatchConfig
+from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+
+BLOCK = 32
+BLOCKS = 801
+
+
+def engine_model(speed: float = 1.0) -> Model:
+    model = default_model()
+    costs = {name: one.value * speed for name, one in model.parameters.items()}
+    return make_model(costs, replace(model.engine, num_gpu_blocks=BLOCKS))
+
+
+def asked(requests: int = 320) -> Iterator[Record]:
+    """Requests on eight prefixes of 80 blocks in turn, 640 in all: a cache of 800 holds them, one of 400 none."""
+    for number in range(requests):
+        prefix = [BlockHash(1000 * (number % 8) + block) for block in range(80)]
+        own = [BlockHash(10**6 + 100 * number + block) for block in range(2)]
+        yield Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=number * 750.0,
+            stream=True,
+            prompt_tokens=82 * BLOCK + 5,
+            output_tokens=20,
+            block_hashes=prefix + own,
+        )
+
+
+def write(path: Path, meta: Meta, records: list[Record]) -> Path:
+    with TraceWriter(path, meta) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Meta, list[Record]]:
+    """The requests as an engine of ``engine_model`` serves them, without noise, in the order of their ends."""
+    folder = tmp_path_factory.mktemp("served")
+    engine = Engine(name="vllm", block_size=BLOCK, num_gpu_blocks=BLOCKS)
+    meta = Meta(source="tap", block_size=BLOCK, engine=engine, epoch_unix_ns=0)
+    save_model(engine_model(), folder / "engine.json")
+    argv = ["run", str(write(folder / "asked.jsonl", meta, list(asked()))), "--no-noise"]
+    assert main([*argv, "--latency-model", str(folder / "engine.json"), "-o", str(folder / "served.jsonl")]) == 0
+    predicted, records = load_trace(folder / "served.jsonl")
+    ordered = sorted(records, key=lambda one: one.end_ms() or 0.0)
+    return msgspec.structs.replace(predicted, source="tap", epoch_unix_ns=0), ordered
+
+
+def watched(folder: Path, trace: Path, model: Model, *flags: str) -> tuple[int, ModelState]:
+    save_model(model, folder / "model.json")
+    state = folder / "state.json"
+    argv = ["watch", str(trace), "--latency-model", str(folder / "model.json"), "--members", "2", "-o", str(state)]
+    code = main([*argv, *(flags or ("--every", "1h"))])
+    return code, decode_state(state.read_bytes())
+
+
+def test_the_own_model_of_an_engine_keeps_its_pace(tmp_path: Path, served: Any) -> None:
+    """319 of 320 requests: the last arrived when not all that were there had ended."""
+    code, state = watched(tmp_path, write(tmp_path / "t.jsonl", *served), engine_model())
+    assert (code, state.requests, state.drifted, state.allowed) == (0, 319, False, (0.9524, 1.05))
+    assert state.pace is not None
+    assert (state.pace.factor, state.pace.low, state.pace.high, state.pace.outside) == (1.0, 1.0, 1.0, False)
+    # A prompt of 2,629 tokens takes 93.575 ms cold and 19.95 ms behind 80 of its blocks; 8 of 319 were cold.
+    seen = {(row.cohort, row.level): (row.n, row.seen_ms, row.predicted.middle) for row in state.ttft}
+    assert seen["all", "p50"] == (319, 19.95, 19.95)
+    assert seen["all", "p99"] == (319, 93.575, 93.575)
+    assert seen["warm", "p99"] == (311, 19.95, 19.95)
+    assert ("cold", "p50") not in seen  # of 8 requests nothing is judged
+
+
+def test_hits_and_times_at_half_and_twice_the_cache(tmp_path: Path, served: Any) -> None:
+    """311 requests hit 80 of their 82 blocks where 640 fit; none does where 400 do: the prefixes come in turn."""
+    _, state = watched(tmp_path, write(tmp_path / "t.jsonl", *served), engine_model())
+    rate = 311 * 80 * BLOCK / (319 * (82 * BLOCK + 5))
+    sizes = {row.cache: (row.num_gpu_blocks, row.hit_rate, row.ttft["p50"].middle) for row in state.caches}
+    assert sizes == {
+        "half": (401, 0.0, 93.575),
+        "today": (801, pytest.approx(rate, abs=1e-5), 19.95),
+        "twice": (1601, pytest.approx(rate, abs=1e-5), 19.95),
+    }
+    assert state.reported_hit_rate == pytest.approx(rate, abs=1e-5)
+
+
+def test_a_model_that_is_too_slow_by_a_fifth_is_told_once(
+    tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, state = watched(tmp_path, write(tmp_path / "t.jsonl", *served), engine_model(1.2), "--every", "50s")
+    assert code == 1
+    assert state.pace is not None
+    assert state.pace.factor == pytest.approx(1 / 1.2, abs=1e-3)
+    assert (state.pace.outside, state.drifted) == (True, True)
+    said = drift_sentence(state)
+    assert said is not None
+    assert said.startswith("the model has drifted: steps take 0.83 (0.83 to 0.83) of its time since 00:00:50 UTC")
+    assert capsys.readouterr().err.count("the model has drifted") == 1
+    # At the live pace the forecast is right again.
+    row = next(row for row in state.ttft if (row.cohort, row.level) == ("all", "p50"))
+    assert row.seen_ms == 19.95
+    assert row.predicted.middle == pytest.approx(1.2 * 19.95, rel=0.02)
+    assert row.at_pace is not None
+    assert row.at_pace.middle == pytest.approx(19.95, rel=0.002)
+
+
+def test_a_trace_without_cached_tokens_is_judged_by_its_hashes(tmp_path: Path, served: Any) -> None:
+    meta, records = served
+    untold = [msgspec.structs.replace(record, cached_tokens=None) for record in records]
+    _, state = watched(tmp_path, write(tmp_path / "t.jsonl", meta, untold), engine_model())
+    assert state.pace is not None
+    assert state.pace.factor == 1.0
+    assert state.reported_hit_rate is None
+    assert state.notes == ["cached tokens: most records have none; taken from block hashes, at the cache's size"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "notes"),
+    [
+        (
+            {"cached_tokens": None},
+            {"num_gpu_blocks": None},
+            ["cached tokens: most records have none, nor is the cache's size known; nothing is judged (vLLM: ", "--e"],
+        ),
+        ({}, {"num_gpu_blocks": None}, ["other cache sizes: the trace does not tell num_gpu_blocks; give "]),
+        ({"block_hashes": None}, {}, []),
+        ({"stream": False, "ttft_ms": None, "itl_ms": [], "itl_tokens": []}, {}, ["no streamed request with known "]),
+        ({}, {"max_num_seqs": 64}, ["another engine than the model's: max_num_seqs 64, fitted under 32"]),
+    ],
+)
+def test_what_cannot_be_told_is_a_note(
+    tmp_path: Path, served: Any, changes: dict[str, Any], engine: dict[str, Any], notes: list[str]
+) -> None:
+    meta, records = served
+    meta = msgspec.structs.replace(meta, engine=msgspec.structs.replace(meta.engine, **engine))
+    records = [msgspec.structs.replace(record, **changes) for record in records[:60]]
+    _, state = watched(tmp_path, write(tmp_path / "t.jsonl", meta, records), engine_model())
+    assert "".join(notes) in "".join(state.notes)
+
+
+def test_after_a_pause_the_traffic_before_it_is_forgotten(tmp_path: Path, served: Any) -> None:
+    meta, records = served
+    later = [
+        msgspec.structs.replace(one, request_id=RequestId(f"{one.request_id}b"), arrival_ms=one.arrival_ms + 3.6e6)
+        for one in records[:100]
+    ]
+    _, state = watched(tmp_path, write(tmp_path / "t.jsonl", meta, [*records, *later]), engine_model())
+    assert (state.requests, len(state.paces)) == (99, 1)
+    assert state.from_ms == pytest.approx(3.6e6)
+
+
+def test_a_trace_is_followed_while_it_grows(
+    tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the requests are there at first, half come while it waits; then its parent goes away."""
+    meta, records = served
+    waits: list[float] = []
+    with TraceWriter(tmp_path / "t.jsonl.zst", meta) as writer:
+
+        def add(count: int) -> None:
+            for record in records[len(waits) * 160 :][:count]:
+                writer.write(record)
+            writer.flush()
+
+        def wait(seconds: float) -> bool:
+            waits.append(seconds)
+            if len(waits) == 1:
+                add(160)
+            return len(waits) < 2
+
+        add(160)
+        monkeypatch.setattr(command, "wait_for_more", wait)
+        monkeypatch.setattr("os.nice", lambda by: by)
+        code, state = watched(tmp_path, tmp_path / "t.jsonl.zst", engine_model(), "--follow", "--every", "1m")
+    assert (code, state.requests) == (0, 319)
+    assert capsys.readouterr().out.count("requests since") == 2
+
+
+def test_a_model_that_goes_away_is_told_and_used_on(tmp_path: Path, served: Any) -> None:
+    meta, records = served
+    save_model(engine_model(1.2), tmp_path / "m.json")
+    config = WatchConfig(tmp_path / "t.jsonl", tmp_path / "m.json", {}, 6e5, 6e4, members=2, seed=0)
+    watch = ModelWatch(config)
+    for record in records:
+        watch.take(record, meta)
+    (tmp_path / "m.json").unlink()
+    state = watch.judge()
+    assert state.notes == ["m.json: cannot be read any more; the one read before is still used"]
+    save_model(engine_model(), tmp_path / "m.json")
+    state = watch.judge()
+    assert (state.notes, state.pace and state.pace.factor) == ([], 1.0)
+
+
+def test_bad_input_is_one_line_and_kept_in_the_state(tmp_path: Path, served: Any) -> None:
+    meta, records = served
+    other = msgspec.structs.replace(meta, block_size=48)
+    with pytest.raises(InputError, match="block size 32: not a multiple of the trace's 48"):
+        watched(tmp_path, write(tmp_path / "t.jsonl", other, records[:40]), engine_model())
+    problem = decode_state((tmp_path / "state.json").read_bytes()).problem
+    assert problem is not None
+    assert problem.startswith("block size 32")
