@@ -119,7 +119,9 @@ def _model_metrics(model: ModelState) -> Iterator[Metric]:
     if (pace := model.pace) is not None:
         rows: list[Row] = [(("middle",), pace.factor), (("low",), pace.low), (("high",), pace.high)]
         yield TAP.gauge("model_pace", "Time of the engine's steps over the model's.", rows, ["bound"])
-    yield TAP.gauge("model_ttft_seconds", "TTFT, seen and forecast.", ttft_seconds(model), ["kind", "cohort", "quantile"])
+    yield TAP.gauge(
+        "model_ttft_seconds", "TTFT, seen and forecast.", ttft_seconds(model), ["kind", "cohort", "quantile"]
+    )
     hits: list[Row] = [((row.cache,), row.hit_rate) for row in model.caches]
     yield TAP.gauge("model_hit_rate", "Cached share of prompt tokens by cache size.", hits, ["cache"])
     ttft = cache_ttft_seconds(model)
