@@ -4,13 +4,12 @@ Each worker writes its own row of counts, and all workers write the tables, with
 piece. The memory outlives a worker, so its successor knows at once where sessions and prefixes are.
 """
 
-import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from tap.ipc.exchange import BoardSize
+from tap.ipc.workercounts import clear_cells, map_cells
 
 REQUESTS: Final = 0
 """Requests sent to the upstream that have not ended."""
@@ -19,7 +18,6 @@ PREFILL_TOKENS: Final = 1
 HELD_TOKENS: Final = 2
 """All their prompt tokens."""
 CELLS: Final = 3
-CELL_BYTES: Final = 8
 DEFAULT_SIZE: Final = BoardSize()
 
 
@@ -51,7 +49,7 @@ class PrefixTable:
 
     def clear(self) -> None:
         """Forget all keys: the upstream has another, empty cache."""
-        self._cells[:] = memoryview(bytes(len(self._cells) * CELL_BYTES)).cast("Q")
+        clear_cells(self._cells)
 
 
 class UpstreamBoard:
@@ -60,15 +58,7 @@ class UpstreamBoard:
     def __init__(self, path: Path | None = None, size: BoardSize = DEFAULT_SIZE) -> None:
         """Map the file at ``path``; make it if it is missing. Without ``path``: memory of this process alone."""
         counts = size.workers * size.slots * CELLS
-        length = (counts + size.slots * size.keys) * CELL_BYTES
-        if path is None:
-            self._map = mmap.mmap(-1, length)
-        else:
-            with open(path, "ab+", buffering=0) as file:
-                # Written, not truncated to length: on a full disk, touching a page without space kills the process.
-                file.write(bytes(length - os.fstat(file.fileno()).st_size))
-                self._map = mmap.mmap(file.fileno(), length)
-        self._cells = memoryview(self._map).cast("Q")
+        self._cells = map_cells(path, counts + size.slots * size.keys)
         self._size, self._width, self._tables = size, size.slots * CELLS, counts
 
     def row(self, worker: int) -> memoryview:
@@ -89,5 +79,4 @@ class UpstreamBoard:
 
     def forget_worker(self, worker: int) -> None:
         """Set a dead worker's counts to zero: its requests are cut."""
-        row = self.row(worker)
-        row[:] = memoryview(bytes(len(row) * CELL_BYTES)).cast("Q")
+        clear_cells(self.row(worker))

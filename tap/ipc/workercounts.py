@@ -29,17 +29,28 @@ DROP_CELLS: Final = {"queue_full": QUEUE_FULL, "recorder_off": RECORDER_OFF}
 """Cell of each reason for a dropped exchange."""
 
 
+def map_cells(path: Path | None, count: int) -> memoryview:
+    """Map the file at ``path`` as 64-bit cells; make it if it is missing. None: memory of this process alone."""
+    length = count * CELL_BYTES
+    if path is None:
+        return memoryview(mmap.mmap(-1, length)).cast("Q")
+    with open(path, "ab+", buffering=0) as file:
+        # Written, not truncated to length: on a full disk, touching a page without space kills the process.
+        file.write(bytes(length - os.fstat(file.fileno()).st_size))
+        return memoryview(mmap.mmap(file.fileno(), length)).cast("Q")
+
+
+def clear_cells(cells: memoryview) -> None:
+    """Set cells to zero."""
+    cells[:] = memoryview(bytes(len(cells) * CELL_BYTES)).cast("Q")
+
+
 class WorkerCounts:
     """Rows of all workers, in a file of the supervisor that each worker maps."""
 
     def __init__(self, path: Path, workers: int) -> None:
         """Map the file at ``path`` with a row for each worker; make it if it is missing."""
-        size = workers * CELLS * CELL_BYTES
-        with open(path, "ab+", buffering=0) as file:
-            # Written, not truncated to length: on a full disk, touching a page without space kills the process.
-            file.write(bytes(size - os.fstat(file.fileno()).st_size))
-            self._map = mmap.mmap(file.fileno(), size)
-        self._cells = memoryview(self._map).cast("Q")
+        self._cells = map_cells(path, workers * CELLS)
         self._in_flight = range(IN_FLIGHT, workers * CELLS, CELLS)
 
     def row(self, worker: int) -> memoryview:
@@ -55,5 +66,5 @@ class WorkerCounts:
         """Return a dead worker's row and set it to zero for its successor."""
         row = self.row(worker)
         taken = list(row)
-        row[:] = memoryview(bytes(CELLS * CELL_BYTES)).cast("Q")
+        clear_cells(row)
         return taken
