@@ -31,6 +31,7 @@ def tap_metrics(state: LiveState, now_s: float) -> Iterator[Metric]:
     recorder = state.recorder
     yield from _worker_metrics(workers)
     yield from _service_metrics(state, now_s)
+    yield from _upstream_metrics(state)
     yield _overhead(workers, recorder)
     if recorder is not None:
         yield from _recorder_metrics(recorder)
@@ -73,6 +74,34 @@ def _worker_metrics(workers: Sequence[tuple[int, WorkerStats]]) -> Iterator[Metr
         ("loop_delay_seconds", "Worst event loop delay of the last second.", [one.loop_delay_s for _, one in workers]),
     ):
         yield TAP.gauge(name, text, _by_worker(workers, values), ["worker"])
+
+
+def _upstream_metrics(state: LiveState) -> Iterator[Metric]:
+    rows = [
+        ((str(number), one.upstream), one)
+        for number, worker in sorted(state.workers.items())
+        for one in worker.upstreams
+    ]
+    labels = ["worker", "upstream"]
+    for name, text, counts in (
+        ("upstream_requests", "Requests sent to the upstream.", [one.requests for _, one in rows]),
+        ("upstream_ejections", "Times that failures took the upstream out.", [one.ejections for _, one in rows]),
+        ("upstream_prompt_bytes", "Starts of prompts that were hashed.", [one.prompt_bytes for _, one in rows]),
+        ("upstream_known_bytes", "Those that were sent there before.", [one.known_bytes for _, one in rows]),
+    ):
+        values = [(labels_of, float(count)) for (labels_of, _), count in zip(rows, counts, strict=True)]
+        yield TAP.counter(name, text, values, labels)
+    in_flight = [(labels_of, float(one.in_flight)) for labels_of, one in rows]
+    yield TAP.gauge("upstream_in_flight", "Requests that have not ended, recorded or not.", in_flight, labels)
+    reasons = state.reasons_against_upstreams()
+    serving = [((name,), float(reason is None)) for name, reason in reasons.items()]
+    yield TAP.gauge("upstream_serving", "1 if the upstream gets new sessions.", serving, ["upstream"])
+    faults = [
+        ((str(number), reason), float(count))
+        for number, worker in sorted(state.workers.items())
+        for reason, count in sorted(worker.misrouted.items())
+    ]
+    yield TAP.counter("misrouted", "Failures of the user's policy.", faults, ["worker", "reason"])
 
 
 def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:

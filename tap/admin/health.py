@@ -27,6 +27,8 @@ def reasons_against(state: LiveState) -> list[str]:
             reasons.append("the tap is draining")
         if service.workers_up == 0:
             reasons.append("no worker is up")
+    if service is not None and service.upstreams and not set(service.upstreams) - set(service.unhealthy_upstreams):
+        reasons.append("no upstream is healthy")
     if not any(state.reachable.values()):
         reasons.append("no upstream takes connections" if state.reachable else "no upstream has been tried yet")
     return reasons

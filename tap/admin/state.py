@@ -1,6 +1,6 @@
 """State of the admin process, from its feeds and the supervisor: the source of all pages and metrics."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +144,23 @@ class LiveState:
     def engine(self) -> Engine:
         known = None if self.service is None else self.service.engine
         return Engine() if known is None else known
+
+    def reasons_against_upstreams(self) -> dict[str, str | None]:
+        """Return, by upstream, the reason against new sessions there; null: it gets some."""
+        service = self.service
+        if service is None:
+            return {}
+        ejecting = Counter(one.upstream for worker in self.workers.values() for one in worker.upstreams if one.ejected)
+        found: dict[str, str | None] = {}
+        for upstream in service.upstreams:
+            found[upstream] = None
+            if upstream in service.draining_upstreams:
+                found[upstream] = "draining"
+            elif upstream in service.unhealthy_upstreams:
+                found[upstream] = "its checks fail"
+            elif ejecting[upstream]:
+                found[upstream] = f"left out after failures by {ejecting[upstream]} of {len(self.workers)} workers"
+        return found
 
     def take(self, message: WorkerStats | RecorderStats | RecordFeed | ServiceStats, now_s: float) -> None:
         """Take a message; a feed's records are better given to ``see`` with pauses."""

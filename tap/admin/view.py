@@ -372,14 +372,29 @@ def process_facts(state: LiveState) -> list[Fact]:
         facts.append(Fact("Workers", up + restarts, service.workers_up < service.workers))
         recorder = "up" if service.recorder_up else "down"
         facts.append(Fact("Recorder", recorder + _restarts_text(service.recorder_restarts), not service.recorder_up))
-    for origin, reached in sorted(state.reachable.items()):
-        facts.append(Fact(origin, "takes connections" if reached else "does not take connections", not reached))
+    facts += upstream_facts(state)
     workers = state.workers.values()
     if workers:
         facts.append(
             Fact("Event loop late by at most", wording.duration(1e3 * max(one.loop_delay_s for one in workers)))
         )
     return facts + _overhead_facts(state)
+
+
+def upstream_facts(state: LiveState) -> list[Fact]:
+    against = state.reasons_against_upstreams()
+    facts = []
+    for origin, reached in sorted(state.reachable.items()):
+        stats = [one for worker in state.workers.values() for one in worker.upstreams if one.upstream == origin]
+        words = ["takes connections" if reached else "does not take connections"]
+        if stats:
+            words.append(f"{wording.count(sum(one.in_flight for one in stats))} in flight")
+            words.append(f"{wording.count(sum(one.requests for one in stats))} requests")
+        if hashed := sum(one.prompt_bytes for one in stats):
+            words.append(f"{wording.share_of(sum(one.known_bytes for one in stats), hashed)} of prompts' starts known")
+        reason = against.get(origin)
+        facts.append(Fact(origin, ", ".join(words + ([reason] if reason else [])), not reached or reason is not None))
+    return facts
 
 
 def _overhead_facts(state: LiveState) -> list[Fact]:

@@ -195,7 +195,9 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     tls: Tls = SYSTEM_TLS
     """Of connections to upstreams."""
     route: str
-    """Policy that chooses among upstreams."""
+    """Policy that chooses among upstreams, with its settings."""
+    capacity_blocks: int = 0
+    """KV cache of an upstream, in keys of prompts. 0: not known."""
     route_bytes: int = 0
     """Bytes of a body that the policy may see, as hashes."""
     eject_after: int = 0

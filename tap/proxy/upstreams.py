@@ -216,6 +216,7 @@ class Upstreams:
         board: UpstreamBoard | None = None,
         worker: int = 0,
         eject_after: int = 0,
+        capacity_blocks: int = 0,
         tls: Tls = SYSTEM_TLS,
     ) -> None:
         """``policy``: round-robin if none is given. ``worker``: its number, for another first turn than others'."""
@@ -224,6 +225,7 @@ class Upstreams:
         """Bytes of a request's body that the policy sees, as hashes."""
         self.board = board or UpstreamBoard()
         self._worker, self._eject_after, self._tls = worker, eject_after, tls
+        self._capacity_blocks = capacity_blocks
         self._number = worker - 1
         self.all: list[Upstream] = []
         self.reload(entries)
@@ -249,7 +251,9 @@ class Upstreams:
     def _taken(self, entry: UpstreamEntry, known: dict[tuple[Origin, int], Upstream]) -> Upstream:
         upstream = known.pop((parse_url(entry.url), entry.slot), None)
         if upstream is None:
-            return Upstream(entry, self.board, worker=self._worker, eject_after=self._eject_after, tls=self._tls)
+            upstream = Upstream(entry, self.board, worker=self._worker, eject_after=self._eject_after, tls=self._tls)
+            upstream.engine.capacity_blocks = self._capacity_blocks
+            return upstream
         upstream.healthy, upstream.draining = entry.healthy, entry.draining
         return upstream
 

@@ -102,6 +102,7 @@ class Worker:
             board=UpstreamBoard(Path(setup.board_path), setup.board),
             worker=setup.number,
             eject_after=setup.eject_after,
+            capacity_blocks=setup.capacity_blocks,
             tls=setup.tls,
         )
         self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)

@@ -290,6 +290,7 @@ def worker_setup(
         certificate=config.certificate,
         upstreams=upstreams,
         route=config.route,
+        capacity_blocks=cache_blocks(facts),
         route_bytes=config.route_bytes,
         eject_after=config.eject_after,
         board_path=str(runtime.board),
@@ -307,13 +308,17 @@ def worker_setup(
     )
 
 
+def cache_blocks(facts: EngineFacts) -> int:
+    """Return the engine's KV cache in keys of prompts; 0: not known."""
+    return int((facts.engine.num_gpu_blocks or 0) * (facts.engine.block_size or 0) / PIECE_TOKENS)
+
+
 MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 10, 1 << 14, 1 << 17
 
 
 def board_size(config: TapConfig, facts: EngineFacts, slots: int) -> BoardSize:
-    """Return the size of the workers' shared memory: tables with as many bytes of prompts as the engine's cache."""
-    blocks, block_size = facts.engine.num_gpu_blocks, facts.engine.block_size
-    keys = int(blocks * block_size / PIECE_TOKENS) if blocks and block_size else DEFAULT_KEYS
+    """Return the size of the workers' shared memory: tables for as many tokens as the engine's cache."""
+    keys = cache_blocks(facts) or DEFAULT_KEYS
     return BoardSize(config.workers, slots, 1 << (min(max(keys, MIN_KEYS), MAX_KEYS) - 1).bit_length())
 
 

@@ -11,8 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from measure.exposition import exposition
 from tap.admin.app import tap_metrics
+from tap.admin.health import reasons_against
 from tap.admin.state import LiveState
+from tap.admin.view import Fact, upstream_facts
 from tap.ipc.exchange import AdminSetup
+from tap.ipc.feed import UpstreamStats
 from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 ROOT = Path(__file__).parents[3]
@@ -68,6 +71,31 @@ def test_every_number_is_where_its_name_says(state: LiveState) -> None:
     for name, value in singles.items():
         assert list(values(families[f"kvtape_tap_{name}"]).values()) == [value], name
     assert values(families["kvtape_tap_ready"]) == {("kvtape_tap_ready",): 1}
+
+
+def test_upstreams_are_counted_by_worker_and_said_to_serve_or_not(state: LiveState) -> None:
+    here = "http://127.0.0.1:9"
+    families = scrape(state)
+    assert values(families["kvtape_tap_upstream_requests"]) == {
+        ("kvtape_tap_upstream_requests_total", here, "0"): 400,
+        ("kvtape_tap_upstream_requests_total", here, "1"): 401,
+    }
+    assert (
+        values(families["kvtape_tap_upstream_known_bytes"])["kvtape_tap_upstream_known_bytes_total", here, "0"] == 6144
+    )
+    assert values(families["kvtape_tap_misrouted"])["kvtape_tap_misrouted_total", "raises", "1"] == 2
+    assert values(families["kvtape_tap_upstream_serving"]) == {("kvtape_tap_upstream_serving", here): 1.0}
+    state.take(worker_stats(1, upstreams=[UpstreamStats(here, ejected=True)]), 10.0)
+    assert state.reasons_against_upstreams() == {here: "left out after failures by 1 of 2 workers"}
+    state.take(service_stats(unhealthy_upstreams=[here]), 10.0)
+    assert state.reasons_against_upstreams() == {here: "its checks fail"}
+    assert reasons_against(state) == ["no upstream is healthy"]
+    state.take(service_stats(draining_upstreams=[here]), 10.0)
+    assert values(scrape(state)["kvtape_tap_upstream_serving"]) == {("kvtape_tap_upstream_serving", here): 0.0}
+    [fact] = upstream_facts(state)
+    assert fact == Fact(
+        here, "takes connections, 3 in flight, 400 requests, 75.0 % of prompts' starts known, draining", True
+    )
 
 
 def test_histograms_are_cumulative_and_workers_are_added_up(state: LiveState) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
 from measure.modelstate import CacheRow, Estimate, LivePace, ModelState, TtftRow
 from tap.ipc.exchange import Progress, ServiceStats
-from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, WorkerStats
+from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, UpstreamStats, WorkerStats
 from tracefile.records.schema import BlockHash, Engine
 
 BLOCK = 16
@@ -43,6 +43,8 @@ def worker_stats(number: int = 0, **changes: Any) -> WorkerStats:
         queue_limit_bytes=128 << 20,
         loop_delay_s=0.0014,
         chunk=chunk,
+        upstreams=[UpstreamStats("http://127.0.0.1:9", 400 + number, 3, False, 1, 8_192, 6_144)],
+        misrouted={"raises": 2},
     )
     return msgspec.structs.replace(stats, **changes)
 
