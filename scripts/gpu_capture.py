@@ -6,7 +6,7 @@
 Starts vLLM with a Qwen3-8B of random weights (``--shape``: another size), probes it for seconds, and sizes the loads to
 it: three calibrations, then three gates, warm and cold, each captured three times; the most valuable first. Each
 capture is kept with its manifest as soon as it is whole. No capture begins that the budget has no room for; the same
-command goes on with those that are left. data/captures/README.md tells how to get the wheels.
+command goes on with those that are left. docs/dev/gpu.md tells how to get the wheels.
 """
 
 import argparse
