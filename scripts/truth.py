@@ -1,28 +1,35 @@
 """Ground truth over sockets: an engine with known parameters, captured through the tap, fitted, and compared.
 
-    scripts/truth.py [--seed K] [--number N] [--fault KIND[=VALUE][:RATE]] [--keep FOLDER]
+    python -m scripts.truth [--seed K] [--number N] [--fault KIND[=VALUE][:RATE]] [--keep FOLDER]
 
 `sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibration` sends it, `sim fit`
-learns from the capture alone. Prints each parameter's truth beside what was found; exit status 1 if one is neither
-within 5 % nor inside its interval. Needs an idle machine: other work on it is time that the engine's model does not
-know.
+learns from the capture alone. Sockets and HTTP take time of their own, which no capture tells from the API server's:
+it is measured on an engine whose steps cost nothing, and added to the truth. Prints each parameter's truth beside what was
+found; exit status 1 if one is neither within 5 % nor inside its interval. Needs an idle machine for some minutes: other
+work on it is time that the engine's model does not know.
 """
 
 import argparse
-import subprocess
+import contextlib
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-import httpx
+import msgspec
 
+from scripts.fidelity.loads import SCHEDULER
+from scripts.job import Command, Workspace
+from scripts.proxybench.processes import free_port
 from sim.latency.modelfile import Model, Parameter, default_model, load_model, make_model, save_model
+from tracefile import load_trace
 
 NEAR = 0.05
-HEALTHY_S = 60.0
+PATH_TOKENS = (64, 8000)
+"""Prompts that the path alone is measured with; single ones, as the calibration's are that tell of the API server."""
+BASE, PER_TOKEN = "frontend_base_ms", "frontend_ms_per_prompt_token"
 
 
 def main() -> int:
@@ -31,13 +38,48 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")
     parser.add_argument("--number", type=int, help="sessions (three rounds)")
     parser.add_argument("--fault", action="append", default=[], help="as sim serve has it: a misspecified engine")
-    parser.add_argument("--keep", type=Path, help="folder for the capture and the model")
-    parser.add_argument("--port", type=int, default=8790, help="the engine's; the tap's is the next (8790)")
+    parser.add_argument("--keep", type=Path, help="folder for the captures and the model")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        return compare(known_engine(), learn(args, folder))
+    with contextlib.nullcontext(args.keep) if args.keep else tempfile.TemporaryDirectory() as folder:
+        work = Workspace(Path(folder).resolve())
+        work.directory.mkdir(parents=True, exist_ok=True)
+        path = measure_path(work)
+        print(f"sockets and HTTP: {path.base_ms:.2f} ms a request, {path.per_token_ms:.6f} ms a prompt token")
+        load = ["--pattern", "calibration", "--seed", str(args.seed)]
+        load += ["--number", str(args.number)] if args.number else []
+        faults = [word for fault in args.fault for word in ("--fault", fault)]
+        capture = captured(work, "calibration", known_engine(), load, faults)
+        return compare(path.added_to(known_engine()), fitted(work, capture))
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPath:
+    """Time of a request on its way, which the engine's model does not know."""
+
+    base_ms: float
+    per_token_ms: float
+
+    def added_to(self, model: Model) -> Model:
+        """The model as a capture of it shows it."""
+        own = model.parameters
+        more = {BASE: own[BASE].value + self.base_ms, PER_TOKEN: own[PER_TOKEN].value + self.per_token_ms}
+        changed = {name: msgspec.structs.replace(own[name], value=value) for name, value in more.items()}
+        return msgspec.structs.replace(model, parameters={**own, **changed})
+
+
+def measure_path(work: Workspace) -> SocketPath:
+    """Return the TTFT of single requests to an engine whose steps cost nothing, beyond its API server's time."""
+    known = known_engine().parameters
+    server = {name: known[name].value for name in (BASE, PER_TOKEN)}
+    stepless = make_model({**dict.fromkeys(known, 0.0), **server}, known_engine().engine)
+    over_ms = []
+    for tokens in PATH_TOKENS:
+        load = ["--pattern", "constant", "--rate", "8", "--number", "40", "--prompt-tokens", str(tokens)]
+        capture = captured(work, f"path-{tokens}", stepless, [*load, "--output-tokens", "1", "--seed", "1"])
+        ttft_ms = median(record.ttft_ms for record in load_trace(capture)[1] if record.ttft_ms is not None)
+        over_ms.append(ttft_ms - server[BASE] - tokens * server[PER_TOKEN])
+    per_token_ms = (over_ms[1] - over_ms[0]) / (PATH_TOKENS[1] - PATH_TOKENS[0])
+    return SocketPath(over_ms[0] - PATH_TOKENS[0] * per_token_ms, per_token_ms)
 
 
 def known_engine() -> Model:
@@ -48,54 +90,29 @@ def known_engine() -> Model:
     return make_model({**{name: one.value for name, one in model.parameters.items()}, **costs}, model.engine)
 
 
-def learn(args: argparse.Namespace, folder: Path) -> Model:
-    """Fit one capture."""
-    engine, tap = f"127.0.0.1:{args.port}", f"127.0.0.1:{args.port + 1}"
-    truth, capture, found = folder / "truth.json", folder / "capture.jsonl.zst", folder / "found.json"
+def captured(work: Workspace, name: str, model: Model, load: Sequence[str], flags: Sequence[str] = ()) -> Path:
+    """Send a load through a tap to an engine that keeps the model's time."""
+    engine, tap = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    truth, capture = work.path(f"{name}-model.json"), work.path(f"{name}.jsonl.zst")
     capture.unlink(missing_ok=True)
-    save_model(known_engine(), truth)
-    faults = [word for fault in args.fault for word in ("--fault", fault)]
-    load = ["--pattern", "calibration", "--seed", args.seed, *(["--number", args.number] if args.number else [])]
+    save_model(model, truth)
+    serve: Command = ["sim", "serve", "--latency-model", truth, "--listen", engine, *flags]
+    record: Command = ["tap", "--upstream", f"http://{engine}", "--listen", tap, "--tokenizer", "ids", "-o", capture]
+    client = work.path(f"{name}-client.jsonl.zst")
     with (
-        serving(["sim", "serve", "--latency-model", truth, "--listen", engine, *faults], engine),
-        serving(["tap", "--upstream", f"http://{engine}", "--listen", tap, "--tokenizer", "ids", "-o", capture], tap),
+        work.serving(f"{name} engine", serve, f"http://{engine}"),
+        work.serving(f"{name} tap", record, f"http://{tap}"),
     ):
-        client = folder / "client.jsonl.zst"
-        subprocess.run(module(["loadgen", "--url", f"http://{tap}", "-o", client, "--overwrite", *load]), check=True)
+        work.run(f"{name} load", ["loadgen", "--url", f"http://{tap}", "-o", client, "--overwrite", *load])
+    return capture
+
+
+def fitted(work: Workspace, capture: Path) -> Model:
+    """Fit one capture."""
+    found = work.path("found.json")
     # What sim serve does not tell of itself: how many run at once, and how much of a prompt a step takes.
-    config = default_model().engine
-    settings = ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
-    subprocess.run(module(["sim", "fit", capture, "-o", found, *settings]), check=True)
+    work.run("fit", ["sim", "fit", capture, "-o", found, *SCHEDULER])
     return load_model(found)
-
-
-def module(command: Sequence[object]) -> list[str]:
-    """A command of ours as this Python runs it."""
-    return [sys.executable, "-m", *(str(word) for word in command)]
-
-
-@contextmanager
-def serving(command: Sequence[object], listen: str) -> Iterator[None]:
-    """The server while it is up; it drains at the end."""
-    with subprocess.Popen(module(command), stdout=subprocess.DEVNULL) as process:
-        try:
-            until = time.monotonic() + HEALTHY_S
-            while not answers(f"http://{listen}/health"):
-                if process.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(f"{' '.join(map(str, command))}: does not serve")
-                time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def answers(url: str) -> bool:
-    """Return whether a server answers."""
-    try:
-        return httpx.get(url, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def compare(truth: Model, found: Model) -> int:
