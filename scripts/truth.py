@@ -4,9 +4,9 @@
 
 `sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibration` sends it, `sim fit`
 learns from the capture alone. Sockets and HTTP take time of their own, which no capture tells from the API server's:
-it is measured on an engine whose steps cost nothing, and added to the truth. Prints each parameter's truth beside what was
-found; exit status 1 if one is neither within 5 % nor inside its interval. Needs an idle machine for some minutes: other
-work on it is time that the engine's model does not know.
+it is measured on an engine whose steps cost nothing, and added to the truth. Prints each parameter's truth beside what
+was found; exit status 1 if one is neither within 5 % nor inside its interval. Needs an idle machine for some minutes:
+other work on it is time that the engine's model does not know.
 """
 
 import argparse
