@@ -11,7 +11,6 @@ import numpy as np
 
 from measure.modelstate import CacheRow, ModelState, TtftRow
 from sim.fit.pace import Pace, with_pace
-from sim.forecast.saturation import other_settings
 from sim.forecast.scenarios import captured_engine
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import EngineConfig
@@ -215,7 +214,7 @@ class ModelWatch:
 
     def _standing_notes(self, model: Model) -> list[str]:
         assert self._meta is not None
-        notes = [f"another engine than the model's: {said}" for said in other_settings(model.engine, self._fitted)]
+        notes = [f"another engine than the model's: {said}" for said in self._fitted.other_settings(model.engine)]
         if self._stamp != _stamp(self._config.model):
             notes.append(f"{self._config.model.name}: cannot be read any more; the one read before is still used")
         if self._window.is_short:

@@ -89,6 +89,8 @@ class LineReader:
                 continue
             if (lines := next(self._blocks, None)) is None:
                 return
+            if not lines:
+                yield b""
             self._block = iter(lines)
 
     def _read_blocks(self) -> Generator[list[bytes], None, None]:
@@ -96,7 +98,7 @@ class LineReader:
         waiting = 0
         for chunk in self._chunks():
             if not chunk:
-                yield b""
+                yield []
                 continue
             first, *rest = chunk.split(b"\n")
             pending.append(first)
