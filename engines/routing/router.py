@@ -5,11 +5,12 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from engines.routing.adapters import AdapterSlots
 from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts, uncached_tokens
 from engines.routing.rendezvous import engine_seed
 
-MAX_ADAPTERS = 8
-"""LoRA adapters that an engine is taken to keep (vLLM's ``--max-loras`` and CPU slots differ by deployment)."""
+ADAPTER_SLOTS = 8
+"""LoRA adapters that an engine is taken to keep where its setting (vLLM's ``max_loras``) is not known."""
 
 
 class Knowledge(Protocol):
@@ -63,10 +64,11 @@ class Router:
         capacity_blocks: int = 0,
         costs: Sequence[RoutingCosts] = (),
         speeds: Sequence[float] = (),
+        adapter_slots: int = ADAPTER_SLOTS,
     ) -> None:
         """``knowledge``: None where the policy does not use it. ``costs``: one for each engine; empty: tokens alone.
 
-        ``speeds``: relative ones; empty: all equal.
+        ``speeds``: relative ones; empty: all equal. ``adapter_slots``: LoRA adapters that an engine is taken to keep.
         """
         self.engines = [
             RoutedEngine(
@@ -83,7 +85,9 @@ class Router:
         self._learner = policy if isinstance(policy, Learner) else None
         self._candidates = self.engines
         self._sent: dict[int, _Sent] = {}
-        self._adapters: list[dict[str, None]] = [{} for _ in names]
+        self._adapters = [AdapterSlots(adapter_slots) for _ in names]
+        for engine, slots in zip(self.engines, self._adapters, strict=True):
+            engine.adapters = slots.resident
 
     def choose(self, request: RoutedRequest) -> int:
         """Return the place in the fleet of the engine that gets the request; nothing is counted yet."""
@@ -102,7 +106,7 @@ class Router:
         engine.prefill_tokens += account.prefill_tokens
         engine.held_tokens += account.held_tokens
         if request.adapter is not None:
-            self._remember_adapter(engine, request.adapter)
+            self._adapters[place].use(request.adapter)
         if self._knowledge is not None:
             self._knowledge.sent(place, request.blocks, request.arrival_s)
         if self._learner is not None:
@@ -145,11 +149,3 @@ class Router:
             assert engine.requests == len(accounts)
             assert abs(engine.prefill_tokens - sum(account.prefill_tokens for account in accounts)) < 1e-3
             assert abs(engine.held_tokens - sum(account.held_tokens for account in accounts)) < 1e-3
-
-    def _remember_adapter(self, engine: RoutedEngine, adapter: str) -> None:
-        known = self._adapters[engine.place]
-        known.pop(adapter, None)
-        known[adapter] = None
-        if len(known) > MAX_ADAPTERS:
-            del known[next(iter(known))]
-        engine.adapters = known.keys()

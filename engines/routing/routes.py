@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from engines.routing.costs import read_costs
 from engines.routing.index import PrefixIndex
 from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
 from engines.routing.records import RoutingCosts
-from engines.routing.router import Knowledge, Router
+from engines.routing.router import ADAPTER_SLOTS, Knowledge, Router
+from engines.routing.sessions import read_statistics
 from engines.routing.users import user_policy
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
@@ -36,6 +38,8 @@ class Route:
     """Blocks that the own index keeps of each engine. None: the engine's capacity, ``INDEX_BLOCKS`` if not known."""
     lag_s: float = 0.0
     """Time from sending a request until the own index counts its blocks."""
+    costs: RoutingCosts | None = None
+    """Of the latency model that was named. None: each engine's own."""
 
 
 ROUND_ROBIN = Route(text="round-robin", kind=POLICIES["round-robin"], settings=PolicySettings())
@@ -52,7 +56,7 @@ def parse_route(text: str) -> Route:
     else:
         raise InputError(f"--route {text}: unknown policy; expected one of {', '.join(POLICIES)}, or FILE.py:FUNCTION")
     values = dict(_setting(text, word) for word in words)
-    own = {name: values.pop(name) for name in ("knowledge", "index_blocks", "lag_s") if name in values}
+    own = {name: values.pop(name) for name in ("knowledge", "index_blocks", "lag_s", "costs") if name in values}
     return Route(text=text, kind=kind, settings=PolicySettings(**values), **own)
 
 
@@ -64,6 +68,7 @@ def make_router(
     capacity_blocks: int = 0,
     costs: Sequence[RoutingCosts] = (),
     speeds: Sequence[float] = (),
+    adapter_slots: int = ADAPTER_SLOTS,
 ) -> Router:
     """Return a router over engines of these names. ``complete``: knowledge of their caches; None: there is none.
 
@@ -79,12 +84,19 @@ def make_router(
                 f"--route {route.text}: the engines' caches are not known here; expected knowledge=partial"
             )
         knowledge = complete
-    policy = route.kind.make(route.settings)
-    return Router(names, policy, knowledge=knowledge, capacity_blocks=capacity_blocks, costs=costs, speeds=speeds)
+    return Router(
+        names,
+        route.kind.make(route.settings),
+        knowledge=knowledge,
+        capacity_blocks=capacity_blocks,
+        costs=costs if route.costs is None else [route.costs] * len(names),
+        speeds=speeds,
+        adapter_slots=adapter_slots,
+    )
 
 
 _NUMBERS = {field.name: field.type for field in dataclasses.fields(PolicySettings) if field.type in (int, float)}
-_SETTINGS = (*(name.replace("_", "-") for name in _NUMBERS), "knowledge", "index-blocks", "lag")
+_SETTINGS = (*(name.replace("_", "-") for name in _NUMBERS), "knowledge", "index-blocks", "lag", "model", "trace")
 
 
 def _setting(text: str, word: str) -> tuple[str, Any]:
@@ -99,6 +111,11 @@ def _setting(text: str, word: str) -> tuple[str, Any]:
         return name, value
     if name == "lag":
         return "lag_s", _lag_s(text, value)
+    if name in ("model", "trace"):
+        try:
+            return ("costs", read_costs(value)) if name == "model" else ("statistics", read_statistics(value))
+        except InputError as error:
+            raise InputError(f"--route {text}: {error}") from None
     whole = name == "index_blocks" or _NUMBERS[name] is int
     least = {"load_factor": 1.0, "index_blocks": 1.0}.get(name, 0.0)
     try:

@@ -1,5 +1,10 @@
 """Statistics of a workload's sessions: probability of another turn, rest between turns, growth, time in service."""
 
+import os
+from collections.abc import Iterable
+
+from tracefile import InputError, Record, SessionId, load_trace
+
 MAX_TURN = 64
 """Turns counted apart; later ones together."""
 PRIOR_SESSIONS = 4.0
@@ -69,3 +74,32 @@ class SessionStatistics:
         """Share of a living session's time in which a request of it is in flight."""
         whole = self.service_s.value + self.rest_s.value
         return self.service_s.value / whole if whole > 0.0 else 1.0
+
+
+def trace_statistics(records: Iterable[Record]) -> SessionStatistics:
+    """Return the statistics of a trace's sessions; a session ends with its last record."""
+    statistics = SessionStatistics()
+    latest: dict[SessionId, tuple[Record, int]] = {}
+    for record in sorted(records, key=lambda record: record.arrival_ms or 0.0):
+        if record.session_id is None:
+            continue
+        before, turn = latest.get(record.session_id, (None, 0))
+        if before is not None:
+            statistics.count(turn, went_on=True)
+            if record.think_ms is not None:
+                statistics.rest_s.add(record.think_ms / 1e3)
+            statistics.growth_tokens.add(max(0, (record.prompt_tokens or 0) - (before.prompt_tokens or 0)))
+        if record.e2e_ms is not None:
+            statistics.service_s.add(record.e2e_ms / 1e3)
+        latest[record.session_id] = record, record.turn or turn + 1
+    for _, turn in latest.values():
+        statistics.count(turn, went_on=False)
+    return statistics
+
+
+def read_statistics(path: str | os.PathLike[str]) -> SessionStatistics:
+    """Read a trace's sessions. Raises InputError naming the file where it is no trace, or none of it has a session."""
+    _, records = load_trace(path)
+    if all(record.session_id is None for record in records):
+        raise InputError(f"{os.fspath(path)}: no record has a session; expected a trace with sessions")
+    return trace_statistics(records)

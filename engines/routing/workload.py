@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Final
 
 import msgspec
@@ -55,8 +56,8 @@ class WorkloadAware:
     """
 
     def __init__(self, statistics: SessionStatistics | None = None, adapter_load_tokens: float = 0.0) -> None:
-        """``statistics``: of a trace of the same workload; None: learnt from the requests alone."""
-        self.statistics = statistics or SessionStatistics()
+        """``statistics``: of a trace of the same workload, to go on from; None: learnt from the requests alone."""
+        self.statistics = SessionStatistics() if statistics is None else deepcopy(statistics)
         self._adapter_load_tokens = adapter_load_tokens
         self._sessions: dict[bytes, _Session] = {}
         self._resting: deque[tuple[float, bytes]] = deque()

@@ -57,16 +57,19 @@ def _add_control_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        card = {
-            "id": service.model_name,
-            "object": "model",
-            "created": started_s,
-            "owned_by": "kvtape",
-            "root": service.model_name,
-            "parent": None,
-            "max_model_len": service.max_model_len,
-        }
-        return _json({"object": "list", "data": [card]})
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": started_s,
+                "owned_by": "kvtape",
+                "root": name,
+                "parent": None if name == service.model_name else service.model_name,
+                "max_model_len": service.max_model_len,
+            }
+            for name in (service.model_name, *service.fleet.adapters.names)
+        ]
+        return _json({"object": "list", "data": cards})
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -228,14 +228,15 @@ class Endpoint:
         except ApiError as error:
             self._refuse(exchange, error)
             return
-        place = service.fleet.route(request.header(b"x-session-id") or asked.fields.user, generations)
+        place = service.fleet.route(request.header(b"x-session-id"), asked.fields, generations)
         engine = service.fleet.engines[place]
         response_id = self._api.id_prefix + (request.header(b"x-request-id") or secrets.token_hex(16))
         voice = self._api.voice(service, asked, response_id, int(time.time()))
         reply.begin(voice, generations, engine, ((b"x-engine", b"%d" % place),))
         arrival_ms = engine.time_ms(request.head.at_ns)
+        extra_ms = service.fleet.load(place, asked.fields) + (0.0 if injection is None else injection.extra_ms)
         for generation in generations:
-            engine.submit(generation, arrival_ms, 0.0 if injection is None else injection.extra_ms)
+            engine.submit(generation, arrival_ms, extra_ms)
 
     def _refuse(self, exchange: Exchange, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
         exchange.whole(error.status, (JSON_TYPE, *headers), self._api.error(error))

@@ -23,7 +23,7 @@ from sim.serving.apis.responses import Responses
 from sim.serving.controlapp import AsgiPages, make_app
 from sim.serving.endpoint import Endpoint
 from sim.serving.engine.faults import Fault, Faults, parse_faults
-from sim.serving.engine.service import Fleet, Service
+from sim.serving.engine.service import Adapters, Fleet, Service
 from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, TokenizerVocabulary, Vocabulary
 from sim.vllm.config import add_engine_flags, engine_overrides
@@ -57,6 +57,7 @@ class ServeConfig:
     tool_share: float
     engines: int
     route: Route
+    adapters: Adapters
     faults: tuple[Fault, ...]
     fault_control: bool
     drain_s: float
@@ -88,6 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--engines", type=int, default=1, metavar="N", help="engines, each with its own cache (default 1)")
     add("--route", default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP} (default %(default)s)")
+    add("--adapter", action="append", default=[], metavar="NAME", help="a LoRA adapter to serve (repeatable)")
+    add("--adapter-load", type=duration, default="0", metavar="TIME", help="delay of a request that loads one")
+    add("--max-loras", type=int, default=1, metavar="N", help="adapters resident on an engine at once (default 1)")
     add("--drain", type=duration, default="5s", metavar="TIME", help="time to end requests at SIGTERM (default 5s)")
     faults = parser.add_argument_group("what goes wrong on purpose")
     faults.add_argument(
@@ -123,6 +127,8 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         raise InputError(f"--tool-share: {arguments.tool_share}; expected a share from 0 to 1")
     if not 1 <= arguments.engines <= MAX_ENGINES:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
+    if arguments.max_loras < 1:
+        raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
     return ServeConfig(
         host=host,
         port=port,
@@ -136,6 +142,9 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         tool_share=arguments.tool_share,
         engines=arguments.engines,
         route=parse_route(arguments.route),
+        adapters=Adapters(
+            names=tuple(arguments.adapter), load_ms=1e3 * arguments.adapter_load, slots=arguments.max_loras
+        ),
         faults=parse_faults(arguments.fault, "--fault"),
         fault_control=arguments.fault_control,
         drain_s=arguments.drain,
@@ -261,7 +270,12 @@ def _dispatcher(service: Service) -> Handler:
 def _make_service(config: ServeConfig, vocabulary: Vocabulary) -> Service:
     noise_seed = config.seed if config.noise else None
     return Service(
-        fleet=Fleet(config.model, config.engines, config.route, speed=config.speed, noise_seed=noise_seed),
+        fleet=Fleet(
+            *(config.model, config.engines, config.route),
+            speed=config.speed,
+            noise_seed=noise_seed,
+            adapters=config.adapters,
+        ),
         vocabulary=vocabulary,
         spelling=Spelling(vocabulary),
         model_name=config.model_name,

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
-from engines.routing.records import Policy
+from engines.routing.records import TOKENS_ALONE, Policy, RoutingCosts
 from engines.routing.router import Learner
 from engines.routing.routes import Route, parse_route
 from engines.routing.users import GuardedPolicy
@@ -16,8 +16,10 @@ FORGETFUL = frozenset({"round-robin", "random", "least-loaded", "power-of-two"})
 class LivePolicy:
     """A policy, with what it needs to see, and the count of its failures."""
 
-    def __init__(self, policy: Policy, *, reads_prompt: bool, keeps_sessions: bool) -> None:
-        self.choose = policy
+    def __init__(
+        self, policy: Policy, *, reads_prompt: bool, keeps_sessions: bool, costs: RoutingCosts = TOKENS_ALONE
+    ) -> None:
+        self.choose, self.costs = policy, costs
         self.reads_prompt, self.keeps_sessions = reads_prompt, keeps_sessions
         self.failures: Counter[str] = policy.faults if isinstance(policy, GuardedPolicy) else Counter()
         """Faults of a user's policy, by reason: raised, blocked, suspended, nonsense."""
@@ -39,4 +41,9 @@ def live_policy(text: str, seed: int = 0) -> LivePolicy:
     route = live_route(text)
     policy = route.kind.make(replace(route.settings, seed=route.settings.seed + seed))
     reads_prompt = route.kind.uses_cache and route.knowledge != "none"
-    return LivePolicy(policy, reads_prompt=reads_prompt, keeps_sessions=text.split(":", maxsplit=1)[0] not in FORGETFUL)
+    return LivePolicy(
+        policy,
+        reads_prompt=reads_prompt,
+        keeps_sessions=text.split(":", maxsplit=1)[0] not in FORGETFUL,
+        costs=route.costs or TOKENS_ALONE,
+    )

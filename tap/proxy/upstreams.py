@@ -253,6 +253,7 @@ class Upstreams:
         if upstream is None:
             upstream = Upstream(entry, self.board, worker=self._worker, eject_after=self._eject_after, tls=self._tls)
             upstream.engine.capacity_blocks = self._capacity_blocks
+            upstream.engine.costs = self.policy.costs
             return upstream
         upstream.healthy, upstream.draining = entry.healthy, entry.draining
         return upstream

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from engines.routing import Route, RoutedRequest, make_router
+from engines.routing.adapters import AdapterSlots
 from engines.routing.costs import routing_costs
 from sim.latency.modelfile import Model
 from sim.serving.engine.faults import Faults
@@ -39,20 +40,43 @@ class Caches:
         """Nothing to forget."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """LoRA adapters that the engines serve."""
+
+    names: tuple[str, ...] = ()
+    load_ms: float = 0.0
+    """Delay of a request whose adapter is not resident."""
+    slots: int = 1
+    """Adapters resident on an engine at once."""
+
+
 class Fleet:
     """Engines behind one router; each draws noise of its own from ``noise_seed``."""
 
-    def __init__(self, model: Model, count: int, route: Route, *, speed: float | None, noise_seed: int | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        count: int,
+        route: Route,
+        *,
+        speed: float | None,
+        noise_seed: int | None,
+        adapters: Adapters = Adapters(),
+    ) -> None:
         seeds = [None if noise_seed is None else noise_seed + place for place in range(count)]
         self.engines = [RealTimeEngine(model, speed=speed, noise_seed=seed) for seed in seeds]
         self.model = model
-        self._router = make_router(
+        self.router = make_router(
             route,
             [str(place) for place in range(count)],
             complete=Caches(self.engines),
             capacity_blocks=model.engine.usable_blocks,
             costs=[routing_costs(model.cost_by_name, model.engine.max_num_batched_tokens)] * count,
+            adapter_slots=adapters.slots,
         )
+        self.adapters = adapters
+        self._resident = [AdapterSlots(adapters.slots) for _ in range(count)]
         self._requests = 0
         self._open: dict[int, int] = {}
         """Outputs not ended of each request sent."""
@@ -70,25 +94,35 @@ class Fleet:
             for engine in self.engines:
                 group.create_task(engine.run())
 
-    def route(self, session: str | None, generations: Sequence[Generation]) -> int:
+    def adapter_of(self, fields: GenerationFields) -> str | None:
+        """Return the adapter that the model's name selects."""
+        return fields.model if fields.model in self.adapters.names else None
+
+    def load(self, place: int, fields: GenerationFields) -> float:
+        """Use a request's adapter on its engine; return the delay by loading it, ms."""
+        adapter = self.adapter_of(fields)
+        return 0.0 if adapter is None or self._resident[place].use(adapter) else self.adapters.load_ms
+
+    def route(self, session: str | None, fields: GenerationFields, generations: Sequence[Generation]) -> int:
         """Return the place of the engine for a request, the same for all its prompts and choices."""
         if len(self.engines) == 1:
             return 0
         for engine in self.engines:
             engine.settle()
-        first = generations[0].request
+        first, named = generations[0].request, session or fields.user or None
         request = RoutedRequest(
             number=self._requests,
             arrival_s=self._clock_s(),
-            session=None if session is None else session.encode(),
+            session=None if named is None else named.encode(),
             blocks=first.hashes[: first.prompt_tokens // self.block_size],
             block_tokens=self.block_size,
             prompt_tokens=first.prompt_tokens,
             output_tokens=first.max_tokens,
+            adapter=self.adapter_of(fields),
         )
         self._requests += 1
-        place = self._router.choose(request)
-        self._router.sent(request, place)
+        place = self.router.choose(request)
+        self.router.sent(request, place)
         self._open[request.number] = len(generations)
         for generation in generations:
             generation.routed = request.number
@@ -98,7 +132,7 @@ class Fleet:
         done = [engine.reset_prefix_cache() for engine in self.engines]
         for place, emptied in enumerate(done):
             if emptied:
-                self._router.lost_cache(place)
+                self.router.lost_cache(place)
         return all(done)
 
     def abort_all(self) -> None:
@@ -106,13 +140,13 @@ class Fleet:
             engine.abort_all()
 
     def _first_token(self, generation: Generation) -> None:
-        self._router.first_token(generation.routed)
+        self.router.first_token(generation.routed)
 
     def _ended(self, generation: Generation) -> None:
         self._open[generation.routed] -= 1
         if not self._open[generation.routed]:
             del self._open[generation.routed]
-            self._router.ended(generation.routed, self._clock_s())
+            self.router.ended(generation.routed, self._clock_s())
 
     def _clock_s(self) -> float:
         return max(engine.clock_ms() for engine in self.engines) / 1e3
@@ -139,8 +173,8 @@ class Service:
     """Numbers of outputs without a seed of their own."""
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError unless it is the served model, or none was named."""
-        if name is not None and name != self.model_name:
+        """Raise ApiError unless it is the served model or an adapter of it, or none was named."""
+        if name is not None and name != self.model_name and name not in self.fleet.adapters.names:
             raise ApiError(f"The model `{name}` does not exist.", status=404, kind="NotFoundError", param="model")
 
     def plan(self, asked: Asked, on_progress: Callable[[Generation], None]) -> list[Generation]:
@@ -194,7 +228,12 @@ class Service:
         )
         # The last token's KV is never computed, so it fills no block.
         computed = np.concatenate([prompt_ids, np.array(output.token_ids[:-1], dtype="<u4")])
-        hasher = BlockHasher(self.hash_key, block_size=self.fleet.block_size, cache_salt=fields.cache_salt)
+        hasher = BlockHasher(
+            self.hash_key,
+            block_size=self.fleet.block_size,
+            lora=self.fleet.adapter_of(fields),
+            cache_salt=fields.cache_salt,
+        )
         request = Request(
             request_id=secrets.token_hex(8),
             prompt_tokens=len(prompt_ids),

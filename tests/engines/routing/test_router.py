@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engines.routing import RoutedEngine, RoutedRequest, Router
 from engines.routing.index import PrefixIndex
 from engines.routing.load import round_robin
-from engines.routing.router import MAX_ADAPTERS
+from engines.routing.router import ADAPTER_SLOTS
 
 NAMES = ["http://a", "http://b"]
 
@@ -72,12 +72,12 @@ def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
 
 def test_an_engine_keeps_the_adapters_used_last() -> None:
     router = Router(NAMES, round_robin)
-    for number in range(MAX_ADAPTERS):
+    for number in range(ADAPTER_SLOTS):
         router.sent(request(number, adapter=f"lora-{number}"), 1)
     router.sent(request(100, adapter="lora-0"), 1)
     router.sent(request(101, adapter="new"), 1)
     assert list(router.engines[1].adapters) == [
-        *(f"lora-{number}" for number in range(2, MAX_ADAPTERS)),
+        *(f"lora-{number}" for number in range(2, ADAPTER_SLOTS)),
         "lora-0",
         "new",
     ]

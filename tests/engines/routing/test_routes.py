@@ -4,11 +4,13 @@ import contextlib
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engines.routing import RoutedEngine, RoutedRequest, engine_seed, make_router, parse_route
 from engines.routing.users import GuardedPolicy
-from tracefile.records.errors import InputError
+from sim.latency.modelfile import default_model
+from tracefile import InputError, Record, RequestId, SessionId
 
 NAMES = ["a", "b", "c"]
 ENGINES = [RoutedEngine(place=place, name=name, seed=engine_seed(name)) for place, name in enumerate(NAMES)]
@@ -30,6 +32,46 @@ def test_settings_follow_the_name() -> None:
     blind = make_router(parse_route("overlap:knowledge=none"), NAMES)
     blind.sent(request(0), 1)
     assert blind.choose(request(1)) != 1
+
+
+def test_a_model_and_a_trace_are_settings(tmp_path: Path) -> None:
+    model, trace = tmp_path / "model.json", tmp_path / "trace.jsonl"
+    model.write_bytes(msgspec.json.encode(default_model()))
+    lines = [META] + [record(session, turn) for session in range(3) for turn in (1, 2)]
+    trace.write_bytes(b"\n".join(lines) + b"\n")
+    route = parse_route(f"workload:model={model}:trace={trace}")
+    router = make_router(route, NAMES)
+    assert [engine.costs.t0_ms for engine in router.engines] == [4.3, 4.3, 4.3]
+    statistics = route.settings.statistics
+    assert statistics is not None
+    assert statistics.turns_seen == 6
+    assert (statistics.another_turn(1) > 0.6, statistics.another_turn(2) < 0.4) == (True, True)
+    # The priors weigh one: rests of 10 and three of 4 s, services of 2 and six of 1 s, growths of 500 and three of 900.
+    assert statistics.rest_s.value == pytest.approx((10 + 3 * 4) / 4)
+    assert statistics.service_s.value == pytest.approx((2 + 6) / 7)
+    assert statistics.growth_tokens.value == pytest.approx((500 + 3 * 900) / 4)
+    # Each router goes on from the trace alone.
+    router.sent(request(0), 0)
+    router.ended(0, 1.0)
+    router.sent(request(1), 0)
+    assert statistics.turns_seen == 6
+    with pytest.raises(InputError, match=f"trace={model}: "):
+        parse_route(f"workload:trace={model}")
+
+
+META = b'{"meta":{"schema":"kvtape/1","block_size":16}}'
+
+
+def record(session: int, turn: int) -> bytes:
+    made = Record(
+        request_id=RequestId(f"{session}-{turn}"),
+        session_id=SessionId(f"s{session}"),
+        arrival_ms=turn * 5000.0,
+        e2e_ms=1000.0,
+        prompt_tokens=900 * turn,
+        think_ms=4000.0 if turn > 1 else None,
+    )
+    return msgspec.json.encode(made)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from sim.latency.noise import Noise
 from sim.serving.apis.completions import Completions
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.realtime import RealTimeEngine
-from sim.serving.engine.service import Fleet, Service
+from sim.serving.engine.service import Adapters, Fleet, Service
+from sim.serving.requests.fields import GenerationFields
 from sim.serving.requests.output import Generation, Output
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling
 from sim.vllm.config import EngineConfig
@@ -262,3 +263,43 @@ def test_a_sequential_client_sees_the_same_at_any_speed() -> None:
         assert [cached for cached, _ in seen[speed]] == [cached for cached, _ in seen[None]]
         for (_, at_speed_ms), (_, at_once_ms) in zip(seen[speed], seen[None], strict=True):
             assert at_speed_ms == pytest.approx(at_once_ms)
+
+
+def test_a_fleets_router_sees_requests_prefills_and_ends_of_all_kinds() -> None:
+    async def use() -> list[list[tuple[int, float]]]:
+        fleet = Fleet(MODEL, 2, parse_route("round-robin"), speed=None, noise_seed=None)
+        stepping = asyncio.create_task(fleet.run())
+        seen = []
+
+        def see() -> None:
+            seen.append([(engine.requests, engine.prefill_tokens) for engine in fleet.router.engines])
+
+        # Two choices of one prompt, and a request that is aborted before its first token.
+        pair, lone = [generation(8, 3, 100), generation(8, 5, 100)], generation(20, 9, 300)
+        assert fleet.route("s", GenerationFields(), pair) == 0
+        assert fleet.route("s", GenerationFields(), [lone]) == 1
+        see()
+        for one in pair:
+            fleet.engines[0].submit(one)
+        fleet.engines[1].submit(lone)
+        fleet.engines[1].abort(lone)
+        await until(fleet.engines[0], lambda: pair[0].outcome is not None)
+        see()
+        await until(fleet.engines[0], lambda: pair[1].outcome is not None)
+        see()
+        fleet.router.check_integrity()
+        stepping.cancel()
+        await asyncio.gather(stepping, return_exceptions=True)
+        return seen
+
+    assert asyncio.run(use()) == [[(1, 8.0), (1, 20.0)], [(1, 0.0), (0, 0.0)], [(0, 0.0), (0, 0.0)]]
+
+
+def test_an_adapter_is_loaded_once_by_each_engine_that_has_room() -> None:
+    adapters = Adapters(names=("a", "b"), load_ms=50.0, slots=1)
+    fleet = Fleet(MODEL, 2, parse_route("overlap"), speed=None, noise_seed=None, adapters=adapters)
+    a, b, base = (GenerationFields(model=name) for name in ("a", "b", "tiny"))
+    assert [fleet.load(0, fields) for fields in (a, a, base, b, b, a)] == [50.0, 0.0, 0.0, 50.0, 0.0, 50.0]
+    # The router sends each adapter where it sent it before: loading one is as long as 1,000 tokens of prefill.
+    placed = [fleet.route(None, fields, [generation(8, 1, key)]) for key, fields in enumerate((a, b, a, b, b, b))]
+    assert placed == [0, 1, 0, 1, 1, 1]

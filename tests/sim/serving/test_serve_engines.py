@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,10 +20,12 @@ def engines(start: StartSimServer, rule: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def ask(client: httpx.Client, prompt: list[int], session: str | None = None) -> tuple[int, int]:
+def ask(
+    client: httpx.Client, prompt: list[int], session: str | None = None, model: str | None = None
+) -> tuple[int, int]:
     """Which engine served a prompt, and how many of its tokens were cached there."""
     headers = {} if session is None else {"X-Session-ID": session}
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, "model": model}
     answer = client.post("/v1/completions", json=body, headers=headers)
     cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return int(answer.headers["x-engine"]), cached
@@ -40,7 +43,7 @@ def test_taking_turns_fills_every_cache_with_the_same(start_sim_server: StartSim
         assert [ask(client, prompt) for _ in range(3)] == [(0, 0), (1, 0), (2, 0)]
 
 
-@pytest.mark.parametrize("rule", ["session", "bounded", "prefix", "overlap"])
+@pytest.mark.parametrize("rule", ["session", "prefix", "workload"])
 def test_rules_that_know_the_conversation_find_its_cache(start_sim_server: StartSimServer, rule: str) -> None:
     with engines(start_sim_server, rule) as client:
         for session in range(4):
@@ -51,3 +54,28 @@ def test_rules_that_know_the_conversation_find_its_cache(start_sim_server: Start
                 grown = [*history, *range(4000 * turn, 4000 * turn + 2 * BLOCK)]
                 assert ask(client, grown, f"s{session}") == (first, len(history) // BLOCK * BLOCK)
                 history = grown
+
+
+def test_two_engines_prefix_aware_serve_rollouts_of_two_tasks_from_two_caches(start_sim_server: StartSimServer) -> None:
+    flags = ("--speed", "max", "--block-size", str(BLOCK), "--num-gpu-blocks", "2048", "--engines", "2")
+    tasks = [list(range(start, start + 8 * BLOCK)) for start in (100, 9000)]
+    with start_sim_server(*flags, "--route", "prefix") as url, httpx.Client(base_url=url, timeout=30) as client:
+        served = [ask(client, [*tasks[number % 2], 7, number]) for number in range(6)]
+    assert served == [(0, 0), (1, 0)] + [(0, 128), (1, 128)] * 2
+
+
+def test_a_users_policy_routes(start_sim_server: StartSimServer, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def choose(request, engines):\n    return 2 if request.number else 1\n")
+    with engines(start_sim_server, f"{path}:choose") as client:
+        assert [ask(client, [1, 2, number])[0] for number in range(3)] == [1, 2, 2]
+
+
+def test_adapters_are_models_with_caches_of_their_own(start_sim_server: StartSimServer) -> None:
+    flags = ("--speed", "max", "--block-size", str(BLOCK), "--model", "base", "--adapter", "tuned")
+    prompt = list(range(1000, 1000 + 4 * BLOCK + 1))
+    with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30) as client:
+        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["base", "tuned"]
+        cached = [ask(client, prompt, model=model)[1] for model in ("base", "tuned", "tuned", "base")]
+        assert client.post("/v1/completions", json={"prompt": prompt, "model": "other"}).status_code == 404
+    assert cached == [0, 0, 64, 64]
