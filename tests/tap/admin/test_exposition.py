@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from measure.exposition import exposition
 from tap.admin.app import tap_metrics
 from tap.admin.health import reasons_against
+from tap.admin.modelview import Fact
 from tap.admin.state import LiveState
-from tap.admin.view import Fact, upstream_facts
+from tap.admin.view import upstream_facts
 from tap.ipc.exchange import AdminSetup
 from tap.ipc.feed import UpstreamStats
 from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
