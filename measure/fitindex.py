@@ -6,10 +6,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tracefile.records.decoding import convert_object, parse_object
+from tracefile.files.rows import read_rows, write_rows
 from tracefile.records.errors import InputError
-from tracefile.storage.durable import replace_durably
-from tracefile.storage.lines import LineReader
 
 INDEX: Final = "windows.jsonl"
 
@@ -68,23 +66,14 @@ def read_windows(folder: Path) -> list[FittedWindow]:
     path = folder / INDEX
     if not path.is_file():
         raise InputError(f"{folder}: no {INDEX} is there; expected the folder of sim fit --window 1h -o {folder}")
-    found: dict[str, FittedWindow] = {}
-    with LineReader(path) as lines:
-        for line in lines:
-            where = f"{path}:{lines.number}"
-            window = convert_object(parse_object(line, where), FittedWindow, where)
-            if window.window in found:
-                raise InputError(f"{where}: window: {window.window!r} is there twice; expected a name of its own")
-            if window.model not in (None, Path(window.model or "").name):
-                raise InputError(f"{where}: model: {window.model!r}; expected a file name in the folder")
-            found[window.window] = window
-    return sorted(found.values(), key=lambda window: window.begin_s)
+    windows = []
+    for window, where in read_rows(path, FittedWindow, "window"):
+        if window.model not in (None, Path(window.model or "").name):
+            raise InputError(f"{where}: model: {window.model!r}; expected a file name in the folder")
+        windows.append(window)
+    return sorted(windows, key=lambda window: window.begin_s)
 
 
 def write_windows(folder: Path, windows: Sequence[FittedWindow]) -> None:
-    """Replace the index: readers see the old one or the new one, whatever ends the writer."""
-    path = folder / INDEX
-    try:
-        replace_durably(path, b"".join(msgspec.json.encode(window) + b"\n" for window in windows))
-    except OSError as error:
-        raise InputError(f"{path}: cannot write ({error.strerror or error}); expected a writable folder") from error
+    """Replace the index of a folder of windows."""
+    write_rows(folder / INDEX, windows)

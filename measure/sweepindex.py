@@ -6,10 +6,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tracefile.records.decoding import convert_object, parse_object
+from tracefile.files.rows import read_rows, write_rows
 from tracefile.records.errors import InputError
-from tracefile.storage.durable import replace_durably
-from tracefile.storage.lines import LineReader
 
 INDEX: Final = "sweep.jsonl"
 
@@ -51,17 +49,7 @@ def read_sweep(folder: Path) -> list[SweepRun]:
     path = folder / INDEX
     if not path.is_file():
         raise InputError(f"{folder}: no {INDEX} is there; expected the folder of a sweep (loadgen sweep -o {folder})")
-    runs: list[SweepRun] = []
-    lines_of: dict[str, int] = {}
-    with LineReader(path) as lines:
-        for line in lines:
-            where = f"{path}:{lines.number}"
-            found = _checked(convert_object(parse_object(line, where), SweepRun, where), where)
-            if earlier := lines_of.get(found.run):
-                raise InputError(f"{where}: run: {found.run!r} is on line {earlier} too; expected a name of its own")
-            lines_of[found.run] = lines.number
-            runs.append(found)
-    return runs
+    return [_checked(found, where) for found, where in read_rows(path, SweepRun, "run")]
 
 
 def _checked(found: SweepRun, where: str) -> SweepRun:
@@ -73,9 +61,5 @@ def _checked(found: SweepRun, where: str) -> SweepRun:
 
 
 def write_sweep(folder: Path, runs: Sequence[SweepRun]) -> None:
-    """Replace the index: readers see the old one or the new one, whatever ends the writer."""
-    path = folder / INDEX
-    try:
-        replace_durably(path, b"".join(msgspec.json.encode(run) + b"\n" for run in runs))
-    except OSError as error:
-        raise InputError(f"{path}: cannot write ({error.strerror or error}); expected a writable folder") from error
+    """Replace the index of a sweep's folder."""
+    write_rows(folder / INDEX, runs)
