@@ -51,7 +51,8 @@ def lay_out(
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
-    clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
+    clock["composed"] = clock["running"] = NONE
+    clock["frontend_free_ms"], clock["num_arrivals"] = -np.inf, len(roots)
     clock["now_ms"] = min(arrivals.arrival_ms.min(initial=0.0), 0.0)
     clock["horizon_ms"] = np.inf
     clock["slow_at_ms"] = clock["seen_ms"] = clock["step_end_ms"] = -np.inf
@@ -115,6 +116,7 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
         "composes_ahead": config.async_scheduling,
         "placement": layout.PLACEMENTS.index(placement),
         "max_tokens": config.longest_request,
+        "pauses": False,
     }
     record = np.zeros(1, layout.SETTINGS)
     for name in layout.SETTINGS.names or ():
@@ -168,12 +170,13 @@ def _runs(arrivals: Arrivals) -> Records:
     runs["abort_after_ms"] = arrivals.abort_after_ms
     runs["recorded_e2e_ms"] = arrivals.recorded_e2e_ms
     runs["as_recorded"] = ~arrivals.runs
+    runs["next_think_ms"] = np.inf
     runs["first_token"] = NONE
-    _link_children(runs, arrivals)
+    link_children(runs, arrivals)
     return runs
 
 
-def _link_children(runs: Records, arrivals: Arrivals) -> None:
+def link_children(runs: Records, arrivals: Arrivals) -> None:
     runs["parent"] = runs["first_child"] = runs["next_child"] = -1
     children = np.flatnonzero(arrivals.parents != NOBODY)
     parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])

@@ -4,6 +4,8 @@ On the engine's core each of the two gets half of it while the other has work. T
 counted in that step's row, other work in a row of its own: so the model stays linear.
 """
 
+import numpy as np
+
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import PARALLEL, SimState
 from sim.latency import terms
@@ -40,17 +42,27 @@ def accept_job(state: SimState, place: int) -> None:
 
 @kernel
 def run_beside(state: SimState, left_ms: float, until_ms: float, row: FloatArray) -> float:
-    """Run until ``left_ms`` of the engine's work are done, or until ``until_ms``; return the rest."""
+    """Run until ``left_ms`` of the engine's work are done, or until ``until_ms``; return the rest.
+
+    A fleet's engine pauses before a span that would end after the horizon: the arithmetic does not depend on pauses.
+    """
     clock = state.clock[0]
-    now_ms = clock.now_ms
+    now_ms, pause_ms = clock.now_ms, np.inf
+    if state.scheduler.settings[0].pauses:
+        pause_ms = clock.horizon_ms
     while left_ms > 0.0 and now_ms < until_ms:
-        if clock.first_job == clock.last_job:
-            span_ms = min(left_ms, until_ms - now_ms)
-            now_ms, left_ms = now_ms + span_ms, left_ms - span_ms
-            continue
-        place = state.jobs[clock.first_job]
-        span_ms = min(2.0 * left_ms, 2.0 * state.runs[place].left_ms, until_ms - now_ms)
+        alone = clock.first_job == clock.last_job
+        span_ms = min(left_ms, until_ms - now_ms)
+        if not alone:
+            place = state.jobs[clock.first_job]
+            span_ms = min(2.0 * left_ms, 2.0 * state.runs[place].left_ms, until_ms - now_ms)
+        if now_ms + span_ms > pause_ms:
+            clock.resumes_ms = now_ms + span_ms
+            break
         now_ms += span_ms
+        if alone:
+            left_ms -= span_ms
+            continue
         left_ms = max(left_ms - span_ms / 2.0, 0.0)
         _work(state, span_ms / 2.0, now_ms, row)
     clock.now_ms = now_ms

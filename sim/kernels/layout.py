@@ -51,8 +51,9 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens"
+    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens pauses"
 )
+"""``pauses``: the engine stands still within a step where unknown arrivals may come; of a fleet's engines."""
 SEGMENT = record("kind base start end first_key copy next_in_slot")
 """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]``. ``copy``: the first in line; of a
 free segment, the next free one."""
@@ -78,24 +79,26 @@ REQUEST = record(
 by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper."""
 REQUEST_RUN = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
-    times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
+    times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms next_think_ms",
 )
 """``first_token``: where its part of the arenas of tokens begins, once it has one; ``left_ms``: of its work on a shared
-core."""
+core; ``next_think_ms``: from its end to the first arrival that waits for it in a fleet; infinity: none does."""
 SHARE = record("place num_tokens depth samples")
 STEP = record("count total_tokens admitted preempted repeated_tokens")
 EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
-    "composed num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
+    "composed running num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
     f"steps_drawn {SOURCES}",
-    times="now_ms frontend_free_ms horizon_ms slow slow_at_ms slowest_factor seen_ms carried_ms step_end_ms",
+    times="now_ms frontend_free_ms horizon_ms slow slow_at_ms slowest_factor seen_ms carried_ms step_end_ms start_ms "
+    "left_ms resumes_ms",
 )
 """``horizon_ms``: unknown arrivals come then or later; infinity: there are none. ``num_tokens``: reserved part of the
 arenas of tokens. ``slow``: last autocorrelated normal, drawn at ``slow_at_ms``. ``slowest_factor``: upper bound of a
 step's noise. ``seen_ms``: time at which clients see the last step's tokens. ``carried_ms``: rest of a delivery, done
-beside the next step. ``step_end_ms``: of the engine's last step; minus infinity: none ran."""
+beside the next step. ``step_end_ms``: of the engine's last step; minus infinity: none ran. ``running``: slot of a step
+that began at ``start_ms`` and has ``left_ms`` to go; it goes on at ``resumes_ms`` or later."""
 
 
 class Pool(NamedTuple):

@@ -35,13 +35,13 @@ _delivery_ms = kernel(terms.delivery_ms)
 def run_state(state: SimState) -> SimState:
     """Run until arrivals are needed or to the end; timelines may grow. Raises InputError if hashes are not chained."""
     while (stop := run(state)) == FULL:
-        state = state._replace(timeline=Timeline(*(_twice_as_long(part) for part in state.timeline)))
+        state = state._replace(timeline=Timeline(*(twice_as_long(part) for part in state.timeline)))
     if stop == NOT_CHAINED:
         raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
     return state
 
 
-def _twice_as_long(part: FloatArray) -> FloatArray:
+def twice_as_long(part: FloatArray) -> FloatArray:
     longer = np.empty((2 * len(part), *part.shape[1:]))
     longer[: len(part)] = part
     return longer
@@ -52,26 +52,34 @@ def run(state: SimState) -> int:
     """Run until there is a reason to stop; after FULL and MORE, call again with what is wanted."""
     clock, ahead = state.clock[0], state.scheduler.settings[0].composes_ahead
     while clock.num_steps + 1 < len(state.timeline.ends_ms):
-        deliver_events(state)
-        if clock.now_ms >= clock.horizon_ms:
+        if clock.running == NONE:
+            deliver_events(state)
+            if clock.now_ms >= clock.horizon_ms:
+                return MORE
+            slot = max(clock.composed, 0)
+            if clock.composed == NONE:
+                if not _compose_first(state, slot):
+                    if not _idle(state):
+                        return DONE if clock.horizon_ms == np.inf else MORE
+                    continue
+                clock.composed = slot
+            if _may_outlast_horizon(state, slot):
+                return MORE
+            if not _give_room(state, slot):
+                return FULL
+            clock.composed = NONE
+            if ahead and _compose(state, 1 - slot):
+                clock.composed = 1 - slot
+            if state.scheduler.pool.counts[0].not_chained:
+                return NOT_CHAINED
+            _count(state, slot)
+            _begin(state)
+            clock.running = slot
+        slot = clock.running
+        if not _go_on(state):
             return MORE
-        slot = max(clock.composed, 0)
-        if clock.composed == NONE:
-            if not _compose_first(state, slot):
-                if not _idle(state):
-                    return DONE if clock.horizon_ms == np.inf else MORE
-                continue
-            clock.composed = slot
-        if _may_outlast_horizon(state, slot):
-            return MORE
-        if not _give_room(state, slot):
-            return FULL
-        clock.composed = NONE
-        if ahead and _compose(state, 1 - slot):
-            clock.composed = 1 - slot
-        if state.scheduler.pool.counts[0].not_chained:
-            return NOT_CHAINED
-        _run_step(state, slot)
+        clock.running = NONE
+        _hand_out(state, slot)
         if ahead:
             if clock.composed != NONE:
                 _skip_decodes(state, clock.composed)
@@ -110,7 +118,8 @@ def _compose(state: SimState, slot: int) -> bool:
 @kernel
 def _may_outlast_horizon(state: SimState, slot: int) -> bool:
     """Return whether unknown arrivals may come during the step; they matter on a shared core only."""
-    if state.scheduler.settings[0].placement != SHARED_CORE or state.clock[0].horizon_ms == np.inf:
+    settings = state.scheduler.settings[0]
+    if settings.placement != SHARED_CORE or settings.pauses or state.clock[0].horizon_ms == np.inf:
         return False
     _count(state, slot)
     return bool(_latest_end_ms(state) >= state.clock[0].horizon_ms)
@@ -141,10 +150,9 @@ def _give_room(state: SimState, slot: int) -> bool:
 
 
 @kernel
-def _run_step(state: SimState, slot: int) -> None:
+def _hand_out(state: SimState, slot: int) -> None:
+    """Hand out the tokens of the step that has ended."""
     scheduler = state.scheduler
-    _count(state, slot)
-    _advance(state)
     last, shares = state.clock[0].num_steps - 1, scheduler.shares[slot]
     beginning = 0
     for number in range(scheduler.steps[slot].count):
@@ -217,18 +225,28 @@ def _count(state: SimState, slot: int) -> None:
 
 
 @kernel
-def _advance(state: SimState) -> None:
-    """Move the clock over the step in the timeline's next row, and the API server with it on a shared core."""
+def _begin(state: SimState) -> None:
+    """Begin the step in the timeline's next row."""
     clock, row = state.clock[0], state.timeline.rows[state.clock[0].num_steps]
     start_ms, step_ms = clock.now_ms, _row_ms(state.costs, row)
-    step_ms = step_ms * _step_factor(state, start_ms, step_ms) + clock.carried_ms
+    clock.start_ms = start_ms
+    clock.left_ms = step_ms * _step_factor(state, start_ms, step_ms) + clock.carried_ms
     clock.carried_ms = 0.0
+
+
+@kernel
+def _go_on(state: SimState) -> bool:
+    """Move the clock to the step's end, and the API server with it on a shared core; False if the step pauses."""
+    clock = state.clock[0]
     if state.scheduler.settings[0].placement == SHARED_CORE:
-        _share_core(state, step_ms, row)
+        clock.left_ms = _share_core(state, clock.left_ms, state.timeline.rows[clock.num_steps])
+        if clock.left_ms > 0.0:
+            return False
     else:
-        clock.now_ms = start_ms + step_ms
+        clock.now_ms = clock.start_ms + clock.left_ms
     clock.step_end_ms = clock.now_ms
-    _append(state, start_ms)
+    _append(state, clock.start_ms)
+    return True
 
 
 @kernel
@@ -257,8 +275,8 @@ def _uniform(draws: Draws, counter: np.uint64) -> float:
 
 
 @kernel
-def _share_core(state: SimState, left_ms: float, row: FloatArray) -> None:
-    """Run ``left_ms`` of the engine's work beside the API server's work, which ``row`` counts."""
+def _share_core(state: SimState, left_ms: float, row: FloatArray) -> float:
+    """Run ``left_ms`` of the engine's work beside the API server's work, which ``row`` counts; return the rest."""
     clock = state.clock[0]
     while left_ms > 0.0:
         receive(state)
@@ -266,7 +284,10 @@ def _share_core(state: SimState, left_ms: float, row: FloatArray) -> None:
         if clock.num_arrivals:
             until_ms = state.arrivals[0].time_ms
         left_ms = run_beside(state, left_ms, until_ms, row)
+        if left_ms > 0.0 and clock.now_ms < until_ms:
+            return left_ms
     hand_over(state)
+    return left_ms
 
 
 @kernel
@@ -376,7 +397,8 @@ def _repeat_sharing(state: SimState, decodes: int, kv_tokens: int, repeated_toke
     """Run the same steps on a shared core, to ``end_step`` or until the API server hands a request over."""
     clock = state.clock[0]
     while clock.num_steps < end_step and _is_undisturbed(state, decodes, kv_tokens, repeated_tokens):
-        _advance(state)
+        _begin(state)
+        _go_on(state)
         kv_tokens += decodes
 
 

@@ -1,6 +1,7 @@
 """Requests from arrival to end: into the scheduler, to an outcome, then their children."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def deliver_events(state: SimState) -> None:
             _next_arrival(state)
             continue
         time_ms, code = state.events[0].time_ms, state.events[0].code
-        _pop(state.events, clock.num_events)
+        pop(state.events, clock.num_events)
         clock.num_events -= 1
         # Entries before aborts, each by place: the code counts the entries first.
         if code < len(state.runs):
@@ -83,12 +84,14 @@ def end(state: SimState, place: int, outcome: np.int64) -> None:
         _see_tokens(state, place)
     if outcome == ABORTED:
         run.e2e_ms = run.abort_after_ms
-    _release_children(state, place)
+    release_children(state.runs, state.clock[0], state.arrivals, place)
+    clock = state.clock[0]
+    clock.horizon_ms = min(clock.horizon_ms, end_ms(run) + run.next_think_ms)
 
 
 @kernel
 def _at(state: SimState, time_ms: float, code: int) -> None:
-    _push(state.events, state.clock[0].num_events, time_ms, code)
+    push(state.events, state.clock[0].num_events, time_ms, code)
     state.clock[0].num_events += 1
 
 
@@ -96,7 +99,7 @@ def _at(state: SimState, time_ms: float, code: int) -> None:
 def _next_arrival(state: SimState) -> None:
     clock = state.clock[0]
     time_ms, place = state.arrivals[0].time_ms, state.arrivals[0].code
-    _pop(state.arrivals, clock.num_arrivals)
+    pop(state.arrivals, clock.num_arrivals)
     clock.num_arrivals -= 1
     _arrive(state, place, time_ms)
 
@@ -162,29 +165,33 @@ def _see_tokens(state: SimState, place: int) -> None:
 
 
 @kernel
-def _release_children(state: SimState, place: int) -> None:
+def end_ms(run: Any) -> float:
+    return float(run.arrival_ms + (0.0 if math.isnan(run.e2e_ms) else run.e2e_ms))
+
+
+@kernel
+def release_children(runs: Records, clock: Any, arrivals: Records, place: int) -> None:
     """Let children arrive, each its think time after the parent's end; children of a failed request fail too."""
-    runs, clock, failed = state.runs, state.clock[0], state.runs[place].outcome == UNSERVABLE
+    failed = runs[place].outcome == UNSERVABLE
     parent, child = place, runs[place].first_child
     while child >= 0 or parent != place:
         if child < 0:  # up again, to the next in line
             child = runs[parent].next_child
             parent = runs[parent].parent
             continue
-        before = runs[parent]
-        arrival_ms = before.arrival_ms + (0.0 if math.isnan(before.e2e_ms) else before.e2e_ms) + runs[child].think_ms
+        arrival_ms = end_ms(runs[parent]) + runs[child].think_ms
         if failed:
             runs[child].arrival_ms = arrival_ms
             runs[child].outcome = PARENT_FAILED
             parent, child = child, runs[child].first_child
         else:
-            _push(state.arrivals, clock.num_arrivals, arrival_ms, child)
+            push(arrivals, clock.num_arrivals, arrival_ms, child)
             clock.num_arrivals += 1
             child = runs[child].next_child
 
 
 @kernel
-def _push(heap: Records, size: int, time_ms: float, code: int) -> None:
+def push(heap: Records, size: int, time_ms: float, code: int) -> None:
     """Add an event to a binary heap of ``size``, ordered by time and then by code; the caller counts it."""
     place = size
     while place > 0:
@@ -199,7 +206,7 @@ def _push(heap: Records, size: int, time_ms: float, code: int) -> None:
 
 
 @kernel
-def _pop(heap: Records, size: int) -> None:
+def pop(heap: Records, size: int) -> None:
     """Remove the first event, which the caller has read, from a heap of ``size``; the caller counts it."""
     last = size - 1
     time_ms, code = heap[last].time_ms, heap[last].code

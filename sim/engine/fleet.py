@@ -1,0 +1,163 @@
+"""A fleet of compiled engines on one workload, and its requests as a router sees them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engines.routing.records import RoutedRequest
+from sim.engine.simstate import arrival_heap, lay_out, link_children
+from sim.kernels import layout
+from sim.kernels.addresses import ENGINE_STATE, note, table
+from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FIRST_TOKEN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM
+from sim.kernels.fleet import Fleet as FleetState
+from sim.kernels.fleet import advance
+from sim.kernels.layout import NONE, Records, SimState, Timeline
+from sim.kernels.loop import twice_as_long
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import NOBODY, Arrivals
+from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.errors import InputError
+
+FIRST_STEPS = 1 << 14
+"""Steps in an engine's timeline at first; it doubles when it is full."""
+_SPARE_TOKENS = 1.25
+"""Room for tokens at first, over an equal share."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEngine:
+    """An engine of a fleet."""
+
+    name: str
+    config: EngineConfig
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """An engine from one cold start to the next, and the requests that ended in it."""
+
+    engine: int
+    state: SimState
+
+
+class Fleet:
+    """A run of engines that share a workload. ``advance`` stops where a request needs an engine."""
+
+    def __init__(self, arrivals: Arrivals, engines: Sequence[FleetEngine], seed: int | None, moves: int = 0) -> None:
+        """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine."""
+        self.arrivals, self.engines, self._seed = arrivals, engines, seed
+        self._alone = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
+        self._next_think_ms = _next_think_ms(arrivals)
+        self.state = _fleet_state(arrivals, len(engines), moves)
+        self._addresses = table(len(engines) + 1, ENGINE_STATE)
+        note(self._addresses[-1], FLEET_STATE, self.state)
+        self.lives = [Life(place, self._cold(place, 0)) for place in range(len(engines))]
+        self.current = list(range(len(engines)))
+        """Number of each engine's life now."""
+        self.life_of: IntArray = np.full(len(arrivals), NONE)
+        """Life in which each request last was; NONE: no engine got it."""
+        for place, life in enumerate(self.lives):
+            note(self._addresses[place], ENGINE_STATE, life.state)
+
+    @property
+    def now_ms(self) -> float:
+        return float(self.state.clock["now_ms"][0])
+
+    def told(self) -> list[tuple[float, int]]:
+        """Times and codes of first tokens and ends since the last stop, in order."""
+        found: list[tuple[float, int]] = self.state.told[: self.state.clock["num_told"].item()].tolist()
+        return found
+
+    def advance(self, place: int = NONE, engine: int = NONE) -> int:
+        """Hand the request at ``place`` over to ``engine``, and run to the next request that needs one; below 0: none
+        does, because all have ended or the clock is at ``stop_ms``."""
+        if place >= 0:
+            self.life_of[place] = self.current[engine]
+        while (stop := advance(self._addresses, place, engine)) == NO_ROOM:
+            self._make_room(int(self.state.clock["engine"][0]))
+            place = NONE
+        if stop == BAD_CHAIN:
+            raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
+        return stop
+
+    def restart(self, engine: int, at_ms: float) -> None:
+        """Give an engine a new life, with nothing cached, from ``at_ms`` on."""
+        state = self._cold(engine, len(self.lives))
+        state.clock["now_ms"] = at_ms
+        self.current[engine] = len(self.lives)
+        self.lives.append(Life(engine, state))
+        self.state.engines[engine] = (0, np.inf, np.inf)
+        note(self._addresses[engine], ENGINE_STATE, state)
+
+    def _cold(self, engine: int, life: int) -> SimState:
+        one, count = self.engines[engine], len(self.engines)
+        asked = int(self.arrivals.output_tokens.sum())
+        most = int(self.arrivals.output_tokens.max(initial=1))
+        state = lay_out(
+            self._alone,
+            one.config,
+            one.model,
+            engine_seed(self._seed, engine if life < count else life),
+            first_steps=FIRST_STEPS,
+            token_room=min(asked, max(int(_SPARE_TOKENS * asked / count), 2 * most)) + 1,
+        )
+        state.clock["num_arrivals"] = 0
+        state.scheduler.settings["pauses"] = 1
+        state.runs["next_think_ms"] = self._next_think_ms
+        return state
+
+    def _make_room(self, engine: int) -> None:
+        number = self.current[engine]
+        state = self.lives[number].state
+        if int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms):
+            state = state._replace(timeline=Timeline(*map(twice_as_long, state.timeline)))
+        else:
+            longer = (np.append(part, np.zeros_like(part)) for part in (state.token_steps, state.itl_ms))
+            state = state._replace(**dict(zip(("token_steps", "itl_ms"), longer, strict=True)))
+        self.lives[number] = Life(engine, state)
+        note(self._addresses[engine], ENGINE_STATE, state)
+
+
+def engine_seed(seed: int | None, number: int) -> int | None:
+    """Seed of an engine's noise; the first has the run's own."""
+    if seed is None or number == 0:
+        return seed
+    sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def _fleet_state(arrivals: Arrivals, engines: int, moves: int) -> FleetState:
+    count = len(arrivals)
+    runs = np.zeros(count, layout.REQUEST_RUN)
+    for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
+        runs[name] = np.nan
+    runs["arrival_ms"], runs["recorded_e2e_ms"] = arrivals.arrival_ms, arrivals.recorded_e2e_ms
+    runs["think_ms"], runs["as_recorded"], runs["first_token"] = np.nan_to_num(arrivals.think_ms), ~arrivals.runs, NONE
+    link_children(runs, arrivals)
+    roots = np.flatnonzero(arrivals.parents == NOBODY)
+    clock = np.zeros(1, FLEET_CLOCK)
+    clock["num_arrivals"], clock["stop_ms"] = len(roots), np.inf
+    clock["now_ms"] = min(arrivals.arrival_ms.min(initial=0.0), 0.0)
+    known = np.zeros(engines, FLEET_ENGINE)
+    known["resumes_ms"] = known["bound_ms"] = np.inf
+    return FleetState(
+        clock=clock,
+        runs=runs,
+        arrivals=arrival_heap(runs, roots),
+        events=np.zeros(2 * count * (moves + 1) + 1, layout.EVENT),
+        told=np.zeros(2 * count * (moves + 1) + 1, layout.EVENT),
+        engines=known,
+        in_flight=np.zeros((engines, count + 1), np.int64),
+    )
+
+
+def _next_think_ms(arrivals: Arrivals) -> FloatArray:
+    found = np.full(len(arrivals), np.inf)
+    children = np.flatnonzero(arrivals.parents != NOBODY)
+    parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])
+    np.minimum.at(found, parents, arrivals.think_ms[children])
+    return found
+
