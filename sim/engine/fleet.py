@@ -1,17 +1,16 @@
-"""A fleet of compiled engines on one workload, and its requests as a router sees them."""
+"""A fleet of compiled engines on one workload: their lives, and the results of the requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engines.routing.records import RoutedRequest
+from sim.engine.results import RequestResult, results_in
 from sim.engine.simstate import arrival_heap, lay_out, link_children
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, note, table
-from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FIRST_TOKEN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM
+from sim.kernels.fleet import BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
 from sim.kernels.fleet import Fleet as FleetState
-from sim.kernels.fleet import advance
 from sim.kernels.layout import NONE, Records, SimState, Timeline
 from sim.kernels.loop import twice_as_long
 from sim.latency.modelfile import Model
@@ -57,10 +56,27 @@ class Fleet:
         self.lives = [Life(place, self._cold(place, 0)) for place in range(len(engines))]
         self.current = list(range(len(engines)))
         """Number of each engine's life now."""
+        self._moved: set[int] = set()
+        self._seen = np.zeros(len(engines), SEEN)
         self.life_of: IntArray = np.full(len(arrivals), NONE)
         """Life in which each request last was; NONE: no engine got it."""
         for place, life in enumerate(self.lives):
             note(self._addresses[place], ENGINE_STATE, life.state)
+
+    def results(self) -> Iterator[RequestResult]:
+        """Yield the results of all requests, which have ended."""
+        for number, life in enumerate(self.lives):
+            places = np.flatnonzero(self.life_of == number)
+            name = self.engines[life.engine].name
+            for result in self._results_in(life.state, places):
+                result.record.upstream = name
+                yield result
+        yield from self._results_in(self.lives[0].state, np.flatnonzero(self.life_of == NONE))
+
+    def _results_in(self, state: SimState, places: IntArray) -> Iterator[RequestResult]:
+        for name in ("outcome", "arrival_ms", "ttft_ms", "e2e_ms", "num_seen"):
+            state.runs[name][places] = self.state.runs[name][places]
+        return results_in(state, self.arrivals, places)
 
     @property
     def now_ms(self) -> float:
@@ -76,12 +92,69 @@ class Fleet:
         does, because all have ended or the clock is at ``stop_ms``."""
         if place >= 0:
             self.life_of[place] = self.current[engine]
+            if place in self._moved:  # its client has waited already
+                waited_ms = self.now_ms - float(self.state.runs["arrival_ms"][place])
+                own = self.lives[self.current[engine]].state.runs["abort_after_ms"]
+                own[place] = self.arrivals.abort_after_ms[place] - waited_ms
         while (stop := advance(self._addresses, place, engine)) == NO_ROOM:
             self._make_room(int(self.state.clock["engine"][0]))
             place = NONE
         if stop == BAD_CHAIN:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return stop
+
+    def look(self, place: int) -> Records:
+        """Return SEEN of each engine for the request at ``place``, which has just come."""
+        look(self._addresses, place, self._seen)
+        return self._seen
+
+    def lose(self, engine: int) -> tuple[list[int], list[int]]:
+        """End an engine's life now; return its requests that come to the router again, having no token yet, and those
+        that end here."""
+        state, runs, clock = self.lives[self.current[engine]].state, self.state.runs, self.state.clock[0]
+        events, now_ms = self.state.events, self.now_ms
+        coming = events[: clock["num_events"]]
+        of_life = self.life_of[coming["code"] // 2] == self.current[engine]
+        of_life &= runs["outcome"][coming["code"] // 2] != layout.UNSERVABLE
+        undone = np.unique(coming["code"][of_life] // 2)
+        clock["num_events"] = _lay_out_heap(events, coming[~of_life])
+        released = self.state.arrivals[: clock["num_arrivals"]]
+        too_early = np.isin(runs["parent"][released["code"]], undone)
+        clock["num_arrivals"] = _lay_out_heap(self.state.arrivals, released[~too_early])
+        flying = self.state.in_flight[engine, : self.state.engines["num_in_flight"][engine]]
+        moved, ended = [], []
+        for place in np.union1d(undone, flying).tolist():
+            first, count = int(state.runs["first_token"][place]), int(state.runs["num_seen"][place])
+            seen_ms = state.timeline.seen_ms[state.token_steps[first : first + count]]
+            seen_ms = seen_ms[seen_ms <= now_ms]
+            if len(seen_ms):
+                state.itl_ms[first + 1 : first + len(seen_ms)] = np.diff(seen_ms)
+                runs["ttft_ms"][place] = seen_ms[0] - runs["arrival_ms"][place]
+                self.end_here(place, layout.LOST, len(seen_ms))
+                ended.append(place)
+            else:
+                runs["outcome"][place], runs["num_seen"][place] = layout.NO_OUTCOME, 0
+                self.life_of[place] = NONE
+                self._arrive(place, now_ms)
+                moved.append(place)
+        self._moved.update(moved)
+        self.restart(engine, now_ms)
+        return moved, ended
+
+    def end_here(self, place: int, outcome: np.int64, tokens: int = 0) -> None:
+        """End a request now; its session goes on."""
+        runs = self.state.runs
+        runs["outcome"][place], runs["num_seen"][place] = outcome, tokens
+        runs["e2e_ms"][place] = self.now_ms - runs["arrival_ms"][place]
+        child = int(runs["first_child"][place])
+        while child != NONE:
+            self._arrive(child, self.now_ms + runs["think_ms"][child])
+            child = int(runs["next_child"][child])
+
+    def _arrive(self, place: int, at_ms: float) -> None:
+        clock = self.state.clock[0]
+        known = np.append(self.state.arrivals[: clock["num_arrivals"]], np.array([(at_ms, place)], layout.EVENT))
+        clock["num_arrivals"] = _lay_out_heap(self.state.arrivals, known)
 
     def restart(self, engine: int, at_ms: float) -> None:
         """Give an engine a new life, with nothing cached, from ``at_ms`` on."""
@@ -154,10 +227,15 @@ def _fleet_state(arrivals: Arrivals, engines: int, moves: int) -> FleetState:
     )
 
 
+def _lay_out_heap(heap: Records, events: Records) -> int:
+    """Write events into a heap that had as many or one less; return their number. Sorted events are a heap."""
+    heap[: len(events)] = events[np.lexsort((events["code"], events["time_ms"]))]
+    return len(events)
+
+
 def _next_think_ms(arrivals: Arrivals) -> FloatArray:
     found = np.full(len(arrivals), np.inf)
     children = np.flatnonzero(arrivals.parents != NOBODY)
     parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])
     np.minimum.at(found, parents, arrivals.think_ms[children])
     return found
-

@@ -152,7 +152,7 @@ def _or_none(times_ms: FloatArray) -> list[float | None]:
 
 
 _NOTHING: FloatArray = np.empty(0)
-FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed"}
+FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed", "no_engine": "no_engine"}
 
 
 class FinishOrder:
@@ -235,8 +235,10 @@ def _predicted(result: RequestResult, block_size: int, *, keep_hashes: bool) -> 
 
 def _set_run(record: Record, result: RequestResult, block_size: int) -> None:
     tokens = result.output_tokens
-    if result.outcome == "aborted":
+    if result.outcome in ("aborted", "lost"):
         record.finish_reason = record.kv_blocks = None
+        if result.outcome == "lost":
+            record.status, record.http_status, record.error = "upstream_abort", 200, "engine_died"
     else:
         record.status, record.http_status, record.error = "ok", 200, None
         record.finish_reason = record.finish_reason or "length"

@@ -16,6 +16,7 @@ from sim.kernels.layout import SOURCES, Draws, Pool, Records, Scheduler, SimStat
 
 ADDRESS = record(f"address length width {SOURCES}")
 """An array of one dimension, ``width`` 1, or of two."""
+_PER_ADDRESS = cgutils.intp_t(ADDRESS.itemsize // 8)
 Shape = Any
 """A dtype; a list of one, for two dimensions; or a class and the shapes of its fields, in order."""
 
@@ -109,7 +110,14 @@ def reader(shape: Shape) -> Any:
             words = builder.bitcast(held.data, cgutils.intp_t.as_pointer())
             first = builder.mul(arguments[1], builder.extract_value(held.shape, 1))
             places = iter(range(_count(shape)))
-            return _read(context, builder, made, words, first, places)
+
+            def read(part: Any) -> Any:
+                if isinstance(part, types.BaseTuple):
+                    return context.make_tuple(builder, part, [read(one) for one in part])
+                place = builder.add(first, cgutils.intp_t(next(places)))
+                return _read(context, builder, part, builder.gep(words, [builder.mul(place, _PER_ADDRESS)]))
+
+            return read(made)
 
         return made(addresses, row), generate
 
@@ -123,16 +131,9 @@ def _type_of(shape: Shape) -> Any:
     return types.Array(from_dtype(dtype), dimensions, "C")
 
 
-def _read(context: Any, builder: Any, made: Any, words: Any, first: Any, places: Any) -> Any:
-    """Generate code that makes a value of type ``made`` from the addresses that come next."""
-    if isinstance(made, types.BaseTuple):
-        parts = [_read(context, builder, part, words, first, places) for part in made]
-        return context.make_tuple(builder, made, parts)
-    per_address = ADDRESS.itemsize // 8
-    place = builder.mul(builder.add(first, cgutils.intp_t(next(places))), cgutils.intp_t(per_address))
-    address, length, width = (
-        builder.load(builder.gep(words, [builder.add(place, cgutils.intp_t(field))])) for field in range(3)
-    )
+def _read(context: Any, builder: Any, made: Any, words: Any) -> Any:
+    """Generate code that makes an array of type ``made`` from its ADDRESS at ``words``."""
+    address, length, width = (builder.load(builder.gep(words, [cgutils.intp_t(field)])) for field in range(3))
     array = make_array(made)(context, builder)
     size = cgutils.intp_t(context.get_abi_sizeof(context.get_data_type(made.dtype)))
     lengths, strides = ([length], [size]) if made.ndim == 1 else ([length, width], [builder.mul(width, size), size])

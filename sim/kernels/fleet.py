@@ -6,7 +6,7 @@ than the step that the arrival has to wait for, and each does what it would do a
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from sim.kernels.addresses import ENGINE_STATE, reader, shape_of
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.layout import AS_RECORDED, NO_OUTCOME, NONE, Places, Records, SimState, record
 from sim.kernels.loop import DONE, FULL, NOT_CHAINED, run
+from sim.kernels.pool import lookup
 from sim.kernels.requestruns import end_ms, next_ms, pop, push, release_children
+from sim.vllm import rules
 
 ALL_ENDED, AT_STOP, NO_ROOM, BAD_CHAIN = range(-1, -5, -1)
 """Returned in place of a request: all have ended; the clock is at ``stop_ms``; an engine's timeline or arenas are full;
@@ -24,6 +26,10 @@ FIRST_TOKEN, END = range(2)
 """Kinds of what a router is told of a request."""
 FLEET_CLOCK = record("num_arrivals num_events num_told engine", times="now_ms stop_ms")
 """``stop_ms``: where to return in any case; ``engine``: the one without room."""
+SEEN = record("cached_tokens prefill_tokens prefill_depth decodes kv_tokens is_full", times="ahead_ms")
+"""An engine as it is when a request comes: tokens of its prompt that are cached; outstanding prefill of other requests
+and the sum of its tokens times their depth; requests decoding, on so many KV tokens; 1: ``max_num_seqs`` requests run;
+time that the step takes still that runs now."""
 FLEET_ENGINE = record("num_in_flight", times="resumes_ms bound_ms")
 """``resumes_ms``: nothing happens in it before; ``bound_ms``: no session that waits for it goes on before."""
 
@@ -56,6 +62,7 @@ FLEET_STATE = shape_of(
     engines=FLEET_ENGINE,
     in_flight=[np.dtype(np.int64)],
 )
+_lookup_limit = kernel(rules.lookup_limit)
 _engine_at = reader(ENGINE_STATE)
 _fleet_at = reader(FLEET_STATE)
 
@@ -96,6 +103,50 @@ def advance(addresses: Records, place: int, engine: int) -> int:
         clock.num_arrivals -= 1
         if _needs_engine(fleet, coming):
             return int(coming)
+
+
+@entry
+def look(addresses: Records, place: int, seen: Records) -> None:
+    """Look into each engine as it is for the request at ``place``, which has just come."""
+    last = len(addresses) - 1
+    now_ms = _fleet_at(addresses, last).clock[0].now_ms
+    for engine in range(last):
+        _look_into(_engine_at(addresses, engine), place, seen[engine])
+        seen[engine].ahead_ms = max(_engine_at(addresses, engine).clock[0].now_ms - now_ms, 0.0)
+
+
+@kernel
+def _look_into(state: SimState, place: int, seen: Any) -> None:
+    scheduler = state.scheduler
+    requests, settings, queues = scheduler.requests, scheduler.settings[0], scheduler.state[0]
+    request = requests[place]
+    most = _lookup_limit(request.prompt_tokens, settings.block_size, request.prompt_logprobs)
+    hits, _ = lookup(scheduler.pool, request, most)
+    seen.cached_tokens = hits * settings.block_size
+    seen.prefill_tokens = seen.prefill_depth = seen.decodes = seen.kv_tokens = 0
+    seen.is_full = queues.num_running >= settings.max_num_seqs
+    for position in range(queues.num_running):
+        other = requests[scheduler.running[position]]
+        left = other.prompt_tokens - other.num_computed
+        if left > 0:
+            _count_left(seen, left, other.num_computed)
+        else:
+            seen.decodes += 1
+            seen.kv_tokens += other.num_computed
+    waiting = requests[len(requests) - 1].next_waiting
+    while waiting != len(requests) - 1:
+        other = requests[waiting]
+        hits, _ = lookup(
+            scheduler.pool, other, _lookup_limit(other.num_tokens, settings.block_size, other.prompt_logprobs)
+        )
+        _count_left(seen, other.num_tokens - hits * settings.block_size, hits * settings.block_size)
+        waiting = other.next_waiting
+
+
+@kernel
+def _count_left(seen: Any, tokens: int, depth: int) -> None:
+    seen.prefill_tokens += tokens
+    seen.prefill_depth += tokens * depth + tokens * tokens // 2
 
 
 @kernel

@@ -37,8 +37,9 @@ SOURCES = f"sources_{sources_digest()}"
 machine code on disk would outlive a change in another file."""
 WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
 """State of a request; ABSENT: the scheduler has not got it."""
-NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED = map(np.int64, range(6))
-OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded")
+NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED, LOST, NO_ENGINE = map(np.int64, range(8))
+OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded", "lost", "no_engine")
+"""Of a fleet alone: the request's engine died while it streamed; no engine was up when it came."""
 NONE = -1
 PLACEMENTS = ("parallel", "serial", "shared_core")
 PARALLEL, SERIAL, SHARED_CORE = range(3)
@@ -79,7 +80,8 @@ REQUEST = record(
 by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper."""
 REQUEST_RUN = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
-    times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms next_think_ms",
+    times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms "
+    "next_think_ms",
 )
 """``first_token``: where its part of the arenas of tokens begins, once it has one; ``left_ms``: of its work on a shared
 core; ``next_think_ms``: from its end to the first arrival that waits for it in a fleet; infinity: none does."""

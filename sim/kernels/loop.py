@@ -17,6 +17,7 @@ from tracefile.records.errors import InputError
 DONE, FULL, MORE, NOT_CHAINED = range(4)
 """Reasons to stop: nothing is left to arrive or to compute; the timeline or the arenas of tokens are full; the next
 arrivals are needed; a hash occurs at two depths."""
+_BEGUN, _IDLED = 4, 5
 _ROUNDING = 1.0 + 1e-9
 _NORMALS = float(noise.NORMALS)
 _GOLDEN = np.uint64(GOLDEN)
@@ -53,28 +54,11 @@ def run(state: SimState) -> int:
     clock, ahead = state.clock[0], state.scheduler.settings[0].composes_ahead
     while clock.num_steps + 1 < len(state.timeline.ends_ms):
         if clock.running == NONE:
-            deliver_events(state)
-            if clock.now_ms >= clock.horizon_ms:
-                return MORE
-            slot = max(clock.composed, 0)
-            if clock.composed == NONE:
-                if not _compose_first(state, slot):
-                    if not _idle(state):
-                        return DONE if clock.horizon_ms == np.inf else MORE
-                    continue
-                clock.composed = slot
-            if _may_outlast_horizon(state, slot):
-                return MORE
-            if not _give_room(state, slot):
-                return FULL
-            clock.composed = NONE
-            if ahead and _compose(state, 1 - slot):
-                clock.composed = 1 - slot
-            if state.scheduler.pool.counts[0].not_chained:
-                return NOT_CHAINED
-            _count(state, slot)
-            _begin(state)
-            clock.running = slot
+            stop = _begin_next(state)
+            if stop == _IDLED:
+                continue
+            if stop != _BEGUN:
+                return stop
         slot = clock.running
         if not _go_on(state):
             return MORE
@@ -86,6 +70,32 @@ def run(state: SimState) -> int:
         else:
             _skip_decodes(state, slot)
     return FULL
+
+
+@kernel
+def _begin_next(state: SimState) -> int:
+    """Begin the next step, or move the clock to where there may be one; or return the reason to stop."""
+    clock = state.clock[0]
+    deliver_events(state)
+    if clock.now_ms >= clock.horizon_ms:
+        return MORE
+    slot = max(clock.composed, 0)
+    if clock.composed == NONE and not _compose_first(state, slot):
+        if _idle(state):
+            return _IDLED
+        return DONE if clock.horizon_ms == np.inf else MORE
+    clock.composed = slot
+    if _may_outlast_horizon(state, slot):
+        return MORE
+    if not _give_room(state, slot):
+        return FULL
+    clock.composed = NONE
+    if state.scheduler.settings[0].composes_ahead and _compose(state, 1 - slot):
+        clock.composed = 1 - slot
+    _count(state, slot)
+    _begin(state)
+    clock.running = slot
+    return NOT_CHAINED if state.scheduler.pool.counts[0].not_chained else _BEGUN
 
 
 @kernel

@@ -1,0 +1,232 @@
+"""Requests of a fleet on their way through a router: what it sees, what it chooses, and what it could have known."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from engines.routing.costs import prefill_ms, routing_costs
+from engines.routing.records import RoutedRequest, RoutingCosts
+from engines.routing.regret import EngineTruth, Regret, regret_of
+from engines.routing.router import Router
+from sim.engine.fleet import Fleet
+from sim.kernels import layout
+from sim.kernels.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN
+from sim.kernels.layout import NONE
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import NOBODY, Arrivals
+
+
+class RoutedLoad:
+    """Requests of a workload as a router sees them, ready to be asked for many times."""
+
+    def __init__(self, arrivals: Arrivals, block_size: int) -> None:
+        self.block_size = block_size
+        self.prompt_tokens: list[int] = arrivals.prompt_tokens.tolist()
+        self.parents: list[int] = np.where(
+            arrivals.parents == NOBODY, NONE, np.searchsorted(arrivals.numbers, arrivals.parents)
+        ).tolist()
+        self._blocks = _prompt_blocks(arrivals, block_size)
+        self._sessions = [None if word is None else word.encode() for word in _column(arrivals, "session_id")]
+        self._adapters = _column(arrivals, "lora")
+        self._turns = [turn or None for turn in _numbers(arrivals, "turn")]
+        self._most_tokens = [tokens or None for tokens in _numbers(arrivals, "max_tokens")]
+        self.upstreams = _column(arrivals, "upstream")
+        """Server of each request in the capture."""
+
+    def request(self, place: int, number: int, now_ms: float) -> RoutedRequest:
+        return RoutedRequest(
+            number,
+            now_ms / 1e3,
+            self._sessions[place],
+            self._blocks[place],
+            self.block_size,
+            self.prompt_tokens[place],
+            self._most_tokens[place],
+            self._turns[place],
+            self._adapters[place],
+        )
+
+    def blocks(self, place: int) -> Sequence[int]:
+        return self._blocks[place]
+
+
+def _prompt_blocks(arrivals: Arrivals, block_size: int) -> list[list[int]]:
+    counts = np.minimum(arrivals.known, arrivals.prompt_tokens // block_size).tolist()
+    starts = (np.cumsum(arrivals.known) - arrivals.known).tolist()
+    hashes = arrivals.hashes.tolist()
+    return [hashes[start : start + count] for start, count in zip(starts, counts, strict=True)]
+
+
+def _column(arrivals: Arrivals, name: str) -> list[str | None]:
+    columns = [source.words(name) for source in arrivals.sources]
+    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
+
+
+def _numbers(arrivals: Arrivals, name: str) -> list[int]:
+    columns = [source.numbers(name).tolist() for source in arrivals.sources]
+    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
+
+
+class Chooser(Protocol):
+    """A router's side that the simulation needs; ``engines.routing.Router`` has it."""
+
+    def choose(self, request: RoutedRequest) -> int: ...
+
+    def sent(self, request: RoutedRequest, place: int) -> None: ...
+
+    def first_token(self, number: int) -> None: ...
+
+    def ended(self, number: int, now_s: float) -> None: ...
+
+
+class Incidents(Protocol):
+    """Faults and changes of a fleet (``sim.engine.incidents``)."""
+
+    def is_up(self, engine: int) -> bool:
+        """Return whether an engine can take requests."""
+
+    def next_ms(self) -> float:
+        """Time of the next one."""
+
+    def happen(self, dispatch: "Dispatch") -> None:
+        """Let those up to the clock happen."""
+
+    def arrived(self, dispatch: "Dispatch") -> None:
+        """Note the arrival of a request now."""
+
+    def ended(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
+        """Note the end of a request on an engine."""
+
+
+class Dispatch:
+    """A run of a fleet under a router. ``router`` None: to the servers of the capture, by ``table``."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        load: RoutedLoad,
+        router: Router | None,
+        *,
+        table: Sequence[int] = (),
+        incidents: Incidents | None = None,
+        judged: bool = False,
+    ) -> None:
+        """``judged``: compare each choice with what was true."""
+        self.fleet, self.load, self.router = fleet, load, router
+        self.engine_of: list[int] = [NONE] * len(fleet.arrivals)
+        self.regrets: dict[int, Regret] = {}
+        """By place; of a request that moved, the last."""
+        self._table, self._incidents, self._judged = table, incidents, judged
+        self._number_of: list[int] = [NONE] * len(fleet.arrivals)
+        self._chosen = 0
+        self._costs = [costs_of(engine.model, engine.config) for engine in fleet.engines] if judged else []
+
+    def run(self) -> None:
+        fleet, stop_ms = self.fleet, self.fleet.state.clock["stop_ms"]
+        if self._incidents is not None:
+            stop_ms[0] = self._incidents.next_ms()
+        place = fleet.advance()
+        while place != ALL_ENDED:
+            self._tell()
+            if self._incidents is not None:
+                self._incidents.happen(self)
+                stop_ms[0] = self._incidents.next_ms()
+            if place == AT_STOP:
+                place = fleet.advance()
+                continue
+            place = self._send(place)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the router of first tokens and ends up to now."""
+        router, incidents = self.router, self._incidents
+        for time_ms, code in self.fleet.told():
+            place = code >> 1
+            if router is None:
+                continue
+            if code & 1 == FIRST_TOKEN:
+                router.first_token(self._number_of[place])
+                continue
+            router.ended(self._number_of[place], time_ms / 1e3)
+            if incidents is not None:
+                incidents.ended(self, self.engine_of[place], time_ms)
+
+    def _send(self, place: int) -> int:
+        """Choose an engine for the request that has just come; return where the fleet stops next."""
+        fleet, router, incidents = self.fleet, self.router, self._incidents
+        if incidents is not None:
+            incidents.arrived(self)
+        if router is None:
+            engine = self._table[place]
+        else:
+            request = self.load.request(place, self._chosen, fleet.now_ms)
+            engine = router.choose(request)
+            if incidents is not None and not incidents.is_up(engine):
+                fleet.end_here(place, layout.NO_ENGINE)
+                return fleet.advance()
+            self._number_of[place] = self._chosen
+            self._chosen += 1
+            router.sent(request, engine)
+            if self._judged:
+                self._judge(place, request, engine)
+        self.engine_of[place] = engine
+        return fleet.advance(place, engine)
+
+    def end(self, place: int) -> None:
+        """Close the account of a request whose engine died."""
+        if self.router is not None:
+            self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
+
+    def _judge(self, place: int, request: RoutedRequest, engine: int) -> None:
+        truths = [
+            _truth(request, seen, costs)
+            for seen, costs in zip(self.fleet.look(place).tolist(), self._costs, strict=True)
+        ]
+        assert self.router is not None
+        believed = self.router.engines[engine].overlap * request.block_tokens
+        parent = self.load.parents[place]
+        home = self.engine_of[parent] if parent != NONE else NONE
+        self.regrets[place] = regret_of(
+            request.number, engine, truths, believed_tokens=believed, home=None if home == NONE else home
+        )
+
+
+class TrueCaches:
+    """Complete knowledge: the engines' caches as they are when the request in hand comes."""
+
+    def __init__(self, fleet: Fleet, block_size: int) -> None:
+        self._fleet, self._block_size = fleet, block_size
+        self.place = NONE
+        """Request in hand; the caller sets it."""
+
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
+        found: list[int] = (self._fleet.look(self.place)["cached_tokens"] // self._block_size).tolist()
+        return found
+
+    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+        """Learn nothing: the caches tell."""
+
+    def forget(self, place: int) -> None:
+        """Learn nothing: the caches tell."""
+
+
+def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
+    """Return a router's numbers of an engine."""
+    values = {name: parameter.value for name, parameter in model.parameters.items()}
+    return routing_costs(values, config.max_num_batched_tokens)
+
+
+def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts) -> EngineTruth:
+    """Return parts of the TTFT that a request would have on an engine, by its latency model."""
+    ahead_ms, cached, outstanding, depth, decodes, kv_tokens, _ = seen
+    uncached = max(request.prompt_tokens - cached, 1)
+    step_ms = costs.t0_ms + costs.prefill_step_ms + costs.per_decode_ms * decodes + costs.per_kv_token_ms * kv_tokens
+    steps_before = outstanding / costs.step_tokens
+    own_steps = max(uncached / costs.step_tokens, 1.0)
+    wait_ms = ahead_ms + steps_before * step_ms
+    wait_ms += outstanding * costs.per_prefill_token_ms + depth * costs.per_attention_token2_ms
+    own_ms = prefill_ms(costs, uncached, cached) + own_steps * step_ms + costs.frontend_base_ms
+    own_ms += (costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token) * request.prompt_tokens
+    return EngineTruth(wait_ms, own_ms, cached)
