@@ -69,20 +69,10 @@ def _numbers(arrivals: Arrivals, name: str) -> list[int]:
     return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
 
 
-class Chooser(Protocol):
-    """A router's side that the simulation needs; ``engines.routing.Router`` has it."""
-
-    def choose(self, request: RoutedRequest) -> int: ...
-
-    def sent(self, request: RoutedRequest, place: int) -> None: ...
-
-    def first_token(self, number: int) -> None: ...
-
-    def ended(self, number: int, now_s: float) -> None: ...
-
-
 class Incidents(Protocol):
     """Faults and changes of a fleet (``sim.engine.incidents``)."""
+
+    log: list[tuple[float, str, int]]
 
     def is_up(self, engine: int) -> bool:
         """Return whether an engine can take requests."""
@@ -111,14 +101,15 @@ class Dispatch:
         *,
         table: Sequence[int] = (),
         incidents: Incidents | None = None,
+        caches: "TrueCaches | None" = None,
         judged: bool = False,
     ) -> None:
-        """``judged``: compare each choice with what was true."""
+        """``caches``: the router's knowledge, if it is complete. ``judged``: compare each choice with what was true."""
         self.fleet, self.load, self.router = fleet, load, router
         self.engine_of: list[int] = [NONE] * len(fleet.arrivals)
         self.regrets: dict[int, Regret] = {}
         """By place; of a request that moved, the last."""
-        self._table, self._incidents, self._judged = table, incidents, judged
+        self._table, self._incidents, self._caches, self._judged = table, incidents, caches, judged
         self._number_of: list[int] = [NONE] * len(fleet.arrivals)
         self._chosen = 0
         self._costs = [costs_of(engine.model, engine.config) for engine in fleet.engines] if judged else []
@@ -162,6 +153,8 @@ class Dispatch:
             engine = self._table[place]
         else:
             request = self.load.request(place, self._chosen, fleet.now_ms)
+            if self._caches is not None:
+                self._caches.place = place
             engine = router.choose(request)
             if incidents is not None and not incidents.is_up(engine):
                 fleet.end_here(place, layout.NO_ENGINE)
@@ -178,6 +171,22 @@ class Dispatch:
         """Close the account of a request whose engine died."""
         if self.router is not None:
             self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
+
+    @property
+    def log(self) -> list[tuple[float, str, int]]:
+        """Times in ms, what happened, and the engine."""
+        return [] if self._incidents is None else self._incidents.log
+
+    def in_flight(self, engine: int) -> int:
+        return 0 if self.router is None else self.router.engines[engine].requests
+
+    def set_healthy(self, engine: int, healthy: bool) -> None:
+        if self.router is not None:
+            self.router.set_healthy(engine, healthy)
+
+    def lost_cache(self, engine: int) -> None:
+        if self.router is not None:
+            self.router.lost_cache(engine)
 
     def _judge(self, place: int, request: RoutedRequest, engine: int) -> None:
         truths = [

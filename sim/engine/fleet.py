@@ -157,12 +157,16 @@ class Fleet:
         clock["num_arrivals"] = _lay_out_heap(self.state.arrivals, known)
 
     def restart(self, engine: int, at_ms: float) -> None:
-        """Give an engine a new life, with nothing cached, from ``at_ms`` on."""
+        """Let an engine begin at ``at_ms`` with nothing cached: a new life, unless it has not served in this one."""
+        now = self.lives[self.current[engine]].state
+        if now.clock["num_steps"][0] == 0 and not (self.life_of == self.current[engine]).any():
+            now.clock["now_ms"] = at_ms
+            return
         state = self._cold(engine, len(self.lives))
         state.clock["now_ms"] = at_ms
         self.current[engine] = len(self.lives)
         self.lives.append(Life(engine, state))
-        self.state.engines[engine] = (0, np.inf, np.inf)
+        self.state.engines[engine] = (np.inf, np.inf, 0)
         note(self._addresses[engine], ENGINE_STATE, state)
 
     def _cold(self, engine: int, life: int) -> SimState:

@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,18 +19,20 @@ from measure.quantiles import quantile_place
 from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from measure.table import table_lines
 from measure.wording import NOTHING
+from sim.engine.fleetplan import add_fleet_flags
+from sim.engine.fleetrun import FleetSummary, asks_fleet, fleet_lines, simulate_fleet
 from sim.engine.results import FAILURES, FinishOrder, predicted_meta
 from sim.engine.steplog import StepLog
 from sim.engine.streaming import StreamingRun
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.kernels.layout import SimState
-from sim.latency.modelfile import engine_with, load_model
+from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts, linked_records
-from sim.workload.arrivals import NOBODY, BatchPlan
+from sim.workload.arrivals import NOBODY, Arrivals, BatchPlan
 from sim.workload.chain import Chains
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.files.writing import lines_file, new_writer
@@ -70,6 +72,8 @@ class Summary:
     drain_ms: float
     """From the last arrival to the last end."""
     cohorts: list[CohortSummary]
+    fleet: FleetSummary | None = None
+    """None: one engine."""
 
     @property
     def is_overrun(self) -> bool:
@@ -147,7 +151,13 @@ def _cohort(name: str, waits_ms: "array[float]", ends: "array[int]") -> CohortSu
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument(
+        "--latency-model",
+        type=Path,
+        required=True,
+        action="append",
+        help="model.json from sim fit; several: one for each engine of a fleet",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -156,6 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="predicted trace (.gz and .zst compress, .parquet makes columns)",
     )
     add_engine_flags(parser)
+    add_fleet_flags(parser, several=False)
     parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
     parser.add_argument(
         "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
@@ -164,6 +175,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
     parser.add_argument(
         "--steps", type=Path, metavar="FILE", help="write the engine's steps as JSON Lines, for report show --steps"
+    )
+    parser.add_argument(
+        "--regret", type=Path, metavar="FILE", help="write what each choice of a fleet's router lost as JSON Lines"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the outputs if they exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -174,15 +188,18 @@ def run(arguments: argparse.Namespace) -> int:
     with without_collector():
         summary = predict_trace(arguments)
     found = {**asdict(summary), "hit_rate": summary.hit_rate}
+    if summary.fleet is None:
+        del found["fleet"]
     print(json.dumps(found) if arguments.json else _as_text(summary, arguments.output))
     return 1 if summary.unservable and not summary.steps else 0
 
 
 def predict_trace(arguments: argparse.Namespace) -> Summary:
     trace, seed = arguments.trace, None if arguments.no_noise else arguments.seed
-    model = load_model(arguments.latency_model)
-    digest = trace_digest(trace)
-    model.refuse_fit_traces(digest, trace)
+    models = [load_model(path) for path in arguments.latency_model]
+    model, digest = models[0], trace_digest(trace)
+    for one in models:
+        one.refuse_fit_traces(digest, trace)
     engine = engine_with(model.engine, engine_overrides(arguments))
     say_if_not_compiled(loop.run)
     with open_trace(trace) as reader:
@@ -196,12 +213,15 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
             cold_prompts=arguments.cold_prompts,
             seed=seed,
         )
-        said = verdict_sentence(arguments.latency_model, model, digest, reader.meta)
+        said = verdict_sentence(arguments.latency_model[0], model, digest, reader.meta)
         print(f"sim run: {said}", file=sys.stderr)
         header = msgspec.structs.replace(header, extra={**header.extra, "validation": said})
         parts = arrivals_in_parts(reader, engine, arguments)
         first = next(parts)  # what is wrong with the trace is said before there is an output
-        inputs = [trace, arguments.latency_model]
+        inputs = [trace, *arguments.latency_model]
+        if asks_fleet(arguments, models):
+            arrivals = first.arrivals.followed_by(*(part.arrivals for part in parts))
+            return _predict_fleet(arguments, header, arrivals, models, seed)
         with (
             _loop(arguments, header, engine) as run_on,
             new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer,
@@ -215,13 +235,39 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         return tally.summary(simulation.preemptions, simulation.engine_steps)
 
 
+def _predict_fleet(
+    arguments: argparse.Namespace, header: Meta, arrivals: Arrivals, models: list[Model], seed: int | None
+) -> Summary:
+    """Predict a whole trace on the fleet that the flags ask for."""
+    overrides = engine_overrides(arguments)
+    found = simulate_fleet(arguments, arrivals, models, lambda one: engine_with(one.engine, overrides), seed)
+    header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
+    order, tally = FinishOrder(), Tally()
+    with new_writer(
+        arguments.output, header, inputs=[arguments.trace, *arguments.latency_model], overwrite=arguments.overwrite
+    ) as writer:
+        for result in found.results():
+            order.add(result, found.block_size, keep_hashes=not arguments.cold_prompts)
+        records = order.release()
+        for record in records:
+            writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
+        tally.add(records)
+    if arguments.regret is not None:
+        inputs = [arguments.trace, *arguments.latency_model, arguments.output]
+        with lines_file(arguments.regret, inputs=inputs, overwrite=arguments.overwrite, flag="--regret") as take:
+            for line in found.regret_lines():
+                take(line)
+    summary = tally.summary(found.preemptions, found.engine_steps)
+    return replace(summary, fleet=found.summary(records))
+
+
 @contextmanager
 def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> Iterator[Callable[[SimState], int]]:
     """Give the loop, or one that writes its steps where ``--steps`` says."""
     if arguments.steps is None:
         yield loop.run
         return
-    inputs = [arguments.trace, arguments.latency_model, arguments.output]
+    inputs = [arguments.trace, *arguments.latency_model, arguments.output]
     with lines_file(arguments.steps, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
         take(msgspec.json.encode(header_of(header, engine.usable_blocks)) + b"\n")
         yield StepLog(take).run
@@ -307,6 +353,8 @@ def _as_text(summary: Summary, output: Path) -> str:
         for one in summary.cohorts
     ]
     lines += table_lines(["TTFT ms", "n", "p50", "p90", "p99"], rows, "<", gap="    ")
+    if summary.fleet is not None:
+        lines += fleet_lines(summary.fleet)
     if summary.is_overrun:
         came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
         lines.append(

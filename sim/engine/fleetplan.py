@@ -1,0 +1,151 @@
+"""A fleet as flags ask for it: how many engines, of which models, under which router, with which events."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engines.routing.costs import prefill_ms
+from engines.routing.router import Router
+from engines.routing.routes import Route, make_router, parse_route
+from sim.engine.dispatch import Dispatch, RoutedLoad, TrueCaches, costs_of
+from sim.engine.fleet import Fleet, FleetEngine
+from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrivals
+from tracefile.records.errors import InputError
+
+CAPTURED = "captured"
+"""Route of a fleet whose requests go where they went in the capture."""
+MOST_REPLICAS = 512
+_TOKENS = 1000
+"""Of the prefill by which engines of a mixed fleet are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """Engines and their router."""
+
+    names: tuple[str, ...]
+    route: str
+    events: tuple[Incident, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return f"{len(self.names)} replicas, {self.route}"
+
+    def parsed_route(self) -> Route | None:
+        return None if self.route == CAPTURED else parse_route(self.route)
+
+
+def add_fleet_flags(parser: argparse.ArgumentParser, *, several: bool) -> None:
+    """Declare the flags of a fleet; ``several``: values separated by commas are scenarios."""
+    fleet = parser.add_argument_group("fleet", "several engines behind a router (docs/fleet.md)")
+    more = ",…" if several else ""
+    fleet.add_argument("--replicas", metavar=f"N{more}", help="engines (default: one, or those of the capture)")
+    fleet.add_argument(
+        "--route",
+        metavar=f"POLICY{more}",
+        help=f"policy that chooses the engine, as for sim serve; {CAPTURED}: each request's upstream of the capture "
+        "(default round-robin)",
+    )
+    fleet.add_argument("--event", action="append", default=[], metavar="EVENT", help=EVENT_HELP)
+
+
+def replicas_of(text: str) -> int:
+    """Read a number of engines. Raises InputError naming the flag."""
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if not 1 <= found <= MOST_REPLICAS:
+        raise InputError(f"--replicas: {text}; expected a whole number from 1 to {MOST_REPLICAS}")
+    return found
+
+
+def fleet_plan(
+    replicas: str | None, route: str | None, events: Sequence[str], upstreams: Callable[[], Sequence[str | None]]
+) -> FleetPlan | None:
+    """Return the fleet asked for; None: one engine without a router. ``upstreams``: of the capture's requests."""
+    incidents = tuple(parse_event(text) for text in events)
+    if route == CAPTURED:
+        names = sorted({name for name in upstreams() if name is not None})
+        if not names:
+            raise InputError(f"--route {CAPTURED}: the trace names no upstream; expected a capture of several")
+        if replicas is not None and replicas_of(replicas) != len(names):
+            raise InputError(f"--replicas: {replicas}; --route {CAPTURED} has the capture's {len(names)}")
+        if incidents:
+            raise InputError(f"--event: with --route {CAPTURED} nothing would react; expected another route")
+        return FleetPlan(tuple(names), CAPTURED)
+    count = 1 if replicas is None else replicas_of(replicas)
+    if route is not None:
+        parse_route(route)
+    if count == 1 and route is None and not incidents:
+        return None
+    check_events(incidents, count)
+    return FleetPlan(tuple(map(str, range(count))), route or "round-robin", incidents)
+
+
+def engines_of(
+    plan: FleetPlan, models: Sequence[Model], config_of: Callable[[Model], EngineConfig]
+) -> list[FleetEngine]:
+    """Return the plan's engines, each of its own model where there are several. Raises InputError."""
+    count = len(plan.names)
+    if len(models) not in (1, count):
+        raise InputError(f"--latency-model: {len(models)} models for {count} engines; expected one, or one for each")
+    each = list(models) * (count if len(models) == 1 else 1)
+    engines = [FleetEngine(name, config_of(model), model) for name, model in zip(plan.names, each, strict=True)]
+    sizes = {engine.config.block_size for engine in engines}
+    if len(sizes) > 1:
+        raise InputError(f"--latency-model: block sizes {sorted(sizes)}; expected one size, or --block-size")
+    return engines
+
+
+def run_fleet(
+    arrivals: Arrivals,
+    load: RoutedLoad,
+    engines: Sequence[FleetEngine],
+    plan: FleetPlan,
+    seed: int | None,
+    *,
+    judged: bool = False,
+) -> Dispatch:
+    """Run a workload through a fleet to its end."""
+    kills = sum(isinstance(event, Kill) for event in plan.events)
+    fleet = Fleet(arrivals, engines, seed, kills)
+    route = plan.parsed_route()
+    if route is None:
+        places = {name: place for place, name in enumerate(plan.names)}
+        table = [0 if name is None else places[name] for name in load.upstreams]
+        dispatch = Dispatch(fleet, load, None, table=table)
+    else:
+        caches = None
+        if route.kind.uses_cache and route.knowledge == "complete":
+            caches = TrueCaches(fleet, load.block_size)
+        router = _router(route, engines, caches)
+        start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
+        incidents = Timeline(plan.events, len(engines), start_ms) if plan.events else None
+        dispatch = Dispatch(fleet, load, router, incidents=incidents, caches=caches, judged=judged)
+    dispatch.run()
+    return dispatch
+
+
+def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | None) -> Router:
+    costs = [costs_of(engine.model, engine.config) for engine in engines]
+    times_ms = [one.t0_ms + prefill_ms(one, _TOKENS, 0.0) for one in costs]
+    mixed = len(set(times_ms)) > 1
+    return make_router(
+        route,
+        [engine.name for engine in engines],
+        complete=caches,
+        capacity_blocks=min(engine.config.usable_blocks for engine in engines),
+        costs=costs,
+        speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
+    )
+
+
+def read_models(paths: Sequence[Path], load: Callable[[Path], Model]) -> list[Model]:
+    return [load(path) for path in paths]

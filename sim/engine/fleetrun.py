@@ -1,0 +1,215 @@
+"""A fleet's part of ``sim run``: its simulation, its summary by engine, and what its router lost."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engines.routing.regret import RegretAccount
+from measure.table import table_lines
+from measure.wording import NOTHING
+from sim.engine.dispatch import Dispatch, RoutedLoad
+from sim.engine.fleet import FleetEngine
+from sim.engine.fleetplan import CAPTURED, FleetPlan, engines_of, fleet_plan, run_fleet
+from sim.engine.incidents import settings_of
+from sim.engine.results import RequestResult
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrivals
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
+
+MOST_EVENTS_SHOWN = 12
+_PARTS_MS = ("regret_ms", "wait_ms", "prefill_ms", "adapter_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShare:
+    """An engine's share of the requests."""
+
+    name: str
+    requests: int
+    hit_rate: float
+    p50_ms: float | None
+    """Of TTFT; None: no first token."""
+    p90_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegretSummary:
+    """TTFT lost against an oracle that knows every engine as it is when a request comes, by the latency model."""
+
+    mean_ms: float
+    p90_ms: float
+    requests: dict[str, int]
+    """By reason."""
+    lost_s: dict[str, float]
+    """Sum by reason."""
+    forgone_tokens: int
+    """Prompt tokens cached on another engine than the chosen one."""
+    engines_per_prefix: float | None
+    """Mean number of engines that a first block was sent to; None: none came twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSummary:
+    """A fleet's run in a few lines."""
+
+    route: str
+    engines: list[EngineShare]
+    regret: RegretSummary | None
+    """None: requests went where they went in the capture."""
+    events: list[tuple[float, str, str]]
+    """Time in s from the first arrival, what happened, and the engine."""
+    not_served: dict[str, int]
+    """Requests that failed by the fleet, by error."""
+
+
+def asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
+    """Return whether the flags ask for several engines or a router. Raises InputError for what a fleet has not."""
+    asked = bool(arguments.route is not None or arguments.event or arguments.replicas not in (None, "1"))
+    if asked and arguments.steps is not None:
+        raise InputError("--steps: of one engine; expected it without --replicas, --route and --event")
+    if arguments.regret is not None and (not asked or arguments.route == CAPTURED):
+        raise InputError("--regret: nothing chooses an engine; expected --replicas with a policy in --route")
+    if not asked and len(models) > 1:
+        raise InputError(f"--latency-model: {len(models)} models for one engine; expected --replicas {len(models)}")
+    return asked
+
+
+def simulate_fleet(
+    arguments: argparse.Namespace,
+    arrivals: Arrivals,
+    models: Sequence[Model],
+    config_of: Callable[[Model], EngineConfig],
+    seed: int | None,
+) -> "FleetRun":
+    """Run ``arrivals`` through the fleet that the flags ask for."""
+    load = RoutedLoad(arrivals, config_of(models[0]).block_size)
+    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
+    assert plan is not None
+    engines = engines_of(plan, models, config_of)
+    return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed, judged=arguments.regret is not None))
+
+
+class FleetRun:
+    """A fleet's run that has ended."""
+
+    def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], dispatch: Dispatch) -> None:
+        self._plan, self._engines, self._dispatch = plan, engines, dispatch
+        self._account = RegretAccount()
+        for place, regret in sorted(dispatch.regrets.items()):
+            self._account.add(regret, dispatch.load.blocks(place))
+
+    @property
+    def block_size(self) -> int:
+        return self._engines[0].config.block_size
+
+    @property
+    def preemptions(self) -> int:
+        return sum(int(life.state.clock["preemptions"][0]) for life in self._dispatch.fleet.lives)
+
+    @property
+    def engine_steps(self) -> int:
+        states = [life.state for life in self._dispatch.fleet.lives]
+        return sum(int(np.count_nonzero(one.timeline.rows[: one.clock["num_steps"][0], 0])) for one in states)
+
+    def meta(self) -> dict[str, Any]:
+        """What decided the run besides one engine's settings."""
+        return {
+            "engines": list(self._plan.names),
+            "route": self._plan.route,
+            "events": [settings_of(event) for event in self._plan.events],
+        }
+
+    def results(self) -> Iterator[RequestResult]:
+        return self._dispatch.fleet.results()
+
+    def regret_lines(self) -> Iterator[bytes]:
+        """Yield each choice's regret as a line of JSON, by arrival."""
+        encoder, fleet = msgspec.json.Encoder(), self._dispatch.fleet
+        for place, regret in sorted(self._dispatch.regrets.items(), key=lambda one: one[1].number):
+            said = {
+                "request_id": fleet.arrivals.ids[place],
+                "upstream": self._engines[regret.place].name,
+                "oracle_upstream": self._engines[regret.oracle_place].name,
+                **{name: round(getattr(regret, name), 4) for name in _PARTS_MS},
+                "forgone_tokens": regret.forgone_tokens,
+                "reason": regret.reason,
+            }
+            yield encoder.encode(said) + b"\n"
+
+    def summary(self, records: Sequence[Record]) -> FleetSummary:
+        first_ms = float(self._dispatch.fleet.arrivals.arrival_ms.min(initial=np.inf))
+        events = [
+            ((at_ms - first_ms) / 1e3, what, self._engines[engine].name) for at_ms, what, engine in self._dispatch.log
+        ]
+        failed = Counter(one.error for one in records if one.error in ("no_engine", "engine_died"))
+        return FleetSummary(
+            route=self._plan.route,
+            engines=[_share(engine.name, records) for engine in self._engines],
+            regret=self._regret(),
+            events=events,
+            not_served={str(error): count for error, count in sorted(failed.items(), key=str)},
+        )
+
+    def _regret(self) -> RegretSummary | None:
+        account = self._account
+        if not account.regrets_ms:
+            return None
+        return RegretSummary(
+            mean_ms=float(np.mean(account.regrets_ms)),
+            p90_ms=float(np.quantile(account.regrets_ms, 0.9, method="inverted_cdf")),
+            requests=dict(account.requests),
+            lost_s={reason: lost_ms / 1e3 for reason, lost_ms in account.lost_ms.items()},
+            forgone_tokens=account.forgone_tokens,
+            engines_per_prefix=account.engines_per_prefix,
+        )
+
+
+def _share(name: str, records: Sequence[Record]) -> EngineShare:
+    own = [record for record in records if record.upstream == name]
+    ttft_ms = [record.ttft_ms for record in own if record.ttft_ms is not None]
+    prompt = sum(record.prompt_tokens or 0 for record in own if record.cached_tokens is not None)
+    cached = sum(record.cached_tokens or 0 for record in own)
+    levels = np.quantile(ttft_ms, (0.5, 0.9), method="inverted_cdf").tolist() if ttft_ms else (None, None)
+    return EngineShare(name, len(own), cached / prompt if prompt else 0.0, *levels)
+
+
+def fleet_lines(fleet: FleetSummary) -> list[str]:
+    """Return a fleet's summary as lines of a terminal."""
+    rows = [
+        [one.name, str(one.requests), f"{one.hit_rate:.1%}", *(_shown_ms(ms) for ms in (one.p50_ms, one.p90_ms))]
+        for one in fleet.engines
+    ]
+    lines = table_lines([f"engine ({fleet.route})", "n", "cached", "TTFT p50", "p90"], rows, "<", gap="    ")
+    for at_s, what, name in fleet.events[:MOST_EVENTS_SHOWN]:
+        lines.append(f"at {at_s:,.1f} s engine {name}: {what}")
+    if len(fleet.events) > MOST_EVENTS_SHOWN:
+        lines.append(f"… and {len(fleet.events) - MOST_EVENTS_SHOWN} events more")
+    for error, count in fleet.not_served.items():
+        lines.append(f"{count} requests failed: {error}")
+    return lines if fleet.regret is None else [*lines, *_regret_lines(fleet.regret)]
+
+
+def _regret_lines(regret: RegretSummary) -> Iterator[str]:
+    lost_s = sum(regret.lost_s.values())
+    shares = [
+        f"{reason} {regret.lost_s[reason] / lost_s:.0%} ({count:,} requests)"
+        for reason, count in sorted(regret.requests.items(), key=lambda one: -regret.lost_s[one[0]])
+        if reason != "none" and lost_s > 0.0
+    ]
+    yield f"regret of TTFT against an oracle: mean {regret.mean_ms:.1f} ms, p90 {regret.p90_ms:.1f} ms"
+    if shares:
+        yield f"lost by {', '.join(shares)}"
+    spread = regret.engines_per_prefix
+    engines = "" if spread is None else f"; a prefix that came again was sent to {spread:.2f} engines"
+    yield f"hits forgone: {regret.forgone_tokens:,} prompt tokens{engines}"
+
+
+def _shown_ms(ms: float | None) -> str:
+    return NOTHING if ms is None else f"{ms:.1f}"

@@ -1,0 +1,174 @@
+"""A fleet against its engines alone: each does exactly what it would do with the requests that it got."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.engine.dispatch import RoutedLoad
+from sim.engine.fleet import Fleet, FleetEngine, engine_seed
+from sim.engine.incidents import Kill, Timeline
+from sim.engine.simstate import build_state
+from sim.kernels import layout
+from sim.kernels.fleet import ALL_ENDED
+from sim.kernels.loop import run_state
+from sim.latency.modelfile import Model, make_model
+from sim.latency.terms import FrontendPlacement
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
+from tests.sim.engine.test_compiled import NOISE, STEP, load
+from tests.sim.fleets import make_request, routed
+from tracefile import Meta, Record
+
+SEED = 7
+RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
+
+
+def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool) -> Arrivals:
+    """Arrivals; on a shared core without what is exact to a rounding only: no aborts, no pauses of nothing."""
+    if placement == "shared_core":
+        for record in records:
+            if record.status == "client_abort":
+                record.status, record.output_tokens = "ok", record.output_tokens or 1
+            if record.think_ms == 0.0:
+                record.think_ms = 3.21
+    return plan_arrivals(Meta(block_size=4), records, 4, replay_sessions=paced)
+
+
+def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> Fleet:
+    fleet, told = Fleet(arrivals, engines, SEED), []
+    place = fleet.advance()
+    while place >= 0:
+        told += fleet.told()
+        place = fleet.advance(place, table[place])
+    assert place == ALL_ENDED
+    times_ms = [time_ms for time_ms, _ in told + fleet.told()]
+    assert times_ms == sorted(times_ms)  # a router is told of nothing late
+    return fleet
+
+
+def require_same_as_alone(fleet: Fleet, engine: int, config: EngineConfig, model: Model) -> None:
+    """Run an engine's requests at the times at which they came to it, without the others."""
+    places, runs = np.flatnonzero(fleet.life_of == engine), fleet.state.runs
+    mine = fleet.arrivals.take(places)
+    mine = replace(mine, arrival_ms=runs["arrival_ms"][places].copy(), parents=np.full(len(places), NOBODY))
+    alone = run_state(build_state(mine, config, model, engine_seed(SEED, engine)))
+    here = fleet.lives[engine].state
+    for name in RUN_FIELDS:
+        np.testing.assert_array_equal(alone.runs[name], here.runs[name][places], err_msg=name)
+    for name in ("cached_tokens", "preemptions"):
+        np.testing.assert_array_equal(
+            alone.scheduler.requests[name][:-1], here.scheduler.requests[name][places], err_msg=name
+        )
+    steps = int(alone.clock["num_steps"][0])
+    assert steps == int(here.clock["num_steps"][0])
+    for one, other in zip(alone.timeline, here.timeline, strict=True):
+        np.testing.assert_array_equal(one[:steps], other[:steps])
+
+
+@pytest.mark.parametrize("placement", ["parallel", "serial", "shared_core"])
+@pytest.mark.parametrize("number", range(10))
+def test_each_engine_of_a_fleet_does_what_it_would_do_alone(number: int, placement: FrontendPlacement) -> None:
+    rng = random.Random(number)
+    arrivals = planned(load(rng, 60, rng.choice([5.0, 30.0, 120.0])), placement, paced=number % 2 == 1)
+    config = EngineConfig(
+        block_size=4,
+        num_gpu_blocks=rng.choice([60, 200, 400]),
+        max_num_seqs=rng.choice([3, 8]),
+        max_num_batched_tokens=rng.choice([16, 64]),
+        async_scheduling=number % 4 < 2,
+    )
+    costs = {**STEP, "frontend_base_ms": 1.1, "frontend_ms_per_prompt_token": 0.07}
+    model = make_model(costs, config, NOISE, placement)
+    count = rng.choice([1, 2, 3, 5])
+    engines = [FleetEngine(str(place), config, model) for place in range(count)]
+    fleet = run_by_table(arrivals, engines, [rng.randrange(count) for _ in range(len(arrivals))])
+    runs = fleet.state.runs
+    assert (runs["outcome"] != layout.NO_OUTCOME).all()
+    for place in np.flatnonzero(arrivals.parents != NOBODY).tolist():
+        before = runs[arrivals.parents[place]]
+        end_ms = before["arrival_ms"] + np.nan_to_num(before["e2e_ms"])
+        assert runs["arrival_ms"][place] == end_ms + arrivals.think_ms[place]
+    for engine in range(count):
+        if (fleet.life_of == engine).any():
+            require_same_as_alone(fleet, engine, config, model)
+
+
+def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
+    records = [make_request(number, arrival_ms=4.0 * number, prompt=40, output=5) for number in range(12)]
+    arrivals, seen = plan_arrivals(Meta(block_size=4), records, 4), []
+
+    def watch(request, engines):  # type: ignore[no-untyped-def]
+        seen.append((request.arrival_s, [(one.requests, one.prefill_tokens) for one in engines]))
+        return request.number % 2
+
+    dispatch = routed(arrivals, 2, watch)
+    runs, place_of = dispatch.fleet.state.runs, dispatch.engine_of
+    for number, (now_s, counts) in enumerate(seen):
+        before = [place for place in range(number) if runs["arrival_ms"][place] + runs["e2e_ms"][place] > now_s * 1e3]
+        waiting = [place for place in before if runs["arrival_ms"][place] + runs["ttft_ms"][place] > now_s * 1e3]
+        for engine in range(2):
+            of_engine = [place for place in before if place_of[place] == engine]
+            prefills = 40.0 * sum(place_of[place] == engine for place in waiting)
+            assert counts[engine] == (len(of_engine), prefills)
+
+
+def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams() -> None:
+    """Four requests at once, two on each engine; engine 1 dies when one of its two streams."""
+    records = [make_request(number, arrival_ms=number, prompt=60, output=20) for number in range(4)]
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
+    calm = routed(arrivals, 2, lambda request, engines: request.number % len(engines)).fleet.state.runs
+    first_ms = calm["arrival_ms"] + calm["ttft_ms"]
+    at_ms = (first_ms[1] + first_ms[3]) / 2.0
+    events = Timeline([Kill(engine=1, at_s=at_ms / 1e3)], 2, 0.0)
+    dispatch = routed(arrivals, 2, lambda request, engines: request.number % len(engines), events)
+    runs = dispatch.fleet.state.runs
+    assert [layout.OUTCOMES[code] for code in runs["outcome"].tolist()] == ["ok", "lost", "ok", "ok"]
+    assert runs["ttft_ms"][1] == calm["ttft_ms"][1]
+    assert runs["arrival_ms"][1] + runs["e2e_ms"][1] == pytest.approx(at_ms)
+    assert dispatch.engine_of == [0, 1, 0, 0]
+    assert runs["arrival_ms"][3] == 3.0  # its wait counts from its first arrival
+    assert runs["arrival_ms"][3] + runs["ttft_ms"][3] > at_ms
+    records_of = {one.record.request_id: one for one in dispatch.fleet.results()}
+    assert records_of["r1"].outcome == "lost"
+    assert [one.record.upstream for _, one in sorted(records_of.items())] == ["0", "1", "0", "0"]
+
+
+def test_a_session_goes_on_elsewhere_when_its_engine_dies() -> None:
+    turns = [make_request(0, arrival_ms=0.0, prompt=8, output=4), make_request(1, parent=0, prompt=16, output=4)]
+    arrivals = plan_arrivals(Meta(block_size=4), turns, 4, replay_sessions=True)
+    events = Timeline([Kill(engine=0, at_s=0.02)], 2, 0.0)
+    dispatch = routed(arrivals, 2, lambda request, engines: 0, events)
+    assert dispatch.engine_of == [0, 1]
+    assert [layout.OUTCOMES[code] for code in dispatch.fleet.state.runs["outcome"].tolist()] == ["lost", "ok"]
+
+
+def test_requests_fail_while_no_engine_is_up() -> None:
+    records = [make_request(number, arrival_ms=1e3 * number, prompt=8, output=2) for number in range(3)]
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
+    events = Timeline([Kill(engine=0, at_s=0.5, back_s=1.5)], 1, 0.0)
+    outcomes = routed(arrivals, 1, lambda request, engines: 0, events).fleet.state.runs["outcome"].tolist()
+    assert [layout.OUTCOMES[code] for code in outcomes] == ["ok", "no_engine", "ok"]
+
+
+def test_the_load_as_a_router_sees_it() -> None:
+    record = make_request(5, arrival_ms=10.0, prompt=9, output=3)
+    record.session_id, record.turn, record.lora, record.max_tokens = "s", 2, "law", 30
+    arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
+    request = RoutedLoad(arrivals, 4).request(0, 17, 10.0)
+    assert (request.number, request.arrival_s, request.session, request.turn) == (17, 0.01, b"s", 2)
+    assert (request.prompt_tokens, request.output_tokens, request.adapter) == (9, 30, "law")
+    assert list(request.blocks) == record.block_hashes
+
+
+def test_regret_names_the_prefix_that_another_engine_held() -> None:
+    """The second request's prompt is cached on engine 0, long idle; the policy sends it to engine 1."""
+    one = make_request(0, arrival_ms=0.0, prompt=400, output=2)
+    other = make_request(1, arrival_ms=9e3, prompt=400, output=2)
+    other.block_hashes = one.block_hashes
+    arrivals = plan_arrivals(Meta(block_size=4), [one, other], 4)
+    dispatch = routed(arrivals, 2, lambda request, engines: request.number, judged=True)
+    regret = dispatch.regrets[1]
+    assert (regret.place, regret.oracle_place, regret.reason) == (1, 0, "prefix spread")
+    assert regret.forgone_tokens == 396  # the last block is computed again

@@ -1,0 +1,81 @@
+"""``sim run`` with a fleet."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.__main__ import main
+from sim.latency.modelfile import default_model, save_model
+from tests.sim.compile_kernels import TRACE
+from tracefile import load_trace
+from tracefile.records.errors import InputError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    save_model(default_model(), tmp_path / "model.json")
+    return str(tmp_path / "model.json")
+
+
+def run(model: str, output: Path, *flags: str) -> bytes:
+    assert main(["run", TRACE, "--latency-model", model, "-o", str(output), "--overwrite", *flags]) == 0
+    return output.read_bytes()
+
+
+def test_one_replica_gives_the_same_bytes_as_no_fleet(model: str, tmp_path: Path) -> None:
+    assert run(model, tmp_path / "a.jsonl") == run(model, tmp_path / "b.jsonl", "--replicas", "1")
+
+
+def test_a_fleet_run_again_gives_the_same_bytes_and_names_each_engine(model: str, tmp_path: Path) -> None:
+    flags = ("--replicas", "3", "--route", "overlap", "--replay-sessions")
+    first = run(model, tmp_path / "a.jsonl", *flags)
+    assert first == run(model, tmp_path / "b.jsonl", *flags)
+    meta, records = load_trace(tmp_path / "a.jsonl")
+    assert meta.extra["fleet"]["route"] == "overlap"
+    assert {record.upstream for record in records} <= {"0", "1", "2"}
+    assert len(records) == len(load_trace(Path(TRACE))[1])
+
+
+def test_the_summary_tells_each_engines_share_and_the_regret(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model, tmp_path / "a.jsonl", "--replicas", "2", "--regret", str(tmp_path / "regret.jsonl"), "--json")
+    fleet = json.loads(capsys.readouterr().out)["fleet"]
+    assert [one["name"] for one in fleet["engines"]] == ["0", "1"]
+    lines = [json.loads(line) for line in (tmp_path / "regret.jsonl").read_text().splitlines()]
+    assert sum(fleet["regret"]["requests"].values()) == len(lines) == sum(one["requests"] for one in fleet["engines"])
+
+
+def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_path: Path) -> None:
+    run(model, tmp_path / "a.jsonl", "--replicas", "3", "--route", "random")
+    capture = tmp_path / "a.jsonl"
+    flags = ["--latency-model", model, "-o", str(tmp_path / "b.jsonl"), "--route", "captured"]
+    assert main(["run", str(capture), *flags]) == 0
+    before, after = (
+        {record.request_id: record.upstream for record in load_trace(path)[1]}
+        for path in (capture, tmp_path / "b.jsonl")
+    )
+    assert before == after
+
+
+def test_two_models_make_a_mixed_fleet(model: str, tmp_path: Path) -> None:
+    run(model, tmp_path / "a.jsonl", "--latency-model", model, "--replicas", "2", "--route", "bounded")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--replicas", "0"], "--replicas: 0; expected a whole number from 1"),
+        (["--replicas", "2", "--route", "best"], "unknown policy"),
+        (["--route", "captured"], "names no upstream"),
+        (["--replicas", "2", "--event", "kill:engine=2:at=1s"], "engine=2; expected 0 to 1"),
+        (["--replicas", "2", "--steps", "steps.jsonl"], "--steps: of one engine"),
+        (["--regret", "regret.jsonl"], "--regret: nothing chooses an engine"),
+    ],
+)
+def test_flags_that_make_no_fleet(model: str, tmp_path: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        main(["run", TRACE, "--latency-model", model, "-o", str(tmp_path / "x.jsonl"), *flags])
+    assert said in str(caught.value)
+    assert not (tmp_path / "x.jsonl").exists()

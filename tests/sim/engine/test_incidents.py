@@ -1,0 +1,83 @@
+"""Rolling deploys, scale-up and the words of ``--event``."""
+
+import numpy as np
+import pytest
+
+from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, Timeline, check_events, parse_event
+from sim.workload.arrivals import Arrivals, plan_arrivals
+from tests.sim.fleets import make_request, routed
+from tracefile import Meta
+from tracefile.records.errors import InputError
+
+
+def steady(requests: int, every_ms: float) -> Arrivals:
+    records = [make_request(number, arrival_ms=every_ms * number, prompt=8, output=4) for number in range(requests)]
+    return plan_arrivals(Meta(block_size=4), records, 4)
+
+
+def test_a_deploy_takes_one_engine_after_the_other_cold() -> None:
+    events = Timeline([Deploy(at_s=0.1, startup_s=0.2)], 3, 0.0)
+    dispatch = routed(steady(100, 10.0), 3, lambda request, engines: request.number % len(engines), events)
+    happened = [(what, engine) for _, what, engine in dispatch.log]
+    assert happened == [(what, engine) for engine in range(3) for what in ("draining", "up")]
+    times_ms = [at_ms for at_ms, _, _ in dispatch.log]
+    assert times_ms == sorted(times_ms)
+    arrival_ms = dispatch.fleet.state.runs["arrival_ms"]
+    for engine, (down_ms, up_ms) in enumerate(zip(times_ms[::2], times_ms[1::2], strict=True)):
+        assert up_ms >= down_ms + 200.0
+        away = (arrival_ms >= down_ms) & (arrival_ms < up_ms)
+        assert away.any()
+        assert engine not in np.array(dispatch.engine_of)[away]
+    assert [life.engine for life in dispatch.fleet.lives] == [0, 1, 2, 0, 1, 2]
+    assert (dispatch.fleet.state.runs["outcome"] == 1).all()
+
+
+def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> None:
+    """Ten requests a second, five of which an engine is to have: the second is asked for by the sixth request."""
+    events = Timeline([ScaleUp(initial=1, rate=5.0, window_s=1.0, startup_s=0.3)], 3, 0.0)
+    dispatch = routed(steady(40, 100.0), 3, lambda request, engines: request.number % len(engines), events)
+    asked_ms = next(at_ms for at_ms, what, engine in dispatch.log if what == "starting")
+    assert asked_ms == 500.0
+    assert (800.0, "up", 1) in dispatch.log
+    assert set(dispatch.engine_of[:8]) == {0}
+    assert 1 in dispatch.engine_of[8:12]
+    assert ("up", 2) in [(what, engine) for _, what, engine in dispatch.log]  # 11 in a window that counts both ends
+
+
+def test_words_of_events() -> None:
+    assert parse_event("kill:engine=2:at=10m:back=15m") == Kill(engine=2, at_s=600.0, back_s=900.0)
+    assert parse_event("kill:engine=0:at=5s") == Kill(engine=0, at_s=5.0)
+    assert parse_event("deploy:at=20m:startup=30s") == Deploy(at_s=1200.0, startup_s=30.0)
+    assert parse_event("scale-up:from=2:rate=1.5") == ScaleUp(initial=2, rate=1.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("die:at=1s", "unknown kind 'die'; expected one of kill, deploy, scale-up"),
+        ("kill:at=1s", "no engine; expected kill:engine=…:at=…"),
+        ("kill:engine=x:at=1s", "engine=x"),
+        ("kill:engine=1:at=5", "expected 5s"),
+        ("kill:engine=1:at=5s:back=2s", "back is not after at"),
+        ("deploy:at=1s:until=2s", "'until=2s'; expected some of at=…, startup=…"),
+        ("scale-up:from=0:rate=1", "from=0; expected more than 0"),
+    ],
+)
+def test_bad_events_are_named(text: str, said: str) -> None:
+    with pytest.raises(InputError, match="--event") as caught:
+        parse_event(text)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([Kill(engine=4, at_s=1.0)], "engine=4; expected 0 to 3"),
+        ([ScaleUp(initial=5, rate=1.0)], "from=5; expected at most the fleet's 4"),
+        ([Deploy(at_s=1.0), Deploy(at_s=2.0)], "Deploy twice"),
+    ],
+)
+def test_events_of_more_engines_than_there_are(events: list[Incident], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_events(events, 4)
+    assert said in str(caught.value)
