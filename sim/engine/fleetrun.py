@@ -119,7 +119,7 @@ class FleetRun:
         return sum(int(np.count_nonzero(one.timeline.rows[: one.clock["num_steps"][0], 0])) for one in states)
 
     def meta(self) -> dict[str, Any]:
-        """What decided the run besides one engine's settings."""
+        """Return settings that decided the run besides one engine's settings."""
         return {
             "engines": list(self._plan.names),
             "route": self._plan.route,

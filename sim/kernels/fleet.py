@@ -35,7 +35,7 @@ FLEET_ENGINE = record("num_in_flight", times="resumes_ms bound_ms")
 
 
 class Fleet(NamedTuple):
-    """What engines share: requests, and what the router is told of them."""
+    """State that engines share: requests, and events that the router is told of."""
 
     clock: Records
     runs: Records
