@@ -77,8 +77,8 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "--upstreams",
         type=Path,
         metavar="FILE",
-        help="file with a URL a line, instead of --upstream; drain before a URL: no new sessions; # begins a comment; "
-        "read again on SIGHUP",
+        help="file with a URL a line, instead of --upstream; drain before a URL: no new sessions; stop: no "
+        "requests; # begins a comment; read again on SIGHUP",
     )
     group.add_argument(
         "--listen",
@@ -333,6 +333,7 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         trace=checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
         upstreams=listed.origins,
         draining=listed.draining,
+        stopped=listed.stopped,
         route_bytes=int(args.route_kb * KIB),
         health_check=checked_health(args.health_check, args.health_interval, args.health_fall, args.health_rise),
         upstreams_file=args.upstreams,

@@ -154,7 +154,9 @@ class LiveState:
         found: dict[str, str | None] = {}
         for upstream in service.upstreams:
             found[upstream] = None
-            if upstream in service.draining_upstreams:
+            if upstream in service.stopped_upstreams:
+                found[upstream] = "stopped"
+            elif upstream in service.draining_upstreams:
                 found[upstream] = "draining"
             elif upstream in service.unhealthy_upstreams:
                 found[upstream] = "its checks fail"

@@ -168,6 +168,8 @@ class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
     """Place of its counts and keys in shared memory, the same while the tap runs."""
     draining: bool = False
     """It gets no new sessions."""
+    stopped: bool = False
+    """It gets no requests."""
     healthy: bool = True
     """By its checks; True without checks."""
 
@@ -269,6 +271,8 @@ class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
     """Origins of new requests."""
     draining_upstreams: list[str] = []
     """Those among them that get no new sessions."""
+    stopped_upstreams: list[str] = []
+    """Those among them that get no requests."""
     unhealthy_upstreams: list[str] = []
     """Those among them whose checks fail."""
     workers: int

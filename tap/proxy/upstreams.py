@@ -49,6 +49,7 @@ class Upstream:
         "proxy_headers",
         "requests",
         "slot",
+        "stopped",
         "table",
         "target_start",
         "told_keys",
@@ -77,7 +78,8 @@ class Upstream:
             connect_timeout_s=CONNECT_TIMEOUT_S,
         )
         board = board or UpstreamBoard()
-        self.slot, self.healthy, self.draining = entry.slot, entry.healthy, entry.draining
+        self.slot = entry.slot
+        self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
         self.counts = board.row(worker)[entry.slot * CELLS : (entry.slot + 1) * CELLS]
         """This worker's part of the counts."""
         self.table = board.table(entry.slot)
@@ -97,7 +99,13 @@ class Upstream:
 
     def serves(self, now_s: float) -> bool:
         """Return True if new sessions may come here."""
-        return self.healthy and not self.draining and self.ejection.admits(now_s)
+        return self.healthy and not self.draining and not self.stopped and self.ejection.admits(now_s)
+
+    def take(self, entry: UpstreamEntry) -> None:
+        """Take its state from the supervisor; one that was out and is back has an empty cache."""
+        if (self.stopped and not entry.stopped) or (entry.healthy and not self.healthy):
+            self.table.clear()
+        self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
 
     async def reach(self) -> ServerConnection:
         """Return a kept or a new connection. Raises ConnectError, and ejects the upstream for a while."""
@@ -255,7 +263,7 @@ class Upstreams:
             upstream.engine.capacity_blocks = self._capacity_blocks
             upstream.engine.costs = self.policy.costs
             return upstream
-        upstream.healthy, upstream.draining = entry.healthy, entry.draining
+        upstream.take(entry)
         return upstream
 
     def provisional(self) -> Assignment:
@@ -327,7 +335,10 @@ class Upstreams:
         ]
         if passed:
             found = [upstream for upstream in found if upstream not in passed]
-        return found or [upstream for upstream in self.all if upstream not in passed]
+        if found:
+            return found
+        left = [upstream for upstream in self.all if upstream not in passed]
+        return [upstream for upstream in left if not upstream.stopped] or left
 
     def _goes_on(self, upstream: Upstream, session_key: int | None, now_s: float) -> bool:
         if session_key is None or not upstream.healthy or not upstream.ejection.admits(now_s):

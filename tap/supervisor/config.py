@@ -37,6 +37,7 @@ class TapConfig:
 
     upstreams: tuple[Origin, ...]
     draining: frozenset[Origin]
+    stopped: frozenset[Origin]
     upstreams_file: Path | None
     route: str
     """Policy of ``engines.routing``, or a user's own: FILE.py:FUNCTION."""

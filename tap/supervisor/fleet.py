@@ -33,6 +33,7 @@ class Fleet:
         self.slots = len(listed.origins) + SPARE_SLOTS
         self.origins: tuple[Origin, ...] = ()
         self.draining: frozenset[Origin] = frozenset()
+        self.stopped: frozenset[Origin] = frozenset()
         self._slots: dict[Origin, int] = {}
         """Slot of each upstream, removed ones included until another needs theirs."""
         self._health: dict[Origin, _Health] = {}
@@ -48,7 +49,7 @@ class Fleet:
             raise InputError(
                 f"{len(listed.origins)} upstreams; expected at most {self.slots}, or a tap that starts with them"
             )
-        self.origins, self.draining = listed.origins, listed.draining
+        self.origins, self.draining, self.stopped = listed
         for origin in self.origins:
             self._slots[origin] = self._slot(origin)
         self._health = {origin: self._health.get(origin, _Health()) for origin in self.origins}
@@ -59,6 +60,7 @@ class Fleet:
                 url=str(origin),
                 slot=self._slots[origin],
                 draining=origin in self.draining,
+                stopped=origin in self.stopped,
                 healthy=self._health[origin].healthy,
             )
             for origin in self.origins

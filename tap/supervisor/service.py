@@ -288,6 +288,7 @@ class Service:
         return ServiceStats(
             upstreams=list(map(str, self._fleet.origins)),
             draining_upstreams=sorted(map(str, self._fleet.draining)),
+            stopped_upstreams=sorted(map(str, self._fleet.stopped)),
             unhealthy_upstreams=list(map(str, self._fleet.unhealthy)),
             workers=self._config.workers,
             workers_up=self._workers.ready,
@@ -392,7 +393,7 @@ def _close_account(trace: str, account: Account) -> None:
 def _announce(config: TapConfig, port: int, admin: AdminProcess | None, probed: Probed, block_size: int) -> None:
     address = Origin("http" if config.certificate is None else "https", config.listen[0], port)
     line = f"tap: listening on {address}, recording to {config.trace}, upstream "
-    line += _names(UpstreamList(config.upstreams, config.draining))
+    line += _names(UpstreamList(config.upstreams, config.draining, config.stopped))
     if admin is not None and config.admin is not None:
         line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
     key = f"hashes of {block_size}-token blocks keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it"
@@ -402,4 +403,5 @@ def _announce(config: TapConfig, port: int, admin: AdminProcess | None, probed: 
 
 
 def _names(listed: UpstreamList) -> str:
-    return ", ".join(f"{origin}{' (draining)' if origin in listed.draining else ''}" for origin in listed.origins)
+    states = dict.fromkeys(listed.draining, " (draining)") | dict.fromkeys(listed.stopped, " (stopped)")
+    return ", ".join(f"{origin}{states.get(origin, '')}" for origin in listed.origins)

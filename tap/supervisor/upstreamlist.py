@@ -17,6 +17,8 @@ class UpstreamList(NamedTuple):
     origins: tuple[Origin, ...]
     draining: frozenset[Origin] = frozenset()
     """Those among them that get no new sessions."""
+    stopped: frozenset[Origin] = frozenset()
+    """Those among them that get no requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +62,35 @@ def checked_upstreams(urls: Sequence[str], file: Path | None) -> UpstreamList:
     return UpstreamList(_distinct([(_checked_url(url, "--upstream"), f"--upstream {url}") for url in urls]))
 
 
-DRAIN = "drain"
+DRAIN, STOP = "drain", "stop"
 
 
 def read_upstreams(file: Path) -> UpstreamList:
     """Read upstreams from a file: a URL a line, ``#`` starts a comment. Raises InputError that names the line.
 
-    ``drain URL``: an upstream without new sessions.
+    ``drain URL``: an upstream without new sessions. ``stop URL``: one without requests.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise InputError(f"--upstreams {file}: cannot be read ({reason}); expected a file with a URL a line") from None
-    found, draining = [], set()
+    found = []
+    out: dict[str, set[Origin]] = {DRAIN: set(), STOP: set()}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         place = f"--upstreams {file}:{number}"
-        drained = words[0] == DRAIN and len(words) > 1
-        origin = _checked_url(" ".join(words[1:] if drained else words), place)
+        ordered = words[0] in out and len(words) > 1
+        origin = _checked_url(" ".join(words[1:] if ordered else words), place)
         found.append((origin, place))
-        if drained:
-            draining.add(origin)
-    if len(draining) == len(found):
-        expected = "one that is not drained" if found else "a URL a line"
+        if ordered:
+            out[words[0]].add(origin)
+    if len(out[DRAIN]) + len(out[STOP]) == len(found):
+        expected = "one that is neither drained nor stopped" if found else "a URL a line"
         raise InputError(f"--upstreams {file}: names no upstream for new sessions; expected {expected}")
-    return UpstreamList(_distinct(found), frozenset(draining))
+    return UpstreamList(_distinct(found), frozenset(out[DRAIN]), frozenset(out[STOP]))
 
 
 def _checked_url(text: str, place: str) -> Origin:

@@ -140,7 +140,7 @@ def _reloaded(config: TapConfig, signals: Signals) -> TapConfig:
     signals.reloads.get_nowait()
     try:
         listed = read_upstreams(config.upstreams_file)
-        return replace(config, upstreams=listed.origins, draining=listed.draining)
+        return replace(config, upstreams=listed.origins, draining=listed.draining, stopped=listed.stopped)
     except InputError as error:
         say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
         return config

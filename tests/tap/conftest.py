@@ -378,6 +378,7 @@ class Lab:
             "upstreams": (Origin("http", "127.0.0.1", upstream_port, base_path),),
             "upstreams_file": None,
             "draining": frozenset(),
+            "stopped": frozenset(),
             "route": "round-robin",
             "route_bytes": 16 << 10,
             "health_check": None,

@@ -87,9 +87,10 @@ def test_a_file_of_upstreams_has_comments_and_empty_lines() -> None:
 
 
 def test_an_upstream_is_drained_by_a_word_before_its_url() -> None:
-    Path("upstreams").write_text("http://a:1\ndrain http://b:2/base  # for its upgrade\n")
+    Path("upstreams").write_text("http://a:1\ndrain http://b:2/base  # for its upgrade\nstop http://c:3\n")
     config = read_config([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
-    assert config.upstreams == (Origin("http", "a", 1), Origin("http", "b", 2, "/base"))
+    assert config.upstreams == (Origin("http", "a", 1), Origin("http", "b", 2, "/base"), Origin("http", "c", 3))
+    assert config.stopped == frozenset({Origin("http", "c", 3)})
     assert config.draining == frozenset({Origin("http", "b", 2, "/base")})
 
 
@@ -100,7 +101,7 @@ def test_an_upstream_is_drained_by_a_word_before_its_url() -> None:
         pytest.param("# nothing\n", "names no upstream", id="empty"),
         pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is named twice", id="twice"),
         pytest.param(
-            "drain http://a:1\n", "names no upstream for new sessions; expected one that is not", id="drained"
+            "drain http://a:1\n", "names no upstream for new sessions; expected one that is neither", id="drained"
         ),
         pytest.param("http://a:1\ndrain\n", "upstreams:2: 'drain' is not a URL", id="nothing drained"),
         pytest.param(b"\xff\xfe", "not UTF-8", id="no text"),

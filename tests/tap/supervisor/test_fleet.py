@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import signal
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from tests.tap.proxy.test_upstreams import upstreams_of
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
+RECIPE = Path(__file__).parents[3] / "deploy" / "gateway" / "rolling-restart"
 CHECK = HealthCheck("/health", 1.0, fall=3, rise=2)
 
 
@@ -125,3 +129,58 @@ def test_prompts_find_their_upstream_after_a_worker_was_killed(lab: Any) -> None
                 assert tap.code == 0, tap.errors
 
     asyncio.run(scenario())
+
+
+def test_engines_are_restarted_one_after_another_without_a_lost_request(lab: Any) -> None:
+    """The recipe of deploy/gateway under load: each engine restarts with nothing in flight, and all is served."""
+    restarts: list[tuple[int, int]] = []
+    """Port, and requests in flight there, of each restart."""
+    in_flight: Counter[int] = Counter()
+
+    async def engine(request: Any) -> None:
+        port = request.writer.get_extra_info("sockname")[1]
+        if request.target == b"/restart":
+            restarts.append((port, in_flight[port]))
+            request.write_json({})
+            return
+        in_flight[port] += 1
+        await asyncio.sleep(0.3)
+        in_flight[port] -= 1
+        await answer(request)
+
+    async def scenario() -> list[bytes]:
+        async with upstreams_of(lab, engine, engine) as started, asyncio.TaskGroup() as group:
+            file = lab.folder / "upstreams"
+            file.write_text("".join(f"http://127.0.0.1:{one.port}  # engine\n" for one in started))
+            before = file.read_text()
+            flags = ("--upstreams", str(file), "--route", "session", "--admin", "127.0.0.1:0", "--no-engine-facts")
+            async with lab.command(0, *flags) as tap:
+                found = re.search(r"admin pages on (\S+)", tap.output)
+                assert found is not None
+                responses: list[bytes] = []
+
+                async def load(client: int) -> None:
+                    while not recipe.done():
+                        headers = b"X-Session-ID: s%d\r\n" % client
+                        responses.append(await tap.post("/v1/completions", {"prompt": [1]}, headers))
+
+                recipe = asyncio.create_task(
+                    run_recipe(str(file), found[1], "sh", "-c", "curl -fsS $ENGINE/restart", tap_pid=tap.process.pid)
+                )
+                for client in range(4):
+                    group.create_task(load(client))
+                assert await recipe == 0
+                await asyncio.sleep(0.5)
+                await tap.end()
+            assert restarts == [(one.port, 0) for one in started]
+            assert file.read_text() == before
+            return responses
+
+    assert all(response.startswith(b"HTTP/1.1 200") for response in asyncio.run(scenario()))
+    assert lab.summary["dropped"] == {}
+
+
+async def run_recipe(*arguments: str, tap_pid: int) -> int:
+    environment = {**os.environ, "RELOAD": f"kill -HUP {tap_pid}", "DRAIN_S": "0.5"}
+    process = await asyncio.create_subprocess_exec(str(RECIPE), *arguments, env=environment)
+    return await process.wait()
