@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from types import FrameType
 from typing import Any, Final
 
@@ -21,7 +21,9 @@ from tracefile.records.errors import InputError
 from wire.process import failure_words
 
 MOST_S: Final = 0.02
-"""Time that a user's policy has: all streams of the process wait for it."""
+"""CPU time that a user's policy has: all streams of the process wait for it."""
+MOST_TICKS: Final = 5
+"""Times ``MOST_S`` that it may take without CPU, asleep or while the process is preempted."""
 SUSPENDED_S: Final = 60.0
 """Time without a policy that has blocked, on the router's clock."""
 SAID_EVERY_S: Final = 60.0
@@ -49,8 +51,9 @@ class GuardedPolicy:
     """A policy whose faults cost it a choice: the request goes by ``FALLBACK``, and a line tells of it.
 
     Faults are an exception, a value that is no place of an engine, and a call that takes longer than ``MOST_S``. On
-    the main thread such a call is interrupted; in any case the policy is not asked for ``SUSPENDED_S``. Lines name the
-    exception and its place, never its text, which may quote a request.
+    the main thread such a call is interrupted; in any case the policy is not asked for ``SUSPENDED_S``. A process that
+    is preempted gets one signal for all the time it missed, so it is not the policy that is blamed. Lines name the
+    exception and its place, and numbers returned, but no text: it may quote a request.
     """
 
     def __init__(self, name: str, policy: Callable[..., Any]) -> None:
@@ -60,6 +63,7 @@ class GuardedPolicy:
         self._learner = policy if isinstance(policy, Learner) else None
         self._suspended_s = self._said_s = float("-inf")
         self._calling = False
+        self._began_s, self._ticks = 0.0, 0
 
     def __call__(self, request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
         now_s = request.arrival_s
@@ -70,7 +74,8 @@ class GuardedPolicy:
         if type(place) is int and 0 <= place < len(engines):
             return place
         if place is not _FAILED:
-            self._fault("nonsense", f"returned {place!r:.40}; expected a place from 0 to {len(engines) - 1}", now_s)
+            shown = f"{place}" if place is None or isinstance(place, int | float) else f"a {type(place).__name__}"
+            self._fault("nonsense", f"returned {shown}; expected a place from 0 to {len(engines) - 1}", now_s)
         return FALLBACK(request, engines)
 
     def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
@@ -83,7 +88,7 @@ class GuardedPolicy:
 
     def _guarded(self, now_s: float, call: Callable[..., Any], *arguments: object) -> object:
         """Return what a call returns, ``_FAILED`` where it raised or took too long."""
-        began_s = perf_counter()
+        self._began_s, self._ticks = thread_time(), 0
         found: object = _FAILED
         try:
             with self._interrupted_late():
@@ -91,11 +96,11 @@ class GuardedPolicy:
                 found = call(*arguments)
                 self._calling = False
         except _BlockedError:
-            pass
+            self._ticks = MOST_TICKS
         except (Exception, SystemExit) as error:
             words = type(error).__name__ if isinstance(error, RuntimeError) else failure_words(error)
             self._fault("raised", f"raised {words}", now_s)
-        if perf_counter() - began_s >= MOST_S:
+        if self._ticks >= MOST_TICKS or thread_time() - self._began_s >= MOST_S:
             self._suspended_s = now_s + SUSPENDED_S
             self._fault("blocked", f"took more than {MOST_S * 1e3:g} ms; suspended for {SUSPENDED_S:g} s", now_s)
             return _FAILED
@@ -117,7 +122,8 @@ class GuardedPolicy:
             signal.signal(signal.SIGALRM, before)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._calling:
+        self._ticks += 1
+        if self._calling and (self._ticks >= MOST_TICKS or thread_time() - self._began_s >= MOST_S):
             raise _BlockedError
 
     def _fault(self, kind: str, what: str, now_s: float) -> None:

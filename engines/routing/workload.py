@@ -9,7 +9,7 @@ import msgspec
 
 from engines.routing.costs import predicted_ttfts_ms, prefill_ms
 from engines.routing.load import least_costly
-from engines.routing.records import RoutedEngine, RoutedRequest
+from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
 from engines.routing.sessions import SessionStatistics
 
 
@@ -42,12 +42,15 @@ class _Residents(msgspec.Struct, gc=False):
 
 
 class WorkloadAware:
-    """Least of: predicted TTFT now + expected further turns × (wait then + prefill of the context lost by then).
+    """Least of: predicted TTFT now + prefill that it costs others + expected further turns × (wait then + prefill of
+    its own context lost by then).
 
     - Further turns: expected number within the next three, by turn, from ``SessionStatistics``.
     - Wait then: the engine's other living sessions × the share of time in which a session has a request in flight ×
       the prefill of a turn's growth. Living are sessions in flight and those at rest, by the probability of another
       turn; the mean tool latency tells rest from end.
+    - Costs others: prompt tokens new to the engine evict as many of its KV cache; the share of it that living sessions
+      need is computed again.
     - Context lost: contexts of the engine's living sessions and this one beyond its KV cache, in proportion.
 
     Assumptions: a session at rest for four mean rests has ended; sessions differ by their turn alone; all turns grow
@@ -110,7 +113,7 @@ class WorkloadAware:
     def _add_later_turns(
         self, costs: list[float], request: RoutedRequest, engines: Sequence[RoutedEngine], session: _Session
     ) -> None:
-        """Add the wait and the lost prefill that the session's later turns would meet on each engine."""
+        """Add, for each engine, the prefill that others lose, and the wait and lost prefill of later turns."""
         statistics, residents = self.statistics, self._residents
         ahead = statistics.turns_ahead(request.turn or session.turn + 1)
         prompt_tokens, growth_tokens = request.prompt_tokens, statistics.growth_tokens.value
@@ -124,9 +127,13 @@ class WorkloadAware:
             later_ms = 0.0
             if living > 0.0:
                 later_ms = turns_active * living * prefill_ms(engine.costs, growth_tokens, prompt_tokens)
-            tokens, room = tokens + own_tokens, engine.capacity_blocks * request.block_tokens
-            if 0.0 < room < tokens:
-                later_ms += ahead * (1.0 - room / tokens) * prefill_ms(engine.costs, prompt_tokens, 0.0)
+            room = engine.capacity_blocks * request.block_tokens
+            if room and tokens > 0.0:
+                new_tokens = uncached_tokens(request, engine)
+                later_ms += min(1.0, tokens / room) * prefill_ms(engine.costs, new_tokens, 0.0)
+            if 0.0 < room < tokens + own_tokens:
+                lost = 1.0 - room / (tokens + own_tokens)
+                later_ms += ahead * lost * prefill_ms(engine.costs, prompt_tokens, 0.0)
             costs[place] += later_ms / engine.speed
 
     def _count(self, session: _Session, place: int, weight: float) -> None:

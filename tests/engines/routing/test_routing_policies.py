@@ -254,6 +254,16 @@ def test_workload_aware_keeps_a_session_where_its_cache_is_and_out_of_a_full_one
     assert router.choose(RoutedRequest(1, 2.0, b"t", [k + 1000 for k in keys], 16, 960)) == 0
 
 
+def test_workload_aware_counts_the_prefill_that_others_lose() -> None:
+    router = Router(["a", "b"], WorkloadAware(), capacity_blocks=100)
+    router.sent(RoutedRequest(0, 0.0, b"s", [], 16, 800), 0)
+    router.ended(0, 1.0)
+    # 800 of the 1,600 tokens of engine 0 will be needed, so half of 160 new tokens; by load alone engine 0 is next.
+    wanted = RoutedRequest(2, 1.0, b"t", [], 16, 160)
+    assert earliest_first_token(0.0)(wanted, router.engines) == 0
+    assert router.choose(wanted) == 1
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 2), st.floats(0, 40), st.booleans(), st.integers(0, 3000)),
