@@ -2,6 +2,7 @@
 what was captured. Takes minutes and needs no engine, so it is done again whenever the simulator gets better."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +13,7 @@ from report.compare.cells import MIN_CELL, gated_error
 from report.compare.gates import failures
 from report.compare.results import Comparison, DurationError, LabelCohort, QuantileError
 from report.compare.results import Quantile as Figure
+from scripts.engine_home import CORES
 from scripts.fidelity.loads import SCHEDULER, SCHEDULERS, Capture, Way
 from scripts.fidelity.manifest import read_manifest, trace_path
 from scripts.fidelity.steps import StepTimes, step_times
@@ -259,9 +261,11 @@ def judge_all(captures: Path, out: Path, wanted: Sequence[Capture]) -> Verdicts:
             continue
         judge.fit(calibrations)
         models[shape] = parameters(judge.model)
-        for capture in of_shape:
-            if capture.way in FORECAST_WAYS and not capture.is_calibration and judge.is_there(capture.load):
-                cells += judge.judge(capture.load, capture.way)
+        gates = [one for one in of_shape if one.way in FORECAST_WAYS and not one.is_calibration]
+        gates = [one for one in gates if judge.is_there(one.load)]
+        with ThreadPoolExecutor(len(CORES) or 1) as pool:  # each waits for its commands
+            loads, ways = [one.load for one in gates], [one.way for one in gates]
+            cells += [cell for found in pool.map(judge.judge, loads, ways) for cell in found]
     return Verdicts(cells=cells, models=models)
 
 
