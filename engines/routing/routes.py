@@ -42,9 +42,6 @@ class Route:
     """Of the latency model that was named. None: each engine's own."""
 
 
-ROUND_ROBIN = Route(text="round-robin", kind=POLICIES["round-robin"], settings=PolicySettings())
-
-
 def parse_route(text: str) -> Route:
     """Read ``NAME[:SETTING=VALUE]…`` or ``FILE.py:FUNCTION[:SETTING=VALUE]…``. Raises InputError."""
     name, *words = text.split(":")

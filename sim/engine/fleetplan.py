@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -145,7 +144,3 @@ def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | N
         costs=costs,
         speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
     )
-
-
-def read_models(paths: Sequence[Path], load: Callable[[Path], Model]) -> list[Model]:
-    return [load(path) for path in paths]

@@ -30,25 +30,21 @@ JUDGEMENTS = 3
 
 @dataclass(slots=True)
 class Slices:
-    """Seen steps of the slices within the last ``length_ms``, and how much of the time they cover."""
+    """Seen steps of the slices within the last ``length_ms``."""
 
     length_ms: float
-    _kept: deque[tuple[float, float, Observations]] = field(default_factory=deque)
+    _kept: deque[tuple[float, Observations]] = field(default_factory=deque)
 
-    def add(self, since_ms: float, until_ms: float, seen: Observations) -> None:
+    def add(self, until_ms: float, seen: Observations) -> None:
         if len(seen.seen_ms):
-            self._kept.append((since_ms, until_ms, seen))
-        while self._kept and self._kept[0][1] <= until_ms - self.length_ms:
+            self._kept.append((until_ms, seen))
+        while self._kept and self._kept[0][0] <= until_ms - self.length_ms:
             self._kept.popleft()
 
     def pace(self, model: Model) -> Pace:
         """Return the pace of all. Raises InputError if they have too few steps."""
-        parts = [seen for _, _, seen in self._kept] or [_NOTHING_SEEN]
+        parts = [seen for _, seen in self._kept] or [_NOTHING_SEEN]
         return measure_pace(Observations.join(parts), model, "pace")
-
-    @property
-    def covered_ms(self) -> float:
-        return sum(until_ms - since_ms for since_ms, until_ms, _ in self._kept)
 
 
 _NOTHING_SEEN = Observations(*(np.zeros(0) for _ in range(8)))  # type: ignore[arg-type]

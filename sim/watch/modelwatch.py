@@ -167,7 +167,7 @@ class ModelWatch:
                 records = [load.kept[place].record for place in met]
                 cached = load.cached_tokens[met].tolist()
                 seen = slice_steps(self._meta, records, cached, model, (since_ms, until_ms))
-                self._slices.add(since_ms, until_ms, seen)
+                self._slices.add(until_ms, seen)
             self._paced_until_ms = until_ms
         try:
             pace = self._slices.pace(model)
