@@ -12,8 +12,8 @@ from typing import get_args
 from engines.access import add_access_arguments, read_access
 from engines.dialect import DialectName
 from engines.routing import ROUTE_HELP
+from tap.prompts.promptstart import PIECE_BYTES
 from tap.proxy.livepolicy import live_route
-from tap.proxy.promptstart import PIECE_BYTES
 from tap.supervisor.config import (
     AUTO,
     NAMED_TOKENIZERS,
@@ -22,6 +22,7 @@ from tap.supervisor.config import (
     checked_certificate,
     checked_headers,
     checked_injection,
+    checked_kv_events,
     checked_latency_model,
     checked_listen,
     checked_mode,
@@ -131,6 +132,14 @@ def _add_routing(group: argparse._ArgumentGroup) -> None:
         default=16.0,
         metavar="KB",
         help="start of a request's body that prefix and overlap compare, as hashes (default %(default)g)",
+    )
+    group.add_argument(
+        "--kv-events",
+        action="append",
+        default=[],
+        metavar="UPSTREAM=ADDRESS",
+        help="KV events of an upstream, vLLM's --kv-events-config, as tcp://HOST:PORT, and after a comma its replay "
+        "address: what its cache lost is not looked for there; may be repeated",
     )
     group.add_argument(
         "--health-check",
@@ -335,6 +344,7 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         draining=listed.draining,
         stopped=listed.stopped,
         route_bytes=int(args.route_kb * KIB),
+        kv_events=checked_kv_events(args.kv_events, listed.origins, args.route),
         health_check=checked_health(args.health_check, args.health_interval, args.health_fall, args.health_rise),
         upstreams_file=args.upstreams,
         listen=checked_listen("--listen", args.listen),

@@ -21,7 +21,7 @@ from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
 from tap.admin.view import Snapshot, snapshot
 from tap.ipc.exchange import Progress
-from tap.ipc.feed import RecorderStats, WorkerStats
+from tap.ipc.feed import CacheFeedStats, RecorderStats, WorkerStats
 
 TAP: Final = Families("kvtape_tap_")
 
@@ -130,6 +130,8 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
     unhashed = [((reason,), count) for reason, count in sorted(progress.unhashed.items())]
     yield TAP.counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
     yield TAP.gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
+    if recorder.cache_feeds:
+        yield from _cache_feed_metrics(recorder.cache_feeds)
     yield TAP.gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])
 
 
@@ -155,6 +157,26 @@ def _model_metrics(model: ModelState) -> Iterator[Metric]:
     yield TAP.gauge("model_hit_rate", "Cached share of prompt tokens by cache size.", hits, ["cache"])
     ttft = cache_ttft_seconds(model)
     yield TAP.gauge("model_cache_ttft_seconds", "Forecast TTFT by cache size.", ttft, ["cache", "quantile"])
+
+
+def _cache_feed_metrics(feeds: Sequence[CacheFeedStats]) -> Iterator[Metric]:
+    """Yield metrics of upstreams' KV events."""
+    gauges = (
+        ("kv_events_up", "1 if the upstream's KV events come in.", "connected"),
+        ("kv_blocks", "KV blocks that the upstream holds by its events.", "blocks"),
+    )
+    counters = (
+        ("kv_batches", "Batches of KV events.", "batches"),
+        ("kv_gaps", "Missed batches that were not repeated: the cache counted as lost.", "gaps"),
+        ("kv_faults", "Batches and events that could not be read.", "faults"),
+        ("kv_unplaced", "Blocks that have no hash of ours: salt, media, unknown block before.", "unplaced"),
+    )
+    for name, text, field in gauges:
+        yield TAP.gauge(name, text, [((one.upstream,), float(getattr(one, field))) for one in feeds], ["upstream"])
+    for name, text, field in counters:
+        yield TAP.counter(name, text, [((one.upstream,), getattr(one, field)) for one in feeds], ["upstream"])
+    lags = [((one.upstream,), one.lag_s) for one in feeds if one.lag_s is not None]
+    yield TAP.gauge("kv_lag_seconds", "From the engine's clock to the taking in of its events.", lags, ["upstream"])
 
 
 def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:

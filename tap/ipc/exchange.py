@@ -49,6 +49,26 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """File being written, if another one took the trace's name. Null: the trace's own."""
 
 
+class BoardSize(msgspec.Struct, array_like=True, frozen=True):
+    """Size of the memory that workers share about upstreams."""
+
+    workers: int = 1
+    slots: int = 16
+    keys: int = 1 << 10
+    """Cells of an upstream's table, a power of two."""
+
+
+class CacheFeed(msgspec.Struct, array_like=True, frozen=True):
+    """An upstream's KV events."""
+
+    upstream: str
+    slot: int
+    events: str
+    """Address of its publisher, ``tcp://HOST:PORT``."""
+    replay: str | None = None
+    """Address at which it repeats batches that were missed. Null: it does not."""
+
+
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """First message to a recorder."""
 
@@ -94,6 +114,13 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Path of the unix socket for counters and records. Null: no admin process."""
     carry: Progress = msgspec.field(default_factory=Progress)
     """Counts of earlier recorders of the same trace."""
+    cache_feeds: list[CacheFeed] = []
+    """KV events that put the workers' tables right."""
+    board_path: str = ""
+    """The file with these tables."""
+    board: BoardSize = BoardSize()
+    route_bytes: int = 0
+    """Bytes of a body that the policy sees, as hashes."""
 
 
 class ExchangeCopy(msgspec.Struct, array_like=True, tag=True, kw_only=True):
@@ -172,15 +199,6 @@ class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
     """It gets no requests."""
     healthy: bool = True
     """By its checks; True without checks."""
-
-
-class BoardSize(msgspec.Struct, array_like=True, frozen=True):
-    """Size of the memory that workers share about upstreams."""
-
-    workers: int = 1
-    slots: int = 16
-    keys: int = 1 << 10
-    """Cells of an upstream's table, a power of two."""
 
 
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):

@@ -78,6 +78,24 @@ class RequestCount(msgspec.Struct, array_like=True, frozen=True):
     count: int
 
 
+class CacheFeedStats(msgspec.Struct, array_like=True, frozen=True):
+    """Numbers of an upstream's KV events since the recorder's start."""
+
+    upstream: str
+    connected: bool
+    batches: int
+    gaps: int
+    """Missed batches that nobody repeated: the cache counted as lost."""
+    faults: int
+    """Batches and events that could not be read."""
+    blocks: int
+    """Blocks that the upstream holds now."""
+    unplaced: int
+    """Blocks that our hashes could not name: salt, media, a block before that is unknown."""
+    lag_s: float | None
+    """From the engine's clock in the latest batch to its taking in. Null: none came."""
+
+
 class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """Numbers of the recorder. ``progress`` continues across restarts, the rest is since the start of the process."""
 
@@ -97,6 +115,7 @@ class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    cache_feeds: list[CacheFeedStats] = []
 
 
 class SeenRecord(msgspec.Struct, array_like=True, frozen=True):

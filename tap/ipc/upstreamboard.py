@@ -4,7 +4,7 @@ Each worker writes its own row of counts, and all workers write the tables, with
 piece. The memory outlives a worker, so its successor knows at once where sessions and prefixes are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,12 @@ class PrefixTable:
         cells, mask = self._cells, self._mask
         for key in keys:
             cells[key & mask] = key
+
+    def remove(self, keys: Iterable[int]) -> None:
+        cells, mask = self._cells, self._mask
+        for key in keys:
+            if cells[key & mask] == key:
+                cells[key & mask] = 0
 
     def clear(self) -> None:
         """Forget all keys: the upstream has another, empty cache."""

@@ -14,8 +14,8 @@ import msgspec
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.exchange import Endpoint, Injection
+from tap.prompts.promptstart import prompt_start
 from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
-from tap.proxy.promptstart import prompt_start
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter

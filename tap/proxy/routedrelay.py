@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tap.proxy.promptstart import prompt_start
+from tap.prompts.promptstart import prompt_start
 from tap.proxy.relay import Relay, Relays, TimedRelay
 from tap.proxy.upstreams import first_value
 from wire.requesthead import RequestHead

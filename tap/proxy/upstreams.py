@@ -11,9 +11,9 @@ from engines.routing.rendezvous import engine_seed
 from tap.ipc.exchange import UpstreamEntry
 from tap.ipc.feed import UpstreamStats
 from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
+from tap.prompts.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
 from tap.proxy.ejection import Ejection
 from tap.proxy.livepolicy import LivePolicy, live_policy
-from tap.proxy.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
 from wire.connection import ServerConnection
 from wire.dialing import SYSTEM_TLS, Tls, forwarding
 from wire.pool import ConnectError, ConnectionPool

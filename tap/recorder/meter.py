@@ -5,7 +5,15 @@ from operator import attrgetter
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.exchange import Progress, encode_frame
-from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord
+from tap.ipc.feed import (
+    PUSH_INTERVAL_S,
+    CacheFeedStats,
+    FeedSender,
+    RecorderStats,
+    RecordFeed,
+    RequestCount,
+    SeenRecord,
+)
 from tracefile.records.schema import Record, Status
 
 FEED_RECORDS = 64
@@ -23,8 +31,10 @@ _GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
 class RecordMeter:
     """Counts of records for ``/metrics``, and the feed of records to the admin process."""
 
-    def __init__(self, socket_path: str, pid: int) -> None:
-        self._pid = pid
+    def __init__(
+        self, socket_path: str, pid: int, cache_feeds: Callable[[], list[CacheFeedStats]] = lambda: []
+    ) -> None:
+        self._pid, self._cache_feeds = pid, cache_feeds
         self._sender = FeedSender(socket_path)
         self._kinds: dict[tuple[str, Status, int, str], int] = {}
         self._ttft_ms = empty_counts(WAIT_S)
@@ -80,6 +90,7 @@ class RecordMeter:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
+            cache_feeds=self._cache_feeds(),
         )
 
     def close(self, progress: Progress) -> None:

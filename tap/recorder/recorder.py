@@ -19,6 +19,7 @@ import msgspec
 
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.prompts.prompt import prompt_hasher
+from tap.recorder.cacheindex import CacheFeeds
 from tap.recorder.leftovers import do_all
 from tap.recorder.meter import RecordMeter
 from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
@@ -170,7 +171,8 @@ class Recorder:
             self._sessions.recall(record)
             self._maker.remember(record.request_id)
         self._sample = SessionSample(key, setup.sample) if setup.sample < 1 else None
-        self._meter = RecordMeter(setup.admin_socket, os.getpid()) if setup.admin_socket is not None else None
+        self._feeds = CacheFeeds(setup, key) if setup.cache_feeds else None
+        self._meter = _new_meter(setup, self._feeds)
         self._taken = copy.deepcopy(setup.carry)
         """Counts of the exchanges taken; ``_flushed`` lags behind by the records not yet in the files."""
         self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
@@ -188,6 +190,8 @@ class Recorder:
         try:
             made = self._maker.make(exchange)
             record = self._sessions.link(made.record)
+            if self._feeds is not None:
+                self._feeds.index.learn(exchange, record)
             if self._meter is not None:
                 head_ns = None if exchange.sent_ns is None else exchange.sent_ns - exchange.arrival_ns
                 self._meter.observe(record, head_ns)
@@ -238,6 +242,8 @@ class Recorder:
         )
 
     def close(self) -> Progress:
+        if self._feeds is not None:
+            self._feeds.close()
         whole = self._trace.close()
         self._account_for_left_files()
         recorded = self._recorded()
@@ -325,6 +331,12 @@ class Recorder:
         if sent:
             self._uploader.offer(manifest, again=True)
         return bool(sent)
+
+
+def _new_meter(setup: RecorderSetup, feeds: CacheFeeds | None) -> RecordMeter | None:
+    if setup.admin_socket is None:
+        return None
+    return RecordMeter(setup.admin_socket, os.getpid(), list if feeds is None else feeds.stats)
 
 
 def _say(text: str) -> None:

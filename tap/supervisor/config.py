@@ -14,10 +14,13 @@ from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.recognition import DIALECTS
 from engines.tokenizer import tokenizer_folder
-from tap.ipc.exchange import BoardSize, Certificate, Injection, RecorderSetup, UpstreamEntry, WorkerSetup
+from engines.zmtp import parse_endpoint
+from tap.ipc.exchange import BoardSize, CacheFeed, Certificate, Injection, RecorderSetup, UpstreamEntry, WorkerSetup
 from tap.ipc.upstreamboard import UpstreamBoard
 from tap.ipc.workercounts import WorkerCounts
-from tap.proxy.promptstart import PIECE_TOKENS
+from tap.prompts.promptstart import PIECE_TOKENS
+from tap.proxy.livepolicy import live_policy
+from tap.supervisor.fleet import SPARE_SLOTS
 from tap.supervisor.upstreamlist import HealthCheck
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
@@ -25,7 +28,7 @@ from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
 from wire.dialing import server_context
 from wire.errors import WireError
-from wire.url import Origin, parse_listen
+from wire.url import Origin, parse_listen, parse_url
 
 AUTO = "auto"
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
@@ -43,6 +46,8 @@ class TapConfig:
     """Policy of ``engines.routing``, or a user's own: FILE.py:FUNCTION."""
     route_bytes: int
     """Bytes of a request's body that a policy may see, as hashes."""
+    kv_events: tuple[tuple[Origin, str, str | None], ...]
+    """Upstreams with addresses of their KV events and, if there is one, of the replay."""
     health_check: HealthCheck | None
     """Null: upstreams are judged by their connections and responses alone."""
     eject_after: int
@@ -161,6 +166,28 @@ def checked_upload(url: str | None, *, rotates: bool) -> str | None:
     return url
 
 
+def checked_kv_events(
+    texts: Sequence[str], upstreams: Sequence[Origin], route: str
+) -> tuple[tuple[Origin, str, str | None], ...]:
+    """Read ``UPSTREAM=tcp://HOST:PORT[,tcp://HOST:PORT]``, each for another upstream."""
+    found: dict[Origin, tuple[Origin, str, str | None]] = {}
+    for text in texts:
+        url, _, addresses = text.rpartition("=")
+        events, comma, replay = addresses.partition(",")
+        try:
+            upstream = parse_url(url).without_endpoint()
+            for address in (events, replay) if comma else (events,):
+                parse_endpoint(address)
+        except WireError as error:
+            raise InputError(f"--kv-events {text}: {error}; UPSTREAM=tcp://HOST:PORT[,tcp://HOST:PORT]") from None
+        if upstream not in upstreams or upstream in found:
+            raise InputError(f"--kv-events {text}: expected each of the upstreams once at most")
+        found[upstream] = (upstream, events, replay or None)
+    if found and not live_policy(route).reads_prompt:
+        raise InputError(f"--kv-events: --route {route} uses no caches; expected a policy that does, such as overlap")
+    return tuple(found.values())
+
+
 def checked_injection(words: Sequence[str], dialect: DialectName | None) -> frozenset[Injection]:
     known = get_args(Injection)
     wanted = [word for text in words for word in text.split(",")]
@@ -233,6 +260,8 @@ class Runtime:
 
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
     check_injection(config, facts)
+    if config.kv_events and config.tokenizer == "bytes":
+        raise InputError("--kv-events: --tokenizer bytes has no token ids; expected engine, ids or a directory")
     block_size = _block_size(config, facts)
     branches = facts.is_finer(block_size) and config.tokenizer != "bytes"
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
@@ -271,6 +300,13 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         engine_url=str(facts.origin or config.upstreams[0]),
         access=config.access,
         admin_socket=None if config.admin is None else runtime.admin_socket,
+        cache_feeds=[
+            CacheFeed(str(upstream), config.upstreams.index(upstream), events, replay)
+            for upstream, events, replay in config.kv_events
+        ],
+        board_path=str(runtime.board),
+        board=board_size(config, facts),
+        route_bytes=config.route_bytes,
     )
 
 
@@ -317,9 +353,10 @@ def cache_blocks(facts: EngineFacts) -> int:
 MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 10, 1 << 14, 1 << 17
 
 
-def board_size(config: TapConfig, facts: EngineFacts, slots: int) -> BoardSize:
+def board_size(config: TapConfig, facts: EngineFacts) -> BoardSize:
     """Return the size of the workers' shared memory: tables for as many tokens as the engine's cache."""
     keys = cache_blocks(facts) or DEFAULT_KEYS
+    slots = len(config.upstreams) + SPARE_SLOTS
     return BoardSize(config.workers, slots, 1 << (min(max(keys, MIN_KEYS), MAX_KEYS) - 1).bit_length())
 
 

@@ -52,7 +52,7 @@ class Workers:
         self._cut = 0
         self._children = [self._child(number) for number in range(config.workers)]
         self.fleet = Fleet(UpstreamList(config.upstreams, config.draining, config.stopped))
-        self._board_size = board_size(config, facts, self.fleet.slots)
+        self._board_size = board_size(config, facts)
         self._board = runtime.map_board(self._board_size)
 
     def _child(self, number: int) -> RestartingChild:

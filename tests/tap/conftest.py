@@ -381,6 +381,7 @@ class Lab:
             "stopped": frozenset(),
             "route": "round-robin",
             "route_bytes": 16 << 10,
+            "kv_events": (),
             "health_check": None,
             "eject_after": 5,
             "workers": 1,

@@ -16,11 +16,16 @@ from tap.admin.modelview import Fact
 from tap.admin.state import LiveState
 from tap.admin.view import upstream_facts
 from tap.ipc.exchange import AdminSetup
-from tap.ipc.feed import UpstreamStats
+from tap.ipc.feed import CacheFeedStats, UpstreamStats
 from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy" / "grafana" / "kvtape-tap.json"
+
+FEEDS = [
+    CacheFeedStats("http://a:1", True, 5, 1, 0, 900, 2, 0.25),
+    CacheFeedStats("http://b:1", False, 0, 0, 0, 0, 0, None),
+]
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def state() -> LiveState:
     state.take(service_stats(worker_restarts=1), 10.0)
     state.take(worker_stats(0), 10.0)
     state.take(worker_stats(1, relayed=500), 10.0)
-    state.take(recorder_stats(), 10.0)
+    state.take(recorder_stats(cache_feeds=FEEDS), 10.0)
     state.reachable = {"http://127.0.0.1:9": True}
     return state
 
@@ -173,3 +178,10 @@ def test_every_metric_is_defined_in_the_documentation(state: LiveState) -> None:
         for name, family in scrape(state).items()
     }
     assert defined == names
+
+
+def test_kv_events_are_told_by_upstream(state: LiveState) -> None:
+    families = scrape(state)
+    found = {name: list(values(families[f"kvtape_tap_kv_{name}"]).values()) for name in ("events_up", "blocks", "gaps")}
+    assert found == {"events_up": [1, 0], "blocks": [900, 0], "gaps": [1, 0]}
+    assert values(families["kvtape_tap_kv_lag_seconds"]) == {("kvtape_tap_kv_lag_seconds", "http://a:1"): 0.25}

@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tap.proxy.promptstart import PIECE_BYTES, prompt_start
+from tap.prompts.promptstart import PIECE_BYTES, prompt_start
 
 MOST = 4096
 

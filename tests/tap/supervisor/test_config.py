@@ -58,6 +58,8 @@ def test_what_is_said_is_in_the_settings() -> None:
     config = read_config([*REQUIRED, *flags, "--health-fall", "1", "--health-rise", "4", "--eject-after", "0"])
     assert (config.route, config.route_bytes, config.eject_after) == ("prefix", 64 << 10, 0)
     assert config.health_check == HealthCheck("/health", 0.5, fall=1, rise=4)
+    config = read_config([*REQUIRED, "--route", "overlap", "--kv-events", "http://a:1/v1=tcp://a:5557,tcp://a:5558"])
+    assert config.kv_events == ((Origin("http", "a", 1), "tcp://a:5557", "tcp://a:5558"),)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,13 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--health-fall", "0"], "--health-fall 0: expected 1 or more"),
         (["--health-interval", "0"], "--health-interval 0s: expected more than 0"),
         (["--eject-after", "-1"], "--eject-after -1: expected 0 or more"),
+        (["--kv-events", "http://a:1"], "--kv-events http://a:1: '' is not a URL"),
+        (["--kv-events", "http://a:1=a:5557"], "'a:5557' is no address of ZeroMQ's: expected tcp://HOST:PORT"),
+        (["--kv-events", "http://b:1=tcp://a:5557"], "expected each of the upstreams once at most"),
+        (
+            ["--kv-events", "http://a:1=tcp://a:5557"],
+            "--kv-events: --route round-robin uses no caches; expected a policy",
+        ),
     ],
 )
 def test_a_wrong_flag_is_refused_by_its_name(flags: list[str], said: str) -> None:
