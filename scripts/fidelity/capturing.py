@@ -1,5 +1,6 @@
 """Make the captures that are missing, one after another, each kept as soon as it is whole."""
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -163,8 +164,8 @@ def capture_sized(kind: EngineKind, out: Path, shape: str, ends_s: float) -> int
             sizes = sized_loads(probe_engine(url), scheduler, cache_tokens, told.max_model_len or CONTEXT)
             keep_sized_loads(out, shape, sizes)
             _, group = next(missing_by_engine(out, captures([shape])))
-            capture_each(Bench(kind, url, out, work), group, captures([shape]), ends_s)
-    capture_missing(kind, out, captures([shape]), captures([shape]), ends_s)
+            capture_each(Bench(kind, url, out, work), group, captures(), ends_s)
+    capture_missing(kind, out, captures([shape]), captures(), ends_s)
     return sum(read_manifest(out, one) is None for one in captures([shape]))
 
 
@@ -179,8 +180,10 @@ def missing_by_engine(out: Path, wanted: Sequence[Capture]) -> Iterator[tuple[En
 def commit() -> str:
     """The version of this code, with a mark if it was changed since."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    with contextlib.suppress(FileNotFoundError):  # a machine without git
+        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        return result.stdout.strip() or "unknown"
+    return "unknown"
 
 
 def stolen_s() -> float:

@@ -21,6 +21,7 @@ from scripts.fidelity.manifest import (
     trace_path,
     write_manifest,
 )
+from scripts.fidelity.sizing import add_sized_loads
 from scripts.matrix import selected
 from tracefile import load_trace
 
@@ -181,6 +182,7 @@ def test_hiccups_do_not_enter_a_clock() -> None:
 def test_committed_captures_are_of_the_present_definition() -> None:
     """A rename of a load's flags must rename them in the manifests too, or the captures count as missing."""
     folder = Path(__file__).parents[2] / "data" / "captures"
+    add_sized_loads(folder)
     made = [capture for capture in captures() if manifest_path(folder, capture).exists()]
     assert made
     assert [capture for capture in made if read_manifest(folder, capture) is None] == []
