@@ -11,16 +11,24 @@ from tracefile.records.errors import InputError
 
 FORGETFUL = frozenset({"round-robin", "random", "least-loaded", "power-of-two"})
 """Policies that send a session's requests anywhere."""
+BLIND = frozenset({"round-robin", "random", "session"})
+"""Policies that no load moves."""
 
 
 class LivePolicy:
     """A policy, with what it needs to see, and the count of its failures."""
 
     def __init__(
-        self, policy: Policy, *, reads_prompt: bool, keeps_sessions: bool, costs: RoutingCosts = TOKENS_ALONE
+        self,
+        policy: Policy,
+        *,
+        reads_prompt: bool,
+        keeps_sessions: bool,
+        sees_load: bool = True,
+        costs: RoutingCosts = TOKENS_ALONE,
     ) -> None:
         self.choose, self.costs = policy, costs
-        self.reads_prompt, self.keeps_sessions = reads_prompt, keeps_sessions
+        self.reads_prompt, self.keeps_sessions, self.sees_load = reads_prompt, keeps_sessions, sees_load
         self.failures: Counter[str] = policy.faults if isinstance(policy, GuardedPolicy) else Counter()
         """Faults of a user's policy, by reason: raised, blocked, suspended, nonsense."""
         self.learner = policy if isinstance(policy, Learner) else None
@@ -41,9 +49,11 @@ def live_policy(text: str, seed: int = 0) -> LivePolicy:
     route = live_route(text)
     policy = route.kind.make(replace(route.settings, seed=route.settings.seed + seed))
     reads_prompt = route.kind.uses_cache and route.knowledge != "none"
+    name = text.split(":", maxsplit=1)[0]
     return LivePolicy(
         policy,
         reads_prompt=reads_prompt,
-        keeps_sessions=text.split(":", maxsplit=1)[0] not in FORGETFUL,
+        keeps_sessions=name not in FORGETFUL,
+        sees_load=name not in BLIND,
         costs=route.costs or TOKENS_ALONE,
     )

@@ -1,7 +1,7 @@
 """Upstreams of a worker: a policy of ``engines.routing`` chooses among those that are healthy and not ejected."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import xxhash
@@ -44,6 +44,7 @@ class Upstream:
         "healthy",
         "hit_keys",
         "name",
+        "on_ejection",
         "origin",
         "pool",
         "proxy_headers",
@@ -87,6 +88,8 @@ class Upstream:
         self.ejection = Ejection(eject_after)
         self.watched = False
         """There are others that could take its requests."""
+        self.on_ejection: Callable[[], None] = _ignore
+        """Called when it is ejected, and when that ends."""
         self.requests = 0
         """Requests sent by this worker."""
         self.told_keys = self.hit_keys = 0
@@ -96,6 +99,11 @@ class Upstream:
     def in_flight(self) -> int:
         """Requests of this worker that have not ended."""
         return int(self.counts[REQUESTS])
+
+    @property
+    def steady(self) -> bool:
+        """True until something changes: new sessions may come here."""
+        return self.healthy and not self.draining and not self.stopped and self.ejection.until_s == 0.0
 
     def serves(self, now_s: float) -> bool:
         """Return True if new sessions may come here."""
@@ -138,11 +146,13 @@ class Upstream:
 
     def _succeeded(self) -> None:
         if self.ejection.succeed(monotonic()):
+            self.on_ejection()
             say(f"upstream {self.name} is back")
 
     def _failed(self, reason: str, *, unreached: bool = False) -> None:
         now_s = monotonic()
         if self.watched and self.ejection.fail(now_s, unreached=unreached):
+            self.on_ejection()
             say(f"upstream {self.name} gets no requests for {self.ejection.wait_s(now_s):.0f} s ({reason})")
 
 
@@ -200,14 +210,16 @@ class Choice(Assignment):
             self._policy.learner.sent(request, upstream.engine)
 
     def first_token(self) -> None:
-        self.upstream.counts[PREFILL_TOKENS] -= self._prefill_tokens
-        self._prefill_tokens = 0
+        if self._prefill_tokens:
+            self.upstream.counts[PREFILL_TOKENS] -= self._prefill_tokens
+            self._prefill_tokens = 0
 
     def end(self) -> None:
         if self._begun:
             super().end()
-            self.first_token()
-            self.upstream.counts[HELD_TOKENS] -= self.request.prompt_tokens
+            if self.request.prompt_tokens:
+                self.first_token()
+                self.upstream.counts[HELD_TOKENS] -= self.request.prompt_tokens
             if self._policy.learner is not None:
                 self._policy.learner.ended(self.request, self.upstream.engine, monotonic())
 
@@ -236,6 +248,8 @@ class Upstreams:
         self._capacity_blocks = capacity_blocks
         self._number = worker - 1
         self.all: list[Upstream] = []
+        self._steady: list[Upstream] | None = None
+        """All upstreams while each takes new sessions. Null: who serves is to be looked at."""
         self.reload(entries)
 
     @property
@@ -254,7 +268,12 @@ class Upstreams:
         for removed in known.values():
             removed.pool.retire()
         for upstream in self.all:
-            upstream.watched = len(self.all) > 1
+            upstream.watched, upstream.on_ejection = len(self.all) > 1, self._look
+        self._look()
+
+    def _look(self) -> None:
+        """Keep the list to choose from while nothing changes, so that no request makes it."""
+        self._steady = self.all if all(upstream.steady for upstream in self.all) else None
 
     def _taken(self, entry: UpstreamEntry, known: dict[tuple[Origin, int], Upstream]) -> Upstream:
         upstream = known.pop((parse_url(entry.url), entry.slot), None)
@@ -274,23 +293,18 @@ class Upstreams:
         """Choose an upstream. ``keys``: of the prompt's start; ``passed``: upstreams that could not be reached."""
         if len(self.all) == 1:
             return Assignment(self.all[0])
-        now_s = monotonic()
+        now_s, policy = monotonic(), self.policy
         self._number += 1
-        session = session_of(head)
-        session_key = None
-        if session is not None and self.policy.keeps_sessions:
-            session_key = xxhash.xxh3_64_intdigest(session, SESSION_SEED)
-        candidates = self._candidates(now_s, session_key, passed)
-        request = RoutedRequest(
-            number=self._number,
-            arrival_s=now_s,
-            session=session,
-            blocks=keys,
-            block_tokens=PIECE_TOKENS,
-            prompt_tokens=prompt_tokens(head),
-        )
-        engines = [self._seen(upstream, keys) for upstream in candidates]
-        upstream = candidates[self.policy.choose(request, engines)]
+        session = session_of(head) if policy.keeps_sessions else None
+        session_key = None if session is None else xxhash.xxh3_64_intdigest(session, SESSION_SEED)
+        candidates = (None if passed else self._steady) or self._candidates(now_s, session_key, passed)
+        tokens = prompt_tokens(head) if policy.sees_load else 0
+        request = RoutedRequest(self._number, now_s, session, keys, PIECE_TOKENS, tokens)
+        if policy.sees_load:
+            engines = [self._seen(upstream, keys) for upstream in candidates]
+        else:
+            engines = [upstream.engine for upstream in candidates]
+        upstream = candidates[policy.choose(request, engines)]
         if upstream.ejection.until_s:
             upstream.ejection.begin(now_s)
         return Choice(upstream, request, self.policy, session_key)
@@ -353,7 +367,10 @@ class Upstreams:
 
 
 def session_of(head: RequestHead) -> bytes | None:
-    return next(filter(None, (first_value(head, name) for name in SESSION_HEADERS)), None)
+    for name in SESSION_HEADERS:
+        if value := first_value(head, name):
+            return value
+    return None
 
 
 def first_value(head: RequestHead, name: bytes) -> bytes:
@@ -365,6 +382,10 @@ def prompt_tokens(head: RequestHead) -> int:
     """Return an estimate from the body's length; 0: not told."""
     length = first_value(head, b"content-length")
     return int(length) // BYTES_PER_TOKEN if length.isdigit() else 0
+
+
+def _ignore() -> None:
+    """Nobody asked."""
 
 
 def say(text: str) -> None:
