@@ -46,7 +46,7 @@ def prompt_for(proxy: Proxy, prompt_bytes: int, *, stream: bool = True) -> Promp
     if not proxy.token_ids:
         prompt = "token " * tokens
     body = {"model": "m", "prompt": prompt, "max_tokens": 4096, "stream": stream}
-    return Prompt(json.dumps(body, separators=(",", ":")).encode(), tokens)
+    return Prompt(json.dumps(body, separators=(",", ":")).encode(), tokens, proxy.session)
 
 
 async def settled(proxy: Proxy) -> float:
@@ -185,20 +185,22 @@ class Saturation:
 WRK = r"""
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
+{session}
 wrk.body = [==[{body}]==]
 """
 
 
 async def saturate(
-    engine: Engine, proxy: Proxy, folder: Path, seconds: float, connections: int = 64
+    engine: Engine, proxy: Proxy, folder: Path, seconds: float, *, prompt_bytes: int = 400, connections: int = 64
 ) -> Saturation | None:
     """``wrk`` on the load's core, beside the upstream; null where there is no wrk."""
     path = shutil.which("wrk")
     if path is None:
         return None
     script = folder / "unary.lua"
-    prompt = prompt_for(proxy, 400, stream=False)
-    script.write_text(WRK.format(body=prompt.body.decode()))
+    prompt = prompt_for(proxy, prompt_bytes, stream=False)
+    session = "" if prompt.session is None else f'wrk.headers["X-Session-ID"] = "{prompt.session}"'
+    script.write_text(WRK.format(body=prompt.body.decode(), session=session))
     answered, records = engine.unary, records_of(proxy)
     plane_ns, recorder_ns, started = total_ns(proxy.pid), total_ns(proxy.recorder), time.monotonic()
     command = [path, "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script)]
