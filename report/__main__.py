@@ -1,4 +1,6 @@
-"""``report show``: one trace's metrics; ``compare``: traces side by side, as tables and a page; ``curve``: a cache."""
+"""``report show``: one trace's metrics; ``compare``: traces side by side, as tables and a page; ``curve``: a cache;
+``drift``: rolling fits.
+"""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -11,6 +13,7 @@ from measure.metrics.flags import add_slo_arguments
 from measure.metrics.slos import parse_slos
 from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import console_for, print_comparison
+from report.drift import add_drift_arguments, show_drift
 from report.output import add_picture_arguments, pictures_of
 from report.show import add_show_arguments, show
 from report.sweep import add_sweep_arguments, show_sweep
@@ -58,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
         return show_sweep(flags)
     if flags.command == "curve":
         return _draw_curves(flags)
+    if flags.command == "drift":
+        return show_drift(flags)
     config = _config(flags)
     pictures = pictures_of(flags, config.traces.values())
     compared = compare(config)
@@ -135,6 +140,13 @@ def _parser() -> Parser:
         "curve",
         help="draw what sim curve, sim misses and sim reuse found",
         description="Draw what sim curve, sim misses and sim reuse print with --json, as one page.",
+    )
+    add_drift_arguments(
+        commands.add_parser(
+            "drift",
+            help="draw what sim fit --window found: each parameter by time, and changes",
+            description="Draw the pace, prediction error and parameters of rolling fits by time, and say what changed.",
+        )
     )
     curve.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")
     add_picture_arguments(curve)

@@ -4,7 +4,7 @@ A borrowed cost is the lender's at the captures' pace. Steps do not tell the pac
 first tokens of an idle engine do, and without them its costs are the lender's, with intervals that reach to the pace.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, log
 from pathlib import Path
@@ -87,25 +87,32 @@ class Loan:
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """Return the lender's interval, scaled, and wider by the drift of a whole capture; None: it has none."""
-        known = self.lender.model.parameters.get(name) or self.lender.model.parameters[_FIRST]
-        if known.low is None or known.high is None:
-            return None
-        scale = _scale(name, self.lender, self.pace, self.server)
-        reach = hypot(scale.reach, _drift_at_end(self.lender.model))
-        return widened(known.value * scale.factor, known.low * scale.factor, known.high * scale.factor, reach)
+        return _lent_interval(name, self.lender, _scale(name, self.lender, self.pace, self.server))
 
 
 def borrow(
-    lender: Lender, open_names: Sequence[str], seen: Observations, trace: str, *, rounds: int, seed: int
+    lender: Lender,
+    open_names: Sequence[str],
+    own_intervals: Mapping[str, tuple[float, float]],
+    seen: Observations,
+    trace: str,
+    *,
+    rounds: int,
+    seed: int,
 ) -> Loan:
-    """Hold the costs of ``open_names`` that the lender knows; a row of draws for each of ``rounds``.
+    """Hold the costs that the lender knows better, those of ``open_names`` among them; a draw for each of ``rounds``.
+
+    It knows a cost better if its interval, which drift widens, is the narrower one and overlaps the captures'
+    (``own_intervals``, of every term). Where both are apart, the engine has changed, and the captures decide.
 
     The draws are the lender's. They vary by a common factor, too, the drift between the lender's captures, and by the
     error of their scale.
     """
     pace = measure_pace(seen, lender.model, trace)
     server = _server_scale(lender, pace, seen)
-    names = tuple(name for name in open_names if lender.lends(name))
+    lent = {name: _lent_interval(name, lender, _scale(name, lender, pace, server)) for name in own_intervals}
+    looser = {name for name, own in own_intervals.items() if _is_looser(own, lent[name])}
+    names = tuple(name for name in own_intervals if lender.lends(name) and (name in open_names or name in looser))
     places = {name: place for place, name in enumerate(lender.model.parameters)}
     random = np.random.default_rng((seed & 0xFFFFFFFFFFFFFFFF, 1))
     drifts = lender.model.drift_log_sd * random.standard_normal(rounds)
@@ -120,6 +127,20 @@ def borrow(
         # Without a cost of their own, repeated KV reads cost as much as first ones.
         draws[:, place] = rows[:, places.get(name, places.get(_FIRST, 0))] * scale.factor * np.exp(off)
     return Loan(lender, names, pace, server, Assumptions(costs, draws))
+
+
+def _lent_interval(name: str, lender: Lender, scale: Scale) -> tuple[float, float] | None:
+    known = lender.model.parameters.get(name) or lender.model.parameters.get(_FIRST)
+    if known is None or known.low is None or known.high is None:
+        return None
+    reach = hypot(scale.reach, _drift_at_end(lender.model))
+    return widened(known.value * scale.factor, known.low * scale.factor, known.high * scale.factor, reach)
+
+
+def _is_looser(own: tuple[float, float], lent: tuple[float, float] | None) -> bool:
+    if lent is None:
+        return False
+    return own[1] - own[0] > lent[1] - lent[0] and own[0] <= lent[1] and lent[0] <= own[1]
 
 
 def _scale(name: str, lender: Lender, pace: Pace, server: Scale) -> Scale:

@@ -40,7 +40,7 @@ from sim.fit.variants import (
     with_chosen_terms,
 )
 from sim.latency.modelfile import FitTrace, Model, Parameter, model_digest
-from sim.latency.terms import PREFILL_TOKENS, TERMS, FrontendPlacement
+from sim.latency.terms import PREFILL_TOKENS, TERMS, FrontendPlacement, column
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
@@ -163,8 +163,10 @@ def _solve(config: FitConfig, loaded: Loaded, settings: Settings, lender: Lender
     assumed, loan = NO_ASSUMPTIONS, None
     if lender is not None:
         unidentified = _with_one_size(unidentified, one_size(uncached))
-        names = [one.name for one in unidentified]
-        loan = borrow(lender, names, best.seen, next(iter(loaded)), rounds=config.bootstrap, seed=config.seed)
+        names, own_intervals = [one.name for one in unidentified], _own_intervals(best, draws)
+        flags = {"rounds": config.bootstrap, "seed": config.seed}
+        loan = borrow(lender, names, own_intervals, best.seen, next(iter(loaded)), **flags)
+        unidentified += [_known_better(name, own_intervals[name]) for name in loan.names if name not in names]
         assumed = loan.assumed
     assumed = drawn_towards_defaults([one.name for one in unidentified], best.parameters, assumed)
     if assumed.held or len(assumed.rows):
@@ -200,6 +202,18 @@ def _model_of(
         },
         baselines=baseline_errors(best.forecast),
     )
+
+
+def _own_intervals(fit: Fit, draws: FloatArray) -> dict[str, tuple[float, float]]:
+    """Return each term's bootstrap interval; without draws, its value alone."""
+    rows = draws if len(draws) else fit.parameters[None]
+    ends = np.quantile(rows, INTERVAL, axis=0)
+    return {TERMS[place].name: (float(ends[0, place]), float(ends[1, place])) for place in fit.free}
+
+
+def _known_better(name: str, own: tuple[float, float]) -> Unidentified:
+    why = f"the captures allow {own[0]:.3g} to {own[1]:.3g}, and the lender less"
+    return Unidentified(name, why, TERMS[column(name)].capture, range_missing=False)
 
 
 def _with_one_size(unidentified: list[Unidentified], said: str | None) -> list[Unidentified]:

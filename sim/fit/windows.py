@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import exp, floor
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -230,7 +231,9 @@ def _pace(pace: Pace) -> Estimate:
 
 
 def _estimate(one: Parameter) -> Estimate:
-    state = "borrowed" if one.borrowed else "identified" if one.identified else "open"
+    state: Literal["identified", "borrowed", "open"] = "identified" if one.identified else "open"
+    if one.borrowed:
+        state = "borrowed"
     return Estimate(value=one.value, low=one.low, high=one.high, unit=one.unit, state=state)
 
 

@@ -25,7 +25,7 @@ def observed(costs: dict[int, float], seed: int, spread: float = 0.0, rows: int 
     truth = np.zeros(len(TERMS))
     truth[list(costs)] = list(costs.values())
     return Observations(
-        start_ms=np.arange(rows) * 1e3,
+        start_ms=np.linspace(0.0, 1e5, rows),
         seen_ms=counts @ truth * np.exp(spread * random.standard_normal(rows)),
         counts=counts,
         is_prefill=counts[:, PREFILL_TOKENS] > 0.0,

@@ -87,7 +87,7 @@ def test_a_forecast_that_depends_on_borrowed_costs_says_so(folder: Path) -> None
     arrivals = plan_arrivals(*load_trace(path), model.engine.block_size, path=str(path))
     point = run_point(arrivals, model.engine, model)
     said = list(borrowed_parameters(model, point))
-    assert [one.partition(" ")[0] for one in said][:2] == ["per_prefill_token_ms", "per_decode_ms"]
+    assert {"per_prefill_token_ms", "per_decode_ms"} <= {one.partition(" ")[0] for one in said}
     assert "of the step time" in said[0]
     assert any("is borrowed (" in one for one in open_parameters(model, point))
     facts = Forecast(
@@ -133,21 +133,24 @@ def test_prompts_of_one_size_are_enough_beside_a_lender(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "flags", "message"),
+    ("step_tokens", "flags", "message"),
     [
         (
-            {"max_num_batched_tokens": 4096},
+            4096,
             [],
             "of other settings .max_num_batched_tokens 2048, fitted under 4096.; expected",
         ),
-        ({}, ["--term", "prefill_step_ms"], "--term, --api-server: given with --borrow-from"),
+        (2048, ["--term", "prefill_step_ms"], "--term, --api-server: given with --borrow-from"),
     ],
 )
 def test_a_lender_of_another_engine_or_shape_is_refused(
-    folder: Path, tmp_path: Path, change: dict[str, int], flags: list[str], message: str
+    folder: Path, tmp_path: Path, step_tokens: int, flags: list[str], message: str
 ) -> None:
     lender = load_model(folder / "lender.json")
-    save_model(msgspec.structs.replace(lender, engine=replace(lender.engine, **change)), tmp_path / "l.json")
+    save_model(
+        msgspec.structs.replace(lender, engine=replace(lender.engine, max_num_batched_tokens=step_tokens)),
+        tmp_path / "l.json",
+    )
     argv = ["fit", str(folder / "sessions.jsonl"), "--borrow-from", str(tmp_path / "l.json"), *flags]
     with pytest.raises(InputError, match=message):
         main([*argv, "-o", str(tmp_path / "m.json")])

@@ -9,7 +9,7 @@ from measure.fitindex import read_windows
 from scripts import knownengine
 from sim.__main__ import main
 from sim.fit import windows as windows_module
-from sim.fit.fitting import FitConfig, fit_traces
+from sim.fit.fitting import FitConfig, fit_records, fit_traces
 from sim.fit.windows import Windows
 from sim.latency.modelfile import load_model, save_model
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, load_trace
@@ -55,7 +55,7 @@ def test_a_rerun_fits_only_what_is_new_and_each_window_has_its_pace(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C comes in the third window; the same command then fits the last two."""
-    fits, fitted, real = tmp_path / "fits", list[str](), windows_module.fit_records
+    fits, fitted, real = tmp_path / "fits", list[str](), fit_records
 
     def interrupted(*arguments: object) -> object:
         if len(fitted) == 2:

@@ -1,0 +1,37 @@
+"""``report drift``: rolling fits of ``sim fit --window`` as one page: each parameter by time, and where it changed."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from measure.fitindex import INDEX, read_windows
+from report.output import add_picture_arguments, pictures_of
+from report.rolling.drift import drift_lines, make_page
+from tracefile.commandline.printing import print_json, printable
+from tracefile.records.errors import InputError
+
+
+def add_drift_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of sim fit --window")
+    add_picture_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+
+
+def show_drift(flags: argparse.Namespace) -> int:
+    """Print what changed, write the page."""
+    windows = read_windows(flags.folder)
+    if not any(window.status == "fitted" for window in windows):
+        reason = f" (the first: {windows[0].reason})" if windows else ""
+        raise InputError(f"{flags.folder / INDEX}: no window is fitted{reason}; expected one or more")
+    pictures = pictures_of(flags, [flags.folder / INDEX])
+    page = make_page(windows)
+    if pictures.wanted:
+        # The page's libraries take half a second to import.
+        from report.rolling.page import drift_figures, render_drift  # noqa: PLC0415
+
+        pictures.write(render_drift(page), drift_figures(page))
+    if flags.json:
+        print_json(page)
+    for line in drift_lines(page):
+        print(printable(line), file=sys.stderr if flags.json else sys.stdout)
+    return 0
