@@ -21,6 +21,8 @@ SIDE = 4
 _FEWEST_FOR_DRIFT = 5
 _OF_DRIFT, _OF_INTERVAL = 0.4, 7.0
 """Degrees of freedom for each window: of a typical step, and of an interval by eight parts of a window."""
+_OF_EXPECTED = 2.0
+"""Those of the drift to expect, which a lender's three captures tell."""
 _CHANGES = 1 / 6
 """Share of steps, the largest, that are left out of the typical one: changes may be among them."""
 _NORMAL = 1.959964
@@ -64,10 +66,19 @@ class Change:
     """Least score of a change on this page."""
 
 
-def usual_drift(series: Series, otherwise: float) -> float:
-    """Return the standard deviation of a window's log beyond its interval; of few windows ``otherwise``."""
+def usual_drift(series: Series, expected: float) -> float:
+    """Return the standard deviation of a window's log beyond its interval; of few windows the ``expected`` one.
+
+    Else the mean of both variances by their degrees of freedom; 0: none is expected, and the windows alone tell.
+    """
     if len(series.places) < _FEWEST_FOR_DRIFT:
-        return otherwise
+        return expected
+    own, weight = _own_drift_variance(series), _OF_DRIFT * len(series.places)
+    prior = _OF_EXPECTED if expected > 0.0 else 0.0
+    return float(np.sqrt((weight * own + prior * expected**2) / (weight + prior)))
+
+
+def _own_drift_variance(series: Series) -> float:
     steps, variances = np.sort(np.abs(np.diff(np.log(series.values)))), series.log_errors**2
     kept = len(steps) - max(1, round(len(steps) * _CHANGES))
     share = kept / len(steps)
@@ -75,11 +86,11 @@ def usual_drift(series: Series, otherwise: float) -> float:
     density = np.exp(-(end**2) / 2.0) / np.sqrt(2.0 * np.pi)
     # Of a normal variable, the mean square of the smallest ``share`` of its values.
     typical = float(np.mean(steps[:kept] ** 2)) / (1.0 - 2.0 * end * density / share)
-    return float(np.sqrt(max(typical - float(np.median(variances[1:] + variances[:-1])), 0.0) / 2.0))
+    return float(max(typical - float(np.median(variances[1:] + variances[:-1])), 0.0) / 2.0)
 
 
 def find_changes(page: Sequence[Series], drift: float = 0.0) -> list[Change]:
-    """Return the changes in all series, in order of time; ``drift``: the usual one where windows are few."""
+    """Return the changes in all series, in order of time; ``drift``: the one to expect, as a lender tells it."""
     tests = sum(max(len(series.places) - 1, 0) for series in page)
     found = []
     for series in page:
@@ -95,7 +106,8 @@ def _freedom(series: Series, drift: float) -> float:
     """Degrees of freedom of a step's error, by the drift's share of its variance (Satterthwaite)."""
     windows, own = len(series.places), float(np.median(series.log_errors**2))
     share = drift**2 / max(drift**2 + own, 1e-12)
-    return windows / (share**2 / _OF_DRIFT + (1.0 - share) ** 2 / _OF_INTERVAL)
+    drifts, intervals = _OF_DRIFT * windows + _OF_EXPECTED, _OF_INTERVAL * windows
+    return 1.0 / (share**2 / drifts + (1.0 - share) ** 2 / intervals)
 
 
 @dataclass(frozen=True, slots=True)
