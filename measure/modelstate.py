@@ -10,6 +10,7 @@ from measure import wording
 
 STATE_SCHEMA: Final = "kvtape-modelstate/1"
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+NEAR: Final = 1.01
 COHORTS: Final = {"all": "all requests", "warm": "warm: half of the prompt cached", "cold": "cold: less cached"}
 CacheName = Literal["half", "today", "twice"]
 
@@ -145,7 +146,7 @@ def estimate_text(one: Estimate | None) -> str:
 
 
 def is_within(seen_ms: float | None, one: Estimate | None) -> bool | None:
-    """Return whether a seen value is within a forecast's interval; None: one of them is not known."""
+    """Return whether a seen value is within a hundredth of a forecast's interval; None: one of them is not known."""
     if seen_ms is None or one is None or one.low is None:
         return None
-    return one.low <= seen_ms and (one.high is None or seen_ms <= one.high)
+    return one.low / NEAR <= seen_ms and (one.high is None or seen_ms <= one.high * NEAR)

@@ -16,8 +16,8 @@ from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
-MOST_REQUESTS = 4096
-MOST_NUMBERS = 1 << 21
+MOST_REQUESTS = 2048
+MOST_NUMBERS = 1 << 20
 """Gaps and hashes of all kept requests, 40 bytes each."""
 MOST_BLOCKS = 1 << 19
 """Blocks whose order of use is kept, 130 bytes each; a larger cache is counted in larger blocks."""
