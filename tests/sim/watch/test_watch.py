@@ -183,6 +183,7 @@ def test_a_trace_is_followed_while_it_grows(
         add(160)
         monkeypatch.setattr(command, "wait_for_more", wait)
         monkeypatch.setattr("os.nice", lambda by: by)
+        monkeypatch.setattr(command, "REST", 0.0)
         code, state = watched(tmp_path, tmp_path / "t.jsonl.zst", engine_model(), "--follow", "--every", "1m")
     assert (code, state.requests) == (0, 319)
     assert capsys.readouterr().out.count("requests since") == 2
