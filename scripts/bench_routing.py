@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import thread_time_ns
 
-from engines.routing import POLICIES, PolicySettings, RoutedRequest, Router
-from engines.routing.index import PrefixIndex
+from engines.routing import POLICIES, RoutedRequest, make_router, parse_route
 from engines.routing.records import RoutingCosts
 
 SIZES = (2, 8, 64)
@@ -30,14 +29,8 @@ def requests(count: int, blocks: int) -> list[RoutedRequest]:
 
 def measure(name: str, engines: int, load: Sequence[RoutedRequest]) -> tuple[float, float]:
     """Return µs of CPU for a choice, and for a request's account from sending to its end."""
-    kind = POLICIES[name]
-    router = Router(
-        [f"http://engine-{place}:8000" for place in range(engines)],
-        kind.make(PolicySettings()),
-        knowledge=PrefixIndex(engines, capacity_blocks=20_000) if kind.uses_cache else None,
-        capacity_blocks=20_000,
-        costs=[COSTS] * engines,
-    )
+    names = [f"http://engine-{place}:8000" for place in range(engines)]
+    router = make_router(parse_route(name), names, capacity_blocks=20_000, costs=[COSTS] * engines)
     choice_ns = account_ns = 0
     for request in load:
         done = request.number - IN_FLIGHT * engines

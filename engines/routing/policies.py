@@ -38,6 +38,8 @@ class PolicyKind:
     """What it uses of a request and of the engines, for people."""
     uses_cache: bool = False
     """It reads ``RoutedEngine.overlap``: the router needs to know the engines' caches."""
+    uses_active: bool = False
+    """It reads ``RoutedEngine.repeated_tokens``: the router keeps the blocks of the requests in flight."""
 
 
 def _stateless(policy: Policy) -> Callable[[PolicySettings], Policy]:
@@ -58,6 +60,7 @@ POLICIES: dict[str, PolicyKind] = {
         lambda settings: overlap_against_load(settings.overlap_weight, settings.adapter_load_tokens),
         "cached prefix, prefill outstanding, tokens held, adapters",
         uses_cache=True,
+        uses_active=True,
     ),
     "cost": PolicyKind(
         lambda settings: earliest_first_token(settings.adapter_load_tokens),

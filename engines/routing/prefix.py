@@ -29,13 +29,16 @@ def longest_prefix(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> i
 def overlap_against_load(overlap_weight: float, adapter_load_tokens: float = 0.0) -> Policy:
     """Return the policy of Dynamo's KV router: least of prefill × ``overlap_weight`` + tokens held, both in tokens.
 
-    An engine's prefill is what is outstanding plus the prompt's uncached tokens, and ``adapter_load_tokens`` where the
+    Tokens held are those of the requests in flight with this one, a shared prefix once. An engine's prefill is what is
+    outstanding plus the prompt's uncached tokens, and ``adapter_load_tokens`` where the
     request's LoRA adapter is not resident. Of equals, the fewest requests.
     """
 
     def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
         costs = [
-            overlap_weight * (engine.prefill_tokens + uncached_tokens(request, engine)) + engine.held_tokens
+            overlap_weight * (engine.prefill_tokens + uncached_tokens(request, engine))
+            + engine.held_tokens
+            - engine.repeated_tokens
             for engine in engines
         ]
         if request.adapter is not None:

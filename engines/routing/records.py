@@ -78,6 +78,8 @@ class RoutedEngine(msgspec.Struct, gc=False):
     """Prompt tokens sent and not yet followed by a first token, less those that the index said were cached."""
     held_tokens: float = 0.0
     """Prompt tokens of the requests sent and not ended, cached ones included."""
+    repeated_tokens: float = 0.0
+    """Those among them, and of the request in hand, that another request in flight there holds. tap: 0, not known."""
     overlap: int = 0
     """Leading keys of the request in hand that the engine holds, by the router's knowledge of caches; 0: none known."""
     adapters: Collection[str] = ()

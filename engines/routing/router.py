@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from engines.routing.adapters import AdapterSlots
+from engines.routing.index import ActiveBlocks
 from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts, uncached_tokens
 from engines.routing.rendezvous import engine_seed
 
@@ -65,10 +66,12 @@ class Router:
         costs: Sequence[RoutingCosts] = (),
         speeds: Sequence[float] = (),
         adapter_slots: int = ADAPTER_SLOTS,
+        active: ActiveBlocks | None = None,
     ) -> None:
         """``knowledge``: None where the policy does not use it. ``costs``: one for each engine; empty: tokens alone.
 
         ``speeds``: relative ones; empty: all equal. ``adapter_slots``: LoRA adapters that an engine is taken to keep.
+        ``active``: None where the policy does not use repeated tokens.
         """
         self.engines = [
             RoutedEngine(
@@ -81,7 +84,7 @@ class Router:
             )
             for place, name in enumerate(names)
         ]
-        self._policy, self._knowledge = policy, knowledge
+        self._policy, self._knowledge, self._active = policy, knowledge, active
         self._learner = policy if isinstance(policy, Learner) else None
         self._candidates = self.engines
         self._sent: dict[int, _Sent] = {}
@@ -95,6 +98,9 @@ class Router:
             overlaps = self._knowledge.overlaps(request.blocks, request.arrival_s)
             for engine, overlap in zip(self.engines, overlaps, strict=True):
                 engine.overlap = overlap
+        if self._active is not None:
+            for engine, blocks in zip(self.engines, self._active.repeated(request.blocks), strict=True):
+                engine.repeated_tokens = blocks * request.block_tokens
         return self._candidates[self._policy(request, self._candidates)].place
 
     def sent(self, request: RoutedRequest, place: int) -> None:
@@ -105,6 +111,8 @@ class Router:
         engine.requests += 1
         engine.prefill_tokens += account.prefill_tokens
         engine.held_tokens += account.held_tokens
+        if self._active is not None:
+            self._active.add(place, request.blocks)
         if request.adapter is not None:
             self._adapters[place].use(request.adapter)
         if self._knowledge is not None:
@@ -127,6 +135,8 @@ class Router:
             engine.requests -= 1
             engine.prefill_tokens -= account.prefill_tokens
             engine.held_tokens -= account.held_tokens
+            if self._active is not None:
+                self._active.remove(account.place, account.request.blocks)
             if not engine.requests:  # sums of floats drift; an idle engine owes nothing
                 engine.prefill_tokens = engine.held_tokens = 0.0
             if self._learner is not None:

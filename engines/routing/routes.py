@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from engines.routing.costs import read_costs
-from engines.routing.index import PrefixIndex
+from engines.routing.index import ActiveBlocks, PrefixIndex
 from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
 from engines.routing.records import RoutingCosts
 from engines.routing.router import ADAPTER_SLOTS, Knowledge, Router
@@ -89,6 +89,7 @@ def make_router(
         costs=costs if route.costs is None else [route.costs] * len(names),
         speeds=speeds,
         adapter_slots=adapter_slots,
+        active=ActiveBlocks(len(names)) if route.kind.uses_active else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engines.routing import RoutedEngine, RoutedRequest, Router
+from engines.routing import RoutedEngine, RoutedRequest, Router, make_router, parse_route
 from engines.routing.index import PrefixIndex
 from engines.routing.load import round_robin
 from engines.routing.router import ADAPTER_SLOTS
@@ -108,3 +108,17 @@ def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
     router.ended(4, 7.5)
     router.ended(4, 8.5)
     assert policy.told == [("sent", 4, 0), ("ended at 7.5", 4, 0)]
+
+
+def test_a_prefix_of_requests_in_flight_is_held_once() -> None:
+    router = make_router(parse_route("overlap"), NAMES)
+    for number in range(2):
+        router.sent(request(number), 0)
+        router.first_token(number)
+    # Engine 0 holds 165 tokens twice, 160 of them as blocks: a third has 5 to prefill and 175 held, not 165 and 165.
+    assert router.choose(request(2)) == 0
+    assert [engine.repeated_tokens for engine in router.engines] == [320.0, 0.0]
+    router.ended(0, 3.0)
+    router.ended(1, 3.0)
+    router.choose(request(3))
+    assert [engine.repeated_tokens for engine in router.engines] == [0.0, 0.0]
