@@ -11,7 +11,7 @@ from measure.table import table_lines
 from report.pages.whatif import Span, span_text
 
 SCHEMA: Final = "kvtape-search/1"
-Quantity = Literal["num-gpu-blocks", "rate"]
+Quantity = Literal["num-gpu-blocks", "replicas", "rate"]
 Outcome = Literal["found", "all hold", "none holds", "interrupted"]
 """``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
 
@@ -73,7 +73,7 @@ def describe(found: Search) -> str:
 def answer_sentence(found: Search) -> str:
     target = f"{found.target} ({cohort_title(found.cohort).lower()}, n = {found.requests:,})"
     sure = f"with {found.confidence:.0%} confidence"
-    which = "smallest" if found.quantity == "num-gpu-blocks" else "highest"
+    which = "highest" if found.quantity == "rate" else "smallest"
     if found.outcome == "interrupted":
         return f"interrupted: no answer yet for {target} {sure}"
     if found.answer is None:
@@ -128,7 +128,7 @@ def cells(found: Search, one: Evaluated) -> list[str]:
 
 
 def value(found: Search, number: float) -> str:
-    return f"{number:,.0f}" if found.quantity == "num-gpu-blocks" else f"×{number:g}"
+    return f"×{number:g}" if found.quantity == "rate" else f"{number:,.0f}"
 
 
 def _marks(found: Search, one: Evaluated) -> Iterator[str]:

@@ -69,6 +69,29 @@ class DemandSaid(msgspec.Struct, frozen=True, kw_only=True):
     saturated: bool
 
 
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet's routing, of a run without noise."""
+
+    engines: int
+    route: str
+    most_requests: int
+    """On one engine; and the fewest."""
+    fewest_requests: int
+    work_ratio: float
+    """Step time of the busiest engine over the mean."""
+    regret_mean_ms: float | None
+    """TTFT lost against an oracle that knows each engine as it is. Null: requests went where the capture sent them."""
+    regret_p90_ms: float | None
+    lost_s: dict[str, float]
+    """Sum of the regret by reason (docs/fleet.md)."""
+    forgone_tokens: int | None
+    """Prompt tokens that another engine had cached."""
+    engines_per_prefix: float | None
+    """Engines that a first block was sent to, mean of those that came again."""
+    failed: int
+    """Requests that failed as an engine died or none was up."""
+
+
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """TTFT survival: the share of requests still without a first token after each time."""
 
@@ -100,6 +123,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """By measure, forecast / measured − 1. Of the row ``capture`` alone."""
     demand: DemandSaid | None = None
     """Null: measured, not forecast."""
+    routing: Routing | None = None
+    """Null: one engine."""
     warnings: list[str] = []
     """Assumptions that no capture supports."""
     curves: dict[str, Curve]
@@ -214,6 +239,12 @@ def _gate_line(gate: EffectGate) -> str:
 
 
 def load_sentence(row: Row) -> str:
+    """Return the work that a row's load asks for; of a fleet, its routing and the work of the busiest engine."""
+    said = _demand_sentence(row)
+    return said if row.routing is None else f"{_routing_sentence(row.routing)}. Busiest engine: {said}"
+
+
+def _demand_sentence(row: Row) -> str:
     demand = row.demand
     if demand is None:
         return "as the trace tells"
@@ -231,6 +262,25 @@ def load_sentence(row: Row) -> str:
     if demand.in_flight_growth_per_s is not None:
         growth = f"{demand.in_flight_growth_per_s:+.2f} a second"
         said += f"; {demand.in_flight_at_end:,} in flight at the last arrival ({growth})"
+    return said
+
+
+def _routing_sentence(routing: Routing) -> str:
+    said = (
+        f"{routing.engines} engines, {routing.route}: {routing.fewest_requests:,} to {routing.most_requests:,} requests"
+    )
+    said += f" each, the busiest works {routing.work_ratio:.2f} × the mean"
+    if routing.regret_mean_ms is not None and routing.regret_p90_ms is not None:
+        said += f"; regret of TTFT {wording.duration_ms(routing.regret_mean_ms)} ms a request"
+        lost_s = sum(routing.lost_s.values())
+        shares = sorted(routing.lost_s.items(), key=lambda one: -one[1])
+        if lost_s:
+            said += f" ({', '.join(f'{reason} {own_s / lost_s:.0%}' for reason, own_s in shares)})"
+        said += f", {routing.forgone_tokens:,} tokens of hits forgone"
+    if routing.engines_per_prefix is not None:
+        said += f", a prefix on {routing.engines_per_prefix:.2f} engines"
+    if routing.failed:
+        said += f"; {routing.failed:,} requests FAILED, as an engine died or none was up"
     return said
 
 

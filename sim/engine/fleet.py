@@ -192,8 +192,10 @@ class Fleet:
         if int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms):
             state = state._replace(timeline=Timeline(*map(twice_as_long, state.timeline)))
         else:
-            longer = (np.append(part, np.zeros_like(part)) for part in (state.token_steps, state.itl_ms))
-            state = state._replace(**dict(zip(("token_steps", "itl_ms"), longer, strict=True)))
+            steps, itl_ms = state.token_steps, state.itl_ms
+            state = state._replace(
+                token_steps=np.append(steps, np.zeros_like(steps)), itl_ms=np.append(itl_ms, np.zeros_like(itl_ms))
+            )
         self.lives[number] = Life(engine, state)
         note(self._addresses[engine], ENGINE_STATE, state)
 

@@ -164,8 +164,8 @@ class FleetRun:
         return RegretSummary(
             mean_ms=float(np.mean(account.regrets_ms)),
             p90_ms=float(np.quantile(account.regrets_ms, 0.9, method="inverted_cdf")),
-            requests=dict(account.requests),
-            lost_s={reason: lost_ms / 1e3 for reason, lost_ms in account.lost_ms.items()},
+            requests={str(reason): count for reason, count in account.requests.items()},
+            lost_s={str(reason): lost_ms / 1e3 for reason, lost_ms in account.lost_ms.items()},
             forgone_tokens=account.forgone_tokens,
             engines_per_prefix=account.engines_per_prefix,
         )

@@ -30,6 +30,8 @@ from tracefile.records.arrays import FloatArray, IntArray
 MOST_GAPS = 1 << 17
 """Gaps kept of a member; of more, every n-th."""
 FEWEST_STEPS = 1 << 10
+RunOne = Callable[[Model, int | None], dict[str, npt.NDArray[Any]]]
+"""Runs a load on a member's model with a noise seed; returns a column for each field of ``Forecast``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +101,21 @@ def forecast(
     seed: int | None = 0,
     done: Callable[[], object] = lambda: None,
     threads: int | None = None,
+    run_one: RunOne | None = None,
 ) -> Forecast:
     """Run ``arrivals`` on every member, ``threads`` at a time, None: one per core; ``done`` is called after each.
 
-    Member i's noise depends on ``seed`` and i alone; None: the noise's medians.
+    Member i's noise depends on ``seed`` and i alone; None: the noise's medians. ``run_one``: runs a member and returns
+    its columns (``sim.forecast.fleets``); None: one engine.
     """
-    most_steps = int(arrivals.output_tokens.sum())
-    template = build_state(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
+    run_one = run_one or _on_one_engine(arrivals, config, members[0])
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
         noise_seed = None
         if seed is not None:
             sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
             noise_seed = int(sequence.generate_state(1, np.uint64)[0])
-        return _seen(run_state(with_model(template, arrivals, members[number], noise_seed)))
+        return run_one(members[number], noise_seed)
 
     seen = []
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
@@ -123,9 +126,15 @@ def forecast(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    gaps_ms = tuple(one.pop("gaps_ms") for one in seen)
+    gaps_ms = tuple(_thinned(one.pop("gaps_ms")) for one in seen)
     columns = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
     return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
+
+
+def _on_one_engine(arrivals: Arrivals, config: EngineConfig, model: Model) -> RunOne:
+    most_steps = int(arrivals.output_tokens.sum())
+    template = build_state(arrivals, config, model, first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
+    return lambda member, seed: _seen(run_state(with_model(template, arrivals, member, seed)))
 
 
 def interval(values: FloatArray) -> Interval:
@@ -151,8 +160,12 @@ def _seen(state: SimState) -> dict[str, npt.NDArray[Any]]:
         "output_tokens": runs["num_seen"].copy(),
         "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
         "preemptions": requests["preemptions"].copy(),
-        "gaps_ms": state.itl_ms[gaps[:: -(-len(gaps) // MOST_GAPS) or 1]],
+        "gaps_ms": state.itl_ms[_thinned(gaps)],
     }
+
+
+def _thinned(gaps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return gaps[:: -(-len(gaps) // MOST_GAPS) or 1]
 
 
 def _member(model: Model, values: Sequence[float], speed: float) -> Model:

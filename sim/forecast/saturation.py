@@ -56,8 +56,13 @@ def run_point(arrivals: Arrivals, config: EngineConfig, model: Model) -> PointRu
     return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
 
 
-def demand_of(run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model) -> Demand:
-    """Return the work that ``arrivals``, simulated in ``run``, ask of the engine, and its capacity."""
+def demand_of(
+    run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model, own: Arrivals | None = None
+) -> Demand:
+    """Return the work that ``arrivals``, simulated in ``run``, ask of the engine, and its capacity.
+
+    ``own``: those of them that the engine got; None: all.
+    """
     roots_ms = arrivals.arrival_ms[(arrivals.parents == NOBODY) & arrivals.runs]
     span_s = (roots_ms.max() - roots_ms.min()) / 1e3 if len(roots_ms) > 1 else 0.0
     # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
@@ -69,7 +74,7 @@ def demand_of(run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Mo
         prefill=work_s["prefill"] * per_s,
         decode=work_s["decode"] * per_s,
         frontend=work_s["reception"] * per_s,
-        capacity=_capacity(arrivals, config, model),
+        capacity=_capacity(arrivals if own is None else own, config, model),
         in_flight_growth_per_s=growth,
         in_flight_at_end=at_end,
     )

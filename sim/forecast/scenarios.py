@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from engines.routing.routes import parse_route
+from sim.engine.fleetplan import CAPTURED, FleetPlan, add_fleet_flags, fleet_plan, replicas_of
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
@@ -27,7 +29,9 @@ _NUMBERS = {
     "block_size": "--block-size",
     "max_model_len": "--max-model-len",
 }
-SCENARIO_FLAGS = "--rate, --cold-prompts, --no-prefix-caching, --free-rule, " + ", ".join(_NUMBERS.values())
+SCENARIO_FLAGS = "--rate, --replicas, --route, --event, --cold-prompts, --no-prefix-caching, --free-rule, " + ", ".join(
+    _NUMBERS.values()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,17 @@ class Scenario:
     settings: Mapping[str, Any]
     rate: float = 1.0
     cold_prompts: bool = False
+    replicas: int | None = None
+    """None: the engines of the capture."""
+    route: str | None = None
+    """None: as captured with its engines, else round-robin."""
+    events: tuple[str, ...] = ()
+
+    @property
+    def differences(self) -> dict[str, int | str | bool]:
+        """Settings that are not the capture's, by name."""
+        fleet = {"replicas": self.replicas, "route": self.route, "events": ", ".join(self.events) or None}
+        return {**self.settings, **{name: value for name, value in fleet.items() if value is not None}}
 
     @property
     def name(self) -> str:
@@ -53,7 +68,11 @@ class Scenario:
                 words.append("prefix caching on" if value else "prefix caching off")
             else:
                 words.append(f"{_NUMBERS.get(setting, setting).strip('-').replace('_', '-')} {value}")
-        return ", ".join(words)
+        if self.replicas is not None and self.replicas != base.replicas:
+            words.append(f"{self.replicas} replica{'' if self.replicas == 1 else 's'}")
+        if self.route is not None and self.route != base.route:
+            words.append(self.route)
+        return ", ".join([*words, *(event for event in self.events if event not in base.events)])
 
 
 AS_CAPTURED = Scenario({})
@@ -82,6 +101,11 @@ class Captured:
         return any(record.parent_id is not None or (record.turn or 1) > 1 for record in self.records)
 
     @property
+    def upstreams(self) -> list[str]:
+        """Servers of the capture."""
+        return sorted({record.upstream for record in self.records if record.upstream is not None})
+
+    @property
     def tail_ms(self) -> float:
         last_ms = max((record.arrival_ms or 0.0 for record in self.records), default=0.0)
         return max(max((record.end_ms() or 0.0 for record in self.records), default=0.0) - last_ms, 0.0)
@@ -96,6 +120,8 @@ class Load:
     engine: EngineConfig
     horizon_ms: float
     """Where the capture would have ended: as long after the last planned arrival as it did."""
+    fleet: FleetPlan | None = None
+    """None: one engine."""
 
     @property
     def most_blocks(self) -> int:
@@ -147,7 +173,19 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
         needs_hashes=engine.enable_prefix_caching,
     )
     arrivals = at_rate(arrivals, scenario.rate)
-    return Load(scenario, arrivals, engine, float(arrivals.arrival_ms.max()) + captured.tail_ms)
+    horizon_ms = float(arrivals.arrival_ms.max()) + captured.tail_ms
+    return Load(scenario, arrivals, engine, horizon_ms, _fleet(captured, scenario))
+
+
+def _fleet(captured: Captured, scenario: Scenario) -> FleetPlan | None:
+    """Return the fleet of a scenario; of the capture's engines where it has several and no others are asked for."""
+    upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
+    if replicas is None and len(upstreams) > 1:
+        if route in (None, CAPTURED) and not scenario.events:
+            return FleetPlan(tuple(upstreams), CAPTURED)
+        replicas = len(upstreams)
+    told = None if replicas is None else str(replicas)
+    return fleet_plan(told, route, scenario.events, lambda: upstreams)
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
@@ -183,6 +221,7 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
     different.add_argument("--max-model-len", metavar="N,…", help="longest prompt plus output, in tokens")
     different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_RULES}")
     different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
+    add_fleet_flags(parser, several=True)
 
 
 def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
@@ -220,11 +259,20 @@ def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED) ->
         choices["free_rule"] = [_rule("--free-rule", word) for word in _words("--free-rule", arguments.free_rule)]
     if arguments.no_prefix_caching:
         choices["enable_prefix_caching"] = [False]
+    replicas = (
+        [base.replicas]
+        if arguments.replicas is None
+        else [replicas_of(word) for word in _words("--replicas", arguments.replicas)]
+    )
+    routes = [base.route] if arguments.route is None else _routes("--route", arguments.route)
+    events = tuple(arguments.event) or base.events
     rates = [base.rate] if arguments.rate is None else [_rate("--rate", w) for w in _words("--rate", arguments.rate)]
     cold = arguments.cold_prompts or base.cold_prompts
     found = [
-        Scenario({**base.settings, **dict(zip(choices, values, strict=True))}, rate, cold)
+        Scenario({**base.settings, **dict(zip(choices, values, strict=True))}, rate, cold, count, route, events)
         for rate in rates
+        for count in replicas
+        for route in routes
         for values in product(*choices.values())
     ]
     if len(found) > MOST_SCENARIOS:
@@ -236,6 +284,8 @@ def parse_base(text: str) -> Scenario:
     """Read ``--base``: NAME=VALUE,… or a flag's name alone. Raises InputError naming the word that is wrong."""
     settings: dict[str, Any] = {}
     rate, cold = 1.0, False
+    replicas: int | None = None
+    route: str | None = None
     names = {flag.strip("-"): setting for setting, flag in _NUMBERS.items()}
     for word in _words("--base", text):
         name, _, value = word.partition("=")
@@ -245,14 +295,20 @@ def parse_base(text: str) -> Scenario:
             settings["free_rule"] = _rule("--base free-rule", value)
         elif name == "rate":
             rate = _rate("--base rate", value)
+        elif name == "replicas":
+            replicas = replicas_of(value)
+        elif name == "route":
+            (route,) = _routes("--base route", value)
         elif word == "no-prefix-caching":
             settings["enable_prefix_caching"] = False
         elif word == "cold-prompts":
             cold = True
         else:
-            known = ", ".join([*(f"{one}=N" for one in names), "rate=X", "free-rule=RULE"])
+            known = ", ".join(
+                [*(f"{one}=N" for one in (*names, "replicas")), "rate=X", "free-rule=RULE", "route=POLICY"]
+            )
             raise InputError(f"--base: {word!r}; expected some of {known}, no-prefix-caching, cold-prompts")
-    return Scenario(settings, rate, cold)
+    return Scenario(settings, rate, cold, replicas, route)
 
 
 def _words(flag: str, text: str) -> list[str]:
@@ -277,6 +333,14 @@ def _rate(flag: str, word: str) -> float:
     if not 0.0 < rate < float("inf"):
         raise InputError(f"{flag}: {word!r}; expected a number above 0, such as 2 or 0.5,1,2")
     return rate
+
+
+def _routes(flag: str, text: str) -> list[str]:
+    words = _words(flag, text)
+    for word in words:
+        if word != CAPTURED:
+            parse_route(word)
+    return words
 
 
 def _rule(flag: str, word: str) -> str:

@@ -1,4 +1,4 @@
-"""``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit.
+"""``sim search``: the smallest cache or fleet, or the highest rate, with which a TTFT percentile stays within a limit.
 
 A forecast is monotone in expectation only. So the values around an answer are tried too, and it stands only if every
 value tried on its easy side holds.
@@ -18,7 +18,8 @@ from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.saturation import demand_of, extrapolations, run_point
+from sim.forecast.fleets import fleet_member, point_of
+from sim.forecast.saturation import extrapolations
 from sim.forecast.scenarios import (
     Captured,
     Load,
@@ -41,6 +42,8 @@ from tracefile.commandline.progress import counted
 
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
+REPLICAS = (1, 16)
+"""Searched unless asked otherwise."""
 NEIGHBOURS = 2
 """Steps to either side of an answer that are tried."""
 
@@ -109,13 +112,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--minimize", choices=["num-gpu-blocks"], help="what to find the least of")
+    wanted.add_argument("--minimize", choices=["num-gpu-blocks", "replicas"], help="what to find the least of")
     wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of")
     parser.add_argument(
         "--target", required=True, metavar="THRESHOLD", help="[COHORT.]ttft.pNN<=LIMIT, such as turns2+.ttft.p90<=500ms"
     )
     parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
-    parser.add_argument("--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10")
+    parser.add_argument(
+        "--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10, 1 to 16 replicas"
+    )
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -162,7 +167,7 @@ def search(config: SearchConfig) -> Search:
     if places is None:
         raise InputError(f"--target: the trace has no requests of {config.target.cohort}; expected another cohort")
     low, high = config.between or _widest(captured, config)
-    smallest = config.quantity == "num-gpu-blocks"
+    smallest = config.quantity != "rate"
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
     judge = _Judge(config, captured, model)
     say_if_not_compiled(loop.run)
@@ -204,12 +209,17 @@ class _Judge:
         self._places = cohorts_of(captured.records)[config.target.cohort]
         self._done = counted(range(sys.maxsize), "forecasts")
         as_captured = plan(captured, Scenario({}))
-        self._base = run_point(as_captured.arrivals, as_captured.engine, model), as_captured.engine
+        self._base = point_of(as_captured, model)[0], as_captured.engine
 
     def holds(self, value: float) -> bool:
         load = plan(self._captured, _at(self._config, value))
         found = forecast(
-            load.arrivals, load.engine, self._members, seed=self._config.seed, done=lambda: next(self._done)
+            load.arrivals,
+            load.engine,
+            self._members,
+            seed=self._config.seed,
+            done=lambda: next(self._done),
+            run_one=None if load.fleet is None else fleet_member(load.arrivals, load.engine, load.fleet),
         )
         one = self._evaluated(value, load, found)
         self.evaluated.append(one)
@@ -217,8 +227,7 @@ class _Judge:
 
     def _evaluated(self, value: float, load: Load, found: Forecast) -> Evaluated:
         target, (base, engine) = self._config.target, self._base
-        point = run_point(load.arrivals, load.engine, self._model)
-        demand = demand_of(point, load.arrivals, load.engine, self._model)
+        point, demand, _ = point_of(load, self._model)
         horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
         level = np.array([target.percentile])
         by_member = [ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)]
@@ -240,12 +249,16 @@ class _Judge:
 def _at(config: SearchConfig, value: float) -> Scenario:
     if config.quantity == "rate":
         return replace(config.scenario, rate=value)
+    if config.quantity == "replicas":
+        return replace(config.scenario, replicas=round(value))
     return replace(config.scenario, settings={**config.scenario.settings, "num_gpu_blocks": round(value)})
 
 
 def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
     if config.quantity == "rate":
         return RATES
+    if config.quantity == "replicas":
+        return REPLICAS
     load = plan(captured, config.scenario)
     size = load.engine.block_size
     arrivals = load.arrivals
@@ -285,7 +298,8 @@ def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:
     if len(scenarios) > 1:
         raise InputError(f"{len(scenarios)} scenarios; expected one value of each flag, as {quantity} is varied")
     one = scenarios[0] if scenarios else Scenario({})
-    if (quantity == "rate" and one.rate != 1.0) or (quantity == "num-gpu-blocks" and "num_gpu_blocks" in one.settings):
+    given = {"rate": one.rate != 1.0, "replicas": one.replicas, "num-gpu-blocks": "num_gpu_blocks" in one.settings}
+    if given[quantity]:
         raise InputError(f"--{quantity}: it is what is searched; expected --between to limit it")
     return one
 
@@ -296,14 +310,15 @@ def _between(text: str, quantity: Quantity) -> tuple[float, float]:
     except ValueError:
         low = high = 0.0
     whole = low == round(low) and high == round(high)
-    if not 0.0 < low < high < float("inf") or (quantity == "num-gpu-blocks" and (low < 2 or not whole)):
-        kind = "two whole numbers from 2 on" if quantity == "num-gpu-blocks" else "two numbers above 0"
+    least = {"num-gpu-blocks": 2, "replicas": 1, "rate": 0.0}[quantity]
+    if not 0.0 < low < high < float("inf") or (quantity != "rate" and (low < least or not whole)):
+        kind = "two numbers above 0" if quantity == "rate" else f"two whole numbers from {least} on"
         raise InputError(f"--between: {text!r}; expected {kind}, the smaller first")
     return low, high
 
 
 def _checked_tolerance(tolerance: float, quantity: Quantity) -> float:
-    least = 0.0 if quantity == "num-gpu-blocks" else 1e-4
+    least = 1e-4 if quantity == "rate" else 0.0
     if not least <= tolerance < 1.0:
         raise InputError(f"--tolerance: {tolerance:g}; expected a share from {least:g} to below 1")
     return tolerance

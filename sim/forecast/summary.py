@@ -11,15 +11,17 @@ from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from measure.wording import listed, signed_percent
 from report.compare.gates import BELOW_SATURATION, IN_SATURATION
-from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Row, Span, ttft
+from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
 from sim.forecast.ensemble import Forecast, interval
-from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
+from sim.forecast.fleets import point_of
+from sim.forecast.saturation import Demand, PointRun
 from sim.forecast.scenarios import Captured, Load
 from sim.kernels import layout
 from sim.latency.modelfile import Model
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray
 
+_UNSERVED = (layout.UNSERVABLE, layout.PARENT_FAILED, layout.LOST, layout.NO_ENGINE)
 POINTS = 160
 """Of a survival curve."""
 
@@ -89,14 +91,15 @@ class ForecastSummary:
     beyond: dict[str, float]
     """Of values that may be infinite: what they exceed."""
     curves: dict[str, Curve]
+    routing: Routing | None
+    """Of a fleet, without noise."""
 
 
 def summarize(
     load: Load, found: Forecast, model: Model, cohorts: Mapping[str, IntArray], *, paced: bool
 ) -> ForecastSummary:
     """Summarize a load's forecast; of a growing queue, only numbers that do not depend on the run's end."""
-    point = run_point(load.arrivals, load.engine, model)
-    demand = demand_of(point, load.arrivals, load.engine, model)
+    point, demand, routing = point_of(load, model)
     horizon_ms = load.horizon_ms if demand.is_saturated and not paced else np.inf
     values, beyond, curves = _engine_values(found), {}, {}
     levels = np.array(list(LEVELS.values()))
@@ -108,7 +111,7 @@ def summarize(
             beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
         last_ms = float(np.median([one.until_ms for one in by_member]))
         curves[cohort] = _curve([one.waits for one in by_member], last_ms, stops=bool(np.isfinite(horizon_ms)))
-    return ForecastSummary(load, demand, point, values, beyond, curves)
+    return ForecastSummary(load, demand, point, values, beyond, curves, routing)
 
 
 def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
@@ -141,7 +144,7 @@ def _engine_values(found: Forecast) -> dict[str, FloatArray]:
         "requests_per_s": served / seconds,
         "output_tokens_per_s": found.output_tokens.sum(axis=1) / seconds,
         "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
-        "unserved": np.isin(found.outcome, (layout.UNSERVABLE, layout.PARENT_FAILED)).sum(axis=1).astype(np.float64),
+        "unserved": np.isin(found.outcome, _UNSERVED).sum(axis=1).astype(np.float64),
     }
     for name, rows in (("queue", list(found.queue_ms)), ("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
         at_levels = np.array([_order_statistics(row) for row in rows])

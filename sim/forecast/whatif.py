@@ -16,6 +16,7 @@ from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
+from sim.forecast.fleets import fleet_member
 from sim.forecast.saturation import Demand, beyond_fit, borrowed_parameters, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
@@ -128,7 +129,15 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     try:
         runs = counted(range(len(loads) * config.members), "forecasts")
         for asked, load in loads:
-            found = forecast(load.arrivals, load.engine, drawn, seed=config.seed, done=lambda: next(runs, None))
+            run_one = None if load.fleet is None else fleet_member(load.arrivals, load.engine, load.fleet)
+            found = forecast(
+                load.arrivals,
+                load.engine,
+                drawn,
+                seed=config.seed,
+                done=lambda: next(runs, None),
+                run_one=run_one,
+            )
             summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
@@ -200,13 +209,14 @@ def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measure
     return Row(
         name=asked.name,
         kind=asked.kind,
-        settings=dict(asked.scenario.settings),
+        settings=asked.scenario.differences,
         rate=asked.scenario.rate,
         cold_prompts=asked.scenario.cold_prompts,
         num_gpu_blocks=one.load.engine.num_gpu_blocks,
         measures=measures,
         errors=errors_of(measures, measured) if measured is not None and asked.kind == "capture" else {},
         demand=_said(one.demand),
+        routing=one.routing,
         warnings=list(
             [*open_parameters(model, one.run), *beyond_fit(one.run, model)]
             if one is first

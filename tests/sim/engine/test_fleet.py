@@ -19,7 +19,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
 from tests.sim.fleets import make_request, routed
-from tracefile import Meta, Record
+from tracefile import Meta, Record, RequestId, SessionId
 
 SEED = 7
 RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
@@ -131,7 +131,7 @@ def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams()
     assert runs["arrival_ms"][3] == 3.0  # its wait counts from its first arrival
     assert runs["arrival_ms"][3] + runs["ttft_ms"][3] > at_ms
     records_of = {one.record.request_id: one for one in dispatch.fleet.results()}
-    assert records_of["r1"].outcome == "lost"
+    assert records_of[RequestId("r1")].outcome == "lost"
     assert [one.record.upstream for _, one in sorted(records_of.items())] == ["0", "1", "0", "0"]
 
 
@@ -154,7 +154,7 @@ def test_requests_fail_while_no_engine_is_up() -> None:
 
 def test_the_load_as_a_router_sees_it() -> None:
     record = make_request(5, arrival_ms=10.0, prompt=9, output=3)
-    record.session_id, record.turn, record.lora, record.max_tokens = "s", 2, "law", 30
+    record.session_id, record.turn, record.lora, record.max_tokens = SessionId("s"), 2, "law", 30
     arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
     request = RoutedLoad(arrivals, 4).request(0, 17, 10.0)
     assert (request.number, request.arrival_s, request.session, request.turn) == (17, 0.01, b"s", 2)

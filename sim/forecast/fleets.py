@@ -1,0 +1,105 @@
+"""Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.routing.regret import RegretAccount
+from measure.cache.chains import chain_places
+from report.pages.whatif import Routing
+from sim.engine.dispatch import Dispatch, RoutedLoad
+from sim.engine.fleet import FleetEngine
+from sim.engine.fleetplan import CAPTURED, FleetPlan, run_fleet
+from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
+from sim.forecast.scenarios import Load
+from sim.kernels import layout
+from sim.kernels.layout import NONE
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrivals
+
+Seen = dict[str, npt.NDArray[Any]]
+
+
+def fleet_member(arrivals: Arrivals, config: EngineConfig, plan: FleetPlan) -> Callable[[Model, int | None], Seen]:
+    """Return a function that runs a fleet on a member's model and noise, and returns the columns of its requests."""
+    load = RoutedLoad(arrivals, config.block_size)
+
+    def run_member(model: Model, seed: int | None) -> Seen:
+        engines = [FleetEngine(name, config, model) for name in plan.names]
+        return _seen(run_fleet(arrivals, load, engines, plan, seed))
+
+    return run_member
+
+
+def _seen(dispatch: Dispatch) -> Seen:
+    fleet = dispatch.fleet
+    runs, count = fleet.state.runs, len(fleet.arrivals)
+    found: Seen = {
+        "outcome": runs["outcome"].astype(np.int8),
+        "arrival_ms": np.where(runs["outcome"] == layout.PARENT_FAILED, np.nan, runs["arrival_ms"]),
+        "ttft_ms": runs["ttft_ms"].copy(),
+        "e2e_ms": runs["e2e_ms"].copy(),
+        "queue_ms": np.full(count, np.nan),
+        "output_tokens": runs["num_seen"].copy(),
+        "cached_tokens": np.full(count, -1),
+        "preemptions": np.zeros(count, np.int64),
+    }
+    gaps_ms = [np.empty(0)]
+    for number, life in enumerate(fleet.lives):
+        places, state = np.flatnonzero(fleet.life_of == number), life.state
+        requests = state.scheduler.requests
+        found["queue_ms"][places] = (state.runs["admitted_ms"] - state.runs["entry_ms"])[places]
+        found["cached_tokens"][places] = requests["cached_tokens"][places]
+        found["preemptions"][places] = requests["preemptions"][places]
+        gaps = np.maximum(runs["num_seen"][places] - 1, 0)
+        gaps_ms.append(state.itl_ms[chain_places(state.runs["first_token"][places] + 1, gaps)])
+    return {**found, "gaps_ms": np.concatenate(gaps_ms)}
+
+
+def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
+    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
+    if load.fleet is None:
+        point = run_point(load.arrivals, load.engine, model)
+        return point, demand_of(point, load.arrivals, load.engine, model), None
+    seen = RoutedLoad(load.arrivals, load.engine.block_size)
+    engines = [FleetEngine(name, load.engine, model) for name in load.fleet.names]
+    dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=load.fleet.route != CAPTURED)
+    fleet, costs = dispatch.fleet, np.array(model.costs)
+    by_engine = np.zeros(len(engines))
+    by_life = np.zeros(len(fleet.lives))
+    for number, life in enumerate(fleet.lives):
+        rows = life.state.timeline.rows[: int(life.state.clock["num_steps"][0])]
+        by_life[number] = float((rows.sum(axis=0) * costs[: rows.shape[1]]).sum())
+        by_engine[life.engine] += by_life[number]
+    number = int(by_life.argmax())
+    state, places = fleet.lives[number].state, np.flatnonzero(fleet.life_of == number)
+    state.runs["parent"] = fleet.state.runs["parent"]
+    counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
+    point = PointRun(state, counts, costs[: counts.shape[1]])
+    demand = demand_of(point, load.arrivals, load.engine, model, own=load.arrivals.take(places))
+    return point, demand, _routing(dispatch, load.fleet, by_engine)
+
+
+def _routing(dispatch: Dispatch, plan: FleetPlan, work_ms: npt.NDArray[np.float64]) -> Routing:
+    account = RegretAccount()
+    for place, regret in sorted(dispatch.regrets.items()):
+        account.add(regret, dispatch.load.blocks(place))
+    engine_of = np.array(dispatch.engine_of)
+    requests = np.bincount(engine_of[engine_of != NONE], minlength=len(plan.names))
+    known = len(account.regrets_ms) > 0
+    return Routing(
+        engines=len(plan.names),
+        route=plan.route,
+        most_requests=int(requests.max()),
+        fewest_requests=int(requests.min()),
+        work_ratio=round(float(work_ms.max() / max(work_ms.mean(), 1e-9)), 4),
+        regret_mean_ms=round(float(np.mean(account.regrets_ms)), 4) if known else None,
+        regret_p90_ms=round(float(np.quantile(account.regrets_ms, 0.9, method="inverted_cdf")), 4) if known else None,
+        lost_s={str(reason): round(ms / 1e3, 4) for reason, ms in account.lost_ms.items() if ms > 0.0},
+        forgone_tokens=account.forgone_tokens if known else None,
+        engines_per_prefix=account.engines_per_prefix,
+        failed=int(np.isin(dispatch.fleet.state.runs["outcome"], (layout.LOST, layout.NO_ENGINE)).sum()),
+    )

@@ -1,0 +1,121 @@
+"""Fleets in ``sim what-if`` and ``sim search``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sim.__main__ import main
+from sim.forecast.scenarios import AS_CAPTURED, Scenario, parse_base, plan, read_captured
+from sim.latency.modelfile import default_model, load_model, save_model
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+
+MEMBERS = ["--members", "3"]
+
+
+def write_trace(path: Path, upstreams: int) -> None:
+    """Sixty requests on four prompts, in an order that has nothing to do with the engines, so near that they queue."""
+    with TraceWriter(path, Meta(block_size=32)) as writer:
+        for number in range(60):
+            writer.write(
+                Record(
+                    request_id=RequestId(f"s{number}"),
+                    arrival_ms=number * 60.0,
+                    e2e_ms=60.0,
+                    prompt_tokens=960,
+                    output_tokens=3,
+                    upstream=f"http://engine-{number % upstreams}:80" if upstreams else None,
+                    block_hashes=[BlockHash(number * number % 7 * 100 + block) for block in range(30)],
+                )
+            )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fleets")
+    write_trace(path / "one.jsonl", 0)
+    write_trace(path / "three.jsonl", 3)
+    save_model(default_model(), path / "model.json")
+    return path
+
+
+def what_if(folder: Path, trace: str, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
+    model = ["--latency-model", str(folder / "model.json")]
+    assert main(["what-if", str(folder / trace), *model, *MEMBERS, "--json", *flags]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = what_if(folder, "one.jsonl", capsys, "--replicas", "2,3", "--route", "round-robin,overlap")["rows"]
+    assert isinstance(rows, list)
+    assert [row["name"] for row in rows if row["kind"] == "scenario"] == [
+        f"{count} replicas, {route}" for count in (2, 3) for route in ("round-robin", "overlap")
+    ]
+    in_turn, overlap = rows[-2:]
+    assert overlap["routing"]["engines"] == 3
+    assert overlap["routing"]["engines_per_prefix"] < in_turn["routing"]["engines_per_prefix"]
+    assert overlap["measures"]["hit_rate"]["value"]["middle"] > in_turn["measures"]["hit_rate"]["value"]["middle"]
+    assert overlap["measures"]["hit_rate"]["difference"]["middle"] > 0.0
+    assert overlap["routing"]["regret_mean_ms"] < in_turn["routing"]["regret_mean_ms"]
+
+
+def test_a_capture_of_several_engines_is_forecast_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = what_if(folder, "three.jsonl", capsys, "--route", "session")["rows"]
+    assert isinstance(rows, list)
+    capture = next(row for row in rows if row["kind"] == "capture")
+    assert (capture["routing"]["engines"], capture["routing"]["route"]) == (3, "captured")
+    assert (capture["routing"]["most_requests"], capture["routing"]["fewest_requests"]) == (20, 20)
+    assert capture["routing"]["regret_mean_ms"] is None
+    assert (rows[-1]["routing"]["engines"], rows[-1]["routing"]["route"]) == (3, "session")
+
+
+def test_one_replica_is_the_engine_without_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    same = next(row for row in rows if row["name"] == "1 replica")
+    base = next(row for row in rows if row["kind"] == "capture")
+    assert same["routing"] is None
+    assert {name: one["value"] for name, one in same["measures"].items()} == {
+        name: one["value"] for name, one in base["measures"].items()
+    }
+
+
+def test_the_fleet_of_a_scenario(folder: Path) -> None:
+    three = read_captured(folder / "three.jsonl", load_model(folder / "model.json"), paced=None)
+    fleets = [
+        plan(three, scenario).fleet
+        for scenario in (AS_CAPTURED, Scenario({}, replicas=1), parse_base("replicas=2,route=overlap:lag=250ms"))
+    ]
+    assert fleets[0] is not None
+    assert fleets[0].names == tuple(f"http://engine-{number}:80" for number in range(3))
+    assert fleets[1] is None
+    assert fleets[2] is not None
+    assert (fleets[2].names, fleets[2].route) == (("0", "1"), "overlap:lag=250ms")
+
+
+def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--latency-model", str(folder / "model.json"), "--members", "3", "--json"]
+    flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "overlap"]
+    assert main(["search", str(folder / "one.jsonl"), *model, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    held = {one["value"]: one["holds"] for one in found["evaluated"]}
+    assert found["answer"] == min(value for value, holds in held.items() if holds)
+    assert found["answer"] - 1 not in held or not held[found["answer"] - 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--replicas", "2,x"], "--replicas: x; expected a whole number"),
+        (["--replicas", "2", "--route", "overlap,best"], "unknown policy"),
+        (["--replicas", "2", "--event", "kill:engine=7:at=1s"], "engine=7; expected 0 to 1"),
+        (["--route", "captured"], "names no upstream"),
+    ],
+)
+def test_fleets_that_cannot_be(folder: Path, flags: list[str], said: str) -> None:
+    command = ["what-if", str(folder / "one.jsonl"), "--latency-model", str(folder / "model.json"), *MEMBERS]
+    with pytest.raises(InputError) as caught:
+        main([*command, *flags])
+    assert said in str(caught.value)
