@@ -4,7 +4,7 @@ The oracle is greedy: it sees the true wait and the true cache of each engine wh
 least TTFT predicted from them. It knows nothing of later requests, so a policy may lose now and win by it later.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -101,8 +101,8 @@ class RegretAccount:
     def __init__(self) -> None:
         self.regrets_ms: list[float] = []
         """In the order of the requests."""
-        self.requests: Counter[Reason] = Counter()
-        self.lost_ms: Counter[Reason] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.lost_ms: defaultdict[str, float] = defaultdict(float)
         self.forgone_tokens = 0
         self._engines_of: dict[int, int] = {}
         """Engines that requests with a first block went to, as bits."""
@@ -111,7 +111,7 @@ class RegretAccount:
     def add(self, regret: Regret, blocks: Sequence[int]) -> None:
         self.regrets_ms.append(regret.regret_ms)
         self.requests[regret.reason] += 1
-        self.lost_ms[regret.reason] += regret.regret_ms  # type: ignore[assignment]
+        self.lost_ms[regret.reason] += regret.regret_ms
         self.forgone_tokens += regret.forgone_tokens
         if blocks:
             self._engines_of[blocks[0]] = self._engines_of.get(blocks[0], 0) | 1 << regret.place

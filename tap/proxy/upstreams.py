@@ -385,7 +385,7 @@ def prompt_tokens(head: RequestHead) -> int:
 
 
 def _ignore() -> None:
-    """Nobody asked."""
+    """Drop a change that no caller waits for."""
 
 
 def say(text: str) -> None:
