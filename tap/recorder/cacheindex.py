@@ -5,7 +5,6 @@ so can say which keys end in which blocks: a prompt's start is known from its fi
 workers sent at once; events take out what an engine evicted, and put in what it still holds.
 """
 
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from engines.kvevents import Change, EngineCache, EventFollower
 from engines.zmtp import ZmtpSocket, parse_endpoint
 from tap.ipc.exchange import CacheFeed, ExchangeCopy, RecorderSetup
 from tap.ipc.feed import CacheFeedStats
+from tap.ipc.stderr import say
 from tap.ipc.upstreamboard import PrefixTable, UpstreamBoard
 from tap.prompts.promptstart import PIECE_BYTES, prompt_start
 from tracefile.hashing.blockhash import BlockHasher
@@ -149,7 +149,7 @@ class _Feed:
                 with ZmtpSocket(self._events, "SUB", timeout_s=CONNECT_TIMEOUT_S) as self._socket:
                     self._socket.set_timeout(None)
                     problem = ""
-                    _say(f"KV events of {self.upstream} come in")
+                    say(f"KV events of {self.upstream} come in")
                     self._take_all(self._socket, index)
             except (OSError, WireError) as error:
                 if self._socket is not None:
@@ -157,7 +157,7 @@ class _Feed:
                     index.changed(self.upstream, self.follower.restart())
                 if str(error) != problem and not self._ended.is_set():
                     problem = str(error)
-                    _say(f"no KV events of {self.upstream} ({problem}); the router goes by what it sent")
+                    say(f"no KV events of {self.upstream} ({problem}); the router goes by what it sent")
             self._ended.wait(RECONNECT_S)
 
     def close(self) -> None:
@@ -199,7 +199,3 @@ class _Feed:
                 if number == END_OF_REPLAY:
                     return
                 yield number, parts[-1]
-
-
-def _say(text: str) -> None:
-    print(f"tap: {text}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
+from tap.ipc.stderr import say
 from tap.prompts.prompt import prompt_hasher
 from tap.recorder.cacheindex import CacheFeeds
 from tap.recorder.leftovers import do_all
@@ -181,7 +182,7 @@ class Recorder:
         self._flushed = copy.deepcopy(self._taken)
         self._is_news = False
         for sentence in self._trace.mended:
-            _say(sentence)
+            say(sentence)
 
     def take(self, exchange: ExchangeCopy) -> None:
         """Record an exchange; a failure is counted by its kind, and the next exchange is taken."""
@@ -272,7 +273,7 @@ class Recorder:
         """Take the records of files that others deleted, moved or changed out of the counts of the trace."""
         left_files = self._trace.left_files()
         for left in left_files:
-            _say(f"WARNING: {left}")
+            say(f"WARNING: {left}")
             gone_before = max(0, min(self._before, left.inherited) - left.kept)
             self._before -= gone_before
             moved_before = min(gone_before, left.moved)
@@ -337,10 +338,6 @@ def _new_meter(setup: RecorderSetup, feeds: CacheFeeds | None) -> RecordMeter | 
     if setup.admin_socket is None:
         return None
     return RecordMeter(setup.admin_socket, os.getpid(), list if feeds is None else feeds.stats)
-
-
-def _say(text: str) -> None:
-    print(f"tap: {text}", file=sys.stderr, flush=True)
 
 
 def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:

@@ -3,13 +3,13 @@
 Credentials come from the places of the storage's own library, never from a flag. Local files are kept.
 """
 
-import sys
 import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from tap.ipc.stderr import say
 from tracefile.records.errors import InputError
 from tracefile.storage.remote import bare_url, file_system
 
@@ -82,13 +82,13 @@ class Uploader:
             except Exception as error:  # storage libraries raise any error; the segment stays and is tried again
                 self.failed += 1
                 if wait_s == FIRST_WAIT_S:  # the text of an error may hold a credential, its kind does not
-                    _say(f"{path.name} cannot be uploaded ({type(error).__name__}); it is kept and tried again")
+                    say(f"{path.name} cannot be uploaded ({type(error).__name__}); it is kept and tried again")
                 if self._ending.wait(wait_s):
                     time.sleep(FIRST_WAIT_S)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             else:
                 if wait_s > FIRST_WAIT_S:
-                    _say(f"{path.name} is uploaded")
+                    say(f"{path.name} is uploaded")
                 return
 
     def _send(self, path: Path) -> str:
@@ -112,7 +112,3 @@ def _target(url: str) -> tuple[Any, str]:
     except OSError as error:
         raise InputError(f"--upload {bare_url(url)}: {type(error).__name__}; expected a folder to write in") from None
     return files, folder
-
-
-def _say(text: str) -> None:
-    print(f"tap: {text}", file=sys.stderr, flush=True)

@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 from time import monotonic
 
-from tap.supervisor.restarting import LONG_LIFE_S, REAP_S, backoff_s, say
+from tap.ipc.stderr import say
+from tap.supervisor.restarting import LONG_LIFE_S, REAP_S, backoff_s
 from wire.process import module_command, module_environment, reap_child
 
 BAD_INPUT = 2

@@ -21,10 +21,11 @@ from tap.ipc.exchange import (
     Reload,
     ServiceStats,
 )
+from tap.ipc.stderr import say
 from tap.supervisor.account import Ledger
 from tap.supervisor.config import Runtime, TapConfig, board_size, worker_setup
 from tap.supervisor.fleet import Fleet
-from tap.supervisor.restarting import ChildProcess, RestartingChild, say
+from tap.supervisor.restarting import ChildProcess, RestartingChild
 from tap.supervisor.upstreamlist import UpstreamList
 from tracefile.records.schema import Engine
 

@@ -5,7 +5,6 @@ Its setup comes over a socket pair, so no secret is on its command line or in it
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 
 from tap.ipc.channel import Channel
 from tap.ipc.exchange import Ready, Refused
+from tap.ipc.stderr import say
 from tracefile.records.errors import InputError
 from wire.process import reap_child, start_child
 
@@ -177,10 +177,6 @@ class RestartingChild:
             else:
                 self.restarts += 1
                 say(f"the {self.name} process is back")
-
-
-def say(text: str) -> None:
-    print(f"tap: {text}", file=sys.stderr, flush=True)
 
 
 def backoff_s(deaths: int) -> float:

@@ -16,13 +16,13 @@ from engines.access import OPEN, Access
 from engines.control import learn_engine_facts, read_pages
 from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
+from tap.ipc.stderr import say
 from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
 from tap.supervisor.modelwatch import watch_model
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
-from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import UpstreamList, read_upstreams
 from tap.supervisor.waitingroom import reach_upstreams

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from time import monotonic
 
+from tap.ipc.stderr import say
 from tap.supervisor.config import TapConfig
-from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import read_upstreams
 from tracefile.records.errors import InputError
