@@ -129,12 +129,14 @@ class _Steps:
                 at, after = last, edges[number + 2]
                 number += 1
             step, error = self._step(first, at - lies_between, at, after)
-            reach = self.two_sided * error
+            ratio, low, high = (float(np.exp(step + self.two_sided * error * end)) for end in (0.0, -1.0, 1.0))
             yield Change(
-                self.series.name,
-                self.series.places[at - lies_between],
-                lies_between,
-                *(float(np.exp(one)) for one in (step, step - reach, step + reach)),
+                name=self.series.name,
+                place=self.series.places[at - lies_between],
+                within=lies_between,
+                ratio=ratio,
+                low=low,
+                high=high,
                 score=abs(step) / error,
                 threshold=self.threshold,
             )

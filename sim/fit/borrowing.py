@@ -103,7 +103,8 @@ def borrow(
     """Hold the costs that the lender knows better, those of ``open_names`` among them; a draw for each of ``rounds``.
 
     It knows a cost better if its interval, which drift widens, is the narrower one and overlaps the captures'
-    (``own_intervals``, of every term). Where both are apart, the engine has changed, and the captures decide.
+    (``own_intervals``, of every term). Where both are apart, the engine has changed, and the captures decide. A lender
+    of one capture cannot tell its drift: it lends open terms alone.
 
     The draws are the lender's. They vary by a common factor, too, the drift between the lender's captures, and by the
     error of their scale.
@@ -111,7 +112,8 @@ def borrow(
     pace = measure_pace(seen, lender.model, trace)
     server = _server_scale(lender, pace, seen)
     lent = {name: _lent_interval(name, lender, _scale(name, lender, pace, server)) for name in own_intervals}
-    looser = {name for name, own in own_intervals.items() if _is_looser(own, lent[name])}
+    several = len(lender.model.fitted_on) > 1
+    looser = {name for name, own in own_intervals.items() if several and _is_looser(own, lent[name])}
     names = tuple(name for name in own_intervals if lender.lends(name) and (name in open_names or name in looser))
     places = {name: place for place, name in enumerate(lender.model.parameters)}
     random = np.random.default_rng((seed & 0xFFFFFFFFFFFFFFFF, 1))

@@ -114,7 +114,8 @@ def read_config(arguments: argparse.Namespace) -> FitConfig:
 
 def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
     """Fit, write model.json, print the fit to ``to`` (None: stdout)."""
-    check_output(config.output, MODEL, config.traces, "--output")
+    lenders = () if config.borrow_from is None else (config.borrow_from,)
+    check_output(config.output, MODEL, (*config.traces, *lenders), "--output")
     fitted = fit_traces(config)
     save_model(fitted.model, config.output)
     print(describe_fit(fitted.model), file=to)

@@ -136,6 +136,19 @@ def test_requests_in_flight_at_a_windows_ends_are_beside_it(tmp_path: Path) -> N
     assert windows.late == 0
 
 
+def test_a_folder_of_segments_is_read_across_its_files(tmp_path: Path) -> None:
+    meta = Meta(epoch_unix_ns=NOON_NS)
+    for number, records in enumerate(
+        ([request("a", 100.0, 50.0)], [request("b", 900.0, 5.0), request("c", 1_200.0, 5.0)])
+    ):
+        knownengine.write(tmp_path / f"captured-{number + 1:06}.jsonl", meta, records)
+    windows = Windows([tmp_path], 1.0)
+    found = {
+        windows.clock.name(one.number): [record.request_id for record in one.records[str(tmp_path)]] for one in windows
+    }
+    assert found == {"2025-11-22T12:00:00Z": ["a", "b"], "2025-11-22T12:00:01Z": ["c"]}
+
+
 def test_a_request_of_a_window_that_is_over_is_counted(tmp_path: Path) -> None:
     late = [request("a", 100.0, 1.0), request("b", 2_500.0, 1.0), request("c", 200.0, 1.0)]
     windows = Windows([knownengine.write(tmp_path / "t.jsonl", Meta(), late)], 1.0)
