@@ -28,7 +28,7 @@ test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this mac
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
-results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/results.md's tables; what is captured is kept (about three hours)
+results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/results.md's tables; what is captured is kept (about five hours)
 	$(PY) -m scripts.matrix --out out/results
 
 # The compiled forms are built again when their source changes; without a compiler Python's are used.

@@ -14,6 +14,8 @@ import httpx
 import msgspec
 import numpy as np
 
+from loadgen.loadflags import parse_config
+from loadgen.plan.stages import round_of
 from scripts.fidelity.engines import served_model
 from scripts.fidelity.loads import LOADS, ORDER, SCHEDULERS, Rates, one_round
 
@@ -92,8 +94,9 @@ def sized_loads(probe: Probe, scheduler: Sequence[str], cache_tokens: int, conte
     session_ms, single_ms = (probe.service_ms(tokens, ANSWER) for tokens in (COLD_SESSION, COLD_SINGLE))
     at_once = int(scheduler[scheduler.index("--max-num-seqs") + 1])
     longest = min(LONGEST_PROMPT, context * 2 // 3, cache_tokens * 2 // 5)
+    calibration = f"--prompt-tokens 64:{longest} --parallel {min(at_once, 64)}"
     rates = Rates(
-        calibration=f"--prompt-tokens 64:{longest} --parallel {min(at_once, 64)} --number 78",
+        calibration=f"{calibration} --number {sessions_in_a_round(calibration)}",
         sessions=_rounded(1000.0 * COLD_UTILIZATION / (session_ms * TURNS)),
         sessions_s=SESSIONS_S,
         singles=_rounded(1000.0 * COLD_UTILIZATION / single_ms),
@@ -102,6 +105,12 @@ def sized_loads(probe: Probe, scheduler: Sequence[str], cache_tokens: int, conte
     loads = one_round(SEED, rates)
     del loads["session-short"]
     return SizedLoads(probe=probe, loads=loads, order=SIZED_ORDER, scheduler=tuple(scheduler))
+
+
+def sessions_in_a_round(calibration: str) -> int:
+    """Sessions of every stage of a calibration load once."""
+    config = parse_config(["--url", "http://engine", "-o", "trace", "--pattern", "calibration", *calibration.split()])
+    return sum(len(outline.sessions) for outline in round_of(config, 0))
 
 
 def _rounded(rate: float) -> float:

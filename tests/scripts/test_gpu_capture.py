@@ -13,7 +13,15 @@ from scripts import gpu_capture, vllm_engine
 from scripts.fidelity import capturing, sizing
 from scripts.fidelity.loads import LOADS, ORDER, SCHEDULER, SCHEDULERS, Capture, Rates, captures, one_round
 from scripts.fidelity.manifest import Manifest, read_manifest, trace_path
-from scripts.fidelity.sizing import Probe, SizedLoads, add_sized_loads, keep_sized_loads, probe_engine, sized_loads
+from scripts.fidelity.sizing import (
+    Probe,
+    SizedLoads,
+    add_sized_loads,
+    keep_sized_loads,
+    probe_engine,
+    sessions_in_a_round,
+    sized_loads,
+)
 from scripts.gpu_engine import server_command
 from scripts.job import Workspace
 from scripts.matrix import selected
@@ -47,7 +55,7 @@ def test_loads_are_sized_to_what_the_cold_engine_can_do() -> None:
         *("calibration-1", "calibration-2", "calibration-3"),
         *("session-fast", "poisson-long", "burst"),
     ]
-    assert "--prompt-tokens 64:24000 --parallel 64 --number 78" in found.loads["calibration-1"]
+    assert "--prompt-tokens 64:24000 --parallel 64 --number 443" in found.loads["calibration-1"]
     assert "--rate 0.26 --duration 60s" in found.loads["session-fast"]
     assert "--rate 4.6 --number 330" in found.loads["poisson-long"]
     assert "--burst-size 37 --burst-every 8s" in found.loads["burst"]
@@ -55,6 +63,11 @@ def test_loads_are_sized_to_what_the_cold_engine_can_do() -> None:
     small = sized_loads(PROBE, SCHEDULER, 20_000, 16_384)
     assert "--prompt-tokens 64:8000 --parallel 32" in small.loads["calibration-2"]
     assert "--burst-size 32" in small.loads["burst"]
+
+
+def test_a_calibration_has_each_stage_once() -> None:
+    """As docs/load.md and the demo have it: 78 sessions of 8 at once, 130 of 16."""
+    assert [sessions_in_a_round(f"--prompt-tokens 64:10000 --parallel {at_once}") for at_once in (8, 16)] == [78, 130]
 
 
 def test_a_round_of_the_matrix_itself_is_of_the_usual_rates() -> None:
