@@ -237,19 +237,27 @@
       const line = make("tr");
       line.append(make("th", { scope: "row" }, row.cohort), make("td", {}, row.level));
       line.append(make("td", row.outside ? { class: "alarm" } : {}, row.seen));
-      line.append(make("td", {}, row.predicted), make("td", {}, row.at_pace));
+      line.append(estimate(row.predicted), estimate(row.at_pace));
       return line;
     }));
     fillTable(byId("model-caches"), model.caches.map((row) => {
       const line = make("tr");
       line.append(make("th", { scope: "row" }, row.title), make("td", {}, row.hits));
       if (row.withheld !== null) line.append(make("td", { colspan: 3, class: "words" }, row.withheld));
-      else line.append(...row.ttft.map((text) => make("td", {}, text)));
+      else line.append(...row.ttft.map(estimate));
       return line;
     }));
     fillFacts(byId("model-facts"), model.facts);
     drawPace(byId("model-pace"), model);
     place.querySelector(".notes").replaceChildren(...model.notes.map((note) => make("li", {}, note)));
+  }
+
+  // A cell of "118 ms (110 ms to 126 ms)": the interval below the value.
+  function estimate(text) {
+    const at = text.indexOf("(");
+    const cell = make("td", {}, at < 0 ? text : text.slice(0, at));
+    if (at >= 0) cell.append(make("small", {}, text.slice(at)));
+    return cell;
   }
 
   function fillTable(figure, rows) {
