@@ -119,6 +119,8 @@ def cache_sizes(meta: Meta, engine: EngineConfig, *, size_known: bool) -> CacheS
     """Return an empty order of use, or the reason why other cache sizes cannot be told."""
     if not size_known:
         return "other cache sizes: the trace does not tell num_gpu_blocks; give --num-gpu-blocks"
+    if not engine.enable_prefix_caching:
+        return "other cache sizes: the engine's prefix caching is off"
     if meta.block_size is None:
         return "other cache sizes: the trace has no block hashes"
     try:

@@ -136,6 +136,11 @@ def test_a_trace_without_cached_tokens_is_judged_by_its_hashes(tmp_path: Path, s
         ),
         ({}, {"num_gpu_blocks": None}, ["other cache sizes: the trace does not tell num_gpu_blocks; give "]),
         ({"block_hashes": None}, {}, []),
+        (
+            {"cached_tokens": 0},
+            {"enable_prefix_caching": False},
+            ["other cache sizes: the engine's prefix caching is off"],
+        ),
         ({"stream": False, "ttft_ms": None, "itl_ms": [], "itl_tokens": []}, {}, ["no streamed request with known "]),
         ({}, {"max_num_seqs": 64}, ["another engine than the model's: max_num_seqs 64, fitted under 32"]),
     ],
