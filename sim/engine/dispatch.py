@@ -15,7 +15,7 @@ from sim.kernels.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN
 from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals
+from sim.workload.arrivals import Arrivals
 
 
 class RoutedLoad:
@@ -24,9 +24,6 @@ class RoutedLoad:
     def __init__(self, arrivals: Arrivals, block_size: int) -> None:
         self.block_size = block_size
         self.prompt_tokens: list[int] = arrivals.prompt_tokens.tolist()
-        self.parents: list[int] = np.where(
-            arrivals.parents == NOBODY, NONE, np.searchsorted(arrivals.numbers, arrivals.parents)
-        ).tolist()
         self._blocks = _prompt_blocks(arrivals, block_size)
         self._sessions = [None if word is None else word.encode() for word in _column(arrivals, "session_id")]
         self._adapters = _column(arrivals, "lora")
@@ -109,6 +106,8 @@ class Dispatch:
         self.engine_of: list[int] = [NONE] * len(fleet.arrivals)
         self.regrets: dict[int, Regret] = {}
         """By place; of a request that moved, the last."""
+        self._homes: dict[bytes, int] = {}
+        """Engine of each session's latest turn; of an open loop, too, where no turn waits for another."""
         self._table, self._incidents, self._caches, self._judged = table, incidents, caches, judged
         self._number_of: list[int] = [NONE] * len(fleet.arrivals)
         self._chosen = 0
@@ -195,11 +194,11 @@ class Dispatch:
         ]
         assert self.router is not None
         believed = self.router.engines[engine].overlap * request.block_tokens
-        parent = self.load.parents[place]
-        home = self.engine_of[parent] if parent != NONE else NONE
-        self.regrets[place] = regret_of(
-            request.number, engine, truths, believed_tokens=believed, home=None if home == NONE else home
-        )
+        home = None
+        if request.session is not None:
+            home = self._homes.get(request.session)
+            self._homes[request.session] = engine
+        self.regrets[place] = regret_of(request.number, engine, truths, believed_tokens=believed, home=home)
 
 
 class TrueCaches:

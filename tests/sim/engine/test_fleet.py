@@ -162,13 +162,14 @@ def test_the_load_as_a_router_sees_it() -> None:
     assert list(request.blocks) == record.block_hashes
 
 
-def test_regret_names_the_prefix_that_another_engine_held() -> None:
+@pytest.mark.parametrize(("session", "reason"), [(None, "prefix spread"), (SessionId("s"), "session moved")])
+def test_regret_names_the_prefix_that_another_engine_held(session: SessionId | None, reason: str) -> None:
     """The second request's prompt is cached on engine 0, long idle; the policy sends it to engine 1."""
     one = make_request(0, arrival_ms=0.0, prompt=400, output=2)
     other = make_request(1, arrival_ms=9e3, prompt=400, output=2)
-    other.block_hashes = one.block_hashes
+    other.block_hashes, one.session_id, other.session_id = one.block_hashes, session, session
     arrivals = plan_arrivals(Meta(block_size=4), [one, other], 4)
     dispatch = routed(arrivals, 2, lambda request, engines: request.number, judged=True)
     regret = dispatch.regrets[1]
-    assert (regret.place, regret.oracle_place, regret.reason) == (1, 0, "prefix spread")
+    assert (regret.place, regret.oracle_place, regret.reason) == (1, 0, reason)
     assert regret.forgone_tokens == 396  # the last block is computed again
