@@ -14,6 +14,7 @@ from sim.kernels.fleet import Fleet as FleetState
 from sim.kernels.layout import NONE, Records, SimState, Timeline
 from sim.kernels.loop import twice_as_long
 from sim.latency.modelfile import Model
+from sim.latency.terms import STEPS
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import FloatArray, IntArray
@@ -40,14 +41,31 @@ class Life:
 
     engine: int
     state: SimState
+    earlier_steps: int = 0
+    """Steps of the engine that are no longer in the timeline."""
+
+    @property
+    def engine_steps(self) -> int:
+        rows = self.state.timeline.rows[: self.state.clock["num_steps"].item()]
+        return self.earlier_steps + int(np.count_nonzero(rows[:, STEPS]))
 
 
 class Fleet:
     """A run of engines that share a workload. ``advance`` stops where a request needs an engine."""
 
-    def __init__(self, arrivals: Arrivals, engines: Sequence[FleetEngine], seed: int | None, moves: int = 0) -> None:
-        """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine."""
-        self.arrivals, self.engines, self._seed = arrivals, engines, seed
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        engines: Sequence[FleetEngine],
+        seed: int | None,
+        moves: int = 0,
+        *,
+        keeps_steps: bool = False,
+    ) -> None:
+        """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine.
+        ``keeps_steps``: timelines hold all steps; if not, as many as requests in flight need: memory that is not new
+        is faster."""
+        self.arrivals, self.engines, self._seed, self._keeps_steps = arrivals, engines, seed, keeps_steps
         self._alone = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
         self._next_think_ms = _next_think_ms(arrivals)
         self.state = _fleet_state(arrivals, len(engines), moves)
@@ -188,16 +206,31 @@ class Fleet:
 
     def _make_room(self, engine: int) -> None:
         number = self.current[engine]
-        state = self.lives[number].state
+        life = self.lives[number]
+        state, earlier = life.state, life.earlier_steps
         if int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms):
-            state = state._replace(timeline=Timeline(*map(twice_as_long, state.timeline)))
+            first = 0 if self._keeps_steps else self._first_step_in_use(engine, state)
+            if first > len(state.timeline.ends_ms) // 2:
+                earlier += int(np.count_nonzero(state.timeline.rows[:first, STEPS]))
+                _forget_steps(state, first)
+            else:
+                state = state._replace(timeline=Timeline(*map(twice_as_long, state.timeline)))
         else:
             steps, itl_ms = state.token_steps, state.itl_ms
             state = state._replace(
                 token_steps=np.append(steps, np.zeros_like(steps)), itl_ms=np.append(itl_ms, np.zeros_like(itl_ms))
             )
-        self.lives[number] = Life(engine, state)
+        self.lives[number] = Life(engine, state, earlier)
         note(self._addresses[engine], ENGINE_STATE, state)
+
+    def _first_step_in_use(self, engine: int, state: SimState) -> int:
+        """First step that carries a token of a request in flight, or of one whose end was not told."""
+        flying = self.state.in_flight[engine, : self.state.engines["num_in_flight"][engine]]
+        untold = self.state.events["code"][: self.state.clock["num_events"][0]] // 2
+        places = np.append(flying, untold[self.life_of[untold] == self.current[engine]])
+        speaking = places[state.runs["num_seen"][places] > 0]
+        steps = state.token_steps[state.runs["first_token"][speaking]]
+        return int(steps.min(initial=int(state.clock["num_steps"][0])))
 
 
 def engine_seed(seed: int | None, number: int) -> int | None:
@@ -231,6 +264,15 @@ def _fleet_state(arrivals: Arrivals, engines: int, moves: int) -> FleetState:
         engines=known,
         in_flight=np.zeros((engines, count + 1), np.int64),
     )
+
+
+def _forget_steps(state: SimState, first: int) -> None:
+    """Drop the steps before ``first``, of which requests that ended no longer need any."""
+    kept = int(state.clock["num_steps"][0]) - first
+    for part in state.timeline:
+        part[:kept] = part[first : first + kept].copy()
+    state.token_steps[: state.clock["num_tokens"][0]] -= first
+    state.clock["num_steps"] = kept
 
 
 def _lay_out_heap(heap: Records, events: Records) -> int:

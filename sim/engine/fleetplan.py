@@ -111,10 +111,11 @@ def run_fleet(
     seed: int | None,
     *,
     judged: bool = False,
+    keeps_steps: bool = False,
 ) -> Dispatch:
     """Run a workload through a fleet to its end."""
     kills = sum(isinstance(event, Kill) for event in plan.events)
-    fleet = Fleet(arrivals, engines, seed, kills)
+    fleet = Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps)
     route = plan.parsed_route()
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}

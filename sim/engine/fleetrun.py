@@ -115,8 +115,7 @@ class FleetRun:
 
     @property
     def engine_steps(self) -> int:
-        states = [life.state for life in self._dispatch.fleet.lives]
-        return sum(int(np.count_nonzero(one.timeline.rows[: one.clock["num_steps"][0], 0])) for one in states)
+        return sum(life.engine_steps for life in self._dispatch.fleet.lives)
 
     def meta(self) -> dict[str, Any]:
         """Return settings that decided the run besides one engine's settings."""

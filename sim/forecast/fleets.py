@@ -66,7 +66,8 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None
         return point, demand_of(point, load.arrivals, load.engine, model), None
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     engines = [FleetEngine(name, load.engine, model) for name in load.fleet.names]
-    dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=load.fleet.route != CAPTURED)
+    judged = load.fleet.route != CAPTURED
+    dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=judged, keeps_steps=True)
     fleet, costs = dispatch.fleet, np.array(model.costs)
     by_engine = np.zeros(len(engines))
     by_life = np.zeros(len(fleet.lives))

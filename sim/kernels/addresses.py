@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numba.core import cgutils, types
+from numba.core.types import BaseTuple  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
@@ -112,7 +113,7 @@ def reader(shape: Shape) -> Any:
             places = iter(range(_count(shape)))
 
             def read(part: Any) -> Any:
-                if isinstance(part, types.BaseTuple):
+                if isinstance(part, BaseTuple):
                     return context.make_tuple(builder, part, [read(one) for one in part])
                 place = builder.add(first, cgutils.intp_t(next(places)))
                 return _read(context, builder, part, builder.gep(words, [builder.mul(place, _PER_ADDRESS)]))
@@ -126,7 +127,7 @@ def reader(shape: Shape) -> Any:
 
 def _type_of(shape: Shape) -> Any:
     if isinstance(shape, tuple):
-        return types.BaseTuple.from_types([_type_of(part) for part in shape[1]], shape[0])
+        return BaseTuple.from_types([_type_of(part) for part in shape[1]], shape[0])
     dtype, dimensions = (shape[0], 2) if isinstance(shape, list) else (shape, 1)
     return types.Array(from_dtype(dtype), dimensions, "C")
 

@@ -38,11 +38,14 @@ def routed(
     events: Timeline | None = None,
     *,
     judged: bool = False,
+    keeps_steps: bool = False,
 ) -> Dispatch:
     """Run requests through a fleet of equal engines."""
     names = [str(place) for place in range(engines)]
     model = make_model(COSTS, CONFIG)
-    fleet = Fleet(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None, moves=1)
+    fleet = Fleet(
+        arrivals, [FleetEngine(name, CONFIG, model) for name in names], None, moves=1, keeps_steps=keeps_steps
+    )
     dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events, judged=judged)
     dispatch.run()
     return dispatch

@@ -37,7 +37,7 @@ def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool)
 
 
 def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> Fleet:
-    fleet, told = Fleet(arrivals, engines, SEED), []
+    fleet, told = Fleet(arrivals, engines, SEED, keeps_steps=True), []
     place = fleet.advance()
     while place >= 0:
         told += fleet.told()
@@ -93,6 +93,27 @@ def test_each_engine_of_a_fleet_does_what_it_would_do_alone(number: int, placeme
     for engine in range(count):
         if (fleet.life_of == engine).any():
             require_same_as_alone(fleet, engine, config, model)
+
+
+def test_steps_that_no_request_needs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timelines of 64 steps give what long ones give; with a death, which looks back."""
+    monkeypatch.setattr("sim.engine.fleet.FIRST_STEPS", 64)
+    records = [make_request(number, arrival_ms=30.0 * number, prompt=40, output=9) for number in range(200)]
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
+
+    def run(*, keeps_steps: bool) -> Fleet:
+        events = Timeline([Kill(engine=1, at_s=3.0)], 3, 0.0)
+        return routed(
+            arrivals, 3, lambda request, engines: request.number % len(engines), events, keeps_steps=keeps_steps
+        ).fleet
+
+    long, short = run(keeps_steps=True), run(keeps_steps=False)
+    assert len(short.lives[0].state.timeline.ends_ms) < len(long.lives[0].state.timeline.ends_ms)
+    assert [life.engine_steps for life in short.lives] == [life.engine_steps for life in long.lives]
+    for name in long.state.runs.dtype.names or ():
+        np.testing.assert_array_equal(short.state.runs[name], long.state.runs[name], err_msg=name)
+    gaps = [[bytes(result.itl_ms) for result in fleet.results()] for fleet in (short, long)]
+    assert gaps[0] == gaps[1]
 
 
 def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
