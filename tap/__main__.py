@@ -173,8 +173,8 @@ def _add_routing(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=5,
         metavar="N",
-        help="responses 5xx in a row after which an upstream gets no requests for 1 to 30 s; 0: never (default "
-        "%(default)d)",
+        help="responses 500, 502, 503 or 504 in a row after which an upstream gets no requests for 1 to 30 s; 0: never "
+        "(default %(default)d)",
     )
 
 

@@ -30,6 +30,8 @@ SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 SESSION_SEED = 0x5E5510
 """Seed of the keys of sessions in an upstream's table, among those of prefixes."""
 SERVER_ERROR = 500
+SICK = frozenset({500, 502, 503, 504})
+"""Statuses of an upstream that fails; others from 500 on are about the request."""
 
 
 class Upstream:
@@ -135,7 +137,7 @@ class Upstream:
 
     def responded(self, status: int) -> None:
         """Take a response's status; called for errors, and for all while there is trouble."""
-        if status >= SERVER_ERROR:
+        if status in SICK:
             self._failed(f"HTTP {status}")
         else:
             self._succeeded()

@@ -167,6 +167,23 @@ def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) 
     asyncio.run(scenario())
 
 
+def test_a_status_about_the_request_leaves_no_upstream_out(lab: Any) -> None:
+    async def unable(request: Any) -> None:
+        request.write_json({"error": {}}, b"501 Not Implemented")
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, unable, unable) as started,
+            lab.tap(unable, upstreams=origins_of(*started), eject_after=1) as (tap, _),
+        ):
+            for _ in range(4):
+                await tap.post("/v1/completions", {"prompt": [1]})
+            assert served(started) == [2, 2]
+            assert not any(one.ejection.troubled for one in tap.relays.upstreams.all)
+
+    asyncio.run(scenario())
+
+
 def test_one_upstream_alone_is_never_left_out(lab: Any) -> None:
     async def sick(request: Any) -> None:
         request.write_json({"error": {}}, b"500 Internal Server Error")
