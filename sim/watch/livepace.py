@@ -19,7 +19,7 @@ from sim.watch.window import Kept
 from sim.workload.arrivals import plan_arrivals
 from tracefile.records.schema import Meta, Record
 
-MOST_READS = 1 << 16
+MOST_READS = 1 << 18
 """Token reads in a slice: rebuilding the steps of more takes seconds. A slice of more is cut at its begin."""
 SHORTEST_MS = 1000.0
 LEAST = log(1.05)

@@ -93,10 +93,14 @@ class ModelWatch:
         model = self._current_model()
         self._notes = list(self._standing_notes(model))
         loads = self._loads(model.engine, begin_ms, until_ms)
-        if not any(load.judged.any() for load in loads) or not self._know_hits(loads):
+        if not loads or not self._know_hits(loads):
             return self._state([], begin_ms, until_ms)
         pace = self._pace(model, loads, begin_ms, until_ms)
-        ttft, caches = self._forecasts(model, loads, pace)
+        if any(load.judged.any() for load in loads):
+            ttft, caches = self._forecasts(model, loads, pace)
+        else:
+            ttft, caches = [], []
+            self._notes.append("TTFT: no streamed request arrived and ended in the time that is kept")
         said = None if pace is None else live_pace(pace, allowed_reach(model))
         state = self._state(loads, begin_ms, until_ms)
         return msgspec.structs.replace(state, pace=said, ttft=ttft, caches=caches)
@@ -228,8 +232,6 @@ class ModelWatch:
         model, epoch_ns = self._fitted, None if self._meta is None else self._meta.epoch_unix_ns
         reach = allowed_reach(model)
         judged = sum(int(load.judged.sum()) for load in loads)
-        if not judged and not self._notes:
-            self._notes.append("no streamed request with known prompt tokens in the last minutes")
         return ModelState(
             model=self._config.model.name,
             allowed=(round(float(np.exp(-reach)), 4), round(float(np.exp(reach)), 4)),

@@ -141,7 +141,11 @@ def test_a_trace_without_cached_tokens_is_judged_by_its_hashes(tmp_path: Path, s
             {"enable_prefix_caching": False},
             ["other cache sizes: the engine's prefix caching is off"],
         ),
-        ({"stream": False, "ttft_ms": None, "itl_ms": [], "itl_tokens": []}, {}, ["no streamed request with known "]),
+        (
+            {"stream": False, "ttft_ms": None, "itl_ms": [], "itl_tokens": []},
+            {},
+            ["TTFT: no streamed request arrived and ended in the time"],
+        ),
         ({}, {"max_num_seqs": 64}, ["another engine than the model's: max_num_seqs 64, fitted under 32"]),
     ],
 )
