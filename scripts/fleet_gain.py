@@ -146,7 +146,7 @@ def scenarios(result: WhatIf) -> list[Row]:
 
 def simulated(row: Row, measure: str) -> Span:
     """Return the forecast gain of a row."""
-    found: Measure = row.measures["hit_rate" if measure == "hit_rate" else f"{ALL}.ttft.{measure}"]
+    found: Measure = row.measures["hit_rate" if measure == "hit_rate" else f"ttft.{ALL}.{measure}"]
     span = found.difference if measure == "hit_rate" else found.ratio
     return span or Span(middle=None, low=None, high=None)
 

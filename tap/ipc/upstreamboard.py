@@ -35,12 +35,16 @@ class PrefixTable:
         self._cells, self._mask = cells, len(cells) - 1
 
     def overlap(self, keys: Sequence[int]) -> int:
-        """Return the number of leading keys that are in the table."""
+        """Return the number of leading keys up to the last one that is in the table.
+
+        Keys are chained, so it tells of all before it: another key in the cell of one of them does not hide the rest.
+        """
         cells, mask = self._cells, self._mask
-        for count, key in enumerate(keys):
-            if cells[key & mask] != key:
+        for count in range(len(keys), 0, -1):
+            key = keys[count - 1]
+            if cells[key & mask] == key:
                 return count
-        return len(keys)
+        return 0
 
     def add(self, keys: Sequence[int]) -> None:
         cells, mask = self._cells, self._mask

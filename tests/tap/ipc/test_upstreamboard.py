@@ -22,7 +22,7 @@ def test_counts_are_summed_over_workers_and_those_of_a_dead_one_go(tmp_path: Pat
 def test_a_workers_keys_are_there_for_its_successor(tmp_path: Path) -> None:
     UpstreamBoard(tmp_path / "board", SIZE).table(2).add([11, 12, 13])
     successor = UpstreamBoard(tmp_path / "board", SIZE)
-    assert successor.table(2).overlap([11, 12, 14, 13]) == 2
+    assert successor.table(2).overlap([11, 12, 14, 15]) == 2
     assert successor.table(2).overlap([11, 12, 13]) == 3
     assert successor.table(1).overlap([11]) == 0
     successor.table(2).clear()
@@ -34,3 +34,10 @@ def test_a_key_replaces_the_one_of_its_cell_and_no_other() -> None:
     table.add([1, 2])
     table.add([1 + 8])  # a table of 8 cells
     assert (table.overlap([1]), table.overlap([9]), table.overlap([2])) == (0, 1, 1)
+
+
+def test_another_key_in_the_cell_of_a_prefix_does_not_hide_the_keys_behind_it() -> None:
+    table = UpstreamBoard(size=SIZE).table(0)
+    table.add([1, 2, 3])
+    table.add([2 + 8])
+    assert table.overlap([1, 2, 3, 4]) == 3
