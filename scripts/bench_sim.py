@@ -1,5 +1,6 @@
 """Run times of the simulator: an hour of traffic warm and cold, the pool and a plain LRU at two block sizes, the
-whole size curve, a made-up million requests, and Dynamo's replay of the same trace where its Python is given.
+whole size curve, a made-up million requests, and Dynamo's replay of the same trace where its Python is given, on
+one engine and on four behind its routers.
 
     python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python --markdown
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from scripts.simbench.caches import bench_caches
 from scripts.simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, bench_hour
 from scripts.simbench.million import bench_million
-from scripts.simbench.peer import bench_peer
+from scripts.simbench.peer import bench_fleet, bench_peer
 from scripts.simbench.timing import Figures
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
@@ -94,6 +95,7 @@ def main() -> None:
     figures |= bench_caches(arguments.trace, arguments.blocks, arguments.runs)
     if arguments.dynamo:
         figures |= bench_peer(arguments.dynamo, arguments.trace, config, arguments.runs)
+        figures |= bench_fleet(arguments.dynamo, arguments.trace, config, arguments.runs)
     if arguments.million:
         # In a process of its own, so that the most memory that it ever had is the million's.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:

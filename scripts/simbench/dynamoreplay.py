@@ -1,8 +1,9 @@
 """Replay by Dynamo's ``run_trace_replay``, to be run under a Python that has ``ai-dynamo``; JSON on stdout.
 
-    VENV/bin/python dynamoreplay.py TRACE '{"num_gpu_blocks": …}' CONCURRENCY
+    VENV/bin/python dynamoreplay.py TRACE '{"num_gpu_blocks": …}' '{"num_workers": 4, "router_mode": "kv_router"}'
 
-CONCURRENCY 0: the trace's own arrivals. Needs ``pip install --no-deps ai-dynamo ai-dynamo-runtime`` and
+The last object: more arguments of ``run_trace_replay``, such as ``replay_concurrency``; by default the trace's own
+arrivals go to one engine. Needs ``pip install --no-deps ai-dynamo ai-dynamo-runtime`` and
 ``pip install typing_extensions``.
 """
 
@@ -16,14 +17,14 @@ from dynamo.replay import run_trace_replay
 
 def main() -> None:
     """Replay once, and say what it took and found."""
-    trace, engine, concurrency = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+    trace, engine, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     wall, cpu = perf_counter(), process_time()
     report = run_trace_replay(
         trace,
         extra_engine_args={"engine": engine},
         trace_block_size=engine["block_size"],
-        replay_concurrency=concurrency or None,
         capture_per_request=True,
+        **options,
     )
     found = {
         "wall_s": round(perf_counter() - wall, 3),
