@@ -18,6 +18,12 @@ def routing_costs(parameters: Mapping[str, float], step_tokens: float) -> Routin
     return RoutingCosts(**known, step_tokens=step_tokens)
 
 
+def at_speed(costs: RoutingCosts, speed: float) -> RoutingCosts:
+    """Return the numbers of an engine that is ``speed`` times as fast."""
+    times = {name: getattr(costs, name) / speed for name in RoutingCosts.__struct_fields__ if name != "step_tokens"}
+    return RoutingCosts(**times, step_tokens=costs.step_tokens)
+
+
 class _Parameter(msgspec.Struct):
     value: float
 
@@ -75,11 +81,11 @@ def predicted_ttfts_ms(
             ms += outstanding * (token_ms + token2_ms * engine.held_tokens / requests / 2)
             step_ms += costs.per_decode_ms * requests + costs.per_kv_token_ms * engine.held_tokens
         ms += ceil((outstanding + uncached) / costs.step_tokens) * step_ms
-        found.append(ms / engine.speed)
+        found.append(ms)
     if request.adapter is not None:
         for place, engine in enumerate(engines):
             if request.adapter not in engine.adapters:
-                found[place] += adapter_load_tokens * engine.costs.per_prefill_token_ms / engine.speed
+                found[place] += adapter_load_tokens * engine.costs.per_prefill_token_ms
     return found
 
 

@@ -69,7 +69,7 @@ class RoutedEngine(msgspec.Struct, gc=False):
     costs: RoutingCosts = TOKENS_ALONE
     """fleet: of its latency model; serve: of the served model.json; tap: of ``--latency-model``."""
     speed: float = 1.0
-    """Speed relative to the others of a mixed fleet: a step takes 1 / speed. 1: not told."""
+    """Speed relative to the others of a mixed fleet, in ``costs`` already. 1: not told."""
     healthy: bool = True
     """False: ejected by health checks, draining or not started. Policies see it only where no engine is healthy."""
     requests: int = 0

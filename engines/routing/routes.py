@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from engines.routing.costs import read_costs
+from engines.routing.costs import at_speed, read_costs
 from engines.routing.index import ActiveBlocks, PrefixIndex
 from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
-from engines.routing.records import RoutingCosts
+from engines.routing.records import TOKENS_ALONE, RoutingCosts
 from engines.routing.router import ADAPTER_SLOTS, Knowledge, Router
 from engines.routing.sessions import read_statistics
 from engines.routing.users import user_policy
@@ -86,11 +86,18 @@ def make_router(
         route.kind.make(route.settings),
         knowledge=knowledge,
         capacity_blocks=capacity_blocks,
-        costs=costs if route.costs is None else [route.costs] * len(names),
+        costs=_each_costs(route, costs, speeds or [1.0] * len(names)),
         speeds=speeds,
         adapter_slots=adapter_slots,
         active=ActiveBlocks(len(names)) if route.kind.uses_active else None,
     )
+
+
+def _each_costs(route: Route, costs: Sequence[RoutingCosts], speeds: Sequence[float]) -> Sequence[RoutingCosts]:
+    """Return each engine's costs: those of the route's model or of tokens alone at its speed, or its own."""
+    if route.costs is None and costs:
+        return costs
+    return [at_speed(route.costs or TOKENS_ALONE, speed) for speed in speeds]
 
 
 _NUMBERS = {field.name: field.type for field in dataclasses.fields(PolicySettings) if field.type in (int, float)}

@@ -134,7 +134,7 @@ class WorkloadAware:
             if 0.0 < room < tokens + own_tokens:
                 lost = 1.0 - room / (tokens + own_tokens)
                 later_ms += ahead * lost * prefill_ms(engine.costs, prompt_tokens, 0.0)
-            costs[place] += later_ms / engine.speed
+            costs[place] += later_ms
 
     def _count(self, session: _Session, place: int, weight: float) -> None:
         """Move a session's weight to the residents of ``place``."""

@@ -1,10 +1,12 @@
 """Requests of a fleet on their way through a router: what it sees, what it chooses, and what it could have known."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from engines.routing.adapters import AdapterSlots
 from engines.routing.costs import prefill_ms, routing_costs
 from engines.routing.records import RoutedRequest, RoutingCosts
 from engines.routing.regret import EngineTruth, Regret, regret_of
@@ -87,6 +89,19 @@ class Incidents(Protocol):
         """Note the end of a request on an engine."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """LoRA adapters on an engine."""
+
+    slots: int
+    """Adapters resident at once; the longest unused makes room."""
+    load_ms: float
+    """Delay of a request whose adapter is not resident; others go on meanwhile."""
+
+
+NO_LOAD = AdapterLoad(1, 0.0)
+
+
 class Dispatch:
     """A run of a fleet under a router. ``router`` None: to the servers of the capture, by ``table``."""
 
@@ -99,6 +114,7 @@ class Dispatch:
         table: Sequence[int] = (),
         incidents: Incidents | None = None,
         caches: "TrueCaches | None" = None,
+        adapters: AdapterLoad = NO_LOAD,
         judged: bool = False,
     ) -> None:
         """``caches``: the router's knowledge, if it is complete. ``judged``: compare each choice with what was true."""
@@ -111,6 +127,10 @@ class Dispatch:
         self._table, self._incidents, self._caches, self._judged = table, incidents, caches, judged
         self._number_of: list[int] = [NONE] * len(fleet.arrivals)
         self._chosen = 0
+        self._load_ms = adapters.load_ms
+        self._resident = [AdapterSlots(adapters.slots) for _ in fleet.engines]
+        self._loading: set[int] = set()
+        """Requests that wait for their adapter on the engine that was chosen."""
         self._costs = [costs_of(engine.model, engine.config) for engine in fleet.engines] if judged else []
 
     def run(self) -> None:
@@ -146,7 +166,12 @@ class Dispatch:
     def _send(self, place: int) -> int:
         """Choose an engine for the request that has just come; return where the fleet stops next."""
         fleet, router, incidents = self.fleet, self.router, self._incidents
-        if incidents is not None:
+        if place in self._loading:
+            self._loading.discard(place)
+            if incidents is None or incidents.is_up(self.engine_of[place]):
+                return fleet.advance(place, self.engine_of[place])
+            self.end(place)
+        elif incidents is not None:
             incidents.arrived(self)
         if router is None:
             engine = self._table[place]
@@ -163,8 +188,19 @@ class Dispatch:
             router.sent(request, engine)
             if self._judged:
                 self._judge(place, request, engine)
+            if self._must_load(request, engine):
+                self.engine_of[place] = engine
+                self._loading.add(place)
+                fleet.delay(place, self._load_ms)
+                return fleet.advance()
         self.engine_of[place] = engine
         return fleet.advance(place, engine)
+
+    def _must_load(self, request: RoutedRequest, engine: int) -> bool:
+        """Use the request's adapter on an engine; return whether that takes time."""
+        if request.adapter is None or not self._load_ms:
+            return False
+        return not self._resident[engine].use(request.adapter)
 
     def end(self, place: int) -> None:
         """Close the account of a request whose engine died."""
@@ -184,13 +220,14 @@ class Dispatch:
             self.router.set_healthy(engine, healthy)
 
     def lost_cache(self, engine: int) -> None:
+        self._resident[engine].clear()
         if self.router is not None:
             self.router.lost_cache(engine)
 
     def _judge(self, place: int, request: RoutedRequest, engine: int) -> None:
         truths = [
-            _truth(request, seen, costs)
-            for seen, costs in zip(self.fleet.look(place).tolist(), self._costs, strict=True)
+            _truth(request, seen, costs, self._load_ms * (request.adapter not in (None, *slots.resident)))
+            for seen, costs, slots in zip(self.fleet.look(place).tolist(), self._costs, self._resident, strict=True)
         ]
         assert self.router is not None
         believed = self.router.engines[engine].overlap * request.block_tokens
@@ -226,7 +263,7 @@ def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
     return routing_costs(values, config.max_num_batched_tokens)
 
 
-def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts) -> EngineTruth:
+def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts, adapter_ms: float) -> EngineTruth:
     """Return parts of the TTFT that a request would have on an engine, by its latency model."""
     ahead_ms, cached, outstanding, depth, decodes, kv_tokens, _ = seen
     uncached = max(request.prompt_tokens - cached, 1)
@@ -237,4 +274,4 @@ def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts) -
     wait_ms += outstanding * costs.per_prefill_token_ms + depth * costs.per_attention_token2_ms
     own_ms = prefill_ms(costs, uncached, cached) + own_steps * step_ms + costs.frontend_base_ms
     own_ms += (costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token) * request.prompt_tokens
-    return EngineTruth(wait_ms, own_ms, cached)
+    return EngineTruth(wait_ms, own_ms, cached, adapter_ms)

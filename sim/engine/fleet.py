@@ -121,6 +121,11 @@ class Fleet:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return stop
 
+    def delay(self, place: int, by_ms: float) -> None:
+        """Let the request at ``place``, which has just come, come again later; its client waits meanwhile."""
+        self._moved.add(place)
+        self._arrive(place, self.now_ms + by_ms)
+
     def look(self, place: int) -> Records:
         """Return SEEN of each engine for the request at ``place``, which has just come."""
         look(self._addresses, place, self._seen)

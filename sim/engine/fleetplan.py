@@ -9,12 +9,13 @@ import numpy as np
 from engines.routing.costs import prefill_ms
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router, parse_route
-from sim.engine.dispatch import Dispatch, RoutedLoad, TrueCaches, costs_of
+from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, TrueCaches, costs_of
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
+from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
 
 CAPTURED = "captured"
@@ -31,6 +32,7 @@ class FleetPlan:
     names: tuple[str, ...]
     route: str
     events: tuple[Incident, ...] = ()
+    adapters: AdapterLoad = NO_LOAD
 
     @property
     def words(self) -> str:
@@ -52,6 +54,18 @@ def add_fleet_flags(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "(default round-robin)",
     )
     fleet.add_argument("--event", action="append", default=[], metavar="EVENT", help=EVENT_HELP)
+    if several:
+        return
+    fleet.add_argument(
+        "--adapter-load",
+        type=duration,
+        default="0",
+        metavar="TIME",
+        help="delay of a request whose LoRA adapter is not resident (default 0)",
+    )
+    fleet.add_argument(
+        "--max-loras", type=int, default=1, metavar="N", help="adapters resident on an engine at once (default 1)"
+    )
 
 
 def replicas_of(text: str) -> int:
@@ -125,15 +139,17 @@ def run_fleet(
         caches = None
         if route.kind.uses_cache and route.knowledge == "complete":
             caches = TrueCaches(fleet, load.block_size)
-        router = _router(route, engines, caches)
+        router = _router(route, engines, caches, plan.adapters.slots)
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
         incidents = Timeline(plan.events, len(engines), start_ms) if plan.events else None
-        dispatch = Dispatch(fleet, load, router, incidents=incidents, caches=caches, judged=judged)
+        dispatch = Dispatch(
+            fleet, load, router, incidents=incidents, caches=caches, adapters=plan.adapters, judged=judged
+        )
     dispatch.run()
     return dispatch
 
 
-def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | None) -> Router:
+def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | None, adapter_slots: int) -> Router:
     costs = [costs_of(engine.model, engine.config) for engine in engines]
     times_ms = [one.t0_ms + prefill_ms(one, _TOKENS, 0.0) for one in costs]
     mixed = len(set(times_ms)) > 1
@@ -144,4 +160,5 @@ def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | N
         capacity_blocks=min(engine.config.usable_blocks for engine in engines),
         costs=costs,
         speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
+        adapter_slots=adapter_slots,
     )

@@ -3,7 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 from engines.routing.regret import RegretAccount
 from measure.table import table_lines
 from measure.wording import NOTHING
-from sim.engine.dispatch import Dispatch, RoutedLoad
+from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import CAPTURED, FleetPlan, engines_of, fleet_plan, run_fleet
 from sim.engine.incidents import settings_of
@@ -72,6 +72,10 @@ class FleetSummary:
 def asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
     """Return whether the flags ask for several engines or a router. Raises InputError for what a fleet has not."""
     asked = bool(arguments.route is not None or arguments.event or arguments.replicas not in (None, "1"))
+    if arguments.max_loras < 1:
+        raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
+    if arguments.adapter_load and (not asked or arguments.route == CAPTURED):
+        raise InputError("--adapter-load: adapters are loaded by a fleet with a policy; expected --route POLICY")
     if asked and arguments.steps is not None:
         raise InputError("--steps: of one engine; expected it without --replicas, --route and --event")
     if arguments.regret is not None and (not asked or arguments.route == CAPTURED):
@@ -92,6 +96,7 @@ def simulate_fleet(
     load = RoutedLoad(arrivals, config_of(models[0]).block_size)
     plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
     assert plan is not None
+    plan = replace(plan, adapters=AdapterLoad(arguments.max_loras, 1e3 * arguments.adapter_load))
     engines = engines_of(plan, models, config_of)
     return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed, judged=arguments.regret is not None))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engines.routing.router import Router
-from sim.engine.dispatch import Dispatch, RoutedLoad
+from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import Timeline
 from sim.latency.modelfile import make_model
@@ -37,6 +37,7 @@ def routed(
     policy: Callable[..., Any],
     events: Timeline | None = None,
     *,
+    adapters: AdapterLoad = NO_LOAD,
     judged: bool = False,
     keeps_steps: bool = False,
 ) -> Dispatch:
@@ -46,6 +47,8 @@ def routed(
     fleet = Fleet(
         arrivals, [FleetEngine(name, CONFIG, model) for name in names], None, moves=1, keeps_steps=keeps_steps
     )
-    dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events, judged=judged)
+    dispatch = Dispatch(
+        fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events, adapters=adapters, judged=judged
+    )
     dispatch.run()
     return dispatch

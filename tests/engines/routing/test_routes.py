@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engines.routing import RoutedEngine, RoutedRequest, engine_seed, make_router, parse_route
+from engines.routing import RoutedEngine, RoutedRequest, RoutingCosts, engine_seed, make_router, parse_route
 from engines.routing.users import GuardedPolicy
 from sim.latency.modelfile import default_model
 from tracefile import InputError, Record, RequestId, SessionId
@@ -57,6 +57,14 @@ def test_a_model_and_a_trace_are_settings(tmp_path: Path) -> None:
     assert statistics.turns_seen == 6
     with pytest.raises(InputError, match=f"trace={model}: "):
         parse_route(f"workload:trace={model}")
+
+
+def test_speeds_are_in_the_costs_once() -> None:
+    own = [RoutingCosts(t0_ms=4.0), RoutingCosts(t0_ms=8.0)]
+    router = make_router(parse_route("cost"), ["a", "b"], costs=own, speeds=[1.0, 0.5])
+    assert [engine.costs.t0_ms for engine in router.engines] == [4.0, 8.0]
+    router = make_router(parse_route("cost"), ["a", "b"], speeds=[1.0, 0.5])
+    assert [engine.costs.per_prefill_token_ms for engine in router.engines] == [1.0, 2.0]
 
 
 META = b'{"meta":{"schema":"kvtape/1","block_size":16}}'

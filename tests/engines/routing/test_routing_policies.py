@@ -19,7 +19,7 @@ from engines.routing import (
     engine_seed,
 )
 from engines.routing.affinity import bounded_hash, session_hash
-from engines.routing.costs import earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
+from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
 from engines.routing.index import PrefixIndex
 from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
 from engines.routing.prefix import longest_prefix, overlap_against_load
@@ -192,7 +192,7 @@ def test_predicted_ttft_is_api_server_and_prefills_in_steps() -> None:
     # 300 tokens outstanding of two prompts of 400: attention of 200 tokens of depth; two decodes in each of two steps.
     busy = with_costs(engine(2, prefill_tokens=300, held_tokens=800), step_tokens=400)
     assert predicted_ttfts_ms(wanted, [busy]) == [pytest.approx(2 + 22 + 30 + 300 * 200 * 1e-4 + 2 * (5 + 2))]
-    fast = msgspec.structs.replace(with_costs(engine()), speed=2.0)
+    fast = msgspec.structs.replace(engine(), costs=at_speed(COSTS, 2.0))
     assert predicted_ttfts_ms(wanted, [fast]) == [pytest.approx(29 / 2)]
 
 

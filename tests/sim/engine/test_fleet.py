@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.engine.dispatch import RoutedLoad
+from sim.engine.dispatch import AdapterLoad, RoutedLoad
 from sim.engine.fleet import Fleet, FleetEngine, engine_seed
 from sim.engine.incidents import Kill, Timeline
 from sim.engine.simstate import build_state
@@ -194,3 +194,18 @@ def test_regret_names_the_prefix_that_another_engine_held(session: SessionId | N
     regret = dispatch.regrets[1]
     assert (regret.place, regret.oracle_place, regret.reason) == (1, 0, reason)
     assert regret.forgone_tokens == 396  # the last block is computed again
+
+
+def test_a_request_waits_for_an_adapter_that_its_engine_has_not() -> None:
+    """One slot an engine; all requests on engine 0, long apart: a, a, b, the base model, a; regret says so."""
+    records = [make_request(number, arrival_ms=1e3 * number, prompt=8, output=2) for number in range(5)]
+    for record, lora in zip(records, ("a", "a", "b", None, "a"), strict=True):
+        record.lora = lora
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
+    dispatch = routed(arrivals, 2, lambda *_: 0, adapters=AdapterLoad(1, 50.0), judged=True)
+    runs = dispatch.fleet.state.runs
+    assert np.round(runs["ttft_ms"] - runs["ttft_ms"][1], 6).tolist() == [50.0, 0.0, 50.0, 0.0, 50.0]
+    assert [dispatch.engine_of, sorted(dispatch.regrets)] == [[0] * 5, [0, 1, 2, 3, 4]]
+    assert dispatch.router is not None
+    dispatch.router.check_integrity()
+    assert [engine.requests for engine in dispatch.router.engines] == [0, 0]
