@@ -92,7 +92,7 @@ def _own_drift_variance(series: Series) -> float:
 def find_changes(page: Sequence[Series], drift: float = 0.0) -> list[Change]:
     """Return the changes in all series, in order of time; ``drift``: the one to expect, as a lender tells it."""
     tests = sum(max(len(series.places) - 1, 0) for series in page)
-    found = []
+    found = list[Change]()
     for series in page:
         if len(series.places) > 1:
             usual = usual_drift(series, drift)
