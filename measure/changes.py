@@ -7,7 +7,7 @@ page together, one page in a hundred without any change is to show one.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -55,6 +55,8 @@ class Change:
     name: str
     place: int
     """First window after it; of a step within a window, that window."""
+    last_before: int
+    """Last window before it that tells of the number."""
     within: bool
     ratio: float
     low: float
@@ -99,7 +101,15 @@ def find_changes(page: Sequence[Series], drift: float = 0.0) -> list[Change]:
             freedom = _freedom(series, usual)
             threshold = float(stdtrit(freedom, 1.0 - FALSE_ALARMS / tests / 2.0))
             found += _Steps(series, usual, threshold, float(stdtrit(freedom, 0.975))).changes()
-    return sorted(found, key=lambda one: (one.place, -abs(one.score)))
+    return sorted(_together(found), key=lambda one: (one.place, -abs(one.score)))
+
+
+def _together(found: Sequence[Change]) -> Iterator[Change]:
+    """Yield changes; one that lies over windows without its number, at another's place among them."""
+    places = {one.place for one in found if one.place == one.last_before + 1}
+    for one in found:
+        inside = [place for place in places if one.last_before < place < one.place]
+        yield replace(one, place=inside[0]) if len(inside) == 1 else one
 
 
 def _freedom(series: Series, drift: float) -> float:
@@ -133,6 +143,7 @@ class _Steps:
             yield Change(
                 name=self.series.name,
                 place=self.series.places[at - lies_between],
+                last_before=self.series.places[at - lies_between - 1],
                 within=lies_between,
                 ratio=ratio,
                 low=low,

@@ -97,9 +97,9 @@ def fit_traces(config: FitConfig) -> Fitted:
 
 
 def fit_records(
-    config: FitConfig, loaded: Loaded, digests: Sequence[str], lender: Lender | None, to: TextIO = sys.stderr
+    config: FitConfig, loaded: Loaded, digests: Sequence[str], lender: Lender | None, to: TextIO | None = None
 ) -> Fitted:
-    """Fit traces that are read, with their digests; assumed settings are told ``to``."""
+    """Fit traces that are read, with their digests; assumed settings are told ``to`` (None: stderr)."""
     metas = [meta for meta, _ in loaded.values()]
     settings = settle(
         {path: meta for path, (meta, _) in loaded.items()},
@@ -111,7 +111,7 @@ def fit_records(
         config = replace(config, frontend=lender.model.frontend_placement, extra_terms=lender.extra_terms)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
-        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=to)
+        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=to or sys.stderr)
     solved = _solve(config, loaded, settings, lender)
     sources = [
         FitTrace(digest=digest, name=Path(path).name, requests=len(capture.fitted))

@@ -205,7 +205,7 @@ class Rolling:
             held_out[Path(path)] = frozenset(range(len(records), len(records) + len(others)))
         config = replace(self.config, held_out=held_out)
         digests = [_lines_digest(records) for records in window.records.values()]
-        return fit_records(config, loaded, digests, self.lender, io.StringIO() if self.done else sys.stderr)
+        return fit_records(config, loaded, digests, self.lender, io.StringIO() if self.done else None)
 
     def _digest(self, window: Window, metas: Mapping[str, Meta]) -> str:
         config, told = self.config, [str(metas[path].engine) for path in window.records]

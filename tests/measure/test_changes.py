@@ -43,6 +43,16 @@ def test_there_and_back_are_two_changes() -> None:
     assert [(one.place, round(one.ratio, 2)) for one in found] == [(4, 1.3), (8, 0.77)]
 
 
+def test_a_number_that_windows_lack_changed_where_another_did() -> None:
+    """Windows 4 and 5 do not tell of the second number: its step may be at 4, 5 or 6, and the pace's is at 4."""
+    pace, places = series(np.where(np.arange(10) < 4, 0.0, log(1.3))), [0, 1, 2, 3, 6, 7, 8, 9]
+    logs = np.where(np.arange(8) < 4, 0.0, log(1.3))
+    rare = series(logs, name="t0_ms")
+    rare = Series(rare.name, places, rare.values, rare.lows, rare.highs)
+    assert [one.place for one in find_changes([pace, rare])] == [4, 4]
+    assert [one.place for one in find_changes([rare])] == [6]
+
+
 def test_one_odd_window_between_others_of_one_level_is_two_changes() -> None:
     logs = np.zeros(12)
     logs[6] = log(1.3)
