@@ -362,7 +362,7 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         inject=checked_injection(args.inject, args.dialect),
         engine_metrics_s=args.engine_metrics_interval,
         admin=None if args.admin is None else checked_listen("--admin", args.admin),
-        latency_model=checked_latency_model(args.latency_model, shown=args.admin is not None),
+        latency_model=checked_latency_model(args.latency_model, shown=args.admin is not None, sample=args.sample),
         wait_s=args.wait,
         file_mode=checked_mode(args.file_mode),
         admin_names=tuple(name.lower() for name in args.admin_name),

@@ -29,6 +29,8 @@ from sim.watch.window import CacheSizes, Kept, Window, cache_sizes
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
+MOST_MISSING = 0.05
+"""Share of requests in flight that the trace may lack before a note tells it."""
 MOST_ENGINES = 16
 """Upstreams with an order of use of their own; requests of others are left out."""
 
@@ -95,6 +97,10 @@ class ModelWatch:
         loads = self._loads(model.engine, begin_ms, until_ms)
         if not loads or not self._know_hits(loads):
             return self._state([], begin_ms, until_ms)
+        if (missing := _missing_share(loads)) > MOST_MISSING:
+            self._notes.append(
+                f"{missing:.0%} of requests in flight are not in the trace (sampled?): the pace is too high"
+            )
         pace = self._pace(model, loads, begin_ms, until_ms)
         if any(load.judged.any() for load in loads):
             ttft, caches = self._forecasts(model, loads, pace)
@@ -245,6 +251,19 @@ class ModelWatch:
             drifted_since_ms=self.alarm.since_ms,
             notes=self._notes,
         )
+
+
+def _missing_share(loads: list[EngineLoad]) -> float:
+    """Return the share of requests in flight at judged arrivals, by the writer's count, that the trace lacks."""
+    kept = [one for load in loads for one in load.kept]
+    arrivals_ms, ends_ms = np.sort([one.arrival_ms for one in kept]), np.sort([one.end_ms for one in kept])
+    judged = [
+        one for load in loads for one, is_judged in zip(load.kept, load.judged.tolist(), strict=True) if is_judged
+    ]
+    told = [(one.arrival_ms, one.record.concurrency) for one in judged if one.record.concurrency]
+    at_ms, counted = np.array([at for at, _ in told]), sum(count for _, count in told)
+    known = np.searchsorted(arrivals_ms, at_ms, side="right") - np.searchsorted(ends_ms, at_ms, side="right")
+    return 1.0 - float(known.sum()) / counted if counted else 0.0
 
 
 def _first_ms(loads: list[EngineLoad], begin_ms: float) -> float | None:

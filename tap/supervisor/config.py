@@ -201,9 +201,13 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
     return frozenset(injection for injection in known if injection in wanted)
 
 
-def checked_latency_model(path: Path | None, *, shown: bool) -> Path | None:
+def checked_latency_model(path: Path | None, *, shown: bool, sample: float) -> Path | None:
     if path is not None and not shown:
         raise InputError(f"--latency-model {path}: shown on the admin pages; expected --admin HOST:PORT beside it")
+    if path is not None and sample < 1:
+        raise InputError(
+            f"--sample {sample:g}: leaves out part of each batch; expected all sessions for --latency-model"
+        )
     if path is not None and not os.access(path, os.R_OK):
         raise InputError(f"--latency-model {path}: cannot be read; expected a model.json of sim fit")
     return path
