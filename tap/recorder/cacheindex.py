@@ -60,7 +60,8 @@ class CacheIndex:
             for upstream, cache in self._caches.items():
                 held = [key for key in keys if (block := self._blocks.get(key)) is not None and block in cache]
                 self._tables[upstream].add(held)
-                if upstream == exchange.upstream:
+                # A prompt of which nothing is there may have been sent under another name of the model.
+                if held and upstream == exchange.upstream:
                     self._tables[upstream].remove({*keys} & self._blocks.keys() - {*held})
 
     def changed(self, upstream: str, change: Change) -> None:

@@ -266,6 +266,8 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
     check_injection(config, facts)
     if config.kv_events and config.tokenizer == "bytes":
         raise InputError("--kv-events: --tokenizer bytes has no token ids; expected engine, ids or a directory")
+    if config.kv_events and config.model is None and facts.model is None:
+        raise InputError("--kv-events: the engine does not tell the model's name; expected --model NAME")
     block_size = _block_size(config, facts)
     branches = facts.is_finer(block_size) and config.tokenizer != "bytes"
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()

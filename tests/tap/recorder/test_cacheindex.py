@@ -88,6 +88,14 @@ def test_a_prompt_learnt_after_its_blocks_went_is_taken_out() -> None:
     assert fleet.overlaps() == [3, 0]
 
 
+def test_a_prompt_under_another_name_of_the_model_stays_with_whom_it_was_sent_to() -> None:
+    fleet = Fleet()
+    fleet.tables[ONE].add(KEYS)
+    fleet.event(ONE, stored([1], [5] * 8))  # some other prompt
+    fleet.index.learn(exchange(ONE), record())
+    assert fleet.overlaps() == [8, 0]
+
+
 def test_only_so_many_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tap.recorder.cacheindex.MAX_KEYS", 5)
     fleet = Fleet()

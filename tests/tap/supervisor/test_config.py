@@ -1,11 +1,16 @@
 """The tap's flags: what they become, and how each wrong one is refused, by its name and with what was expected."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engines.facts import EngineFacts
 from tap.__main__ import read_config
+from tap.ipc.exchange import CacheFeed
+from tap.supervisor.config import Runtime, recorder_setup
 from tap.supervisor.upstreamlist import HealthCheck
+from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
@@ -190,3 +195,20 @@ def test_an_upstream_alone_is_enough(tmp_path: Path) -> None:
     assert read_config(["--upstream", "http://a:1", "--log-interval", "0"]).trace == "tap-2.jsonl.zst"
     with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
         read_config(["--upstream", "http://a:1", "--resume"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--tokenizer", "bytes"], "--tokenizer bytes has no token ids"),
+        (["--tokenizer", "ids"], "expected --model NAME"),
+    ],
+)
+def test_kv_events_need_token_ids_and_the_models_name(flags: list[str], said: str, tmp_path: Path) -> None:
+    config = read_config([*REQUIRED, "--route", "overlap", "--kv-events", "http://a:1=tcp://a:5557", *flags])
+    with pytest.raises(InputError, match=f"--kv-events: .*{said}"):
+        recorder_setup(config, HashKey(b"k" * 32), EngineFacts(), Runtime(tmp_path))
+    setup = recorder_setup(
+        replace(config, tokenizer="ids", model="m"), HashKey(b"k" * 32), EngineFacts(), Runtime(tmp_path)
+    )
+    assert setup.cache_feeds == [CacheFeed("http://a:1", 0, "tcp://a:5557")]
