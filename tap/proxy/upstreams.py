@@ -1,6 +1,5 @@
 """Upstreams of a worker: a policy of ``engines.routing`` chooses among those that are healthy and not ejected."""
 
-import sys
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -10,6 +9,7 @@ from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
 from engines.routing.rendezvous import engine_seed
 from tap.ipc.exchange import UpstreamEntry
 from tap.ipc.feed import UpstreamStats
+from tap.ipc.stderr import say
 from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
 from tap.prompts.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
 from tap.proxy.ejection import Ejection
@@ -388,7 +388,3 @@ def prompt_tokens(head: RequestHead) -> int:
 
 def _ignore() -> None:
     """Drop a change that no caller waits for."""
-
-
-def say(text: str) -> None:
-    print(f"tap: {text}", file=sys.stderr, flush=True)
