@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 from engines.routing.costs import at_speed, read_costs
@@ -42,6 +43,7 @@ class Route:
     """Of the latency model that was named. None: each engine's own."""
 
 
+@cache
 def parse_route(text: str) -> Route:
     """Read ``NAME[:SETTING=VALUE]…`` or ``FILE.py:FUNCTION[:SETTING=VALUE]…``. Raises InputError."""
     name, *words = text.split(":")

@@ -1,6 +1,7 @@
 """Policies from a user's file, guarded: requests are served on whatever the policy does."""
 
 import contextlib
+import ctypes
 import importlib.util
 import inspect
 import signal
@@ -9,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import thread_time
+from time import monotonic, sleep, thread_time
 from types import FrameType
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ MOST_S: Final = 0.02
 """CPU time that a user's policy has: all streams of the process wait for it."""
 MOST_TICKS: Final = 5
 """Times ``MOST_S`` that it may take without CPU, asleep or while the process is preempted."""
+MOST_THREAD_S: Final = 5.0
+"""Time that it may take in a thread, which may have waited for others meanwhile."""
 SUSPENDED_S: Final = 60.0
 """Time without a policy that has blocked, on the router's clock."""
 SAID_EVERY_S: Final = 60.0
@@ -108,9 +111,13 @@ class GuardedPolicy:
 
     @contextlib.contextmanager
     def _interrupted_late(self) -> Iterator[None]:
-        """Interrupt the call after ``MOST_S``, again and again, on the main thread: no other one gets signals."""
+        """Interrupt a call that takes too long: on the main thread by signals, which no other thread gets."""
         if threading.current_thread() is not threading.main_thread():
-            yield
+            try:
+                _WATCH.begin(threading.get_ident())
+                yield
+            finally:
+                _WATCH.end(threading.get_ident())
             return
         before = signal.signal(signal.SIGALRM, self._interrupt)
         signal.setitimer(signal.ITIMER_REAL, MOST_S, MOST_S)
@@ -131,6 +138,43 @@ class GuardedPolicy:
         if now_s - self._said_s >= SAID_EVERY_S:
             self._said_s = now_s
             print(f"--route {self._name}: {what}; least-loaded routes instead", file=sys.stderr, flush=True)
+
+
+class _Watch:
+    """Interrupts calls in threads other than the main one, as those of a forecast's members, after ``MOST_THREAD_S``.
+
+    Pure Python is interrupted; a call that sleeps is when it wakes.
+    """
+
+    def __init__(self) -> None:
+        self._until_s: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, thread: int) -> None:
+        with self._lock:
+            self._until_s[thread] = monotonic() + MOST_THREAD_S
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="route watch", daemon=True)
+                self._thread.start()
+
+    def end(self, thread: int) -> None:
+        # Under the lock, an interruption is raised here or before, where the guard expects it, and not later.
+        with self._lock:
+            self._until_s.pop(thread, None)
+
+    def _run(self) -> None:
+        while True:
+            sleep(MOST_THREAD_S / 4)
+            with self._lock:
+                now_s = monotonic()
+                late = [thread for thread, until_s in self._until_s.items() if now_s > until_s]
+                for thread in late:  # once each: the guard is not to be interrupted
+                    del self._until_s[thread]
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_BlockedError))
+
+
+_WATCH: Final = _Watch()
 
 
 class _BlockedError(BaseException):

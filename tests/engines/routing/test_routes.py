@@ -2,12 +2,13 @@
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from engines.routing import RoutedEngine, RoutedRequest, RoutingCosts, engine_seed, make_router, parse_route
+from engines.routing import RoutedEngine, RoutedRequest, RoutingCosts, engine_seed, make_router, parse_route, users
 from engines.routing.users import GuardedPolicy
 from sim.latency.modelfile import default_model
 from tracefile import InputError, Record, RequestId, SessionId
@@ -207,3 +208,20 @@ def test_a_policy_that_blocks_is_interrupted_and_asked_again_a_minute_later(
     assert asked == [0, 60]
     assert policy.faults == {"blocked": 1, "suspended": 2}
     assert "took more than 20 ms; suspended for 60 s; least-loaded routes instead" in capsys.readouterr().err
+
+
+def test_a_policy_that_blocks_in_a_thread_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(users, "MOST_THREAD_S", 0.05)
+
+    def blocks(request: RoutedRequest, engines: object) -> int:
+        while True:
+            pass
+
+    policy = GuardedPolicy("mine.py:choose", blocks)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(policy, request(2), ENGINES).result(timeout=60) == 2
+        assert pool.submit(policy, request(3), ENGINES).result(timeout=60) == 0
+    assert policy.faults == {"blocked": 1, "suspended": 1}
+    assert "suspended for 60 s" in capsys.readouterr().err
