@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from measure.fitindex import read_windows
+from report.rolling.drift import make_page
 from scripts import knownengine
 from sim.__main__ import main
 from sim.fit import windows as windows_module
@@ -86,6 +87,9 @@ def test_a_rerun_fits_only_what_is_new_and_each_window_has_its_pace(
     before = [one.errors["before"].median_abs for one in found[1:]]
     assert before[1] > 2 * max(before[0], before[2])  # of the model that does not know the engine of noon
     assert "2025-11-22T12:04:00Z: 120 requests: pace 1." in capsys.readouterr().out
+    changes = make_page(found).changes
+    assert {one.window for one in changes} == {"2025-11-22T12:04:00Z"}
+    assert changes[0].number == "pace"
 
 
 def test_windows_without_enough_traffic_say_why(folder: Path, tmp_path: Path) -> None:
