@@ -85,7 +85,7 @@ def fleet_plan(
     """Return the fleet asked for; None: one engine without a router. ``upstreams``: of the capture's requests."""
     incidents = tuple(parse_event(text) for text in events)
     if route == CAPTURED:
-        names = sorted({name for name in upstreams() if name is not None})
+        names = _upstream_names(upstreams())
         if not names:
             raise InputError(f"--route {CAPTURED}: the trace names no upstream; expected a capture of several")
         if replicas is not None and replicas_of(replicas) != len(names):
@@ -99,7 +99,13 @@ def fleet_plan(
     if count == 1 and route is None and not incidents:
         return None
     check_events(incidents, count)
-    return FleetPlan(tuple(map(str, range(count))), route or "round-robin", incidents)
+    names = _upstream_names(upstreams())
+    # A session's engine hangs on the engines' names: with the capture's it is the one that the tap would choose.
+    return FleetPlan(tuple(names if len(names) == count else map(str, range(count))), route or "round-robin", incidents)
+
+
+def _upstream_names(upstreams: Sequence[str | None]) -> list[str]:
+    return sorted({name for name in upstreams if name is not None})
 
 
 def engines_of(

@@ -14,6 +14,7 @@ from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, 
 from tap.prompts.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
 from tap.proxy.ejection import Ejection
 from tap.proxy.livepolicy import LivePolicy, live_policy
+from tracefile.hashing.hashkey import HashKey, keyed_id
 from wire.connection import ServerConnection
 from wire.dialing import SYSTEM_TLS, Tls, forwarding
 from wire.pool import ConnectError, ConnectionPool
@@ -240,8 +241,13 @@ class Upstreams:
         eject_after: int = 0,
         capacity_blocks: int = 0,
         tls: Tls = SYSTEM_TLS,
+        key: HashKey | None = None,
     ) -> None:
-        """``policy``: round-robin if none is given. ``worker``: its number, for another first turn than others'."""
+        """``policy``: round-robin if none is given. ``worker``: its number, for another first turn than others'.
+
+        ``key``: of records' session ids, which sessions are then routed by, so that a simulation routes them alike.
+        """
+        self._key = key
         self.policy = policy or live_policy("round-robin")
         self.route_bytes = route_bytes if self.policy.reads_prompt else 0
         """Bytes of a request's body that the policy sees, as hashes."""
@@ -297,7 +303,7 @@ class Upstreams:
             return Assignment(self.all[0])
         now_s, policy = monotonic(), self.policy
         self._number += 1
-        session = session_of(head) if policy.keeps_sessions else None
+        session = self._session(head) if policy.keeps_sessions else None
         session_key = None if session is None else xxhash.xxh3_64_intdigest(session, SESSION_SEED)
         candidates = (None if passed else self._steady) or self._candidates(now_s, session_key, passed)
         tokens = prompt_tokens(head) if policy.sees_load else 0
@@ -310,6 +316,12 @@ class Upstreams:
         if upstream.ejection.until_s:
             upstream.ejection.begin(now_s)
         return Choice(upstream, request, self.policy, session_key)
+
+    def _session(self, head: RequestHead) -> bytes | None:
+        told = session_of(head)
+        if told is None or self._key is None:
+            return told
+        return keyed_id(self._key, "session", told.decode("latin-1")).encode()
 
     def pick_next(self, head: RequestHead, before: Assignment, passed: Sequence[Upstream]) -> Assignment | None:
         """Choose another upstream than those that could not be reached; null: none is left.

@@ -30,6 +30,7 @@ from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
+from tracefile.hashing.hashkey import HashKey
 from wire.dialing import reload_chain, server_context
 from wire.errors import WireError
 from wire.loop import run
@@ -104,6 +105,7 @@ class Worker:
             eject_after=setup.eject_after,
             capacity_blocks=setup.capacity_blocks,
             tls=setup.tls,
+            key=HashKey(setup.key_secret),
         )
         self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
         self._relays = new_relays(

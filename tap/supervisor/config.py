@@ -318,6 +318,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
 
 def worker_setup(
     config: TapConfig,
+    key: HashKey,
     facts: EngineFacts,
     runtime: Runtime,
     *,
@@ -335,6 +336,7 @@ def worker_setup(
         route=config.route,
         capacity_blocks=cache_blocks(facts),
         route_bytes=config.route_bytes,
+        key_secret=key.secret,
         eject_after=config.eject_after,
         board_path=str(runtime.board),
         board=board,

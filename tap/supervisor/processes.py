@@ -27,6 +27,7 @@ from tap.supervisor.config import Runtime, TapConfig, board_size, worker_setup
 from tap.supervisor.fleet import Fleet
 from tap.supervisor.restarting import ChildProcess, RestartingChild
 from tap.supervisor.upstreamlist import UpstreamList
+from tracefile.hashing.hashkey import HashKey
 from tracefile.records.schema import Engine
 
 WORKER_FLUSH_S = 65.0
@@ -46,9 +47,12 @@ class Workers:
         facts: EngineFacts,
         runtime: Runtime,
         ledger: Ledger,
+        *,
+        key: HashKey,
         listeners: Sequence[socket.socket],
     ) -> None:
         self._config, self._facts, self._runtime, self._ledger = config, facts, runtime, ledger
+        self._key = key
         self._listeners = listeners
         self._cut = 0
         self._children = [self._child(number) for number in range(config.workers)]
@@ -106,7 +110,7 @@ class Workers:
     async def _start(self, number: int) -> ChildProcess:
         listen_fd = self._listeners[number].fileno()
         setup = worker_setup(
-            *(self._config, self._facts, self._runtime),
+            *(self._config, self._key, self._facts, self._runtime),
             number=number,
             listen_fd=listen_fd,
             upstreams=self.fleet.entries(),

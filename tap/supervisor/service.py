@@ -215,7 +215,7 @@ async def serve(config: TapConfig) -> None:
         setup = recorder_setup(config, key, facts, runtime)
         admin = AdminProcess(config, pages[0], runtime, setup.block_size) if pages else None
         async with recording(setup, ledger) as recorder:
-            workers = Workers(config, facts, runtime, ledger, listeners)
+            workers = Workers(config, facts, runtime, ledger, key=key, listeners=listeners)
             service = Service(config, ledger, recorder, workers, facts.known_engine)
             try:
                 await workers.start()

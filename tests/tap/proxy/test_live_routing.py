@@ -20,6 +20,10 @@ from tap.proxy import routedrelay
 from tap.proxy.livepolicy import LivePolicy, live_policy
 from tap.proxy.upstreams import Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
+from tracefile import HashKey
+from tracefile.hashing.hashkey import keyed_id
+
+KEY = HashKey(b"k" * 32)
 
 
 def prompt(text: str) -> bytes:
@@ -296,18 +300,19 @@ def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor(
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 6)), max_size=40), st.integers(2, 4))
 @pytest.mark.parametrize("policy", ["session", "prefix", "round-robin"])
 def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int, bool, int]], count: int) -> None:
-    """Session and prefix decide the same way in the tap and by the simulated fleet's router."""
+    """Session and prefix decide the same way in the tap and in the fleet simulated from its trace, by records' ids."""
     entries = [entry(place) for place in range(count)]
-    live = Upstreams(entries, live_policy(policy))
+    live = Upstreams(entries, live_policy(policy), key=KEY)
     knowledge = PrefixIndex(count, capacity_blocks=1 << 10) if POLICIES[policy].uses_cache else None
     simulated = Router([one.url for one in entries], POLICIES[policy].make(PolicySettings()), knowledge=knowledge)
     for number, (session, told, length) in enumerate(requests):
         keys = [session * 100 + place + 1 for place in range(length)] if knowledge is not None else []
         name = f"session {session}" if told else None
+        recorded = None if name is None else keyed_id(KEY, "session", name)
         request = RoutedRequest(
             number=number,
             arrival_s=float(number),
-            session=None if name is None else name.encode(),
+            session=None if recorded is None else recorded.encode(),
             blocks=keys,
             block_tokens=128.0,
             prompt_tokens=0,
