@@ -70,16 +70,15 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=judged, keeps_steps=True)
     fleet, costs = dispatch.fleet, np.array(model.costs)
     by_engine = np.zeros(len(engines))
-    by_life = np.zeros(len(fleet.lives))
-    for number, life in enumerate(fleet.lives):
-        rows = life.state.timeline.rows[: int(life.state.clock["num_steps"][0])]
-        by_life[number] = float((rows.sum(axis=0) * costs[: rows.shape[1]]).sum())
-        by_engine[life.engine] += by_life[number]
-    number = int(by_life.argmax())
-    state, places = fleet.lives[number].state, np.flatnonzero(fleet.life_of == number)
+    rows = [life.state.timeline.rows[: int(life.state.clock["num_steps"][0])] for life in fleet.lives]
+    for life, own in zip(fleet.lives, rows, strict=True):
+        by_engine[life.engine] += float((own.sum(axis=0) * costs[: own.shape[1]]).sum())
+    busiest = [number for number, life in enumerate(fleet.lives) if life.engine == int(by_engine.argmax())]
+    state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
     state.runs["parent"] = fleet.state.runs["parent"]
-    counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
+    counts = np.concatenate([rows[number] for number in busiest])
     point = PointRun(state, counts, costs[: counts.shape[1]])
+    places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     demand = demand_of(point, load.arrivals, load.engine, model, own=load.arrivals.take(places))
     return point, demand, _routing(dispatch, load.fleet, by_engine)
 
