@@ -15,6 +15,7 @@ from tap.supervisor import account
 ROOT = Path(__file__).parent.parent.parent
 PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("tap.md", "tap-operations.md"))
 OTHER_PROGRAMS_FLAGS = {
+    "--kv-events-config",
     *("--enable-prompt-tokens-details", "--stop-timeout", "--long"),
     *("--retry", "--retry-connrefused", "--retry-delay"),
 }
