@@ -92,19 +92,22 @@ def file_digest(path: Path) -> str:
 
 
 def off_pace(out: Path, captures: list[Capture]) -> list[str]:
-    """Captures during which the engine's core was clocked far from how it was in the others, in a sentence each: they
-    tell of a machine that had changed its pace. None with fewer than ``FEWEST_CLOCKED``."""
+    """Captures during which the engine's core was clocked far from how it was in its round, in a sentence each: they
+    tell of a machine that had changed its pace. None in rounds with fewer than ``FEWEST_CLOCKED``."""
     found = [manifest for capture in captures if (manifest := read_manifest(out, capture)) is not None]
-    clocks = {f"{one.shape}/{one.name}": one.core_python_ms for one in found if one.core_python_ms is not None}
-    if len(clocks) < FEWEST_CLOCKED:
-        return []
-    middle_ms = median(clocks.values())
-    return [
-        f"{name}: the engine's core was clocked at {ms:.2f} ms, in the middle of all captures at {middle_ms:.2f}; "
-        f"expected that to {OFF_PACE:.0%}: remove its manifest to capture it again"
-        for name, ms in clocks.items()
-        if abs(ms / middle_ms - 1.0) > OFF_PACE
-    ]
+    said: list[str] = []
+    for shape in dict.fromkeys(one.shape for one in found):
+        clocks = {one.name: one.core_python_ms for one in found if one.shape == shape and one.core_python_ms}
+        if len(clocks) < FEWEST_CLOCKED:
+            continue
+        middle_ms = median(clocks.values())
+        said += [
+            f"{shape}/{name}: the engine's core was clocked at {ms:.2f} ms, in the middle of its round at "
+            f"{middle_ms:.2f}; expected that to {OFF_PACE:.0%}: remove its manifest to capture it again"
+            for name, ms in clocks.items()
+            if abs(ms / middle_ms - 1.0) > OFF_PACE
+        ]
+    return said
 
 
 def index(out: Path, captures: list[Capture]) -> str:

@@ -130,8 +130,12 @@ def test_a_capture_on_a_machine_of_another_pace_is_named(tmp_path: Path) -> None
             assert off_pace(tmp_path, made) == []  # too few to say
     [said] = off_pace(tmp_path, made)
     assert said.startswith(
-        "128x2/poisson-slow: the engine's core was clocked at 0.31 ms, in the middle of all captures at 0.42"
+        "128x2/poisson-slow: the engine's core was clocked at 0.31 ms, in the middle of its round at 0.42"
     )
+    another = Capture("128x2-second", "burst")  # another day: its clock is no news for the first round
+    make(tmp_path, another)
+    write_manifest(tmp_path, another, msgspec.structs.replace(manifest_of(another), core_python_ms=0.2))
+    assert off_pace(tmp_path, [*made, another]) == [said]
 
 
 def test_captures_are_selected_by_what_their_names_are_like() -> None:
