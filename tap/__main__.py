@@ -335,11 +335,12 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     args = parser().parse_args(argv)
     _check_numbers(args)
     live_route(args.route)
+    trace = checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
     listed = checked_upstreams(args.upstream, args.upstreams)
     rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(
         **{name: getattr(args, name) for name in UNCHECKED},
-        trace=checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
+        trace=trace,
         upstreams=listed.origins,
         draining=listed.draining,
         stopped=listed.stopped,

@@ -363,8 +363,10 @@ MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 10, 1 << 14, 1 << 17
 
 def board_size(config: TapConfig, facts: EngineFacts) -> BoardSize:
     """Return the size of the workers' shared memory: tables for as many tokens as the engine's cache."""
+    slots = len(config.upstreams) + (0 if config.upstreams_file is None else SPARE_SLOTS)
+    if slots == 1:  # no choice, now or later
+        return BoardSize(config.workers, slots, 1)
     keys = cache_blocks(facts) or DEFAULT_KEYS
-    slots = len(config.upstreams) + SPARE_SLOTS
     return BoardSize(config.workers, slots, 1 << (min(max(keys, MIN_KEYS), MAX_KEYS) - 1).bit_length())
 
 
