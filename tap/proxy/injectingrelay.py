@@ -285,8 +285,7 @@ class InjectingRelay(Relay):
             super().response_head(head)
         else:
             self._held = HeldResponse(head, self._response_headers(head), is_stream)
-            if self._copy is not None:
-                self._copy.response_head(head.status, head.headers, head.names)
+            self._begin_response(head)
         self._reframes = bool(header_values(head.headers, b"transfer-encoding")) and not self._dechunk
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:

@@ -217,12 +217,7 @@ class Relay:
             if self._head.version == "1.1":
                 self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
             return
-        upstream = self._assignment.upstream
-        if head.status >= SERVER_ERROR or upstream.ejection.troubled:
-            upstream.responded(head.status)
-        if self._copy is not None:
-            self._copy.response_head(head.status, head.headers, head.names)
-        self._before_body = True
+        self._begin_response(head)
         request = self._head
         if head.passes and request.version == "1.1" and request.keep_alive and not self._client.closing:
             start = head.raw
@@ -271,6 +266,15 @@ class Relay:
     def resume_request(self) -> None:
         self._client.resume_reading()
 
+    def _begin_response(self, head: ResponseHead) -> None:
+        """Take the head's status as the upstream's state, and copy the head."""
+        upstream = self._assignment.upstream
+        if head.status >= SERVER_ERROR or upstream.ejection.troubled:
+            upstream.responded(head.status)
+        if self._copy is not None:
+            self._copy.response_head(head.status, head.headers, head.names)
+        self._before_body = True
+
     def _begin_body(self) -> None:
         self._before_body = False
         self._assignment.first_token()
@@ -300,7 +304,6 @@ class Relay:
             return
         self._ended = True
         self._unsent.clear()
-        self._assignment.end()
         if self._copy is not None:
             copy, relays = self._copy, self._relays
             self._copy = None
@@ -308,6 +311,7 @@ class Relay:
             relays.bytes_in += copy.request_bytes
             relays.bytes_out += copy.response_bytes
             relays.link.submit(copy, perf_counter_ns(), outcome, error_kind)
+        self._assignment.end()  # last: a policy's fault must not cost the record
 
 
 class TimedRelay(Relay):

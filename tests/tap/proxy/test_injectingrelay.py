@@ -474,6 +474,21 @@ def test_an_upstream_that_is_not_there_is_said_to_be(lab: Any, free_port: int) -
     assert (record.status, record.error) == ("error", "connect_refused")
 
 
+def test_a_held_response_ends_its_upstreams_trouble(lab: Any) -> None:
+    async def scenario() -> None:
+        one, other = lab.upstream(like_vllm), lab.upstream(like_vllm)
+        async with one.serving(), other.serving():
+            origins = tuple(Origin("http", "127.0.0.1", upstream.port) for upstream in (one, other))
+            async with lab.tap(one.port, inject=BOTH, upstreams=origins) as (tap, _):
+                for upstream in tap.relays.upstreams.all:
+                    upstream.ejection.in_row = 1
+                for _ in range(2):
+                    await tap.post(TEXT, REQUESTS[TEXT])
+                assert [upstream.ejection.in_row for upstream in tap.relays.upstreams.all] == [0, 0]
+
+    asyncio.run(scenario())
+
+
 def test_upstreams_take_turns(lab: Any) -> None:
     async def scenario() -> None:
         one, other = lab.upstream(like_vllm), lab.upstream(like_vllm)

@@ -2,7 +2,12 @@
 
 import asyncio
 import gzip
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+
+from tap.proxy.relay import Relay
 
 COMPLETION = {"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
 
@@ -535,3 +540,19 @@ def test_many_at_once_are_each_whole_and_each_recorded(lab: Any) -> None:
     assert len(records) == len({record.request_id for record in records}) == 100
     assert all(record.status == "ok" and record.output_tokens == 5 for record in records)
     assert max(record.concurrency or 0 for record in records) > 10
+
+
+def test_a_fault_in_the_account_of_upstreams_costs_no_record() -> None:
+    def fail() -> None:
+        raise ValueError
+
+    submitted: list[Any] = []
+    relay: Any = Relay.__new__(Relay)
+    relay._ended, relay._unsent, relay._assignment = False, [], SimpleNamespace(end=fail)
+    relay._copy = copy = SimpleNamespace(request_bytes=1, response_bytes=2)
+    link = SimpleNamespace(submit=lambda *found: submitted.append(found))
+    relay._relays = relays = SimpleNamespace(in_flight=1, bytes_in=0, bytes_out=0, link=link)
+    with pytest.raises(ValueError, match=r"^$"):
+        relay._end("ok", None)
+    assert [(found[0], *found[2:]) for found in submitted] == [(copy, "ok", None)]
+    assert (relays.in_flight, relays.bytes_in, relays.bytes_out) == (0, 1, 2)
