@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ def test_engines_are_restarted_one_after_another_without_a_lost_request(lab: Any
 
     assert all(response.startswith(b"HTTP/1.1 200") for response in asyncio.run(scenario()))
     assert lab.summary["dropped"] == {}
+
+
+def test_the_recipe_restarts_no_engine_while_the_tap_does_not_tell(tmp_path: Path) -> None:
+    counts = 'kvtape_tap_upstream_in_flight{upstream="http://a:1"} 0'
+    tools = {"curl": f"echo >>asked\n[ $(wc -l <asked) -gt 2 ] || exit 7\necho '{counts}'", "sleep": "exit 0"}
+    for name, script in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "list").write_text("http://a:1\n")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RELOAD": "true"}
+    arguments = [str(RECIPE), "list", "http://admin", "cp", "asked", "restarted"]
+    subprocess.run(arguments, env=environment, cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "restarted").read_text() == "\n" * 3
 
 
 async def run_recipe(*arguments: str, tap_pid: int) -> int:
