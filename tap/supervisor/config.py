@@ -309,6 +309,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         cache_feeds=[
             CacheFeed(str(upstream), config.upstreams.index(upstream), events, replay)
             for upstream, events, replay in config.kv_events
+            if upstream in config.upstreams  # a reload may have removed it
         ],
         board_path=str(runtime.board),
         board=board_size(config, facts),

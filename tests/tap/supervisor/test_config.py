@@ -212,3 +212,13 @@ def test_kv_events_need_token_ids_and_the_models_name(flags: list[str], said: st
         replace(config, tokenizer="ids", model="m"), HashKey(b"k" * 32), EngineFacts(), Runtime(tmp_path)
     )
     assert setup.cache_feeds == [CacheFeed("http://a:1", 0, "tcp://a:5557")]
+
+
+def test_kv_events_of_an_upstream_that_a_reload_removed_are_left_out(tmp_path: Path) -> None:
+    flags = ["--upstream", "http://b:1", "--route", "overlap", "--model", "m"]
+    flags += ["--kv-events", "http://a:1=tcp://a:5557", "--kv-events", "http://b:1=tcp://b:5557"]
+    config = read_config([*REQUIRED, *flags])
+    setup = recorder_setup(
+        replace(config, upstreams=config.upstreams[1:]), HashKey(b"k" * 32), EngineFacts(), Runtime(tmp_path)
+    )
+    assert [feed.slot for feed in setup.cache_feeds] == [0]
