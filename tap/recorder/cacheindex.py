@@ -62,7 +62,7 @@ class CacheIndex:
                 self._tables[upstream].add(held)
                 # A prompt of which nothing is there may have been sent under another name of the model.
                 if held and upstream == exchange.upstream:
-                    self._tables[upstream].remove({*keys} & self._blocks.keys() - {*held})
+                    self._tables[upstream].remove(({*keys} - {*held}) & self._blocks.keys())
 
     def changed(self, upstream: str, change: Change) -> None:
         table = self._tables[upstream]
