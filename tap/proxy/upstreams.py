@@ -30,6 +30,8 @@ SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 """Headers with the client's conversation id; the first one present counts."""
 SESSION_SEED = 0x5E5510
 """Seed of the keys of sessions in an upstream's table, among those of prefixes."""
+MAX_PROMPT_TOKENS = 1 << 20
+"""Most that a request counts for: a length is the client's word, and the counts are shared by all."""
 SERVER_ERROR = 500
 SICK = frozenset({500, 502, 503, 504})
 """Statuses of an upstream that fails; others from 500 on are about the request."""
@@ -275,6 +277,7 @@ class Upstreams:
         self.all = [self._taken(entry, known) for entry in entries]
         for removed in known.values():
             removed.pool.retire()
+            removed.table.clear()  # its slot may be another's next
         for upstream in self.all:
             upstream.watched, upstream.on_ejection = len(self.all) > 1, self._look
         self._look()
@@ -393,9 +396,9 @@ def first_value(head: RequestHead, name: bytes) -> bytes:
 
 
 def prompt_tokens(head: RequestHead) -> int:
-    """Return an estimate from the body's length; 0: not told."""
+    """Return an estimate from the body's length, bounded; 0: not told."""
     length = first_value(head, b"content-length")
-    return int(length) // BYTES_PER_TOKEN if length.isdigit() else 0
+    return min(int(length) // BYTES_PER_TOKEN, MAX_PROMPT_TOKENS) if length.isdigit() else 0
 
 
 def _ignore() -> None:

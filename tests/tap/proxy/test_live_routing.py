@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router, users
 from engines.routing.index import PrefixIndex
 from engines.routing.users import GuardedPolicy
-from tap.ipc.exchange import BoardSize
+from tap.ipc.exchange import BoardSize, UpstreamEntry
 from tap.ipc.upstreamboard import UpstreamBoard
 from tap.proxy import routedrelay
 from tap.proxy.livepolicy import LivePolicy, live_policy
-from tap.proxy.upstreams import Upstreams
+from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
+from wire.requesthead import parse_request_head
 
 KEY = HashKey(b"k" * 32)
 
@@ -263,6 +264,27 @@ def test_an_upstream_that_was_stopped_has_an_empty_cache_and_is_the_last_resort(
     assert upstreams.pick(head(), passed=[other]).upstream is stopped
     upstreams.reload([entry(0), entry(1)])
     assert stopped.table.overlap([1]) == 0
+
+
+def test_the_next_upstream_of_a_removed_ones_slot_begins_with_an_empty_table() -> None:
+    upstreams = Upstreams([entry(0), entry(1)], live_policy("prefix"))
+    for one in upstreams.all:
+        one.table.add([1, 2, 3])
+    upstreams.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
+    assert [one.table.overlap([1, 2, 3]) for one in upstreams.all] == [0, 3]
+
+
+def test_a_length_beyond_every_prompt_counts_as_the_longest() -> None:
+    upstreams = Upstreams([entry(0), entry(1)], live_policy("overlap"))
+    request = parse_request_head(b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 999999999999999999\r\n\r\n")
+    held = [upstreams.pick(request) for _ in range(200)]
+    for assignment in held:
+        assignment.begin()
+    totals = [upstreams.board.totals(slot) for slot in (0, 1)]
+    assert [sum(counts) for counts in zip(*totals, strict=True)] == [200, *[200 * MAX_PROMPT_TOKENS] * 2]
+    for assignment in held:
+        assignment.end()
+    assert [upstreams.board.totals(slot) for slot in (0, 1)] == [[0, 0, 0]] * 2
 
 
 def test_unhealthy_upstreams_get_nothing_unless_all_are() -> None:
