@@ -72,8 +72,8 @@ class EngineCache:
         self._hashers: dict[str | None, BlockHasher] = {}
         self._ends: dict[EngineHash, BlockHash] = {}
         """Our hash by the engine's."""
-        self._copies: dict[BlockHash, int] = {}
-        """How often the engine holds a block: vLLM keeps what two requests computed at once."""
+        self._copies: dict[BlockHash, list[EngineHash]] = {}
+        """The engine's hashes of a block, one for each copy: vLLM keeps what two requests computed at once."""
         self.fine_blocks = 0
         """Blocks of our hashes in one of the engine's. 0: not known yet."""
         self.unplaced = 0
@@ -105,10 +105,10 @@ class EngineCache:
         if read.medium not in (None, GPU) or read.group_idx:  # offloaded, or of another kind of layer
             return Change()
         if isinstance(read, BlocksStored):
-            return Change(stored=[block for block in self._store(read) if self._add(block)])
+            return Change(stored=[block for name, block in self._store(read) if self._add(name, block)])
         return Change(removed=[block for block in map(self._drop, read.block_hashes) if block is not None])
 
-    def _store(self, event: BlocksStored) -> Iterator[BlockHash]:
+    def _store(self, event: BlocksStored) -> Iterator[tuple[EngineHash, BlockHash]]:
         hasher = self._hasher(event.lora_name)
         per_block, rest = divmod(event.block_size, hasher.block_size)
         self.fine_blocks = 0 if rest else per_block
@@ -118,9 +118,7 @@ class EngineCache:
         previous = None if event.parent_block_hash is None else self._ends.get(event.parent_block_hash)
         ids = event.token_ids[: count * event.block_size]
         ends = hasher.extend(previous, ids)[per_block - 1 :: per_block] if count else []
-        for engine_hash, end in zip(event.block_hashes, ends, strict=False):
-            self._ends[engine_hash] = end
-            yield end
+        return zip(event.block_hashes, ends, strict=False)
 
     def _hasher(self, lora: str | None) -> BlockHasher:
         hasher = self._hashers.get(lora)
@@ -128,19 +126,25 @@ class EngineCache:
             hasher = self._hashers[lora] = self._new_hasher(lora)
         return hasher
 
-    def _add(self, block: BlockHash) -> bool:
-        copies = self._copies[block] = self._copies.get(block, 0) + 1
-        return copies == 1
+    def _add(self, name: EngineHash, block: BlockHash) -> bool:
+        """Add a copy; return True if it is the first one."""
+        self._ends[name] = block
+        copies = self._copies.setdefault(block, [])
+        copies.append(name)
+        return len(copies) == 1
 
     def _drop(self, engine_hash: EngineHash) -> BlockHash | None:
         """Take out a copy; return the block if it was the last one."""
         block = self._ends.get(engine_hash)
         if block is None:
             return None
-        self._copies[block] -= 1
-        if self._copies[block]:
+        copies = self._copies[block]
+        copies.remove(engine_hash)
+        if engine_hash not in copies:
+            del self._ends[engine_hash]
+        if copies:
             return None
-        del self._ends[engine_hash], self._copies[block]
+        del self._copies[block]
         return block
 
 

@@ -20,6 +20,8 @@ MAX_PARTS = 64
 READ_BYTES = 1 << 16
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _SUBSCRIBE_ALL = b"\x01"
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds and probes until a peer that vanished counts as gone, where the platform has the options."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -43,6 +45,9 @@ class ZmtpSocket:
         self._socket = socket.create_connection(endpoint, timeout_s)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             self._shake_hands(kind)
         except BaseException:
             self._socket.close()
