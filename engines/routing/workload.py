@@ -12,6 +12,9 @@ from engines.routing.load import least_costly
 from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
 from engines.routing.sessions import SessionStatistics
 
+MAX_RESTING = 1 << 17
+"""Rests that are remembered; of more the longest count as ends."""
+
 
 class _Session(msgspec.Struct, gc=False):
     """A living session: in flight, or at rest and not yet given up."""
@@ -151,8 +154,9 @@ class WorkloadAware:
         after.own_tokens += weight * session.own_tokens
 
     def _give_up(self, now_s: float) -> None:
-        """Take sessions that have rested too long as ended."""
-        while self._resting and now_s - self._resting[0][0] > self.statistics.patience_s:
+        """Take sessions that have rested too long, or longest of too many, as ended."""
+        patience_s = self.statistics.patience_s
+        while self._resting and (now_s - self._resting[0][0] > patience_s or len(self._resting) > MAX_RESTING):
             rests_since_s, name = self._resting.popleft()
             session = self._sessions.get(name)
             if session is not None and not session.in_flight and session.rests_since_s == rests_since_s:

@@ -240,6 +240,18 @@ def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() 
     assert policy.statistics.another_turn(2) < 0.3
 
 
+def test_workload_aware_remembers_only_so_many_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.routing.workload.MAX_RESTING", 5)
+    policy, engines = WorkloadAware(), idle(2)
+    for number in range(20):
+        new = request(number, b"s%d" % number)
+        chosen = engines[policy(new, engines)]
+        policy.sent(new, chosen)
+        policy.ended(new, chosen, new.arrival_s)
+        policy.check_integrity()
+    assert list(policy._sessions) == [b"s%d" % number for number in range(14, 20)]
+
+
 def test_workload_aware_keeps_a_session_where_its_cache_is_and_out_of_a_full_one() -> None:
     policy = WorkloadAware()
     router = Router(["a", "b"], policy, knowledge=PrefixIndex(2, capacity_blocks=1000), capacity_blocks=100)
