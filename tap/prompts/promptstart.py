@@ -1,7 +1,7 @@
 """Keys of a prompt's start: chained hashes of the first bytes of a request's body, before anybody parses it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import xxhash
 
@@ -20,8 +20,7 @@ def prompt_start(reads: Sequence[bytes], most_bytes: int) -> list[int]:
 
     A key depends on the model and on all of the prompt before it. The last one may hold members behind the prompt.
     """
-    data = reads[0] if len(reads) == 1 else b"".join(reads)
-    data = data[:most_bytes]
+    data = b"".join(_first_reads(reads, most_bytes))[:most_bytes]
     prompt = _PROMPT.search(data)
     model = _MODEL.search(data, 0, MODEL_WITHIN_BYTES)
     key = 0 if model is None else xxhash.xxh3_64_intdigest(model[1])
@@ -30,3 +29,12 @@ def prompt_start(reads: Sequence[bytes], most_bytes: int) -> list[int]:
         key = xxhash.xxh3_64_intdigest(data[at : at + PIECE_BYTES], key)
         keys.append(key)
     return keys
+
+
+def _first_reads(reads: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
+    """Yield the reads that the first bytes are in: a large body is not joined for its start."""
+    for read in reads:
+        yield read
+        most_bytes -= len(read)
+        if most_bytes <= 0:
+            return
