@@ -202,6 +202,8 @@ class Choice(Assignment):
     def begin(self) -> None:
         super().begin()
         request, upstream = self.request, self.upstream
+        if upstream.ejection.until_s:
+            upstream.ejection.begin(monotonic())
         if request.blocks:
             upstream.told_keys += len(request.blocks)
             upstream.hit_keys += upstream.engine.overlap
@@ -263,10 +265,6 @@ class Upstreams:
         self.reload(entries)
 
     @property
-    def names(self) -> list[str]:
-        return [upstream.name for upstream in self.all]
-
-    @property
     def reads_prompt(self) -> bool:
         """True if the choice waits for the start of the prompt."""
         return self.route_bytes > 0 and len(self.all) > 1
@@ -315,10 +313,7 @@ class Upstreams:
             engines = [self._seen(upstream, keys) for upstream in candidates]
         else:
             engines = [upstream.engine for upstream in candidates]
-        upstream = candidates[policy.choose(request, engines)]
-        if upstream.ejection.until_s:
-            upstream.ejection.begin(now_s)
-        return Choice(upstream, request, self.policy, session_key)
+        return Choice(candidates[policy.choose(request, engines)], request, self.policy, session_key)
 
     def _session(self, head: RequestHead) -> bytes | None:
         told = session_of(head)

@@ -194,6 +194,16 @@ def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) 
     asyncio.run(scenario())
 
 
+def test_a_request_that_is_never_sent_is_no_trial() -> None:
+    upstreams = Upstreams([entry(0), entry(1, healthy=False)])
+    ejection = upstreams.all[0].ejection
+    ejection.fail(0.0, unreached=True)
+    upstreams.pick(head())
+    assert ejection.admits(time.monotonic()), "its client may never send the body"
+    upstreams.pick(head()).begin()
+    assert not ejection.admits(time.monotonic())
+
+
 def test_a_status_about_the_request_leaves_no_upstream_out(lab: Any) -> None:
     async def unable(request: Any) -> None:
         request.write_json({"error": {}}, b"501 Not Implemented")
