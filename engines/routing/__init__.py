@@ -2,7 +2,7 @@
 
 from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
-from engines.routing.rendezvous import by_rendezvous, engine_seed, in_turn
+from engines.routing.rendezvous import by_rendezvous, engine_seed
 from engines.routing.router import Knowledge, Learner, Router
 from engines.routing.routes import ROUTE_HELP, Route, make_router, parse_route
 
@@ -21,7 +21,6 @@ __all__ = [
     "RoutingCosts",
     "by_rendezvous",
     "engine_seed",
-    "in_turn",
     "make_router",
     "parse_route",
 ]

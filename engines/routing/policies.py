@@ -34,8 +34,6 @@ class PolicyKind:
 
     make: Callable[[PolicySettings], Policy]
     """Makes it for one router: a policy's state is never shared."""
-    sees: str
-    """What it uses of a request and of the engines, for people."""
     uses_cache: bool = False
     """It reads ``RoutedEngine.overlap``: the router needs to know the engines' caches."""
     uses_active: bool = False
@@ -47,29 +45,21 @@ def _stateless(policy: Policy) -> Callable[[PolicySettings], Policy]:
 
 
 POLICIES: dict[str, PolicyKind] = {
-    "round-robin": PolicyKind(_stateless(round_robin), "nothing"),
-    "random": PolicyKind(lambda settings: random_choice(settings.seed), "nothing"),
-    "least-loaded": PolicyKind(_stateless(least_loaded), "requests in flight"),
-    "power-of-two": PolicyKind(lambda settings: power_of_two(settings.seed), "requests in flight of two engines"),
-    "session": PolicyKind(_stateless(session_hash), "session, else first block"),
-    "bounded": PolicyKind(
-        lambda settings: bounded_hash(settings.load_factor), "session, else first block; requests in flight"
-    ),
-    "prefix": PolicyKind(_stateless(longest_prefix), "cached prefix, requests in flight", uses_cache=True),
+    "round-robin": PolicyKind(_stateless(round_robin)),
+    "random": PolicyKind(lambda settings: random_choice(settings.seed)),
+    "least-loaded": PolicyKind(_stateless(least_loaded)),
+    "power-of-two": PolicyKind(lambda settings: power_of_two(settings.seed)),
+    "session": PolicyKind(_stateless(session_hash)),
+    "bounded": PolicyKind(lambda settings: bounded_hash(settings.load_factor)),
+    "prefix": PolicyKind(_stateless(longest_prefix), uses_cache=True),
     "overlap": PolicyKind(
         lambda settings: overlap_against_load(settings.overlap_weight, settings.adapter_load_tokens),
-        "cached prefix, prefill outstanding, tokens held, adapters",
         uses_cache=True,
         uses_active=True,
     ),
-    "cost": PolicyKind(
-        lambda settings: earliest_first_token(settings.adapter_load_tokens),
-        "cached prefix, prefill outstanding, costs of the latency model, adapters",
-        uses_cache=True,
-    ),
+    "cost": PolicyKind(lambda settings: earliest_first_token(settings.adapter_load_tokens), uses_cache=True),
     "workload": PolicyKind(
         lambda settings: WorkloadAware(settings.statistics, settings.adapter_load_tokens),
-        "what cost sees; sessions' further turns, rests and growth; KV cache",
         uses_cache=True,
     ),
 }

@@ -65,9 +65,9 @@ class RoutedEngine(msgspec.Struct, gc=False):
     seed: int
     """Seed of its hashes, from ``engine_seed(name)``."""
     capacity_blocks: int = 0
-    """KV cache in blocks of the request's keys. fleet, serve: usable blocks; tap: a flag. 0: not known."""
+    """KV cache in blocks of the request's keys. fleet, serve: usable blocks; tap: of its metrics. 0: not known."""
     costs: RoutingCosts = TOKENS_ALONE
-    """fleet: of its latency model; serve: of the served model.json; tap: of ``--latency-model``."""
+    """fleet: of its latency model; serve: of the served model.json; tap: of the route's ``model``."""
     speed: float = 1.0
     """Speed relative to the others of a mixed fleet, in ``costs`` already. 1: not told."""
     healthy: bool = True

@@ -1,16 +1,10 @@
-"""Orders of engines that need no state: in turn, and by rendezvous hash. The tap and the simulation share them."""
+"""Order of engines that needs no state: by rendezvous hash. The tap and the simulation share it."""
 
 from collections.abc import Sequence
 
 import xxhash
 
 from engines.routing.records import RoutedEngine, RoutedRequest
-
-
-def in_turn(number: int, count: int) -> list[int]:
-    """Return the places of ``count`` engines in the order to try them for request ``number``: one after another."""
-    first = number % count
-    return [*range(first, count), *range(first)]
 
 
 def engine_seed(name: str) -> int:

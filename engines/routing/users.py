@@ -47,7 +47,7 @@ def user_policy(path: str, function: str) -> PolicyKind:
     def make(_: object) -> Policy:
         return GuardedPolicy(place, found() if isinstance(found, type) else found)
 
-    return PolicyKind(make, "what its function reads", uses_cache=True, uses_active=True)
+    return PolicyKind(make, uses_cache=True, uses_active=True)
 
 
 class GuardedPolicy:
