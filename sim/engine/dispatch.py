@@ -171,8 +171,11 @@ class Dispatch:
             if incidents is None or incidents.is_up(self.engine_of[place]):
                 return fleet.advance(place, self.engine_of[place])
             self.end(place)
+            incidents.ended(self, self.engine_of[place], fleet.now_ms)
         elif incidents is not None:
             incidents.arrived(self)
+        if incidents is not None:
+            fleet.state.clock["stop_ms"] = incidents.next_ms()
         if router is None:
             engine = self._table[place]
         else:

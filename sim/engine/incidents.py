@@ -7,7 +7,8 @@ import argparse
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from heapq import heappop, heappush
+from functools import partial
+from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any
 
@@ -86,7 +87,7 @@ def _value(text: str, word: str, field: str, value: str) -> float | int:
         found = duration(value) if field.endswith("_s") else float(value) if field == "rate" else int(value)
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise InputError(f"--event {text}: {word}: {error}") from None
-    if found < 0 or (field in {"rate", "window_s", "initial"} and found == 0):
+    if not 0 <= found < float("inf") or (field in {"rate", "window_s", "initial"} and found == 0):
         raise InputError(f"--event {text}: {word}; expected more than 0")
     return found
 
@@ -119,8 +120,8 @@ class Timeline:
         """Times in ms, what happened, and the engine."""
         for event in events:
             if isinstance(event, Kill):
-                self._note(start_ms + 1e3 * event.at_s, self._kill, event.engine)
-                self._note(start_ms + 1e3 * event.back_s, self._start, event.engine)
+                kill = partial(self._kill, back_ms=start_ms + 1e3 * event.back_s)
+                self._note(start_ms + 1e3 * event.at_s, kill, event.engine)
             elif isinstance(event, Deploy):
                 self._deploy = event
                 self._note(start_ms + 1e3 * event.at_s, self._drain, 0)
@@ -170,7 +171,10 @@ class Timeline:
     def _hold(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
         self._take_down(dispatch, engine, at_ms, "not started")
 
-    def _kill(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def _kill(self, dispatch: Dispatch, engine: int, at_ms: float, back_ms: float) -> None:
+        self._queue = [one for one in self._queue if one[2:] != (self._start, engine)]
+        heapify(self._queue)
+        self._note(back_ms, self._start, engine)
         self._take_down(dispatch, engine, at_ms, "died")
         moved, ended = dispatch.fleet.lose(engine)
         for place in (*moved, *ended):
@@ -181,6 +185,8 @@ class Timeline:
             self._next_in_turn(engine, at_ms)
 
     def _start(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+        if self._up[engine]:
+            return
         dispatch.fleet.restart(engine, at_ms)
         dispatch.lost_cache(engine)
         self._up[engine] = True

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from sim.engine.dispatch import AdapterLoad
 from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, Timeline, check_events, parse_event
+from sim.kernels import layout
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.fleets import make_request, routed
 from tracefile import Meta
@@ -44,6 +46,47 @@ def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> Non
     assert ("up", 2) in [(what, engine) for _, what, engine in dispatch.log]  # 11 in a window that counts both ends
 
 
+@pytest.mark.parametrize(
+    ("events", "happened"),
+    [
+        (
+            [Kill(engine=0, at_s=0.1, back_s=0.3), Kill(engine=0, at_s=0.2, back_s=0.4)],
+            [(100.0, "died"), (200.0, "died"), (400.0, "up")],
+        ),
+        (
+            [Deploy(at_s=0.1, startup_s=0.3), Kill(engine=0, at_s=0.3, back_s=0.45)],
+            [(100.0, "draining"), (300.0, "died"), (450.0, "up")],
+        ),
+        (
+            [ScaleUp(initial=1, rate=5.0, window_s=1.0, startup_s=0.3), Kill(engine=1, at_s=0.1, back_s=0.4)],
+            [(0.0, "not started"), (100.0, "died"), (400.0, "up"), (550.0, "starting")],
+        ),
+    ],
+)
+def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
+    events: list[Incident], happened: list[tuple[float, str]]
+) -> None:
+    """Ten requests a second of an output too long for the time between two starts."""
+    records = [make_request(number, arrival_ms=50.0 + 100.0 * number, prompt=8, output=30) for number in range(8)]
+    watched = int(isinstance(events[0], ScaleUp))
+    arrivals, timeline = plan_arrivals(Meta(block_size=4), records, 4), Timeline(events, 3, 0.0)
+    dispatch = routed(arrivals, 3, lambda request, engines: len(engines) - 1 if watched else 0, timeline)
+    assert [(at_ms, what) for at_ms, what, engine in dispatch.log if engine == watched] == happened
+    outcomes = [layout.OUTCOMES[code] for code in dispatch.fleet.state.runs["outcome"].tolist()]
+    assert set(outcomes[1:]) == {"ok"}
+
+
+def test_a_deploy_goes_on_after_a_request_that_waited_for_its_adapter() -> None:
+    """Engine 0 drains while its only request waits for an adapter: it goes to engine 1, and the deploy goes on."""
+    records = [make_request(number, arrival_ms=500.0 * number, prompt=8, output=4) for number in range(3)]
+    records[0].lora = "a"
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
+    events = Timeline([Deploy(at_s=0.02, startup_s=0.1)], 2, 0.0)
+    dispatch = routed(arrivals, 2, lambda request, engines: 0, events, adapters=AdapterLoad(1, 50.0))
+    assert dispatch.log[:3] == [(20.0, "draining", 0), (150.0, "up", 0), (150.0, "draining", 1)]
+    assert [one[1:] for one in dispatch.log[3:]] == [("up", 1)]
+
+
 def test_words_of_events() -> None:
     assert parse_event("kill:engine=2:at=10m:back=15m") == Kill(engine=2, at_s=600.0, back_s=900.0)
     assert parse_event("kill:engine=0:at=5s") == Kill(engine=0, at_s=5.0)
@@ -61,6 +104,8 @@ def test_words_of_events() -> None:
         ("kill:engine=1:at=5s:back=2s", "back is not after at"),
         ("deploy:at=1s:until=2s", "'until=2s'; expected some of at=…, startup=…"),
         ("scale-up:from=0:rate=1", "from=0; expected more than 0"),
+        ("scale-up:from=1:rate=nan", "rate=nan; expected more than 0"),
+        ("scale-up:from=1:rate=inf", "rate=inf; expected more than 0"),
     ],
 )
 def test_bad_events_are_named(text: str, said: str) -> None:
