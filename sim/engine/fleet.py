@@ -89,7 +89,10 @@ class Fleet:
             for result in self._results_in(life.state, places):
                 result.record.upstream = name
                 yield result
-        yield from self._results_in(self.lives[0].state, np.flatnonzero(self.life_of == NONE))
+        for result in self._results_in(self.lives[0].state, np.flatnonzero(self.life_of == NONE)):
+            if result.outcome != "as_recorded":
+                result.record.upstream = None
+            yield result
 
     def _results_in(self, state: SimState, places: IntArray) -> Iterator[RequestResult]:
         for name in ("outcome", "arrival_ms", "ttft_ms", "e2e_ms", "num_seen"):
@@ -157,6 +160,7 @@ class Fleet:
                 ended.append(place)
             else:
                 runs["outcome"][place], runs["num_seen"][place] = layout.NO_OUTCOME, 0
+                runs["ttft_ms"][place] = np.nan
                 self.life_of[place] = NONE
                 self._arrive(place, now_ms)
                 moved.append(place)

@@ -51,7 +51,7 @@ class RequestResult:
     output_tokens: int
     e2e_ms: float | None
     reached: bool
-    """The engine got the request."""
+    """An engine got the request, maybe one that died before its first token."""
     cached_tokens: int | None
     queue_ms: float | None
     """Time in the scheduler's queue before the first step that served it."""
@@ -225,7 +225,7 @@ def _predicted(result: RequestResult, block_size: int, *, keep_hashes: bool) -> 
         record.block_hashes = record.output_block_hashes = record.hash_source = None
     if result.outcome == "as_recorded":
         return record
-    if result.reached:
+    if result.reached and result.outcome not in FAILURES:
         _set_run(record, result, block_size)
     else:
         record.status, record.error = "error", FAILURES[result.outcome]

@@ -9,6 +9,7 @@ import pytest
 from sim.engine.dispatch import AdapterLoad, RoutedLoad
 from sim.engine.fleet import Fleet, FleetEngine, engine_seed
 from sim.engine.incidents import Kill, Timeline
+from sim.engine.results import FinishOrder
 from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels.fleet import ALL_ENDED
@@ -171,6 +172,21 @@ def test_requests_fail_while_no_engine_is_up() -> None:
     events = Timeline([Kill(engine=0, at_s=0.5, back_s=1.5)], 1, 0.0)
     outcomes = routed(arrivals, 1, lambda request, engines: 0, events).fleet.state.runs["outcome"].tolist()
     assert [layout.OUTCOMES[code] for code in outcomes] == ["ok", "no_engine", "ok"]
+
+
+def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
+    """The only engine dies before the first token of a request that is in its prefill."""
+    record = make_request(0, prompt=60, output=20)
+    record.upstream, record.finish_reason = "of-the-capture", "stop"
+    arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
+    fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0)).fleet
+    order = FinishOrder()
+    for result in fleet.results():
+        order.add(result, 4)
+    (found,) = order.release()
+    assert (found.status, found.error, found.http_status, found.finish_reason) == ("error", "no_engine", None, None)
+    assert (found.upstream, found.ttft_ms, found.output_tokens, found.e2e_ms) == (None, None, None, 5.0)
+    assert np.isnan(fleet.state.runs["ttft_ms"]).all()
 
 
 def test_the_load_as_a_router_sees_it() -> None:
