@@ -35,7 +35,7 @@ from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session,
 from sim.workload.arrivals import NOBODY, Arrivals, BatchPlan
 from sim.workload.chain import Chains
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
-from tracefile.files.writing import lines_file, new_writer
+from tracefile.files.writing import check_new, lines_file, new_writer
 from tracefile.records.arrays import FloatArray
 from tracefile.records.batches import Batch, RecordBatch, without_collector
 
@@ -239,13 +239,16 @@ def _predict_fleet(
     arguments: argparse.Namespace, header: Meta, arrivals: Arrivals, models: list[Model], seed: int | None
 ) -> Summary:
     """Predict a whole trace on the fleet that the flags ask for."""
+    inputs = [arguments.trace, *arguments.latency_model]
+    check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
+    regret_inputs = [*inputs, arguments.output]
+    if arguments.regret is not None:
+        check_new(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret")
     overrides = engine_overrides(arguments)
     found = simulate_fleet(arguments, arrivals, models, lambda one: engine_with(one.engine, overrides), seed)
     header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
     order, tally = FinishOrder(), Tally()
-    with new_writer(
-        arguments.output, header, inputs=[arguments.trace, *arguments.latency_model], overwrite=arguments.overwrite
-    ) as writer:
+    with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
         for result in found.results():
             order.add(result, found.block_size, keep_hashes=not arguments.cold_prompts)
         records = order.release()
@@ -253,8 +256,7 @@ def _predict_fleet(
             writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
         tally.add(records)
     if arguments.regret is not None:
-        inputs = [arguments.trace, *arguments.latency_model, arguments.output]
-        with lines_file(arguments.regret, inputs=inputs, overwrite=arguments.overwrite, flag="--regret") as take:
+        with lines_file(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret") as take:
             for line in found.regret_lines():
                 take(line)
     summary = tally.summary(found.preemptions, found.engine_steps)

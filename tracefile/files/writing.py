@@ -12,7 +12,7 @@ from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.appending import append_to, new_trace_file, new_whole_file
+from tracefile.storage.appending import append_to, begin_replacement, new_trace_file, new_whole_file
 from tracefile.storage.output import is_replaceable, refuse_inputs
 
 if TYPE_CHECKING:
@@ -140,6 +140,19 @@ def _output(
     path = "/dev/stdout" if os.fspath(path) == "-" else path
     refuse_inputs(path, inputs, flag)
     return path
+
+
+def check_new(
+    path: str | os.PathLike[str],
+    *,
+    inputs: Iterable[str | os.PathLike[str]],
+    overwrite: bool = False,
+    flag: str = "--output",
+) -> None:
+    """Raises InputError, before a long run, where ``new_writer`` or ``lines_file`` would after it."""
+    path = _output(path, inputs, flag)
+    if is_replaceable(path):
+        begin_replacement(path, overwrite=overwrite).abandon()
 
 
 def new_writer(

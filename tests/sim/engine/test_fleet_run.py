@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sim.__main__ import main
+from sim.engine import run as command
 from sim.latency.modelfile import default_model, save_model
 from tests.sim.compile_kernels import TRACE
 from tracefile import load_trace
@@ -61,6 +62,18 @@ def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_pat
 
 def test_two_models_make_a_mixed_fleet(model: str, tmp_path: Path) -> None:
     run(model, tmp_path / "a.jsonl", "--latency-model", model, "--replicas", "2", "--route", "bounded")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "regret.jsonl"])
+def test_a_file_that_is_there_is_refused_before_the_simulation(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(command, "simulate_fleet", None)
+    (tmp_path / name).write_text("kept\n")
+    flags = ["-o", str(tmp_path / "x.jsonl"), "--regret", str(tmp_path / "regret.jsonl"), "--replicas", "2"]
+    with pytest.raises(InputError, match=f"{name}: already has 5 bytes; expected a new file, or --overwrite"):
+        main(["run", TRACE, "--latency-model", model, *flags])
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl"] == [name]
 
 
 @pytest.mark.parametrize(
