@@ -77,6 +77,11 @@ class ModelWatch:
             self._judged_ms = end_ms
 
     @property
+    def is_empty(self) -> bool:
+        """True until a request with an arrival and an end comes."""
+        return self._judged_ms is None
+
+    @property
     def is_due(self) -> bool:
         """True once the trace has gone on by ``every_ms`` since the last judgement."""
         return self._judged_ms is not None and self._window.latest_ms >= self._judged_ms + self._config.every_ms

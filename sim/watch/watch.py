@@ -108,6 +108,8 @@ def _judgements(watch: ModelWatch, config: WatchConfig, *, follow: bool) -> Iter
     if not taken:
         raise InputError(f"{config.trace}: no records; expected at least one request")
     if watch.has_news:
+        if watch.is_empty:
+            raise InputError(f"{config.trace}: no request with an arrival and an end; expected a capture")
         yield watch.judge()
 
 

@@ -222,3 +222,9 @@ def test_bad_input_is_one_line_and_kept_in_the_state(tmp_path: Path, served: Any
     problem = decode_state((tmp_path / "state.json").read_bytes()).problem
     assert problem is not None
     assert problem.startswith("block size 32")
+
+
+def test_a_trace_of_requests_without_an_end_is_no_capture(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.jsonl", Meta(source="tap", block_size=BLOCK), list(asked(2)))
+    with pytest.raises(InputError, match=r"t\.jsonl: no request with an arrival and an end; expected a capture"):
+        watched(tmp_path, trace, engine_model())
