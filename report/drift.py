@@ -1,13 +1,12 @@
 """``report drift``: rolling fits of ``sim fit --window`` as one page: each parameter by time, and where it changed."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from measure.fitindex import INDEX, read_windows
 from report.output import add_picture_arguments, pictures_of
 from report.rolling.drift import drift_lines, make_page
-from tracefile.commandline.printing import print_json, printable
+from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 
 
@@ -30,8 +29,5 @@ def show_drift(flags: argparse.Namespace) -> int:
         from report.rolling.page import drift_figures, render_drift  # noqa: PLC0415
 
         pictures.write(render_drift(page), drift_figures(page))
-    if flags.json:
-        print_json(page)
-    for line in drift_lines(page):
-        print(printable(line), file=sys.stderr if flags.json else sys.stdout)
+    print_result(page, drift_lines(page), as_json=flags.json)
     return 0

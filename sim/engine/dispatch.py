@@ -9,7 +9,7 @@ import numpy as np
 from engines.routing.adapters import AdapterSlots
 from engines.routing.costs import prefill_ms, routing_costs
 from engines.routing.records import RoutedRequest, RoutingCosts
-from engines.routing.regret import EngineTruth, Regret, regret_of
+from engines.routing.regret import EngineTruth, Regret, RegretAccount, regret_of
 from engines.routing.router import Router
 from sim.engine.fleet import Fleet
 from sim.kernels import layout
@@ -210,6 +210,13 @@ class Dispatch:
         if self.router is not None:
             self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
 
+    def account(self) -> RegretAccount:
+        """Return sums over the choices that were judged."""
+        account = RegretAccount()
+        for place, regret in sorted(self.regrets.items()):
+            account.add(regret, self.load.blocks(place))
+        return account
+
     @property
     def log(self) -> list[tuple[float, str, int]]:
         """Times in ms, what happened, and the engine."""
@@ -262,8 +269,7 @@ class TrueCaches:
 
 def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
     """Return a router's numbers of an engine."""
-    values = {name: parameter.value for name, parameter in model.parameters.items()}
-    return routing_costs(values, config.max_num_batched_tokens)
+    return routing_costs(model.cost_by_name, config.max_num_batched_tokens)
 
 
 def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts, adapter_ms: float) -> EngineTruth:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.routing.regret import RegretAccount
 from measure.table import table_lines
 from measure.wording import NOTHING
 from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad
@@ -106,9 +105,7 @@ class FleetRun:
 
     def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], dispatch: Dispatch) -> None:
         self._plan, self._engines, self._dispatch = plan, engines, dispatch
-        self._account = RegretAccount()
-        for place, regret in sorted(dispatch.regrets.items()):
-            self._account.add(regret, dispatch.load.blocks(place))
+        self._account = dispatch.account()
 
     @property
     def block_size(self) -> int:
