@@ -1,35 +1,35 @@
 """Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.routing.regret import RegretAccount
 from measure.cache.chains import chain_places
 from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import CAPTURED, FleetPlan, run_fleet
+from sim.forecast.ensemble import RunOne
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.forecast.scenarios import Load
 from sim.kernels import layout
 from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model
-from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrivals
 
 Seen = dict[str, npt.NDArray[Any]]
 
 
-def fleet_member(arrivals: Arrivals, config: EngineConfig, plan: FleetPlan) -> Callable[[Model, int | None], Seen]:
-    """Return a function that runs a fleet on a member's model and noise, and returns the columns of its requests."""
-    load = RoutedLoad(arrivals, config.block_size)
+def run_one_of(load: Load) -> RunOne | None:
+    """Return a function that runs a load's fleet on a member's model and noise; None: the load is of one engine."""
+    plan = load.fleet
+    if plan is None:
+        return None
+    routed = RoutedLoad(load.arrivals, load.engine.block_size)
 
     def run_member(model: Model, seed: int | None) -> Seen:
-        engines = [FleetEngine(name, config, model) for name in plan.names]
-        return _seen(run_fleet(arrivals, load, engines, plan, seed))
+        engines = [FleetEngine(name, load.engine, model) for name in plan.names]
+        return _seen(run_fleet(load.arrivals, routed, engines, plan, seed))
 
     return run_member
 
@@ -59,14 +59,17 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
+def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun, Demand, Routing | None]:
+    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing.
+
+    ``judged``: with regret, which costs a look into every engine for each request.
+    """
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model)
         return point, demand_of(point, load.arrivals, load.engine, model), None
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     engines = [FleetEngine(name, load.engine, model) for name in load.fleet.names]
-    judged = load.fleet.route != CAPTURED
+    judged = judged and load.fleet.route != CAPTURED
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=judged, keeps_steps=True)
     fleet, costs = dispatch.fleet, np.array(model.costs)
     by_engine = np.zeros(len(engines))
@@ -84,9 +87,7 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None
 
 
 def _routing(dispatch: Dispatch, plan: FleetPlan, work_ms: npt.NDArray[np.float64]) -> Routing:
-    account = RegretAccount()
-    for place, regret in sorted(dispatch.regrets.items()):
-        account.add(regret, dispatch.load.blocks(place))
+    account = dispatch.account()
     engine_of = np.array(dispatch.engine_of)
     requests = np.bincount(engine_of[engine_of != NONE], minlength=len(plan.names))
     known = len(account.regrets_ms) > 0

@@ -18,7 +18,7 @@ from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.fleets import fleet_member, point_of
+from sim.forecast.fleets import point_of, run_one_of
 from sim.forecast.saturation import extrapolations
 from sim.forecast.scenarios import (
     Captured,
@@ -209,7 +209,7 @@ class _Judge:
         self._places = cohorts_of(captured.records)[config.target.cohort]
         self._done = counted(range(sys.maxsize), "forecasts")
         as_captured = plan(captured, Scenario({}))
-        self._base = point_of(as_captured, model)[0], as_captured.engine
+        self._base = point_of(as_captured, model, judged=False)[0], as_captured.engine
 
     def holds(self, value: float) -> bool:
         load = plan(self._captured, _at(self._config, value))
@@ -219,7 +219,7 @@ class _Judge:
             self._members,
             seed=self._config.seed,
             done=lambda: next(self._done),
-            run_one=None if load.fleet is None else fleet_member(load.arrivals, load.engine, load.fleet),
+            run_one=run_one_of(load),
         )
         one = self._evaluated(value, load, found)
         self.evaluated.append(one)
@@ -227,7 +227,7 @@ class _Judge:
 
     def _evaluated(self, value: float, load: Load, found: Forecast) -> Evaluated:
         target, (base, engine) = self._config.target, self._base
-        point, demand, _ = point_of(load, self._model)
+        point, demand, _ = point_of(load, self._model, judged=False)
         horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
         level = np.array([target.percentile])
         by_member = [ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)]

@@ -22,7 +22,8 @@ from sim.engine.results import predicted_meta
 from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
 from sim.forecast.baselines import cold_predictors, predictors
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.saturation import beyond_fit, beyond_log_sd, borrowed_parameters, demand_of, run_point
+from sim.forecast.fleets import point_of, run_one_of
+from sim.forecast.saturation import beyond_fit, beyond_log_sd, borrowed_parameters
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
@@ -243,15 +244,15 @@ def _predict(
     """Forecast ``run`` under ``scenario``, by the model as it was fitted or at a pace."""
     load, model = plan(captured, scenario), fitted if pace is None else with_pace(fitted, pace)
     progress = counted(range(config.members), "forecasts")
-    point = run_point(load.arrivals, load.engine, model)
+    point, demand, _ = point_of(load, model, judged=False)
     found = forecast(
         load.arrivals,
         load.engine,
         members(model, config.members, config.seed, beyond_log_sd(point, model)),
         seed=config.seed,
         done=lambda: next(progress, None),
+        run_one=run_one_of(load),
     )
-    demand = demand_of(point, load.arrivals, load.engine, model)
     facts = Facts(
         model_digest=model_digest(model),
         members=config.members,

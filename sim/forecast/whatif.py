@@ -16,7 +16,7 @@ from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.fleets import fleet_member
+from sim.forecast.fleets import run_one_of
 from sim.forecast.saturation import Demand, beyond_fit, borrowed_parameters, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
@@ -129,14 +129,13 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     try:
         runs = counted(range(len(loads) * config.members), "forecasts")
         for asked, load in loads:
-            run_one = None if load.fleet is None else fleet_member(load.arrivals, load.engine, load.fleet)
             found = forecast(
                 load.arrivals,
                 load.engine,
                 drawn,
                 seed=config.seed,
                 done=lambda: next(runs, None),
-                run_one=run_one,
+                run_one=run_one_of(load),
             )
             summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":

@@ -71,6 +71,18 @@ def test_a_capture_of_several_engines_is_forecast_on_them(folder: Path, capsys: 
     assert (rows[-1]["routing"]["engines"], rows[-1]["routing"]["route"]) == (3, "session")
 
 
+def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same requests keep one engine three times as busy as each of three, nearly: the busiest tells."""
+    busy = []
+    for trace in ("one.jsonl", "three.jsonl"):
+        flags = ["--latency-model", str(folder / "model.json"), *MEMBERS, "--json", "--no-default-gates"]
+        assert main(["validate", str(folder / trace), *flags]) == 0
+        said = capsys.readouterr()
+        busy.append(json.loads(said.out)["forecasts"]["predicted"]["utilization"])
+    assert "three.jsonl: requests of 3 upstreams; expected a capture of one engine" in said.err
+    assert busy[1] < 0.6 * busy[0]
+
+
 def test_one_replica_is_the_engine_without_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
     rows = found["rows"]
