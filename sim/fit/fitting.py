@@ -274,7 +274,7 @@ def _prepare(loaded: Loaded, variant: Variant, config: FitConfig) -> list[Captur
     for path, (meta, records) in loaded.items():
         cold = config.cached == "factual" and _hits_without_hashes(path, records)
         arrivals = plan_arrivals(meta, records, variant.config.block_size, path=path, cold_prompts=cold)
-        capture = prepare_capture(records, arrivals, variant.config, config.cached)
+        capture = prepare_capture(records, arrivals, variant.config, config.cached, path)
         captures.append(replace(capture, held_out=config.held_out.get(Path(path), frozenset())))
     return captures
 

@@ -30,6 +30,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrival, Arrivals
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 ROUNDS = 4
@@ -96,7 +97,12 @@ def columns_of(terms: Sequence[str]) -> list[int]:
     return [column for column, term in enumerate(TERMS) if term.name in terms]
 
 
-def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConfig, source: CachedSource) -> Capture:
+def prepare_capture(
+    records: list[Record], columns: Arrivals, config: EngineConfig, source: CachedSource, path: str
+) -> Capture:
+    """Raises InputError naming ``path`` if the requests went to several engines: no schedule is theirs."""
+    if (engines := len({record.upstream for record in records} - {None})) > 1:
+        raise InputError(f"{path}: requests of {engines} upstreams; expected a capture of one engine")
     arrivals = columns.objects()
     ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
     reported = [record.cached_tokens if source == "factual" else None for record in records]

@@ -261,6 +261,11 @@ def fit_windows(config: FitConfig, length_s: float) -> int:
             f"--cached {config.cached}: expected factual with --window: no window knows the pool before it"
         )
     known = {window.window: window for window in _open_folder(config.output)}
+    if others := {window.length_s for window in known.values()} - {length_s}:
+        raise InputError(
+            f"--window: {length_s:g} s; {config.output} holds windows of {min(others):g} s: expected that length, or "
+            "another folder"
+        )
     lender = None if config.borrow_from is None else read_lender(config.borrow_from)
     rolling = Rolling(config, length_s, lender, known)
     windows = Windows(config.traces, length_s)

@@ -10,7 +10,7 @@ from sim.__main__ import main
 from sim.fit.pace import capture_steps, describe_pace, measure_pace, with_pace
 from sim.latency.modelfile import Model, default_model, load_model, save_model
 from tests.scripts.test_steps import capture
-from tracefile import InputError, load_trace
+from tracefile import InputError, TraceWriter, load_trace
 
 
 def slower(model: Model, factor: float) -> Model:
@@ -66,6 +66,20 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
 def test_half_a_request_for_a_pace_is_refused(argv: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         main(["fit", *argv])
+
+
+def test_a_capture_of_several_engines_is_refused(tmp_path: Path) -> None:
+    meta, records = load_trace(capture(tmp_path / "c.jsonl", default_model()))
+    for number, record in enumerate(records):
+        record.upstream = f"engine-{number % 2}"
+    with TraceWriter(tmp_path / "two.jsonl", meta) as writer:
+        for record in records:
+            writer.write(record)
+    said = r"two\.jsonl: requests of 2 upstreams; expected a capture of one engine"
+    with pytest.raises(InputError, match=said):
+        main(["fit", str(tmp_path / "two.jsonl"), "-o", str(tmp_path / "model.json"), "--num-gpu-blocks", "800"])
+    with pytest.raises(InputError, match=said):
+        capture_steps(meta, records, default_model(), "two.jsonl")
 
 
 def test_too_little_traffic_tells_no_pace(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from measure.fitindex import read_windows
+from measure.fitindex import FittedWindow, read_windows, write_windows
 from report.rolling.drift import make_page
 from scripts import knownengine
 from sim.__main__ import main
@@ -175,6 +175,12 @@ def test_windows_that_make_no_sense_are_refused(folder: Path, tmp_path: Path, fl
 def test_a_folder_of_other_files_and_traces_on_no_clock_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "note.txt").touch()
     with pytest.raises(InputError, match="a folder of other files; expected a new one"):
+        main(["fit", str(folder / "day-1.jsonl"), "--window", "1h", "-o", str(tmp_path)])
+    other = FittedWindow(
+        window="t", begin_s=0.0, length_s=120.0, status="skipped", reason="few", traces=[], requests=1, digest="0"
+    )
+    write_windows(tmp_path, [other])
+    with pytest.raises(InputError, match=r"--window: 3600 s; .* holds windows of 120 s: expected that length"):
         main(["fit", str(folder / "day-1.jsonl"), "--window", "1h", "-o", str(tmp_path)])
     path = knownengine.write(tmp_path / "t.jsonl", Meta(), [request("a", 1.0, 1.0)])
     with pytest.raises(InputError, match=r"t\.jsonl: a trace without a wall clock"):
