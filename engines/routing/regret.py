@@ -24,7 +24,7 @@ class EngineTruth(msgspec.Struct, frozen=True, gc=False):
     """An engine as it is when a request arrives: parts of the TTFT that the request would have there."""
 
     wait_ms: float
-    """Until its prefill begins: steps and prefills before it, and blocks that must become free."""
+    """Until its prefill begins: steps and prefills before it; free blocks and places in the batch do not count."""
     prefill_ms: float
     """Prefill of the tokens that are truly not cached, and the API server's time."""
     cached_tokens: int
