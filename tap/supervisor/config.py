@@ -20,7 +20,6 @@ from tap.ipc.upstreamboard import UpstreamBoard
 from tap.ipc.workercounts import WorkerCounts
 from tap.prompts.promptstart import PIECE_TOKENS
 from tap.proxy.livepolicy import live_policy
-from tap.supervisor.fleet import SPARE_SLOTS
 from tap.supervisor.upstreamlist import HealthCheck
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
@@ -359,6 +358,8 @@ def cache_blocks(facts: EngineFacts) -> int:
     return int((facts.engine.num_gpu_blocks or 0) * (facts.engine.block_size or 0) / PIECE_TOKENS)
 
 
+SPARE_SLOTS = 16
+"""Room for upstreams of later reloads of ``--upstreams FILE``."""
 MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 10, 1 << 14, 1 << 17
 
 

@@ -11,8 +11,6 @@ from tap.supervisor.upstreamlist import HealthCheck, UpstreamList
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
-SPARE_SLOTS = 16
-"""Room for upstreams of later reloads."""
 MAX_HEALTH_BYTES = 64 << 10
 OK_STATUSES = range(200, 400)
 
@@ -29,8 +27,9 @@ class _Health:
 class Fleet:
     """Upstreams of a tap."""
 
-    def __init__(self, listed: UpstreamList) -> None:
-        self.slots = len(listed.origins) + SPARE_SLOTS
+    def __init__(self, listed: UpstreamList, slots: int) -> None:
+        """``slots``: most upstreams, as many as the workers' shared memory has room for."""
+        self.slots = slots
         self.origins: tuple[Origin, ...] = ()
         self.draining: frozenset[Origin] = frozenset()
         self.stopped: frozenset[Origin] = frozenset()

@@ -56,8 +56,8 @@ class Workers:
         self._listeners = listeners
         self._cut = 0
         self._children = [self._child(number) for number in range(config.workers)]
-        self.fleet = Fleet(UpstreamList(config.upstreams, config.draining, config.stopped))
         self._board_size = board_size(config, facts)
+        self.fleet = Fleet(UpstreamList(config.upstreams, config.draining, config.stopped), self._board_size.slots)
         self._board = runtime.map_board(self._board_size)
 
     def _child(self, number: int) -> RestartingChild:

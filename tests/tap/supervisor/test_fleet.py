@@ -31,9 +31,8 @@ def slots(fleet: Fleet) -> dict[str, int]:
     return {entry.url: entry.slot for entry in fleet.entries()}
 
 
-def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tap.supervisor.fleet.SPARE_SLOTS", 1)
-    fleet = Fleet(UpstreamList((origin(0), origin(1))))
+def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
+    fleet = Fleet(UpstreamList((origin(0), origin(1))), 3)
     assert slots(fleet) == {"http://engine-0:8000": 0, "http://engine-1:8000": 1}
     fleet.reload(UpstreamList((origin(2), origin(1))))
     assert slots(fleet) == {"http://engine-2:8000": 2, "http://engine-1:8000": 1}
@@ -47,7 +46,7 @@ def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last(monkeypatch:
 
 
 def test_checks_take_an_upstream_out_and_in_after_results_in_a_row() -> None:
-    fleet = Fleet(UpstreamList((origin(0), origin(1))))
+    fleet = Fleet(UpstreamList((origin(0), origin(1))), 2)
     results = ["HTTP 500", "HTTP 500", None, "HTTP 500", "HTTP 500", "HTTP 503", None, "HTTP 500", None, None]
     said = [fleet.checked(origin(0), result, CHECK) for result in results]
     assert [number for number, line in enumerate(said) if line] == [5, 9]
