@@ -78,13 +78,13 @@ def engine(kind: EngineKind, work: Workspace, url: str | None = None) -> Iterato
             yield own_url
 
 
-def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
-    """Send one load through a tap in front of the engine; returns the tap's trace."""
+def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: str) -> Path:
+    """Send one load through a tap in front of the engine, emptied before; returns the tap's trace."""
     trace = work.path(f"{name}.jsonl.zst")
     work.empty_cache(engine_url)
     address = f"127.0.0.1:{free_port()}"
-    tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "-o", trace, "--tokenizer", "ids", *work.way]
-    with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
+    tap: Command = ["tap", "--upstream", engine_url, *tap_flags, "--listen", address, "-o", trace, "--tokenizer", "ids"]
+    with work.serving(f"{name} tap", [*tap, *work.way], f"http://{address}") as tap_url:
         client_trace = work.path(f"{name}-client.jsonl.zst")
         work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split(), *work.way])
     return trace

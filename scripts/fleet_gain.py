@@ -24,6 +24,7 @@ from measure.cohorts import ALL
 from measure.quantiles import quantile
 from measure.resampling import interval
 from report.pages.whatif import Row, Span, WhatIf
+from scripts.demo import capture
 from scripts.job import Command, Workspace
 from scripts.knownengine import known_engine
 from scripts.proxybench.processes import free_port
@@ -80,18 +81,14 @@ class Fleet:
 
     def capture(self, load: str, policy: str, repeat: int) -> Path:
         """Send a load through a tap that routes by ``policy``; return the tap's trace."""
-        name = f"{len(self.urls)}-{load}-{policy}-{repeat}"
-        for url in self.urls:
+        first, *others = self.urls
+        for url in others:
             self.work.empty_cache(url)
-        trace, address = self.work.path(f"{name}.jsonl.zst"), f"127.0.0.1:{free_port()}"
-        upstreams = [word for url in self.urls for word in ("--upstream", url)]
-        tap: Command = ["tap", *upstreams, "--route", policy, "--listen", address, "-o", trace, "--tokenizer", "ids"]
-        with self.work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
-            rate, flags = LOADS[load]
-            seed = ["--seed", "1", "--token-seed", str(100 + repeat), "--rate", f"{rate * len(self.urls):g}"]
-            client: Command = ["loadgen", "--url", tap_url, "-o", self.work.path(f"{name}-client.jsonl.zst")]
-            self.work.run(name, [*client, *flags.split(), *seed])
-        return trace
+        rate, flags = LOADS[load]
+        drawn = f"{flags} --seed 1 --token-seed {100 + repeat} --rate {rate * len(self.urls):g}"
+        upstreams = [word for url in others for word in ("--upstream", url)]
+        name = f"{len(self.urls)}-{load}-{policy}-{repeat}"
+        return capture(self.work, first, name, drawn, *upstreams, "--route", policy)
 
     def forecast(self, load: str, trace: Path, policies: Sequence[str]) -> WhatIf:
         """``sim what-if`` on one capture: the other policies against the first."""
