@@ -1,7 +1,7 @@
 """A fleet as flags ask for it: how many engines, of which models, under which router, with which events."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +85,7 @@ def fleet_plan(
     """Return the fleet asked for; None: one engine without a router. ``upstreams``: of the capture's requests."""
     incidents = tuple(parse_event(text) for text in events)
     if route == CAPTURED:
-        names = _upstream_names(upstreams())
+        names = upstream_names(upstreams())
         if not names:
             raise InputError(f"--route {CAPTURED}: the trace names no upstream; expected a capture of several")
         if replicas is not None and replicas_of(replicas) != len(names):
@@ -99,12 +99,13 @@ def fleet_plan(
     if count == 1 and route is None and not incidents:
         return None
     check_events(incidents, count)
-    names = _upstream_names(upstreams())
+    names = upstream_names(upstreams())
     # A session's engine hangs on the engines' names: with the capture's it is the one that the tap would choose.
     return FleetPlan(tuple(names if len(names) == count else map(str, range(count))), route or "round-robin", incidents)
 
 
-def _upstream_names(upstreams: Sequence[str | None]) -> list[str]:
+def upstream_names(upstreams: Iterable[str | None]) -> list[str]:
+    """Return the servers of a capture's requests, each once, sorted."""
     return sorted({name for name in upstreams if name is not None})
 
 

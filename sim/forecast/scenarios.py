@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engines.routing.routes import parse_route
-from sim.engine.fleetplan import CAPTURED, FleetPlan, add_fleet_flags, fleet_plan, replicas_of
+from sim.engine.fleetplan import CAPTURED, FleetPlan, add_fleet_flags, fleet_plan, replicas_of, upstream_names
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
@@ -103,7 +103,7 @@ class Captured:
     @property
     def upstreams(self) -> list[str]:
         """Servers of the capture."""
-        return sorted({record.upstream for record in self.records if record.upstream is not None})
+        return upstream_names(record.upstream for record in self.records)
 
     @property
     def tail_ms(self) -> float:
