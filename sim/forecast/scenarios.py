@@ -1,9 +1,10 @@
 """Scenarios of a what-if: read from flags, and planned as a load on an engine."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from engines.routing.routes import parse_route
 from sim.engine.fleetplan import CAPTURED, FleetPlan, add_fleet_flags, fleet_plan, replicas_of, upstream_names
+from sim.engine.incidents import parse_event
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
@@ -20,18 +22,7 @@ from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 
 MOST_SCENARIOS = 200
-_RULES = " or ".join(FREE_RULES)
 BASELINE = "as captured"
-_NUMBERS = {
-    "num_gpu_blocks": "--num-gpu-blocks",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "block_size": "--block-size",
-    "max_model_len": "--max-model-len",
-}
-SCENARIO_FLAGS = "--rate, --replicas, --route, --event, --cold-prompts, --no-prefix-caching, --free-rule, " + ", ".join(
-    _NUMBERS.values()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +50,9 @@ class Scenario:
 
     def name_beside(self, base: "Scenario") -> str:
         """Return the differences from ``base`` in words; empty: none."""
-        words = ["cold prompts"] if self.cold_prompts > base.cold_prompts else []
-        words += [f"rate ×{self.rate:g}"] if self.rate != base.rate else []
-        for setting, value in self.settings.items():
-            if base.settings.get(setting) == value:
-                continue
-            if setting == "enable_prefix_caching":
-                words.append("prefix caching on" if value else "prefix caching off")
-            else:
-                words.append(f"{_NUMBERS.get(setting, setting).strip('-').replace('_', '-')} {value}")
-        if self.replicas is not None and self.replicas != base.replicas:
-            words.append(f"{self.replicas} replica{'' if self.replicas == 1 else 's'}")
-        if self.route is not None and self.route != base.route:
-            words.append(self.route)
-        return ", ".join([*words, *(event for event in self.events if event not in base.events)])
+        pairs = [(axis, axis.value_in(self), axis.value_in(base)) for axis in AXES]
+        words = [axis.said(value) for axis, value, before in pairs if value is not None and value != before]
+        return ", ".join(word for word in words if word)
 
 
 AS_CAPTURED = Scenario({})
@@ -212,15 +192,11 @@ def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str,
 def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of a scenario. Several values of a flag, separated by commas, make several scenarios."""
     different = parser.add_argument_group("what differs", "N,N,… are several scenarios; several flags: all together")
-    different.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
-    different.add_argument("--rate", metavar="X,…", help="times the captured rate; think times stay")
-    different.add_argument("--num-gpu-blocks", metavar="N,…", help="KV blocks, the null block included")
-    different.add_argument("--max-num-seqs", metavar="N,…", help="requests running at once")
-    different.add_argument("--max-num-batched-tokens", metavar="N,…", help="tokens per step")
-    different.add_argument("--block-size", metavar="N,…", help="tokens per block; same memory unless --num-gpu-blocks")
-    different.add_argument("--max-model-len", metavar="N,…", help="longest prompt plus output, in tokens")
-    different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_RULES}")
-    different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
+    for axis in AXES:
+        if axis.kind is bool:
+            different.add_argument(axis.flag, action="store_true", help=axis.help)
+        elif axis.help:
+            different.add_argument(axis.flag, metavar=f"{axis.metavar},…", help=axis.help)
     add_fleet_flags(parser, several=True)
 
 
@@ -250,65 +226,43 @@ def checked_members(members: int) -> int:
 
 def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED) -> list[Scenario]:
     """Return every combination of the values given, over ``base``. Raises InputError naming the flag that is wrong."""
-    choices: dict[str, list[Any]] = {}
-    for setting, flag in _NUMBERS.items():
-        text = getattr(arguments, flag.strip("-").replace("-", "_"))
-        if text is not None:
-            choices[setting] = [_whole(flag, word) for word in _words(flag, text)]
-    if arguments.free_rule is not None:
-        choices["free_rule"] = [_rule("--free-rule", word) for word in _words("--free-rule", arguments.free_rule)]
-    if arguments.no_prefix_caching:
-        choices["enable_prefix_caching"] = [False]
-    replicas = (
-        [base.replicas]
-        if arguments.replicas is None
-        else [replicas_of(word) for word in _words("--replicas", arguments.replicas)]
-    )
-    routes = [base.route] if arguments.route is None else _routes("--route", arguments.route)
-    events = tuple(arguments.event) or base.events
-    rates = [base.rate] if arguments.rate is None else [_rate("--rate", w) for w in _words("--rate", arguments.rate)]
-    cold = arguments.cold_prompts or base.cold_prompts
-    found = [
-        Scenario({**base.settings, **dict(zip(choices, values, strict=True))}, rate, cold, count, route, events)
-        for rate in rates
-        for count in replicas
-        for route in routes
-        for values in product(*choices.values())
-    ]
-    if len(found) > MOST_SCENARIOS:
-        raise InputError(f"{len(found)} scenarios, all combinations; expected at most {MOST_SCENARIOS}")
-    return [one for one in found if one.name_beside(base)]
+    choices = {axis: values for axis in AXES if (values := _asked(axis, arguments))}
+    count = prod(map(len, choices.values()))
+    if count > MOST_SCENARIOS:
+        raise InputError(f"{count} scenarios, all combinations; expected at most {MOST_SCENARIOS}")
+    return [one for one in combinations(choices, base) if one.name_beside(base)]
+
+
+def _asked(axis: "Axis", arguments: argparse.Namespace) -> list[Any]:
+    """Return the values that a flag gives; none: it is not given. Events come all together."""
+    given = getattr(arguments, axis.name.replace("-", "_"))
+    if not given or axis.kind is bool:
+        return [axis.on] if given else []
+    if isinstance(given, list):
+        return [tuple(given)]
+    return [axis.read(axis.flag, word) for word in _words(axis.flag, given)]
+
+
+def combinations(choices: Mapping["Axis", Sequence[Any]], base: Scenario) -> Iterator[Scenario]:
+    """Yield every combination of values over ``base``; those of the last axis change first."""
+    for values in product(*choices.values()):
+        made = base
+        for axis, value in zip(choices, values, strict=True):
+            made = axis.put(made, value)
+        yield made
 
 
 def parse_base(text: str) -> Scenario:
     """Read ``--base``: NAME=VALUE,… or a flag's name alone. Raises InputError naming the word that is wrong."""
-    settings: dict[str, Any] = {}
-    rate, cold = 1.0, False
-    replicas: int | None = None
-    route: str | None = None
-    names = {flag.strip("-"): setting for setting, flag in _NUMBERS.items()}
+    base = AS_CAPTURED
     for word in _words("--base", text):
         name, _, value = word.partition("=")
-        if name in names:
-            settings[names[name]] = _whole(f"--base {name}", value)
-        elif name == "free-rule":
-            settings["free_rule"] = _rule("--base free-rule", value)
-        elif name == "rate":
-            rate = _rate("--base rate", value)
-        elif name == "replicas":
-            replicas = replicas_of(value)
-        elif name == "route":
-            (route,) = _routes("--base route", value)
-        elif word == "no-prefix-caching":
-            settings["enable_prefix_caching"] = False
-        elif word == "cold-prompts":
-            cold = True
-        else:
-            known = ", ".join(
-                [*(f"{one}=N" for one in (*names, "replicas")), "rate=X", "free-rule=RULE", "route=POLICY"]
-            )
-            raise InputError(f"--base: {word!r}; expected some of {known}, no-prefix-caching, cold-prompts")
-    return Scenario(settings, rate, cold, replicas, route)
+        axis = AXIS_OF.get(name)
+        if axis is None or (axis.kind is bool and word != name):
+            known = [name if one.kind is bool else f"{name}={one.metavar}" for name, one in AXIS_OF.items()]
+            raise InputError(f"--base: {word!r}; expected some of {', '.join(known)}")
+        base = axis.put(base, axis.on if axis.kind is bool else axis.read(f"--base {name}", value))
+    return base
 
 
 def _words(flag: str, text: str) -> list[str]:
@@ -335,15 +289,90 @@ def _rate(flag: str, word: str) -> float:
     return rate
 
 
-def _routes(flag: str, text: str) -> list[str]:
-    words = _words(flag, text)
-    for word in words:
-        if word != CAPTURED:
-            parse_route(word)
-    return words
-
-
-def _rule(flag: str, word: str) -> str:
-    if word not in FREE_RULES:
-        raise InputError(f"{flag}: {word!r}; expected {_RULES}")
+def _route(flag: str, word: str) -> str:
+    if word != CAPTURED:
+        parse_route(word)
     return word
+
+
+def _one_of(*names: str) -> Callable[[str, str], str]:
+    def read(flag: str, word: str) -> str:
+        if word not in names:
+            raise InputError(f"{flag}: {word!r}; expected {' or '.join(names)}")
+        return word
+
+    return read
+
+
+def _events(flag: str, word: str) -> tuple[str, ...]:
+    parse_event(word)
+    return (word,)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A quantity in which scenarios differ: a flag, a word of ``--base`` and a key of a grid, all of one name."""
+
+    name: str
+    kind: type
+    """Of a value in a grid. A ``bool`` is a flag without a value."""
+    metavar: str = ""
+    help: str = ""
+    """Empty: its flag is one of ``add_fleet_flags``."""
+    read: Callable[[str, str], Any] = _whole
+    """Value of a word after the flag's name. Raises InputError."""
+    field: str = ""
+    """Field of the engine's settings or of ``Scenario``; empty: as named."""
+    on: bool = True
+    """Value of a ``bool`` that is given."""
+    say: Callable[[Any], str] | None = None
+    """Value in words; None: after the name."""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def _field(self) -> str:
+        return self.field or self.name.replace("-", "_")
+
+    def said(self, value: Any) -> str:
+        return f"{self.name} {value}" if self.say is None else self.say(value)
+
+    def value_in(self, scenario: Scenario) -> Any:
+        """Return the scenario's value; None: as captured."""
+        own = self._field
+        return getattr(scenario, own) if own in Scenario.__dataclass_fields__ else scenario.settings.get(own)
+
+    def put(self, scenario: Scenario, value: Any) -> Scenario:
+        """Return the scenario with this value."""
+        own = self._field
+        if own in Scenario.__dataclass_fields__:
+            return replace(scenario, **{own: value})
+        return replace(scenario, settings={**scenario.settings, own: value})
+
+
+AXES = (
+    Axis("cold-prompts", bool, help="nothing is shared: every block is unique", say=lambda on: "cold prompts" * on),
+    Axis("rate", float, "X", "times the captured rate; think times stay", _rate, say=lambda rate: f"rate ×{rate:g}"),
+    Axis("num-gpu-blocks", int, "N", "KV blocks, the null block included"),
+    Axis("max-num-seqs", int, "N", "requests running at once"),
+    Axis("max-num-batched-tokens", int, "N", "tokens per step"),
+    Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
+    Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
+    Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", _one_of(*FREE_RULES)),
+    Axis(
+        "no-prefix-caching",
+        bool,
+        help="nothing is hashed or hit",
+        field="enable_prefix_caching",
+        on=False,
+        say=lambda on: f"prefix caching {'on' if on else 'off'}",
+    ),
+    Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), say=lambda n: f"{n} replica{'s' * (n != 1)}"),
+    Axis("route", str, "POLICY", read=_route, say=str),
+    Axis("event", str, "EVENT", read=_events, field="events", say=", ".join),
+)
+"""Everything in which scenarios may differ, in the order of their names and of a grid's columns."""
+AXIS_OF = {axis.name: axis for axis in AXES}
+SCENARIO_FLAGS = ", ".join(axis.flag for axis in AXES)

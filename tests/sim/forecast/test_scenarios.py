@@ -69,7 +69,7 @@ def test_a_base_is_under_every_scenario_and_named_once() -> None:
     [
         ("rate=fast", "--base rate: 'fast'; expected a number above 0"),
         ("num-gpu-blocks", "--base num-gpu-blocks: ''; expected a whole number"),
-        ("cache=4", "--base: 'cache=4'; expected some of num-gpu-blocks=N, max-num-seqs=N"),
+        ("cache=4", "--base: 'cache=4'; expected some of cold-prompts, rate=X, num-gpu-blocks=N"),
     ],
 )
 def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) -> None:

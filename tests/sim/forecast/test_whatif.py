@@ -160,7 +160,7 @@ def test_a_model_that_misses_the_capture_says_so(folder: Path) -> None:
     assert result.verdicts[1].startswith("this model misses this capture: TTFT +")
     assert "p50, p90 and p99 beyond the limit of sim validate (5.0 %, 10 % and 15 %)" in result.verdicts[1]
     assert result.verdicts[1] in describe(result)
-    assert any(note.startswith("nothing differs: give --rate, ") for note in result.notes)
+    assert any(note.startswith("nothing differs: give --cold-prompts, --rate, ") for note in result.notes)
 
 
 def test_two_alternatives_are_paired_with_each_other(folder: Path) -> None:
