@@ -1,12 +1,66 @@
-"""Load and replays from Python: keywords are the flags of ``loadgen`` and ``replay``."""
+"""Load and replays from Python: keywords are the flags of ``loadgen`` and ``replay``.
+
+A run forks shards, takes Ctrl-C and owns an event loop; inside a notebook's process all three would be in the way.
+"""
 
 import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from kvtape.command import FlagValue, flag_words, run_json
 from loadgen.runs.summary import Summary
 from replay.__main__ import ReplaySummary
+from tracefile.commandline.parser import flag_of
+from tracefile.records.errors import InputError
+from wire.process import module_command, module_environment
+
+FlagValue = str | float | bool | os.PathLike[str] | Sequence[str | float] | None
+"""A flag's value. True: the flag alone. False and None: not given. A sequence: the flag once for each."""
+BAD_INPUT = 2
+LAST_LINES = 5
+
+
+def flag_words(flags: Mapping[str, FlagValue]) -> list[str]:
+    """Return a command line's words: ``parallel_sessions=8`` is ``--parallel-sessions=8``."""
+    words = []
+    for name, value in flags.items():
+        flag = flag_of(name)
+        several = isinstance(value, Sequence) and not isinstance(value, str)
+        for one in value if several else [value]:  # type: ignore[union-attr]  # a sequence, as asked before
+            if one is True:
+                words.append(flag)
+            elif one is not False and one is not None:
+                words.append(f"{flag}={os.fspath(one) if isinstance(one, os.PathLike) else one}")
+    return words
+
+
+def run_json(module: str, arguments: Sequence[str]) -> bytes:
+    """Run ``MODULE --json ARGUMENTS`` and return its object.
+
+    Raises InputError with the command's own line. Ctrl-C ends the run as in a terminal, so that its trace is whole.
+    """
+    process = subprocess.Popen(
+        module_command(module, "--json", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=module_environment(),
+        start_new_session=True,
+    )
+    try:
+        told, said = process.communicate()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        raise
+    lines = said.decode(errors="replace").strip().splitlines()
+    if process.returncode == BAD_INPUT:
+        raise InputError(lines[-1].removeprefix(f"{module}: error: ") if lines else f"{module}: refused")
+    if not told.strip():
+        raise RuntimeError("\n".join([f"{module} ended with exit code {process.returncode}", *lines[-LAST_LINES:]]))
+    return bytes(told)
 
 
 def run_load(url: str, output: str | os.PathLike[str], **flags: FlagValue) -> Summary:

@@ -11,8 +11,7 @@ from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_pause, parse_tokens
 from loadgen.core.request import session_headers
 from loadgen.core.runflags import RunFlags, add_target_arguments, output_of, run_flags
-from loadgen.datasets import DATASETS, RANDOM, parse_dataset
-from loadgen.datasets.shipped import SHIPPED
+from loadgen.datasets import DATASETS, RANDOM, SHIPPED, parse_dataset
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import (
     CLOSED_PARALLEL,

@@ -23,7 +23,7 @@ from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.loadrun import send_load
 from loadgen.plan.config import ONE_TURN, LoadConfig
-from loadgen.runs.announcement import announce
+from loadgen.runs.driving import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
 from loadgen.runs.summary import Ending
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, parse_sweep, refuse_other_sweep

@@ -23,8 +23,7 @@ from loadgen.core.bodyfields import read_body_fields
 from loadgen.core.draws import Vocabulary
 from loadgen.core.request import origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, output_of, run_flags
-from loadgen.runs.announcement import announce, tokenizer_words
-from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.driving import RunConfig, announce, run_job, tokenizer_words
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal

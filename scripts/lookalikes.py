@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean
 import msgspec
 import zstandard
 
-from loadgen.datasets.shipped import SHIPPED, shipped_path
+from loadgen.datasets import SHIPPED, shipped_path
 from tracefile.hashing.splitmix64 import GOLDEN, mix64
 from tracefile.importers.trie import TrieRow
 

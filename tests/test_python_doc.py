@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import kvtape
-from kvtape.command import flag_words, run_json
+from kvtape.runs import flag_words, run_json
 from tests.warmstart import run_warm
 from tracefile import load_trace
 
@@ -146,7 +146,7 @@ class Interrupted:
 
 
 def test_ctrl_c_lets_the_run_end_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtape.command.subprocess.Popen", Interrupted)
+    monkeypatch.setattr("kvtape.runs.subprocess.Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_json("loadgen", [])
     assert Interrupted.last.signals == [signal.SIGINT, 0]  # then waited for

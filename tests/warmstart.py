@@ -160,7 +160,7 @@ def warm_subprocess() -> ModuleType:
 
 
 WARM = warm_subprocess()
-STARTERS = ("wire.process", "scripts.job", "kvtape.command")
+STARTERS = ("wire.process", "scripts.job", "kvtape.runs")
 """Modules whose processes are warm in tests: children of the product, and commands that scripts and Python start."""
 
 

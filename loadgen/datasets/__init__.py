@@ -6,10 +6,18 @@ from loadgen.datasets.aiperf import read_aiperf
 from loadgen.datasets.openaimessages import read_messages
 from loadgen.datasets.session import Dataset
 from loadgen.datasets.sharegpt import read_sharegpt
-from loadgen.datasets.shipped import SHIPPED, shipped_path
 from loadgen.datasets.swesmith import read_swe_smith
 from loadgen.datasets.traces import read_trace, read_trie
 from tracefile import InputError
+
+SHIPPED = ("agentic-coding", "code-qa", "office-work")
+"""Look-alikes of the workloads in an article on agents: its means and tails, none of its data."""
+
+
+def shipped_path(name: str) -> Path:
+    """File of a shipped workload."""
+    return Path(__file__).parent / "workloads" / f"{name}.jsonl.zst"
+
 
 RANDOM = "random"
 """Sessions drawn by the flags alone, from no file."""

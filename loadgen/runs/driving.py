@@ -5,7 +5,7 @@ import contextlib
 import signal
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -306,3 +306,19 @@ def interrupted(shards: Shards) -> Iterator[None]:
     finally:
         for number in INTERRUPTS:
             loop.remove_signal_handler(number)
+
+
+def announce(command: str, words: Iterable[str], notes: Iterable[str], run: RunFlags) -> None:
+    """Print both on stderr, unless it is for the JSON of ``--json-progress``."""
+    if run.json_progress == STDERR:
+        return
+    print(f"{command}: {' · '.join(words)}", file=sys.stderr)
+    for note in notes:
+        print(f"{command}: note: {note}", file=sys.stderr, flush=True)
+
+
+def tokenizer_words(tokenizer: str | None, unknown: str | None) -> str:
+    """Return the part on the prompts' tokens; ``unknown``: reason why no tokenizer proves their lengths."""
+    if tokenizer is None:
+        return f"prompts of text, lengths unproven ({unknown})"
+    return "prompts of token ids" if tokenizer == "ids" else f"tokenizer {tokenizer}"

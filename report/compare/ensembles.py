@@ -24,8 +24,9 @@ from report.compare.cells import (
     Curve,
     drawn_points,
     empty_cell,
+    mean_of_captures,
+    shrinkage,
 )
-from report.compare.repeats import mean_of_captures, shrinkage
 from report.compare.results import (
     LEVELS,
     Coverage,

@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from measure.metrics.results import STATISTICS, Statistics
-from measure.metrics.shape import shape_samples
 from measure.metrics.tables import value_text
+from measure.metrics.trace import shape_samples
 from measure.table import TextTable
 from measure.wording import share
 from report.files.measured import Measured

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from measure.wording import factor
-from sim.llamacpp.config import SlotConfig, add_slot_flags, slot_config
-from sim.llamacpp.slots import Chain, Slot, SlotCache
+from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
 from sim.vllm.config import add_free_rule

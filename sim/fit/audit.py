@@ -14,8 +14,15 @@ from statistics import mode
 from typing import Any
 
 from sim.fit.capturedschedule import CapturedSchedule, reconstruct
-from sim.fit.differences import Difference, difference_lines
-from sim.fit.radixaudit import RadixAudit, add_radix_arguments, audit_radix, describe_radix, radix_settings
+from sim.fit.radixaudit import (
+    Difference,
+    RadixAudit,
+    add_radix_arguments,
+    audit_radix,
+    describe_radix,
+    difference_lines,
+    radix_settings,
+)
 from sim.fit.schedule import Admitted, Reconstruction
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import settle

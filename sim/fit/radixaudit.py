@@ -7,18 +7,48 @@ token are tested, too: the clock does not tell them apart.
 
 import argparse
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from sim.fit.differences import Difference, difference_lines
+from measure.table import table_lines
 from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixNode, RadixTree
 from sim.workload.chain import Chains, is_private, tokens_computed
 from tracefile.hashing.tokenchains import Resizing, branches_of
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Meta, Record
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A request whose two counts differ."""
+
+    request_id: str
+    reported: int
+    predicted: int | None
+    """None: the rules never admit it."""
+    preemptions: int
+    cause: str
+
+
+def difference_lines(differences: Sequence[Difference]) -> list[str]:
+    """Return a table of the first differences, and the causes of the others; nothing if there are none."""
+    if not differences:
+        return []
+    rows = [
+        [one.request_id[:32], f"{one.reported:,}", f"{one.predicted or 0:,}", one.cause] for one in differences[:_SHOWN]
+    ]
+    more = Counter(one.cause for one in differences[_SHOWN:])
+    return [
+        *table_lines(["request", "reported", "rules", "cause"], rows, "<>><"),
+        *(f"and {count} more: {cause}" for cause, count in more.most_common()),
+    ]
+
 
 SAME_BATCH, SAME_BATCH_MS = 0.2, 2.0
 """Share of the median gap between tokens, and milliseconds."""

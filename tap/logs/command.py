@@ -1,9 +1,14 @@
-"""``tap read-log``: a trace out of a request log, as if a tap had recorded it, and the places where prompts part."""
+"""``tap read-log``: a trace out of a request log, as if a tap had recorded it, and the places where prompts part.
+
+A request parts from all earlier ones after the longest prefix that one of them has. In its last message that is how
+traffic is; in an earlier one, such as a date in a system prompt, all behind it is lost to the prefix cache.
+"""
 
 import sys
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,6 @@ import msgspec
 from rich.table import Table
 
 from tap.ipc.exchange import ExchangeCopy, RecorderSetup
-from tap.logs.partings import Partings
 from tap.logs.rows import LogRows
 from tap.prompts.prompt import ChainStart, PromptHasher, prompt_hasher
 from tap.prompts.shape import RequestShape, read_shape
@@ -24,8 +28,87 @@ from tracefile.files.writing import new_writer
 from tracefile.hashing.hashkey import load_key
 from tracefile.importers.wallclock import midnight_ns
 from tracefile.records.errors import InputError
-from tracefile.records.schema import HashInfo, Meta, Record
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record
 from tracefile.sessions import SessionIndex
+
+Messages = Sequence[Any]
+CountTokens = Callable[[int], int]
+"""Tokens of a prompt with its first messages only, by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Point at which requests part."""
+
+    message: int
+    """From 1; 0: before the messages, in tool definitions or the template."""
+    role: str
+    token: int
+    """Tokens of the prompt before it."""
+    is_last: bool
+    """True: in the last message, where new content is."""
+
+
+@dataclass(slots=True)
+class Partings:
+    """Requests that parted from earlier ones, by place."""
+
+    block_size: int
+    requests: dict[Place, int] = field(default_factory=lambda: defaultdict(int))
+    lost_tokens: dict[Place, int] = field(default_factory=lambda: defaultdict(int))
+    """Tokens between the place and the request's last message, which an equal beginning would have let hit."""
+    alone: int = 0
+    """Requests that share no token with an earlier one."""
+    _seen: set[BlockHash] = field(default_factory=set)
+
+    def add(self, record: Record, messages: Messages, count_tokens: CountTokens) -> None:
+        """Take a request in the trace's order; ``count_tokens`` is asked a few times if it parts before its end."""
+        if record.block_hashes is None or record.prompt_tokens is None:
+            return
+        shared = self._shared_tokens(record)
+        self._seen.update(record.block_hashes)
+        self._seen.update(record.output_block_hashes or ())
+        if shared == 0:
+            self.alone += 1
+        elif shared < record.prompt_tokens and messages:
+            self._count(shared, messages, count_tokens)
+
+    def _shared_tokens(self, record: Record) -> int:
+        if record.branch_tokens is not None:
+            return record.branch_tokens
+        blocks = 0
+        for block in record.block_hashes or ():
+            if block not in self._seen:
+                break
+            blocks += 1
+        return blocks * self.block_size
+
+    def _count(self, shared: int, messages: Messages, count_tokens: CountTokens) -> None:
+        low, high = 0, len(messages)
+        while low < high:
+            middle = (low + high) // 2
+            if count_tokens(middle) > shared:
+                high = middle
+            else:
+                low = middle + 1
+        # ``low`` messages are the fewest that hold more than the shared tokens.
+        number = min(low, len(messages))
+        role = "tools" if number == 0 else _role(messages[number - 1])
+        place = Place(number, role, shared, number == len(messages))
+        self.requests[place] += 1
+        if not place.is_last:
+            self.lost_tokens[place] += max(0, count_tokens(len(messages) - 1) - shared)
+
+    def worst(self, most: int) -> list[Place]:
+        """Places before the last message, those with the most lost tokens first."""
+        early = [place for place in self.requests if not place.is_last]
+        return sorted(early, key=lambda place: (-self.lost_tokens[place], place.message, place.token))[:most]
+
+
+def _role(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else None
+    return role if role in ("system", "developer", "user", "assistant", "tool") else "other"
+
 
 PLACES_SHOWN = 20
 

@@ -21,8 +21,7 @@ from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
-from tap.supervisor.modelwatch import watch_model
-from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
+from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers, watch_model
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import UpstreamList, read_upstreams
 from tap.supervisor.waitingroom import reach_upstreams

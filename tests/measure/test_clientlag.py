@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from measure.lateness import late_limit_ms
-from measure.metrics.client import measure_client
+from measure.metrics.client import late_limit_ms, measure_client
 from measure.metrics.health import check_lag
 from measure.metrics.results import Client
 from measure.runs import load_run

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from tracefile.hashing.invented import invented_blocks
+from tracefile.hashing.blockhash import invented_blocks
 from tracefile.records.decoding import decode_row
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Count, HashInfo, Meta, Record, RequestId, SessionId

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tracefile.hashing.invented import invented_blocks
+from tracefile.hashing.blockhash import invented_blocks
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashInfo, Meta, Record, RequestId, SessionId, Workload
 from tracefile.study.cutting import session_name

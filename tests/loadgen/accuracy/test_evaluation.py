@@ -11,7 +11,7 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.accuracy.job import AccuracyJob
 from loadgen.accuracy.question import QuestionForm
-from loadgen.accuracy.scores import Accuracy, Score, accuracy_lines, scores_of
+from loadgen.accuracyrun import Accuracy, Score, accuracy_lines, scores_of
 from loadgen.runs.driving import RunConfig, run_job
 from tracefile import BlockHasher, InputError, Meta, load_key, load_trace
 

@@ -6,9 +6,8 @@ from statistics import fmean, median
 
 import pytest
 
-from loadgen.datasets import parse_dataset
+from loadgen.datasets import SHIPPED, parse_dataset, shipped_path
 from loadgen.datasets.session import ESTIMATED, DatasetOptions
-from loadgen.datasets.shipped import SHIPPED, shipped_path
 from loadgen.datasets.traces import read_trie
 from scripts.lookalikes import LOOKALIKES, rows
 from tracefile import open_trace

@@ -1,6 +1,6 @@
 """The shape of a workload by hand: a session of three turns, one of one, and turns that nothing was appended to."""
 
-from measure.metrics.shape import measure_shape
+from measure.metrics.trace import measure_shape
 from tests.measure.metrics.made import request, run_of
 from tracefile import Record, SessionId
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from report.compare.cells import mean_of_captures, shrinkage, with_repeats
 from report.compare.gates import parse_gate
-from report.compare.repeats import mean_of_captures, shrinkage, with_repeats
 from report.compare.results import QuantileError
 
 

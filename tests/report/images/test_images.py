@@ -178,7 +178,7 @@ def test_a_trace_of_another_type_is_an_error() -> None:
 )
 def test_number_formats(d3: str, value: float, text: str) -> None:
     pytest.importorskip("matplotlib")
-    from report.images.axes import number_format
+    from report.images.drawing import number_format
 
     assert number_format(d3)(value) == text
 

@@ -11,7 +11,7 @@ from report.compare.headline import doubts
 from report.compare.results import Forecast
 from scripts import knownengine
 from sim.__main__ import main
-from sim.fit.description import describe_fit
+from sim.fit.fit import describe_fit
 from sim.fit.fitting import FitConfig, fit_traces
 from sim.forecast.saturation import beyond_fit, borrowed_parameters, open_parameters, run_point
 from sim.latency.modelfile import Model, load_model, save_model

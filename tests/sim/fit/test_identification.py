@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.loadflags import parse_config
-from sim.fit.description import describe_fit
+from sim.fit.fit import describe_fit
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.identification import (
     Coverage,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.llamacpp.config import SlotConfig
-from sim.llamacpp.slots import Chain, SlotCache
+from sim.llamacpp.slots import Chain, SlotCache, SlotConfig
 from tests.sim.cache.test_pool_command import SIX
 from tests.sim.oracles.slow_slots import SlowServer
 from tracefile import BlockHash, Engine, HashInfo, Meta, Record, RequestId, TraceWriter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tap.supervisor import modelwatch
-from tap.supervisor.modelwatch import watch_model
+from tap.supervisor import processes
+from tap.supervisor.processes import watch_model
 
 MODEL, STATE = Path("m.json"), Path("s.json")
 
@@ -23,8 +23,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         says = "print('sim watch: run', file=sys.stderr, flush=True)"
         return [sys.executable, "-c", f"import sys; {says}; {ends[len(run) - 1]}"]
 
-    monkeypatch.setattr(modelwatch, "module_command", command)
-    monkeypatch.setattr(modelwatch, "backoff_s", lambda deaths: 0.0)
+    monkeypatch.setattr(processes, "module_command", command)
+    monkeypatch.setattr(processes, "backoff_s", lambda deaths: 0.0)
     return run
 
 
