@@ -28,7 +28,7 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None
     saturated: bool
     warnings: list[str]
-    """Assumptions that no capture supports."""
+    """Conditions that no capture showed."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +61,15 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest or the largest value that holds with every evaluated value on its safe side. Null: none."""
     evaluated: list[Evaluated]
     notes: list[str]
+    assumptions: list[str] = []
+    """Of the tiers, workers and GPUs: nothing here could confirm them."""
 
 
 def describe(found: Search) -> str:
     lines = [answer_sentence(found), found.verdict, *(f"note: {note}" for note in found.notes), ""]
     lines += table_lines(headings(found), [cells(found, one) for one in found.evaluated], gap="   ")
     lines += [f"warning: {warning}" for warning in answer_warnings(found)]
+    lines += [f"assumed: {one}" for one in found.assumptions]
     return "\n".join(lines)
 
 

@@ -113,7 +113,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: Kind
-    settings: dict[str, int | str | bool]
+    settings: dict[str, int | float | str | bool]
     rate: float
     cold_prompts: bool
     num_gpu_blocks: int
@@ -126,7 +126,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing | None = None
     """Null: one engine."""
     warnings: list[str] = []
-    """Assumptions that no capture supports."""
+    """Conditions that no capture showed."""
+    assumptions: list[str] = []
+    """Of a scenario's tiers, workers and GPUs: nothing here could confirm them."""
     curves: dict[str, Curve]
 
 
@@ -227,6 +229,7 @@ def describe(result: WhatIf) -> str:
     lines += ["", *_table(result, "engine", engine)]
     lines += ["", *(line for row in shown_rows(result) for line in _load_lines(row))]
     lines += [f"warning: {row.name}: {warning}" for row in result.rows for warning in row.warnings]
+    lines += [f"assumed: {row.name}: {one}" for row in result.rows for one in row.assumptions]
     lines += [_gate_line(gate) for gate in result.gates]
     return "\n".join(lines)
 

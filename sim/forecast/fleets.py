@@ -1,5 +1,6 @@
 """Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import CAPTURED, FleetPlan, run_fleet
-from sim.forecast.ensemble import RunOne
+from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.forecast.scenarios import Load
 from sim.kernels import layout
@@ -20,7 +21,13 @@ from sim.latency.modelfile import Model
 Seen = dict[str, npt.NDArray[Any]]
 
 
-def run_one_of(load: Load) -> RunOne | None:
+def forecast_load(load: Load, members: Sequence[Model], *, seed: int, done: Callable[[], object]) -> Forecast:
+    """Forecast a load on every member as its scenario deploys it; ``done`` is called after each."""
+    deployed = [load.deployment.model(one) for one in members]
+    return forecast(load.arrivals, load.engine, deployed, seed=seed, done=done, run_one=_run_one_of(load))
+
+
+def _run_one_of(load: Load) -> RunOne | None:
     """Return a function that runs a load's fleet on a member's model and noise; None: the load is of one engine."""
     plan = load.fleet
     if plan is None:
@@ -64,6 +71,7 @@ def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun
 
     ``judged``: with regret, which costs a look into every engine for each request.
     """
+    model = load.deployment.model(model)
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model)
         return point, demand_of(point, load.arrivals, load.engine, model), None

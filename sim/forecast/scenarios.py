@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from engines.routing.routes import parse_route
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of
 from sim.engine.fleetplan import CAPTURED, FleetPlan, add_fleet_flags, fleet_plan, replicas_of, upstream_names
 from sim.engine.incidents import parse_event
 from sim.latency.modelfile import Model, engine_with
@@ -37,12 +38,15 @@ class Scenario:
     route: str | None = None
     """None: as captured with its engines, else round-robin."""
     events: tuple[str, ...] = ()
+    deployment: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``Deployment`` that are not its defaults."""
 
     @property
-    def differences(self) -> dict[str, int | str | bool]:
+    def differences(self) -> dict[str, int | float | str | bool]:
         """Settings that are not the capture's, by name."""
         fleet = {"replicas": self.replicas, "route": self.route, "events": ", ".join(self.events) or None}
-        return {**self.settings, **{name: value for name, value in fleet.items() if value is not None}}
+        known = {name: value for name, value in fleet.items() if value is not None}
+        return {**self.settings, **self.deployment, **known}
 
     @property
     def name(self) -> str:
@@ -56,6 +60,7 @@ class Scenario:
 
 
 AS_CAPTURED = Scenario({})
+AS_DEPLOYED = Deployment()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Load:
     """Where the capture would have ended: as long after the last planned arrival as it did."""
     fleet: FleetPlan | None = None
     """None: one engine."""
+    deployment: Deployment = AS_DEPLOYED
 
     @property
     def most_blocks(self) -> int:
@@ -142,7 +148,9 @@ def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record])
 
 def plan(captured: Captured, scenario: Scenario) -> Load:
     """Plan the capture's load under ``scenario``. Raises InputError naming a setting that no engine could have."""
+    deployment = Deployment(**scenario.deployment)
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
+    engine = engine_with(engine, deployment.engine(engine, scenario.settings))
     arrivals = plan_arrivals(
         captured.meta,
         list(captured.records),
@@ -154,7 +162,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     )
     arrivals = at_rate(arrivals, scenario.rate)
     horizon_ms = float(arrivals.arrival_ms.max()) + captured.tail_ms
-    return Load(scenario, arrivals, engine, horizon_ms, _fleet(captured, scenario))
+    return Load(scenario, arrivals, engine, horizon_ms, _fleet(captured, scenario), deployment)
 
 
 def _fleet(captured: Captured, scenario: Scenario) -> FleetPlan | None:
@@ -295,15 +303,6 @@ def _route(flag: str, word: str) -> str:
     return word
 
 
-def _one_of(*names: str) -> Callable[[str, str], str]:
-    def read(flag: str, word: str) -> str:
-        if word not in names:
-            raise InputError(f"{flag}: {word!r}; expected {' or '.join(names)}")
-        return word
-
-    return read
-
-
 def _events(flag: str, word: str) -> tuple[str, ...]:
     parse_event(word)
     return (word,)
@@ -322,7 +321,7 @@ class Axis:
     read: Callable[[str, str], Any] = _whole
     """Value of a word after the flag's name. Raises InputError."""
     field: str = ""
-    """Field of the engine's settings or of ``Scenario``; empty: as named."""
+    """Field of the engine's settings, of ``Deployment`` or of ``Scenario``; empty: as named."""
     on: bool = True
     """Value of a ``bool`` that is given."""
     say: Callable[[Any], str] | None = None
@@ -342,13 +341,17 @@ class Axis:
     def value_in(self, scenario: Scenario) -> Any:
         """Return the scenario's value; None: as captured."""
         own = self._field
-        return getattr(scenario, own) if own in Scenario.__dataclass_fields__ else scenario.settings.get(own)
+        if own in Scenario.__dataclass_fields__:
+            return getattr(scenario, own)
+        return (scenario.deployment if own in Deployment.__dataclass_fields__ else scenario.settings).get(own)
 
     def put(self, scenario: Scenario, value: Any) -> Scenario:
         """Return the scenario with this value."""
         own = self._field
         if own in Scenario.__dataclass_fields__:
             return replace(scenario, **{own: value})
+        if own in Deployment.__dataclass_fields__:
+            return replace(scenario, deployment={**scenario.deployment, own: value})
         return replace(scenario, settings={**scenario.settings, own: value})
 
 
@@ -360,7 +363,7 @@ AXES = (
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
-    Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", _one_of(*FREE_RULES)),
+    Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", one_of(*FREE_RULES)),
     Axis(
         "no-prefix-caching",
         bool,
@@ -372,6 +375,7 @@ AXES = (
     Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), say=lambda n: f"{n} replica{'s' * (n != 1)}"),
     Axis("route", str, "POLICY", read=_route, say=str),
     Axis("event", str, "EVENT", read=_events, field="events", say=", ".join),
+    *(Axis(name, *one) for name, one in DEPLOYMENT_FLAGS.items()),
 )
 """Everything in which scenarios may differ, in the order of their names and of a grid's columns."""
 AXIS_OF = {axis.name: axis for axis in AXES}

@@ -17,8 +17,8 @@ from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
-from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.fleets import point_of, run_one_of
+from sim.forecast.ensemble import Forecast, members
+from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.saturation import extrapolations
 from sim.forecast.scenarios import (
     Captured,
@@ -198,6 +198,7 @@ def search(config: SearchConfig) -> Search:
         answer=answer,
         evaluated=sorted(judge.evaluated, key=lambda one: one.value),
         notes=list(_notes(judge.evaluated, scale, model)),
+        assumptions=list(judge.assumptions),
     )
 
 
@@ -208,19 +209,15 @@ class _Judge:
         self._members = members(model, config.members, config.seed)
         self._places = cohorts_of(captured.records)[config.target.cohort]
         self._done = counted(range(sys.maxsize), "forecasts")
+        self.assumptions: tuple[str, ...] = ()
+        """Of the last value tried."""
         as_captured = plan(captured, Scenario({}))
         self._base = point_of(as_captured, model, judged=False)[0], as_captured.engine
 
     def holds(self, value: float) -> bool:
         load = plan(self._captured, _at(self._config, value))
-        found = forecast(
-            load.arrivals,
-            load.engine,
-            self._members,
-            seed=self._config.seed,
-            done=lambda: next(self._done),
-            run_one=run_one_of(load),
-        )
+        self.assumptions = tuple(load.deployment.assumptions())
+        found = forecast_load(load, self._members, seed=self._config.seed, done=lambda: next(self._done))
         one = self._evaluated(value, load, found)
         self.evaluated.append(one)
         return one.holds

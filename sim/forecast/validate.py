@@ -21,8 +21,8 @@ from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.engine.results import predicted_meta
 from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
 from sim.forecast.baselines import cold_predictors, predictors
-from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.fleets import point_of, run_one_of
+from sim.forecast.ensemble import Forecast, members
+from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.saturation import beyond_fit, beyond_log_sd, borrowed_parameters
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
@@ -245,14 +245,8 @@ def _predict(
     load, model = plan(captured, scenario), fitted if pace is None else with_pace(fitted, pace)
     progress = counted(range(config.members), "forecasts")
     point, demand, _ = point_of(load, model, judged=False)
-    found = forecast(
-        load.arrivals,
-        load.engine,
-        members(model, config.members, config.seed, beyond_log_sd(point, model)),
-        seed=config.seed,
-        done=lambda: next(progress, None),
-        run_one=run_one_of(load),
-    )
+    drawn = members(model, config.members, config.seed, beyond_log_sd(point, model))
+    found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(
         model_digest=model_digest(model),
         members=config.members,

@@ -15,8 +15,8 @@ from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.effectgates import judge, parse_gate
-from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.fleets import run_one_of
+from sim.forecast.ensemble import interval, members
+from sim.forecast.fleets import forecast_load
 from sim.forecast.saturation import Demand, beyond_fit, borrowed_parameters, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
@@ -129,14 +129,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     try:
         runs = counted(range(len(loads) * config.members), "forecasts")
         for asked, load in loads:
-            found = forecast(
-                load.arrivals,
-                load.engine,
-                drawn,
-                seed=config.seed,
-                done=lambda: next(runs, None),
-                run_one=run_one_of(load),
-            )
+            found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(runs, None))
             summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
@@ -221,6 +214,7 @@ def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measure
             if one is first
             else extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
         ),
+        assumptions=list(one.load.deployment.assumptions()),
         curves=one.curves,
     )
 

@@ -123,6 +123,21 @@ def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic:
     assert plan(there, both).engine.num_gpu_blocks == 100
 
 
+def test_more_gpus_divide_the_work_of_a_step_and_multiply_the_pool(synthetic: ModuleType) -> None:
+    there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
+    load = plan(there, parse_base("tensor-parallel=4,tensor-parallel-overhead=0.2"))
+    assert load.engine.usable_blocks == 4 * 4_095
+    before, after = default_model().cost_by_name, load.deployment.model(default_model()).cost_by_name
+    factor = (1 + 0.2 * 3) / 4
+    assert after["per_prefill_token_ms"] == pytest.approx(before["per_prefill_token_ms"] * factor)
+    assert after["per_kv_token_ms"] == pytest.approx(before["per_kv_token_ms"] * factor)
+    assert (after["t0_ms"], after["frontend_base_ms"]) == (before["t0_ms"], before["frontend_base_ms"])
+    assert [one for one in load.deployment.assumptions() if one.startswith("4 times the GPUs")]
+    given = plan(there, parse_base("tensor-parallel=4,num-gpu-blocks=50"))
+    assert given.engine.num_gpu_blocks == 50
+    assert parse_base("tensor-parallel=2").name == "tensor-parallel 2"
+
+
 def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:
     records = [
         msgspec.structs.replace(record, e2e_ms=1_500.0) for record in synthetic.calibration(0, prompts=2, mixed=0)

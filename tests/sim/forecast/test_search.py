@@ -13,6 +13,7 @@ from report.pages.forecastpages import render_search
 from report.pages.search import Quantity, answer_sentence, describe
 from sim.__main__ import main
 from sim.forecast.ensemble import forecast, members
+from sim.forecast.fleets import forecast_load
 from sim.forecast.scenarios import Scenario, plan, read_captured
 from sim.forecast.search import SearchConfig, Target, parse_target, search
 from sim.latency.modelfile import default_model, load_model, save_model
@@ -138,7 +139,7 @@ def test_a_load_that_every_value_saturates_is_said(folder: Path) -> None:
 def test_what_was_tried_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sim.forecast.search.forecast", interrupted_at(3, forecast))
+    monkeypatch.setattr("sim.forecast.search.forecast_load", interrupted_at(3, forecast_load))
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--maximize", "rate", "--target", "ttft.p90<=80ms"]) == 130
     printed = capsys.readouterr()

@@ -25,6 +25,7 @@ from report.pages.whatif import (
 )
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
+from sim.forecast.fleets import forecast_load
 from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
@@ -375,7 +376,7 @@ def test_what_no_capture_showed_is_said(folder: Path) -> None:
 def test_what_was_done_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sim.forecast.whatif.forecast", interrupted_at(3, forecast))
+    monkeypatch.setattr("sim.forecast.whatif.forecast_load", interrupted_at(3, forecast_load))
     argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--rate", "2,3,4", "--json"]) == 130
     printed = capsys.readouterr()
