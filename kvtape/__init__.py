@@ -3,8 +3,9 @@
 The import is light: a function's libraries are imported with its first use. docs/python.md has an example of each.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tracefile.latenames import late_names
 
 if TYPE_CHECKING:
     from kvtape.modelling import fit_model, forecast
@@ -49,12 +50,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kvtape' has no attribute {name!r}; expected one of {', '.join(__all__)}")
-    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return found
+__getattr__ = late_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from loadgen.runs.summary import Summary
-from replay.__main__ import ReplaySummary
+from replay.replayrun import ReplaySummary
 from tracefile.commandline.parser import flag_of
 from tracefile.records.errors import InputError
 from wire.process import module_command, module_environment

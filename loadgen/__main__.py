@@ -5,7 +5,6 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 from collections.abc import Sequence
 
 from loadgen.loadflags import parse_config
-from loadgen.loadrun import run_load
 from tracefile.commandline.ending import run_command
 
 
@@ -27,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
         from loadgen.accuracyrun import run_accuracy  # noqa: PLC0415 - lm-eval takes seconds
 
         return run_accuracy(config, config.lm_eval)
+    from loadgen.loadrun import run_load  # noqa: PLC0415 - --help needs none of it
+
     return run_load(config)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 from loadgen.core.bodyfields import BodyFields, read_body_fields
-from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_pause, parse_tokens
 from loadgen.core.request import session_headers
 from loadgen.core.runflags import RunFlags, add_target_arguments, output_of, run_flags
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.datasets import DATASETS, RANDOM, SHIPPED, parse_dataset
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import (

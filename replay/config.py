@@ -9,9 +9,9 @@ from typing import Literal
 from engines.dialect import Dialect
 from engines.recognition import AUTO, CHOICES, Recognised, dialect_notes
 from loadgen.core.bodyfields import PLAIN, BodyFields
-from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
+from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from loadgen.text.spoken import Api
 from measure.wording import rounded_hits
 from replay.survey import Selection, Survey

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.core.draws import TokenIds, Vocabulary, expand_tokens, text_key, tokens_of
+from loadgen.core.draws import TokenIds, expand_tokens, text_key, tokens_of
+from loadgen.core.vocabulary import Vocabulary
 from tracefile import BlockHash, RequestId
 from tracefile.hashing.splitmix64 import mix64, mix64_array
 

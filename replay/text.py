@@ -19,8 +19,9 @@ import numpy as np
 
 from engines.dialect import Dialect
 from loadgen.core.bodyfields import BodyFields
-from loadgen.core.draws import TokenIds, Vocabulary
+from loadgen.core.draws import TokenIds
 from loadgen.core.plan import Response
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.text.chattemplate import Order, order_of
 from loadgen.text.prompts import ChatPrompt, TextForm
 from loadgen.text.spoken import PATHS, SentMessage, TextApi, conversation_body

@@ -10,13 +10,13 @@ from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 
 
-def add_drift_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of sim fit --window")
     add_picture_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
 
 
-def show_drift(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace) -> int:
     """Print what changed, write the page."""
     windows = read_windows(flags.folder)
     if not any(window.status == "fitted" for window in windows):

@@ -23,10 +23,18 @@ from report.output import add_picture_arguments, pictures_of
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 
+EPILOG: Final = """\
+examples:
+  report show run.jsonl.zst --gpus 8 --html run.html --files run-files
+  report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
+
+Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.
+"""
+
 TERMINAL_COLUMNS: Final = 100
 
 
-def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace of any format that tracefile reads")
     add_gpus_argument(parser)
     add_kv_bytes_argument(parser)
@@ -42,7 +50,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
 
 
-def show(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     slos, gpus = parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)

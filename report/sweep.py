@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from measure.metrics.slos import Slo, parse_slos
@@ -17,6 +18,16 @@ from report.sweeps.verdict import verdict
 from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 
+EPILOG: Final = """\
+examples:
+  report sweep nightly/ --html sweep.html --slo 'ttft.p90<=500ms'
+  report sweep A=a-p8.jsonl.zst A=a-p16.jsonl.zst B=b-p8.jsonl.zst B=b-p16.jsonl.zst --gpus 8
+
+A folder holds sweep.jsonl, as loadgen sweep writes it. Labels are compared with the first one. A label WORKLOAD/NAME
+is compared within its workload alone. Every number is defined in docs/metrics.md. Exit codes: 0 done, 1 no load of a
+label meets the SLOs, 2 bad input.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -30,7 +41,7 @@ class Question:
     seed: int = 0
 
 
-def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
@@ -46,7 +57,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bootstrap", type=int, default=200, metavar="N", help="draws for intervals (default 200)")
 
 
-def show_sweep(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace) -> int:
     """Print a sweep; 1 if no load of a label meets the SLOs."""
     if flags.bootstrap < 0:
         raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")

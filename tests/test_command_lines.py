@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -126,3 +128,27 @@ def test_every_new_name_is_a_flag_of_a_command() -> None:
     flags = {flag for command in COMMANDS for action in parser_of(command)._actions for flag in action.option_strings}
     named = {flag for text in FLAGS.values() for flag in re.findall(r"--[\w-]+", text)}
     assert named - flags == set()
+
+
+HELPED = """
+import contextlib, importlib, io, sys
+for command in COMMANDS:
+    program, *rest = command.split()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        importlib.import_module(f"{program}.__main__").main([*rest, "--help"])
+print(*sorted({name for name in sys.modules if name in HEAVY}))
+"""
+ONLY_ON_USE = {"scipy", "numba", "plotly", "httpx", "fastapi", "uvicorn", "transformers", "pyarrow", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("helped", "heavy"),
+    [
+        (("kvtape", "tap", "sim", "report", "tracefile", "tracefile cut"), {*ONLY_ON_USE, "numpy", "rich"}),
+        (("loadgen", "replay", "report show", "report compare", "report curve", "sim pool"), ONLY_ON_USE),
+    ],
+)
+def test_help_imports_no_library_that_only_the_work_needs(helped: tuple[str, ...], heavy: set[str]) -> None:
+    code = f"COMMANDS, HEAVY = {helped}, {heavy}{HELPED}"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "\n"

@@ -90,7 +90,7 @@ def test_columns_tell_unknown_as_nan() -> None:
 
 
 def test_the_import_is_light_and_every_name_is_there() -> None:
-    heavy = ("numpy", "scipy", "plotly", "numba", "msgspec", "tracefile", "measure", "loadgen", "sim", "report")
+    heavy = ("numpy", "scipy", "plotly", "numba", "msgspec", "measure", "loadgen", "sim", "report")
     code = f"import kvtape, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "[]\n"

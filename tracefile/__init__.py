@@ -1,26 +1,63 @@
-"""The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours."""
+"""The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours.
+
+The import is light: a name's module is imported with its first use.
+"""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
-from tracefile.files.digest import trace_digest
-from tracefile.files.reading import load_trace, open_trace
-from tracefile.files.writing import TraceWriter
-from tracefile.hashing.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
-from tracefile.records.encoding import encode_record
-from tracefile.records.errors import InputError
-from tracefile.records.reader import TraceReader
-from tracefile.records.schema import (
-    SCHEMA,
-    BlockHash,
-    Engine,
-    HashInfo,
-    Meta,
-    Record,
-    RequestId,
-    SessionId,
-    TraceFormat,
-    Workload,
-)
-from tracefile.sessions import SessionIndex, SessionInference, infer_sessions
+from typing import TYPE_CHECKING
+
+from tracefile.latenames import late_names
+
+if TYPE_CHECKING:
+    from tracefile.files.digest import trace_digest
+    from tracefile.files.reading import load_trace, open_trace
+    from tracefile.files.writing import TraceWriter
+    from tracefile.hashing.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
+    from tracefile.records.encoding import encode_record
+    from tracefile.records.errors import InputError
+    from tracefile.records.reader import TraceReader
+    from tracefile.records.schema import (
+        SCHEMA,
+        BlockHash,
+        Engine,
+        HashInfo,
+        Meta,
+        Record,
+        RequestId,
+        SessionId,
+        TraceFormat,
+        Workload,
+    )
+    from tracefile.sessions import SessionIndex, SessionInference, infer_sessions
+
+_HOMES = {
+    "SCHEMA": "tracefile.records.schema",
+    "BlockHash": "tracefile.records.schema",
+    "BlockHasher": "tracefile.hashing.blockhash",
+    "Engine": "tracefile.records.schema",
+    "HashInfo": "tracefile.records.schema",
+    "HashKey": "tracefile.hashing.blockhash",
+    "InputError": "tracefile.records.errors",
+    "Meta": "tracefile.records.schema",
+    "Record": "tracefile.records.schema",
+    "RequestId": "tracefile.records.schema",
+    "SessionId": "tracefile.records.schema",
+    "SessionIndex": "tracefile.sessions",
+    "SessionInference": "tracefile.sessions",
+    "TraceFormat": "tracefile.records.schema",
+    "TraceReader": "tracefile.records.reader",
+    "TraceWriter": "tracefile.files.writing",
+    "Workload": "tracefile.records.schema",
+    "downsample": "tracefile.hashing.blockhash",
+    "encode_record": "tracefile.records.encoding",
+    "infer_sessions": "tracefile.sessions",
+    "keyed_id": "tracefile.hashing.blockhash",
+    "load_key": "tracefile.hashing.blockhash",
+    "load_trace": "tracefile.files.reading",
+    "open_trace": "tracefile.files.reading",
+    "trace_digest": "tracefile.files.digest",
+}
+"""Module of each name."""
 
 __all__ = [
     "SCHEMA",
@@ -49,3 +86,5 @@ __all__ = [
     "open_trace",
     "trace_digest",
 ]
+
+__getattr__ = late_names(__name__, _HOMES)

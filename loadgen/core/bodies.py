@@ -12,7 +12,8 @@ import numpy.typing as npt
 from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodyfields import merge_patch
-from loadgen.core.draws import TokenIds, Vocabulary, text_key, tokens_of
+from loadgen.core.draws import TokenIds, text_key, tokens_of
+from loadgen.core.vocabulary import Vocabulary
 from wire.native import compiled
 
 DEFAULT_PROBE_BLOCK = 256

@@ -5,14 +5,13 @@ earlier ones. Draws become integers by multiply-shift, times by whole microsecon
 """
 
 import hashlib
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from tracefile import InputError
+from loadgen.core.vocabulary import Vocabulary
 from tracefile.hashing.splitmix64 import GOLDEN, mix64, mix64_array
 from wire.native import compiled
 
@@ -43,24 +42,6 @@ class Stream(IntEnum):
     ARRIVAL_ACCEPTANCE = 11
     STAGE_ORDER = 12
     GROUP_GAP = 13
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Ordinary token ids, ``low`` up to but without ``high``: no special ids, all known to the target."""
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high <= 1 << 31:
-            raise InputError(
-                f"--vocab-low, --vocab-high: {self.low} and {self.high}; expected 0 <= low < high <= 2147483648"
-            )
-
-
-ORDINARY = Vocabulary(1000, 100_000)
-"""Without the special ids at the start of vocabularies, and the last ids of 100k-word vocabularies."""
 
 
 def draw(seed: int, stream: Stream, *counters: int) -> int:

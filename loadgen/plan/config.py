@@ -7,10 +7,10 @@ from typing import Literal
 
 from engines.recognition import AUTO
 from loadgen.core.bodyfields import PLAIN, BodyFields
-from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
+from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from loadgen.datasets import DATASETS, RANDOM, Dataset
 from loadgen.plan.lmeval import LmEval
 from loadgen.text.spoken import Api

@@ -14,7 +14,7 @@ from engines.control import ControlClient
 from engines.dialect import Control, Dialect, decoded
 from loadgen.core.bodies import completions_body
 from loadgen.core.bodyfields import BodyFields, replaced_fields
-from loadgen.core.draws import Vocabulary
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.text.spoken import PATHS, Api, SentMessage, conversation_body, own_fields
 from tracefile import InputError
 

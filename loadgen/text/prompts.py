@@ -10,8 +10,9 @@ from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.bodyfields import PLAIN, BodyFields
-from loadgen.core.draws import TokenIds, Vocabulary, tokens_of
+from loadgen.core.draws import TokenIds, tokens_of
 from loadgen.core.plan import Response
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
 from loadgen.text.prefixtruth import PrefixTruth, common_prefix
 from loadgen.text.spoken import PATHS, Call, SentMessage, TextApi, conversation_body

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.core.draws import TokenIds, Vocabulary, tokens_of
+from loadgen.core.draws import TokenIds, tokens_of
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from tracefile.hashing.splitmix64 import mix64
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadgen.core.bodies import encode_ids, prepare_tables
-from loadgen.core.draws import ORDINARY
+from loadgen.core.vocabulary import ORDINARY
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 from tracefile.hashing.splitmix64 import mix64

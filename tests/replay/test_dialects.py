@@ -17,7 +17,7 @@ from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
 from loadgen.core.bodies import cache_probe
-from loadgen.core.draws import ORDINARY
+from loadgen.core.vocabulary import ORDINARY
 from replay.__main__ import main
 from replay.config import require_adapters
 from replay.survey import survey_trace

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.core.draws import ORDINARY, Vocabulary
+from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 

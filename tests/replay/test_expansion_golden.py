@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.bodies import encode_ids
-from loadgen.core.draws import PIECE, Vocabulary, expand_tokens
+from loadgen.core.draws import PIECE, expand_tokens
+from loadgen.core.vocabulary import Vocabulary
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 

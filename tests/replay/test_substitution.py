@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.core.draws import ORDINARY
 from loadgen.core.plan import Response
+from loadgen.core.vocabulary import ORDINARY
 from replay.capture import Captured, captured_of
 from replay.config import ReplayConfig
 from replay.expansion import Expansion

@@ -6,19 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.bodies import padded, padded_ids
-from loadgen.core.draws import (
-    ORDINARY,
-    Stream,
-    Vocabulary,
-    below,
-    draw,
-    draw_each,
-    expand_tokens,
-    fill,
-    fill_ids,
-    text_key,
-    tokens_of,
-)
+from loadgen.core.draws import Stream, below, draw, draw_each, expand_tokens, fill, fill_ids, text_key, tokens_of
+from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from tracefile import InputError
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64, mix64_array
 

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.core.draws import Vocabulary
 from loadgen.core.plan import Response
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.plan.opening import ChatOpening, TokenOpening, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.chattemplate import order_of

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
-from loadgen.core.draws import Stream, Vocabulary, below, draw
+from loadgen.core.draws import Stream, below, draw
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import origin_of
+from loadgen.core.vocabulary import Vocabulary
 from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import load_name

@@ -1,0 +1,101 @@
+"""``report compare``: traces side by side, as tables and a page."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from measure.metrics.flags import add_slo_arguments
+from measure.metrics.slos import parse_slos
+from report.compare.comparison import CompareConfig, compare
+from report.compare.terminal import console_for, print_comparison
+from report.output import add_picture_arguments, pictures_of
+from tracefile.commandline.printing import print_json
+from tracefile.records.errors import InputError
+
+EPILOG: Final = """\
+examples:
+  report compare captured=a.jsonl.zst replayed=b.jsonl.zst predicted=c.jsonl.zst --html report.html
+  report compare captured=a.jsonl again=b.jsonl predicted=c.jsonl --gate 'predicted.turns2+.ttft.p50.error<=10%'
+
+Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
+shared, 2 bad input.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("traces", nargs="+", metavar="LABEL=TRACE", help="the first is the truth of the others")
+    parser.add_argument(
+        "--truth",
+        action="append",
+        default=[],
+        metavar="LABEL=TRUTH_LABEL",
+        help="judge LABEL by another label than the first; by itself: by none (repeatable)",
+    )
+    parser.add_argument(
+        "--repeat",
+        action="append",
+        default=[],
+        metavar="LABEL",
+        help="the same load measured again: errors are against the mean (repeatable; default: again)",
+    )
+    add_picture_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
+    parser.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
+    parser.add_argument(
+        "--gate",
+        action="append",
+        default=[],
+        metavar="EXPRESSION",
+        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT (repeatable)",
+    )
+    add_slo_arguments(parser, "[LABEL.]")
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Compare; 1 if a gate or an SLO failed, or if the traces share no request: then there is no page."""
+    config = _config(flags)
+    pictures = pictures_of(flags, config.traces.values())
+    compared = compare(config)
+    pairs = compared.result.pairs.values()
+    comparable = not pairs or any(pair.joined for pair in pairs)
+    if comparable and pictures.wanted:
+        # The page's libraries take half a second to import: only who wants a page waits for them.
+        from report.pages.page import comparison_figures, render_page  # noqa: PLC0415
+
+        pictures.write(render_page(compared), comparison_figures(compared))
+    if flags.json:
+        print_json(compared.result)
+    print_comparison(compared.result, console_for(json=flags.json))
+    kept = all(slo.met for slos in compared.result.slos.values() for slo in slos)
+    return 0 if comparable and kept and all(gate.passed for gate in compared.result.gates) else 1
+
+
+def _config(flags: argparse.Namespace) -> CompareConfig:
+    if flags.bootstrap < 0:
+        raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
+    traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
+    return CompareConfig(
+        traces=traces,
+        truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
+        repeats=tuple(flags.repeat),
+        seed=flags.seed,
+        bootstrap=flags.bootstrap,
+        gates=tuple(flags.gate),
+        slos=parse_slos(flags.slo, flags.slo_file, list(traces)),
+    )
+
+
+def _assignments(texts: Sequence[str], expected: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        label, equals, value = text.partition("=")
+        if not (label.strip() and equals and value):
+            raise InputError(f"{text}: expected {expected}")
+        if not label.isprintable() or len(label) > 40:
+            raise InputError(f"{label[:40]!r}: not a label; expected at most 40 printable characters")
+        if label in found:
+            raise InputError(f"{text}: label {label!r} is given twice; expected different labels")
+        found[label] = value
+    return found

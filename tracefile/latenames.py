@@ -1,0 +1,20 @@
+"""Names of a package whose modules are imported when a name is first used (PEP 562)."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def late_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of ``package``, whose names are in the modules ``homes``."""
+
+    def imported(name: str) -> Any:
+        if name not in homes:
+            expected = f"; expected one of {', '.join(homes)}" if not name.startswith("_") else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{expected}")
+        found = getattr(importlib.import_module(homes[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return imported
