@@ -2,11 +2,13 @@
 
     python -m scripts.fleet_gain                               # two and four engines, about twenty minutes
     python -m scripts.fleet_gain --engines 2 --loads sessions --repeats 1
+    python -m scripts.fleet_gain --engine vllm --loads sessions          # a real vLLM on each core, about ten minutes
 
 Each load goes through ``tap --route POLICY`` to engines with emptied caches, policies in turn. One capture under the
 first policy is the trace: ``sim what-if --replicas N --route …`` forecasts the other policies from it alone. Exit
 status 1: a hit-rate gain is more than a point off, or the intervals of a measured and a forecast TTFT gain do not
-meet. The measured one is a bootstrap of sessions, which both captures share; the forecast's holds noise alone.
+meet. The measured one is a bootstrap of sessions, which both captures share; the forecast's holds noise alone. With
+``--repeats 2`` a row beside them, not judged, is the first policy's second capture over its first: the same load twice.
 """
 
 import argparse
@@ -24,7 +26,10 @@ from measure.cohorts import ALL
 from measure.quantiles import quantile
 from measure.resampling import interval
 from report.pages.whatif import Row, Span, WhatIf
-from scripts.demo import capture
+from scripts import vllm_engine
+from scripts.demo import EngineKind, capture
+from scripts.engine_home import CORES, on_core
+from scripts.fidelity.loads import SCHEDULER
 from scripts.job import Command, Workspace
 from scripts.knownengine import known_engine
 from scripts.proxybench.processes import free_port
@@ -32,11 +37,14 @@ from sim.latency.modelfile import save_model
 from tracefile import Record, load_trace
 
 POLICIES = ("round-robin", "session", "prefix")
-LEVELS = ("p50", "p90")
+MEASURES = ("hit_rate", "p50", "p90")
 POINT = 0.01
 DRAWS = 400
 # Twelve prefixes of 94 blocks: more than one engine's pool keeps beside its conversations, less than the fleet's.
 BLOCKS = 1_100
+# A real engine shares its core with the tap and the client: both must be light beside it.
+LIGHTER: dict[EngineKind, float] = {"sim": 1.0, "vllm": 0.6}
+CALIBRATION = "--pattern calibration --prompt-tokens 64:4500 --parallel 16 --number 130"
 _CONTENT = "--prefix-tokens 3000 --prompt-tokens 64:256 --output-tokens 16:48 --think 0.3s:1.5s"
 # Sessions, or groups of rollouts, a second and engine: half of what an engine without a cache could do.
 LOADS = {
@@ -58,11 +66,14 @@ class Gain:
     low: float
     high: float
     """Of 90 of 100 draws of sessions."""
-    simulated: Span
+    simulated: Span | None
+    """Null: the same policy twice, of which nothing is forecast."""
 
     @property
     def holds(self) -> bool:
         """Return whether the simulated gain came true."""
+        if self.simulated is None:
+            return True
         if self.simulated.middle is None:
             return False
         if self.measure == "hit_rate":
@@ -78,6 +89,7 @@ class Fleet:
     work: Workspace
     model: Path
     urls: Sequence[str]
+    kind: EngineKind
 
     def capture(self, load: str, policy: str, repeat: int) -> Path:
         """Send a load through a tap that routes by ``policy``; return the tap's trace."""
@@ -85,7 +97,8 @@ class Fleet:
         for url in others:
             self.work.empty_cache(url)
         rate, flags = LOADS[load]
-        drawn = f"{flags} --seed 1 --token-seed {100 + repeat} --rate {rate * len(self.urls):g}"
+        fleet_rate = rate * LIGHTER[self.kind] * len(self.urls)
+        drawn = f"{flags} --seed 1 --token-seed {100 + repeat} --rate {fleet_rate:g}"
         upstreams = [word for url in others for word in ("--upstream", url)]
         name = f"{len(self.urls)}-{load}-{policy}-{repeat}"
         return capture(self.work, first, name, drawn, *upstreams, "--route", policy)
@@ -104,21 +117,26 @@ class Fleet:
 
     def gains(self, load: str, policies: Sequence[str], repeats: int) -> Iterator[Gain]:
         """Capture every policy ``repeats`` times, in turn and back, and yield the gains over the first."""
-        captured: dict[str, list[Record]] = {policy: [] for policy in policies}
-        first: Path | None = None
+        captured: dict[str, list[Path]] = {policy: [] for policy in policies}
         for repeat in range(repeats):
             for policy in policies if repeat % 2 == 0 else policies[::-1]:
-                trace = self.capture(load, policy, repeat)
-                first = first or trace
-                captured[policy] += load_trace(trace)[1]
-        assert first is not None
-        result = self.forecast(load, first, policies)
+                captured[policy].append(self.capture(load, policy, repeat))
+        first, *others = policies
+        result = self.forecast(load, captured[first][0], policies)
         rows = [row for row in result.rows if row.kind == "scenario"]
-        for policy, row in zip(policies[1:], rows, strict=True):
-            for measure in ("hit_rate", *LEVELS):
-                measured, low, high = gain(measure, captured[policies[0]], captured[policy])
-                fleet = f"{len(self.urls)} × {load}"
-                yield Gain(fleet, policy, measure, measured, low, high, simulated(row, measure))
+        fleet, base = f"{len(self.urls)} × {load}", records_of(captured[first])
+        for measure in MEASURES if repeats > 1 else ():
+            before, after = (records_of([trace]) for trace in captured[first][:2])
+            yield Gain(fleet, f"{first} again", measure, *gain(measure, before, after), None)
+        for policy, row in zip(others, rows, strict=True):
+            for measure in MEASURES:
+                found = gain(measure, base, records_of(captured[policy]))
+                yield Gain(fleet, policy, measure, *found, simulated(row, measure))
+
+
+def records_of(traces: Sequence[Path]) -> list[Record]:
+    """Return the records of several captures."""
+    return [record for trace in traces for record in load_trace(trace)[1]]
 
 
 def gain(measure: str, before: Sequence[Record], after: Sequence[Record]) -> tuple[float, float, float]:
@@ -158,22 +176,45 @@ def simulated(row: Row, measure: str) -> Span:
 
 
 @contextlib.contextmanager
-def engines(work: Workspace, model: Path, count: int) -> Iterator[list[str]]:
-    """Keep ``count`` engines of one model running, each on a port of its own."""
+def engines(work: Workspace, kind: EngineKind, model: Path, count: int) -> Iterator[list[str]]:
+    """Keep ``count`` engines of one model running, each on a port of its own; real ones on a core each."""
     with contextlib.ExitStack() as stack:
         urls = []
         for place in range(count):
+            name = f"engine {count} {place}"
+            if kind == "vllm":
+                with on_core(CORES[place % len(CORES)] if CORES else None):
+                    urls.append(stack.enter_context(real_engine(work.log(name))))
+                continue
             address = f"127.0.0.1:{free_port()}"
             command: Command = ["sim", "serve", "--listen", address, "--latency-model", model, "--seed", str(place)]
-            urls.append(stack.enter_context(work.serving(f"engine {count} {place}", command, f"http://{address}")))
+            urls.append(stack.enter_context(work.serving(name, command, f"http://{address}")))
         yield urls
 
 
-def known_model(path: Path) -> Path:
+def real_engine(log: Path) -> contextlib.AbstractContextManager[str]:
+    """Start vLLM with the pool of the known engine, on this process's core."""
+    shape = vllm_engine.ModelShape()
+    vllm_engine.install(shape)
+    print("\n── engine: starting vLLM on this machine's CPU (about a minute)", flush=True)
+    flags = ["--num-gpu-blocks-override", str(BLOCKS)]
+    return vllm_engine.running_vllm(shape, log, extra=flags, own_core=False)
+
+
+def fitted_model(work: Workspace, urls: Sequence[str], path: Path) -> Path:
+    """Fit a model on captures of the designed load: one of each engine, one more of the first."""
+    traces = [
+        capture(work, url, f"calibration-{number}", f"{CALIBRATION} --seed {10 + number}")
+        for number, url in enumerate([*urls, urls[0]], 1)
+    ]
+    work.run("fit", ["sim", "fit", *traces, *SCHEDULER, "-o", path])
+    return path
+
+
+def known_model(path: Path) -> None:
     """Write an engine whose steps vary by 10 %, with a pool that is too small for everything."""
     model = known_engine()
     save_model(msgspec.structs.replace(model, engine=replace(model.engine, num_gpu_blocks=BLOCKS)), path)
-    return path
 
 
 def table(gains: Sequence[Gain]) -> Iterator[str]:
@@ -182,9 +223,10 @@ def table(gains: Sequence[Gain]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for one in gains:
         span = one.simulated
-        columns = [span_text(one.measure, one.measured, one.low, one.high)]
-        columns.append(span_text(one.measure, span.middle, span.low, span.high))
-        yield f"| {one.fleet} | {one.policy} | {one.measure} | {' | '.join(columns)} | {'✓' if one.holds else '✗'} |"
+        told = span_text(one.measure, one.measured, one.low, one.high)
+        forecast = "–" if span is None else span_text(one.measure, span.middle, span.low, span.high)
+        judged = "" if span is None else "✓" if one.holds else "✗"
+        yield f"| {one.fleet} | {one.policy} | {one.measure} | {told} | {forecast} | {judged} |"
 
 
 def span_text(measure: str, middle: float | None, low: float | None, high: float | None) -> str:
@@ -197,7 +239,9 @@ def span_text(measure: str, middle: float | None, low: float | None, high: float
 def main() -> int:
     """Run all fleets and loads; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", type=int, nargs="+", default=[2, 4], help="sizes of the fleet (2 4)")
+    parser.add_argument("--engine", choices=list(LIGHTER), default="sim", help="kind (sim)")
+    parser.add_argument("--latency-model", type=Path, help="of the engines (sim: known; vllm: fitted before the loads)")
+    parser.add_argument("--engines", type=int, nargs="+", help="sizes of the fleet (2 4; vllm: 2)")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="default: all")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the base")
     parser.add_argument("--repeats", type=int, default=2, help="captures of each policy (2)")
@@ -206,12 +250,16 @@ def main() -> int:
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     work = Workspace(args.out.resolve())
-    model = known_model(work.path("model.json"))
+    model = args.latency_model or work.path("model.json")
+    if args.engine == "sim" and args.latency_model is None:
+        known_model(model)
     gains: list[Gain] = []
-    for count in args.engines:
-        with engines(work, model, count) as urls:
+    for count in args.engines or ([2] if args.engine == "vllm" else [2, 4]):
+        with engines(work, args.engine, model, count) as urls:
+            if not model.exists():
+                fitted_model(work, urls, model)
             for load in args.loads:
-                gains += Fleet(work, model, urls).gains(load, args.policies, args.repeats)
+                gains += Fleet(work, model, urls, args.engine).gains(load, args.policies, args.repeats)
     print("\n".join(table(gains)))
     return 0 if all(gain.holds for gain in gains) else 1
 

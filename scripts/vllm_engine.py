@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scripts.engine_home import EngineActions, EngineHome, act, engine_parser
@@ -168,11 +168,14 @@ def server_environment(kv_gib: int) -> dict[str, str]:
 
 
 def running_vllm(
-    shape: ModelShape, log: Path, *, port: int = 0, kv_gib: int = 1, extra: Sequence[str] = ()
+    shape: ModelShape, log: Path, *, port: int = 0, kv_gib: int = 1, extra: Sequence[str] = (), own_core: bool = True
 ) -> AbstractContextManager[str]:
-    """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
-    port = port or free_port()
-    return HOME.serving(server_command(shape, port, extra), server_environment(kv_gib), log, port)
+    """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``.
+
+    ``own_core``: on the engine's core of ``measuring_cores``; False: where this process runs.
+    """
+    port, home = port or free_port(), replace(HOME, has_core=own_core)
+    return home.serving(server_command(shape, port, extra), server_environment(kv_gib), log, port)
 
 
 def main() -> int:
