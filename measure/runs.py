@@ -63,6 +63,8 @@ class Run:
     output_tokens: IntArray
     max_tokens: IntArray
     concurrency: IntArray
+    upstream: IntArray
+    """Place in ``upstreams``; UNKNOWN: the trace does not say, or none was reached."""
     gap_ms: FloatArray
     """Gap before each later token-bearing read of all requests, one after another."""
     gap_tokens: Int32Array
@@ -71,6 +73,8 @@ class Run:
     """Row of each gap's request."""
     tpot_ms: FloatArray
     """Σ gaps / Σ tokens after the first read, by request. NaN: one read, or none."""
+    upstreams: tuple[str, ...] = ()
+    """Engines that served, in order of first occurrence."""
     warnings: tuple[str, ...] = ()
     chains: Chains | None = None
     """Block hashes as numbers, in order of first occurrence. Null: none known, or not asked for."""
@@ -145,6 +149,8 @@ class _Columns:
     parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     gap_ms: "array[float]" = field(default_factory=lambda: array("d"))
     """Of all batches: the memory of a trace is mostly this, so it grows in place."""
+    upstreams: dict[str, int] = field(default_factory=dict)
+    """Place of each."""
     rows: int = 0
 
     def add(self, batch: Batch) -> None:
@@ -159,6 +165,10 @@ class _Columns:
             "scored": batch.numbers("prompt_logprobs") == 1,
             "cancelled": np.array([word == AT_DEADLINE for word in batch.words("error")], np.bool_),
         }
+        places = self.upstreams
+        found["upstream"] = np.array(
+            [places.setdefault(word, len(places)) if word else UNKNOWN for word in batch.words("upstream")], np.int64
+        )
         gap_ms, gaps = _gaps(batch)
         self.gap_ms.frombytes(gap_ms.tobytes())
         found |= gaps
@@ -258,6 +268,7 @@ def _collect(
         file=file,
         digest="",
         meta=meta,
+        upstreams=tuple(columns.upstreams),
         reusable_tokens=reusable,
         chains=chains if kept else None,
         **words,

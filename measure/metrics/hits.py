@@ -8,7 +8,7 @@ import numpy as np
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
 from measure.metrics.prefillfit import fit_prefill
 from measure.metrics.requests import known
-from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, Statistics
+from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, Statistics, UpstreamMetrics
 from measure.metrics.sessions import accounted_tokens
 from measure.metrics.statistics import statistics_of
 from measure.runs import UNKNOWN, Run
@@ -32,6 +32,20 @@ def _count(run: Run, tokens: IntArray, rows: IntArray) -> HitCount:
     tells = rows[(tokens[rows] != UNKNOWN) & (run.prompt_tokens[rows] != UNKNOWN)]
     hits, prompts = int(tokens[tells].sum()), int(run.prompt_tokens[tells].sum())
     return HitCount(requests=len(tells), tokens=hits, prompt_tokens=prompts, rate=hits / prompts if prompts else None)
+
+
+def measure_upstreams(run: Run) -> dict[str, UpstreamMetrics]:
+    """Return requests, hits and TTFT of each upstream; empty: one served all, or the trace does not say."""
+    found = {}
+    for place, name in enumerate(run.upstreams if len(run.upstreams) > 1 else ()):
+        rows = np.flatnonzero(run.upstream == place)
+        found[name] = UpstreamMetrics(
+            requests=len(rows),
+            completed=int(run.ok[rows].sum()),
+            hits=_count(run, run.cached_tokens, rows),
+            ttft_ms=_of_rows(run, rows),
+        )
+    return dict(sorted(found.items()))
 
 
 def block_size(run: Run) -> int:

@@ -178,6 +178,16 @@ class HitCount(msgspec.Struct, frozen=True, kw_only=True):
     """tokens / prompt_tokens."""
 
 
+class UpstreamMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine of several behind a router."""
+
+    requests: int
+    completed: int
+    hits: HitCount
+    """Reported by the engine."""
+    ttft_ms: Statistics | None
+
+
 class HitParting(msgspec.Struct, frozen=True, kw_only=True):
     """Requests on which two accounts differ by a block or more."""
 
@@ -288,6 +298,8 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     hits: Hits
     cache: CacheSize | None
     """Null: no block hashes, or a run's own end, where they are not kept."""
+    upstreams: dict[str, UpstreamMetrics]
+    """By name, where several served."""
     client: Client
     health: list[HealthCheck]
     slos: list[SloResult] = []

@@ -18,6 +18,7 @@ from measure.metrics.results import (
     SloResult,
     Statistics,
     TraceMetrics,
+    UpstreamMetrics,
     Workload,
 )
 from measure.table import TextTable, table_lines
@@ -64,6 +65,7 @@ def metric_lines(metrics: TraceMetrics) -> list[str]:
         [_statistics("per request", metrics.per_request).lines, _statistics("per session", metrics.per_session).lines],
         [_statistics("shape", metrics.shape).lines, _workload(metrics)],
         [prefill.lines for prefill in prefill_tables(metrics.prefill)],
+        [upstream_table(metrics.upstreams).lines],
         [_hits(metrics.hits), [*cache_sentences(metrics.cache), *prefill_sentences(metrics.prefill.fit)]],
         [health_lines(metrics.health), slo_lines(metrics.slos)],
     )
@@ -79,6 +81,7 @@ def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
         throughput_table(metrics.workload),
         _overview(metrics.overview),
         *prefill_tables(metrics.prefill),
+        upstream_table(metrics.upstreams),
         hit_table(metrics.hits),
     ]
     return [table for table in tables if table.rows]
@@ -214,6 +217,20 @@ def prefill_tables(prefill: Prefill) -> list[TextTable]:
 def _span_text(group: PrefillGroup) -> str:
     low, high = group.from_tokens, group.to_tokens
     return f"{low:,}–{high:,}" if high > low else f"{high}"
+
+
+def upstream_table(found: Mapping[str, UpstreamMetrics]) -> TextTable:
+    """Return requests, hits and TTFT by upstream; no rows: one served all."""
+    levels = ("p50", "p90", "p99")
+    rows = [
+        [
+            *(name, f"{one.requests:,}", f"{one.completed:,}"),
+            NOTHING if one.hits.rate is None else share(one.hits.rate),
+            *(NOTHING if one.ttft_ms is None else duration_ms(getattr(one.ttft_ms, level)) for level in levels),
+        ]
+        for name, one in found.items()
+    ]
+    return TextTable(["upstream", "requests", "completed", "hit rate", *(f"TTFT {one} ms" for one in levels)], rows)
 
 
 def hit_table(hits: Hits) -> TextTable:

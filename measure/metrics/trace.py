@@ -8,7 +8,7 @@ import msgspec
 
 from measure.metrics.client import measure_client
 from measure.metrics.health import check_health
-from measure.metrics.hits import count_hits, measure_prefill
+from measure.metrics.hits import count_hits, measure_prefill, measure_upstreams
 from measure.metrics.requests import REQUEST_METRICS, request_counts
 from measure.metrics.results import SessionCounts, Statistics, TraceMetrics
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
@@ -73,6 +73,7 @@ def measure_run(
         prefill=measure_prefill(run),
         hits=hits,
         cache=None if study is None else study.size,
+        upstreams=measure_upstreams(run),
         client=client,
         health=check_health(run, client, hits),
         slos=check_slos(run, slos, workload),

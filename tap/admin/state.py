@@ -1,6 +1,6 @@
 """State of the admin process, from its feeds and the supervisor: the source of all pages and metrics."""
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +150,7 @@ class LiveState:
         service = self.service
         if service is None:
             return {}
-        ejecting = Counter(one.upstream for worker in self.workers.values() for one in worker.upstreams if one.ejected)
+        ejected = {one.upstream for worker in self.workers.values() for one in worker.upstreams if one.ejected}
         found: dict[str, str | None] = {}
         for upstream in service.upstreams:
             found[upstream] = None
@@ -160,8 +160,8 @@ class LiveState:
                 found[upstream] = "draining"
             elif upstream in service.unhealthy_upstreams:
                 found[upstream] = "its checks fail"
-            elif ejecting[upstream]:
-                found[upstream] = f"left out after failures by {ejecting[upstream]} of {len(self.workers)} workers"
+            elif upstream in ejected:
+                found[upstream] = "left out after failures"
         return found
 
     def take(self, message: WorkerStats | RecorderStats | RecordFeed | ServiceStats, now_s: float) -> None:

@@ -222,6 +222,8 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     """Bytes of a body that the policy may see, as hashes."""
     key_secret: bytes
     """Of the trace's ids: sessions are routed by their ids in records."""
+    loras: list[str] = []
+    """Names of models that are LoRA adapters."""
     eject_after: int = 0
     """Responses 5xx in a row after which an upstream gets no requests for a while. 0: never."""
     board_path: str

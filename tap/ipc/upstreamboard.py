@@ -1,6 +1,6 @@
-"""Shared memory about upstreams: each worker's requests in flight, and keys of the sessions and prefixes sent to each.
+"""Shared memory about upstreams: each worker's requests in flight, keys of what was sent to each, and ejections.
 
-Each worker writes its own row of counts, and all workers write the tables, without a lock: a cell is written in one
+Each worker writes its own row of counts, and all workers write the rest, without a lock: a cell is written in one
 piece. The memory outlives a worker, so its successor knows at once where sessions and prefixes are.
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from engines.routing.router import ADAPTER_SLOTS
 from tap.ipc.exchange import BoardSize
 from tap.ipc.workercounts import clear_cells, map_cells
 
@@ -18,6 +19,8 @@ PREFILL_TOKENS: Final = 1
 HELD_TOKENS: Final = 2
 """All their prompt tokens."""
 CELLS: Final = 3
+EJECTION_CELLS: Final = 4
+STATE_CELLS: Final = EJECTION_CELLS + ADAPTER_SLOTS
 DEFAULT_SIZE: Final = BoardSize()
 
 
@@ -62,14 +65,43 @@ class PrefixTable:
         clear_cells(self._cells)
 
 
+class AdapterKeys:
+    """Keys of the LoRA adapters that an upstream was sent last, the latest first, and 0 in cells without one.
+
+    Two workers that write at once may lose a key or keep it twice: the next use puts that right.
+    """
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, cells: memoryview) -> None:
+        self._cells = cells
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._cells.tolist()
+
+    def use(self, key: int) -> None:
+        """Put a key first; the one unused for longest goes where there is no cell for it."""
+        cells = self._cells
+        if cells[0] != key:
+            others = [one for one in cells.tolist() if one != key]
+            for place, one in enumerate([key, *others][: len(cells)]):
+                cells[place] = one
+
+    def clear(self) -> None:
+        clear_cells(self._cells)
+
+
 class UpstreamBoard:
-    """Counts and tables by an upstream's slot, in a file of the supervisor that each worker maps."""
+    """Counts, tables and states by an upstream's slot, in a file of the supervisor that each worker maps."""
 
     def __init__(self, path: Path | None = None, size: BoardSize = DEFAULT_SIZE) -> None:
         """Map the file at ``path``; make it if it is missing. Without ``path``: memory of this process alone."""
         counts = size.workers * size.slots * CELLS
-        self._cells = map_cells(path, counts + size.slots * size.keys)
+        self._states = counts + size.slots * size.keys
+        self._cells = map_cells(path, self._states + size.slots * STATE_CELLS + 1)
         self._size, self._width, self._tables = size, size.slots * CELLS, counts
+        self.changed = self._cells[-1:]
+        """Monotonic ns of the latest ejection or end of one."""
 
     def row(self, worker: int) -> memoryview:
         """Return a worker's counts, ``CELLS`` for each slot."""
@@ -86,6 +118,15 @@ class UpstreamBoard:
     def table(self, slot: int) -> PrefixTable:
         start = self._tables + slot * self._size.keys
         return PrefixTable(self._cells[start : start + self._size.keys])
+
+    def ejection(self, slot: int) -> memoryview:
+        """Return the cells of an upstream's ejection."""
+        start = self._states + slot * STATE_CELLS
+        return self._cells[start : start + EJECTION_CELLS]
+
+    def adapters(self, slot: int) -> AdapterKeys:
+        start = self._states + slot * STATE_CELLS + EJECTION_CELLS
+        return AdapterKeys(self._cells[start : start + ADAPTER_SLOTS])
 
     def forget_worker(self, worker: int) -> None:
         """Set a dead worker's counts to zero: its requests are cut."""

@@ -31,6 +31,12 @@ def prompt_start(reads: Sequence[bytes], most_bytes: int) -> list[int]:
     return keys
 
 
+def model_name(reads: Sequence[bytes]) -> str | None:
+    """Return the model's name as the start of a body has it; null: it is not there, or has escapes."""
+    found = _MODEL.search(b"".join(_first_reads(reads, MODEL_WITHIN_BYTES)), 0, MODEL_WITHIN_BYTES)
+    return None if found is None or b"\\" in found[1] else found[1].decode("utf-8", "replace")
+
+
 def _first_reads(reads: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
     """Yield the reads that the first bytes are in: a large body is not joined for its start."""
     for read in reads:

@@ -1,5 +1,8 @@
 """Passive check of an upstream by its traffic: out after failures, back by one trial request at a time."""
 
+from tap.ipc.upstreamboard import EJECTION_CELLS
+from tap.ipc.workercounts import clear_cells
+
 FIRST_WAIT_S = 1.0
 """Time for which an upstream that failed gets no request; doubled at each further failure."""
 MAX_WAIT_S = 30.0
@@ -7,61 +10,79 @@ STEADY_S = 60.0
 """After this time without an ejection, the next one is the first again: an upstream that flaps stays out longer."""
 TRIAL_S = 10.0
 """Time after which another request may try an upstream whose trial has no result yet."""
+UNTIL, WAIT, BACK, IN_ROW = range(EJECTION_CELLS)
+"""Cells: end of the wait or of the time for a trial, length of the next wait, end of the last ejection, in µs; failures
+in a row. 0: none."""
+US = 1e6
 
 
 class Ejection:
-    """State of one upstream's passive check, as one worker sees it. Times are of a monotonic clock."""
+    """State of one upstream's passive check, shared by all workers. Times are of a monotonic clock.
 
-    __slots__ = ("_back_s", "_limit", "_trying", "_wait_s", "count", "in_row", "unreached", "until_s")
+    Failures of all workers count in one row, and one worker's trial is all workers': clients see as many failures with
+    many workers as with one. Workers that write at once may lose a count.
+    """
 
-    def __init__(self, limit: int) -> None:
-        """``limit``: responses 5xx in a row that eject. 0: none does, only connections that fail."""
+    __slots__ = ("_cells", "_limit", "_trying", "count", "unreached")
+
+    def __init__(self, limit: int, cells: memoryview | None = None) -> None:
+        """``limit``: responses 5xx in a row that eject. 0: none does, only connections that fail.
+
+        ``cells``: of ``UpstreamBoard.ejection``; null: of this worker alone.
+        """
         self._limit = limit
-        self._wait_s = FIRST_WAIT_S
-        self._back_s = float("-inf")
+        self._cells = memoryview(bytearray(8 * EJECTION_CELLS)).cast("Q") if cells is None else cells
         self._trying = False
+        """The trial is this worker's."""
         self.unreached = False
-        """Ejected because no connection was made; one that is made ends it."""
-        self.until_s = 0.0
-        """End of the wait, or of the time for a trial. 0: not ejected."""
-        self.in_row = 0
-        """Failed requests since the last success."""
+        """Ejected by this worker because no connection was made; one that is made ends it."""
         self.count = 0
+        """Ejections by this worker."""
+
+    @property
+    def until_s(self) -> float:
+        """End of the wait, or of the time for a trial. 0: not ejected."""
+        return self._cells[UNTIL] / US
 
     @property
     def troubled(self) -> bool:
         """True if a success would change the state."""
-        return self.in_row > 0 or self.until_s > 0.0
+        return self._cells[IN_ROW] > 0 or self._cells[UNTIL] > 0
 
     def admits(self, now_s: float) -> bool:
         return self.until_s <= now_s
 
     def begin(self, now_s: float) -> None:
         """Note that a request is sent: to an ejected upstream it is a trial."""
-        if self.until_s > 0.0:
-            self._trying, self.until_s = True, now_s + TRIAL_S
+        if self._cells[UNTIL]:
+            self._trying, self._cells[UNTIL] = True, int((now_s + TRIAL_S) * US)
 
     def succeed(self, now_s: float) -> bool:
         """Take a success; return True if it ends an ejection."""
-        back, self.in_row = self.until_s > 0.0, 0
+        cells = self._cells
+        back, cells[IN_ROW] = cells[UNTIL] > 0, 0
         if back:
             self._trying = self.unreached = False
-            self.until_s, self._back_s = 0.0, now_s
+            cells[UNTIL], cells[BACK] = 0, int(now_s * US)
         return back
 
     def fail(self, now_s: float, *, unreached: bool = False) -> bool:
         """Take a failure; return True if it ejects. Of many failures at once the first counts."""
-        self.in_row += 1
-        if self.until_s > 0.0 and not self._trying:
+        cells = self._cells
+        cells[IN_ROW] += 1
+        if cells[UNTIL] and not self._trying:
             return False
-        if not (unreached or self._trying or (self._limit and self.in_row >= self._limit)):
+        if not (unreached or self._trying or (self._limit and cells[IN_ROW] >= self._limit)):
             return False
-        if not self._trying and now_s - self._back_s > STEADY_S:
-            self._wait_s = FIRST_WAIT_S
-        self.until_s, self._trying, self.unreached = now_s + self._wait_s, False, unreached
-        self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
+        is_first = not cells[WAIT] or (not self._trying and now_s - cells[BACK] / US > STEADY_S)
+        wait_s = FIRST_WAIT_S if is_first else cells[WAIT] / US
+        self._trying, self.unreached = False, unreached
+        cells[UNTIL], cells[WAIT] = int((now_s + wait_s) * US), int(min(2 * wait_s, MAX_WAIT_S) * US)
         self.count += 1
         return True
+
+    def clear(self) -> None:
+        clear_cells(self._cells)
 
     def wait_s(self, now_s: float) -> float:
         """Return the rest of the wait."""

@@ -14,12 +14,11 @@ import msgspec
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.exchange import Endpoint, Injection
-from tap.prompts.promptstart import prompt_start
 from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
-from tap.proxy.routedrelay import RoutedRelays
+from tap.proxy.routedrelay import RoutedRelays, picked
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from wire.connection import ResponseHead
@@ -261,7 +260,7 @@ class InjectingRelay(Relay):
         self._unsent, self._raws = list(raws), None
         upstreams = self._relays.upstreams
         if upstreams.reads_prompt:
-            self._assignment = upstreams.pick(self._head, prompt_start(self._pieces, upstreams.route_bytes))
+            self._assignment = picked(upstreams, self._head, self._pieces)
         self._pieces.clear()
         self._send_request()
 

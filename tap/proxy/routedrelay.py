@@ -1,10 +1,11 @@
 """Relay that reads the start of a prompt before it chooses the upstream; the bytes pass unchanged."""
 
 import asyncio
+from collections.abc import Sequence
 
-from tap.prompts.promptstart import prompt_start
+from tap.prompts.promptstart import model_name, prompt_start
 from tap.proxy.relay import Relay, Relays, TimedRelay
-from tap.proxy.upstreams import first_value
+from tap.proxy.upstreams import Assignment, Upstreams, first_value
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection
 
@@ -77,10 +78,8 @@ class RoutedRelay(Relay):
             self._timer = None
 
     def _choose(self) -> None:
-        upstreams = self._relays.upstreams
-        keys = prompt_start(self._data, upstreams.route_bytes) if self._data else ()
+        self._assignment = picked(self._relays.upstreams, self._head, self._data)
         self._data.clear()
-        self._assignment = upstreams.pick(self._head, keys)
 
     def _choose_and_send(self) -> None:
         self._stop_waiting()
@@ -93,6 +92,15 @@ class TimedRoutedRelay(TimedRelay, RoutedRelay):
     """Routed relay that is timed."""
 
     __slots__ = ()
+
+
+def picked(upstreams: Upstreams, head: RequestHead, reads: Sequence[bytes]) -> Assignment:
+    """Choose an upstream by the start of a body."""
+    if not reads:
+        return upstreams.pick(head)
+    model = model_name(reads) if upstreams.loras else None
+    keys = prompt_start(reads, upstreams.route_bytes)
+    return upstreams.pick(head, keys, adapter=model if model in upstreams.loras else None)
 
 
 def awaited_bytes(head: RequestHead, most_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Upstreams of a worker: a policy of ``engines.routing`` chooses among those that are healthy and not ejected."""
 
-from collections.abc import Callable, Sequence
-from time import monotonic
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic, monotonic_ns
 
 import xxhash
 
@@ -30,6 +30,7 @@ SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 """Headers with the client's conversation id; the first one present counts."""
 SESSION_SEED = 0x5E5510
 """Seed of the keys of sessions in an upstream's table, among those of prefixes."""
+ADAPTER_SEED = 0xADA97E5
 MAX_PROMPT_TOKENS = 1 << 20
 """Most that a request counts for: a length is the client's word, and the counts are shared by all."""
 SERVER_ERROR = 500
@@ -41,6 +42,7 @@ class Upstream:
     """An upstream server, its connections, its state and its counts."""
 
     __slots__ = (
+        "adapters",
         "base_path",
         "counts",
         "draining",
@@ -88,9 +90,9 @@ class Upstream:
         self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
         self.counts = board.row(worker)[entry.slot * CELLS : (entry.slot + 1) * CELLS]
         """This worker's part of the counts."""
-        self.table = board.table(entry.slot)
+        self.table, self.adapters = board.table(entry.slot), board.adapters(entry.slot)
         self.engine = RoutedEngine(place=entry.slot, name=self.name, seed=engine_seed(self.name))
-        self.ejection = Ejection(eject_after)
+        self.ejection = Ejection(eject_after, board.ejection(entry.slot))
         self.watched = False
         """There are others that could take its requests."""
         self.on_ejection: Callable[[], None] = _ignore
@@ -114,11 +116,20 @@ class Upstream:
         """Return True if new sessions may come here."""
         return self.healthy and not self.draining and not self.stopped and self.ejection.admits(now_s)
 
+    def has_session(self, key: int) -> bool:
+        """Return True if the session's latest request went here."""
+        return self.table.overlap((key,)) == 1
+
     def take(self, entry: UpstreamEntry) -> None:
         """Take its state from the supervisor; one that was out and is back has an empty cache."""
         if (self.stopped and not entry.stopped) or (entry.healthy and not self.healthy):
-            self.table.clear()
+            self.lose_cache()
         self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
+
+    def lose_cache(self) -> None:
+        """Forget what was sent to it."""
+        self.table.clear()
+        self.adapters.clear()
 
     async def reach(self) -> ServerConnection:
         """Return a kept or a new connection. Raises ConnectError, and ejects the upstream for a while."""
@@ -131,7 +142,7 @@ class Upstream:
                 raise ConnectError(self.origin, "connect_failed")
         except ConnectError as error:
             if error.kind == "connect_refused":  # its process is gone, and its cache
-                self.table.clear()
+                self.lose_cache()
             self._failed(error.reason, unreached=True)
             raise
         if self.ejection.unreached:
@@ -189,14 +200,19 @@ class Assignment:
 class Choice(Assignment):
     """A request's upstream, chosen by a policy that learns of the request's course."""
 
-    __slots__ = ("_keys", "_policy", "_prefill_tokens", "request")
+    __slots__ = ("_everyone", "_policy", "_prefill_tokens", "_session_key", "request")
 
     def __init__(
-        self, upstream: Upstream, request: RoutedRequest, policy: LivePolicy, session_key: int | None = None
+        self,
+        upstream: Upstream,
+        request: RoutedRequest,
+        policy: LivePolicy,
+        session_key: int | None,
+        everyone: Sequence[Upstream],
     ) -> None:
         super().__init__(upstream)
         self.request, self._policy = request, policy
-        self._keys = request.blocks if session_key is None else (*request.blocks, session_key)
+        self._session_key, self._everyone = session_key, everyone
         self._prefill_tokens = 0
 
     def begin(self) -> None:
@@ -206,13 +222,18 @@ class Choice(Assignment):
             upstream.ejection.begin(monotonic())
         if request.blocks:
             upstream.told_keys += len(request.blocks)
-            upstream.hit_keys += upstream.engine.overlap
+            upstream.hit_keys += min(upstream.engine.overlap, len(request.blocks))
+            upstream.table.add(request.blocks)
         if request.prompt_tokens:
             self._prefill_tokens = int(uncached_tokens(request, upstream.engine))
             upstream.counts[PREFILL_TOKENS] += self._prefill_tokens
             upstream.counts[HELD_TOKENS] += request.prompt_tokens
-        if self._keys:
-            upstream.table.add(self._keys)
+        if self._session_key is not None and not upstream.has_session(self._session_key):
+            for one in self._everyone:
+                one.table.remove((self._session_key,))
+            upstream.table.add((self._session_key,))
+        if request.adapter is not None:
+            upstream.adapters.use(adapter_key(request.adapter))
         if self._policy.learner is not None:
             self._policy.learner.sent(request, upstream.engine)
 
@@ -246,12 +267,14 @@ class Upstreams:
         capacity_blocks: int = 0,
         tls: Tls = SYSTEM_TLS,
         key: HashKey | None = None,
+        loras: Collection[str] = (),
     ) -> None:
         """``policy``: round-robin if none is given. ``worker``: its number, for another first turn than others'.
 
         ``key``: of records' session ids, which sessions are then routed by, so that a simulation routes them alike.
+        ``loras``: names of models that are LoRA adapters.
         """
-        self._key = key
+        self._key, self.loras = key, frozenset(loras)
         self.policy = policy or live_policy("round-robin")
         self.route_bytes = route_bytes if self.policy.reads_prompt else 0
         """Bytes of a request's body that the policy sees, as hashes."""
@@ -260,6 +283,8 @@ class Upstreams:
         self._capacity_blocks = capacity_blocks
         self._number = worker - 1
         self.all: list[Upstream] = []
+        self._seen_change = 0
+        """``UpstreamBoard.changed`` when it was last looked who serves."""
         self._steady: list[Upstream] | None = None
         """All upstreams while each takes new sessions. Null: who serves is to be looked at."""
         self.reload(entries)
@@ -275,13 +300,20 @@ class Upstreams:
         self.all = [self._taken(entry, known) for entry in entries]
         for removed in known.values():
             removed.pool.retire()
-            removed.table.clear()  # its slot may be another's next
+            removed.lose_cache()  # its slot may be another's next
+            removed.ejection.clear()
         for upstream in self.all:
-            upstream.watched, upstream.on_ejection = len(self.all) > 1, self._look
+            upstream.watched, upstream.on_ejection = len(self.all) > 1, self._tell
+        self._look()
+
+    def _tell(self) -> None:
+        """Let all workers look who serves."""
+        self.board.changed[0] = monotonic_ns()
         self._look()
 
     def _look(self) -> None:
         """Keep the list to choose from while nothing changes, so that no request makes it."""
+        self._seen_change = self.board.changed[0]
         self._steady = self.all if all(upstream.steady for upstream in self.all) else None
 
     def _taken(self, entry: UpstreamEntry, known: dict[tuple[Origin, int], Upstream]) -> Upstream:
@@ -298,22 +330,34 @@ class Upstreams:
         """Return an assignment for the time before the choice."""
         return Assignment(self.all[0])
 
-    def pick(self, head: RequestHead, keys: Sequence[int] = (), passed: Sequence[Upstream] = ()) -> Assignment:
+    def pick(
+        self,
+        head: RequestHead,
+        keys: Sequence[int] = (),
+        passed: Sequence[Upstream] = (),
+        adapter: str | None = None,
+    ) -> Assignment:
         """Choose an upstream. ``keys``: of the prompt's start; ``passed``: upstreams that could not be reached."""
         if len(self.all) == 1:
             return Assignment(self.all[0])
+        if self.board.changed[0] != self._seen_change:
+            self._look()
         now_s, policy = monotonic(), self.policy
         self._number += 1
         session = self._session(head) if policy.keeps_sessions else None
         session_key = None if session is None else xxhash.xxh3_64_intdigest(session, SESSION_SEED)
         candidates = (None if passed else self._steady) or self._candidates(now_s, session_key, passed)
         tokens = prompt_tokens(head) if policy.sees_load else 0
-        request = RoutedRequest(self._number, now_s, session, keys, PIECE_TOKENS, tokens)
+        request = RoutedRequest(self._number, now_s, session, keys, PIECE_TOKENS, tokens, adapter=adapter)
         if policy.sees_load:
-            engines = [self._seen(upstream, keys) for upstream in candidates]
+            engines = [self._seen(upstream, keys, session_key, tokens) for upstream in candidates]
+            if adapter is not None:
+                for upstream in candidates:
+                    resident = adapter_key(adapter) in upstream.adapters
+                    upstream.engine.adapters = (adapter,) if resident else ()
         else:
             engines = [upstream.engine for upstream in candidates]
-        return Choice(candidates[policy.choose(request, engines)], request, self.policy, session_key)
+        return Choice(candidates[policy.choose(request, engines)], request, self.policy, session_key, self.all)
 
     def _session(self, head: RequestHead) -> bytes | None:
         told = session_of(head)
@@ -326,9 +370,9 @@ class Upstreams:
 
         This is no retry: no byte of the request is sent before a server has accepted the connection.
         """
-        keys = before.request.blocks if isinstance(before, Choice) else ()
+        keys, adapter = (before.request.blocks, before.request.adapter) if isinstance(before, Choice) else ((), None)
         left = [upstream for upstream in self.all if upstream not in passed]
-        return self.pick(head, keys, passed) if left else None
+        return self.pick(head, keys, passed, adapter) if left else None
 
     def stats(self) -> list[UpstreamStats]:
         now_s = monotonic()
@@ -369,12 +413,22 @@ class Upstreams:
     def _goes_on(self, upstream: Upstream, session_key: int | None, now_s: float) -> bool:
         if session_key is None or not upstream.healthy or not upstream.ejection.admits(now_s):
             return False
-        return upstream.table.overlap((session_key,)) == 1
+        return upstream.has_session(session_key)
 
-    def _seen(self, upstream: Upstream, keys: Sequence[int]) -> RoutedEngine:
+    def _seen(
+        self, upstream: Upstream, keys: Sequence[int], session_key: int | None, prompt_tokens: int
+    ) -> RoutedEngine:
+        """Bring an upstream's counts up to date.
+
+        Keys end with the bytes that were read. Where all of them are known and the session's latest turn ran, the rest
+        of the prompt is taken as known, too: sessions on one long prefix differ behind these bytes alone.
+        """
         engine = upstream.engine
         engine.requests, engine.prefill_tokens, engine.held_tokens = self.board.totals(upstream.slot)
-        engine.overlap = upstream.table.overlap(keys) if keys else 0
+        engine.overlap = overlap = upstream.table.overlap(keys) if keys else 0
+        pieces = int(prompt_tokens / PIECE_TOKENS)
+        if session_key is not None and overlap == len(keys) < pieces and upstream.has_session(session_key):
+            engine.overlap = pieces
         return engine
 
 
@@ -383,6 +437,10 @@ def session_of(head: RequestHead) -> bytes | None:
         if value := first_value(head, name):
             return value
     return None
+
+
+def adapter_key(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode(), ADAPTER_SEED)
 
 
 def first_value(head: RequestHead, name: bytes) -> bytes:

@@ -106,6 +106,7 @@ class Worker:
             capacity_blocks=setup.capacity_blocks,
             tls=setup.tls,
             key=HashKey(setup.key_secret),
+            loras=setup.loras,
         )
         self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
         self._relays = new_relays(

@@ -337,6 +337,7 @@ def worker_setup(
         capacity_blocks=cache_blocks(facts),
         route_bytes=config.route_bytes,
         key_secret=key.secret,
+        loras=list(config.loras),
         eject_after=config.eject_after,
         board_path=str(runtime.board),
         board=board,

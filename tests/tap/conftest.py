@@ -341,6 +341,7 @@ class Lab:
                     live_policy(config.route),
                     route_bytes=config.route_bytes,
                     eject_after=config.eject_after,
+                    loras=config.loras,
                 )
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),

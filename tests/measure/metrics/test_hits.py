@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measure.metrics.hits import count_hits, measure_prefill
+from measure.metrics.hits import count_hits, measure_prefill, measure_upstreams
+from measure.metrics.tables import upstream_table
 from measure.runs import make_run
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_sessions import AGENT
@@ -47,6 +49,32 @@ def test_ttft_by_length() -> None:
     assert by_prompt == [(64, 127, 2, 15.0), (128, 255, 1, 40.0)]
     by_uncached = [(one.from_tokens, one.to_tokens, one.ttft_ms.p50) for one in found.by_uncached_tokens]
     assert by_uncached == [(0, 0, 10.0), (64, 127, 20.0)]
+
+
+def test_each_of_several_upstreams_has_its_requests_hits_and_ttft() -> None:
+    def sent(name: str, upstream: str | None, ttft_ms: float | None, **known: Any) -> Record:
+        return request(name, 0.0, upstream=upstream, ttft_ms=ttft_ms, **known)
+
+    records = [
+        sent("a", "http://two", 10.0, prompt_tokens=100, cached_tokens=50),
+        sent("b", "http://one", 20.0, prompt_tokens=100, cached_tokens=0),
+        sent("c", "http://two", 30.0, prompt_tokens=300, cached_tokens=50),
+        sent("d", None, None, status="error", error="connect_refused"),
+        sent("e", "http://one", None, status="error"),
+    ]
+    found = measure_upstreams(run_of(records))
+    assert {name: (one.requests, one.completed, one.hits.rate) for name, one in found.items()} == {
+        "http://one": (2, 1, 0.0),
+        "http://two": (2, 2, 0.25),
+    }
+    assert upstream_table(found).lines == [
+        "upstream    requests  completed  hit rate  TTFT p50 ms  TTFT p90 ms  TTFT p99 ms",
+        "http://one         2          1       0 %         20.0         20.0         20.0",
+        "http://two         2          2    25.0 %         10.0         30.0         30.0",
+    ]
+    assert run_of(records).select(np.array([1, 4])).upstream.tolist() == [1, 1]
+    assert measure_upstreams(run_of(records[1:2])) == {}
+    assert upstream_table({}).lines == []
 
 
 def test_ttft_by_turn() -> None:

@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.routing.adapters import AdapterSlots
+from engines.routing.router import ADAPTER_SLOTS
 from tap.ipc.exchange import BoardSize
 from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
 
@@ -41,3 +46,15 @@ def test_another_key_in_the_cell_of_a_prefix_does_not_hide_the_keys_behind_it() 
     table.add([1, 2, 3])
     table.add([2 + 8])
     assert table.overlap([1, 2, 3, 4]) == 3
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_an_upstreams_adapters_are_the_last_ones_used_for_all_workers(used: list[int]) -> None:
+    board, simulated = UpstreamBoard(size=SIZE), AdapterSlots(ADAPTER_SLOTS)
+    one, another = board.adapters(1), board.adapters(1)
+    for number, key in enumerate(used):
+        assert (key in one) == (key in another) == simulated.use(f"{key}")
+        (one, another)[number % 2].use(key)
+    assert not any(key in board.adapters(0) or key in board.adapters(2) for key in range(1, 13))
+    assert board.totals(1) == [0, 0, 0]
+    assert not any(board.ejection(slot)[cell] for slot in range(3) for cell in range(4))

@@ -481,10 +481,10 @@ def test_a_held_response_ends_its_upstreams_trouble(lab: Any) -> None:
             origins = tuple(Origin("http", "127.0.0.1", upstream.port) for upstream in (one, other))
             async with lab.tap(one.port, inject=BOTH, upstreams=origins) as (tap, _):
                 for upstream in tap.relays.upstreams.all:
-                    upstream.ejection.in_row = 1
+                    upstream.ejection.fail(0.0)
                 for _ in range(2):
                     await tap.post(TEXT, REQUESTS[TEXT])
-                assert [upstream.ejection.in_row for upstream in tap.relays.upstreams.all] == [0, 0]
+                assert not any(upstream.ejection.troubled for upstream in tap.relays.upstreams.all)
 
     asyncio.run(scenario())
 

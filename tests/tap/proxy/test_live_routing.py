@@ -17,12 +17,13 @@ from engines.routing.users import GuardedPolicy
 from tap.ipc.exchange import BoardSize, UpstreamEntry
 from tap.ipc.upstreamboard import UpstreamBoard
 from tap.proxy import routedrelay
+from tap.proxy.ejection import UNTIL
 from tap.proxy.livepolicy import LivePolicy, live_policy
-from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstreams
+from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstreams, adapter_key
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
-from wire.requesthead import parse_request_head
+from wire.requesthead import RequestHead, parse_request_head
 
 KEY = HashKey(b"k" * 32)
 
@@ -162,6 +163,11 @@ def test_a_client_that_leaves_before_the_choice_costs_no_request(lab: Any) -> No
     assert sorted(record.status for record in lab.records) == ["client_abort", "ok"]
 
 
+def end_wait(upstreams: Upstreams, place: int) -> None:
+    """As if the time of an ejection had passed."""
+    upstreams.board.ejection(upstreams.all[place].slot)[UNTIL] = 1
+
+
 def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) -> None:
     fails = True
 
@@ -182,11 +188,12 @@ def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) 
             assert served([bad, good]) == [2, 8]
             [ejected, _] = tap.relays.upstreams.all
             assert ejected.ejection.count == 1
-            ejected.ejection.until_s = time.monotonic() - 1.0  # the wait is over
+            end_wait(tap.relays.upstreams, 0)
             await tap.post("/v1/completions", {"prompt": [1]})
             await tap.post("/v1/completions", {"prompt": [1]})
             assert (len(bad.requests), ejected.ejection.count) == (3, 2), "one trial, which failed"
-            fails, ejected.ejection.until_s = False, time.monotonic() - 1.0
+            fails = False
+            end_wait(tap.relays.upstreams, 0)
             for _ in range(4):
                 assert (await tap.post("/v1/completions", {"prompt": [1]})).status == 200
             assert len(bad.requests) > 4, "back among the others"
@@ -327,6 +334,105 @@ def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor(
     for worker in (0, 1):
         another = Upstreams(entries, live_policy("prefix"), board=board, worker=worker)
         assert [picked(another, None, some) for some in reversed(keys)] == where[::-1]
+
+
+def test_an_upstream_that_one_worker_ejected_is_out_for_all_until_ones_trial() -> None:
+    board = UpstreamBoard(size=BoardSize(workers=3))
+    entries = [entry(0), entry(1)]
+    mine, other, third = (Upstreams(entries, board=board, worker=number, eject_after=3) for number in range(3))
+    for worker in (mine, other, third):  # one failure each: three in a row
+        worker.all[0].responded(503)
+    assert [worker.all[0].ejection.count for worker in (mine, other, third)] == [0, 0, 1]
+    for worker in (mine, other, third):
+        assert {picked(worker, None) for _ in range(4)} == {"http://engine-1:8000"}
+        assert [one.ejected for one in worker.stats()] == [True, False]
+    end_wait(mine, 0)
+    trial = next(found for _ in range(2) if (found := other.pick(head())).upstream is other.all[0])
+    trial.begin()
+    assert {picked(mine, None) for _ in range(4)} == {"http://engine-1:8000"}, "one trial of all workers"
+    other.all[0].responded(200)
+    assert len({picked(mine, None) for _ in range(4)}) == 2
+    mine.all[0].responded(503)
+    successor = Upstreams(entries, board=board, worker=0, eject_after=3)
+    successor.all[0].responded(503)
+    successor.all[0].responded(503)
+    assert {picked(third, None) for _ in range(4)} == {"http://engine-1:8000"}
+    successor.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
+    assert len({picked(successor, None) for _ in range(4)}) == 2, "the slot is another's"
+
+
+def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_are() -> None:
+    """As conversations on one system prompt of 40 KB: all keys of both are the same, and both upstreams know them."""
+    keys = list(range(1, 33))
+
+    def asked(session: str) -> RequestHead:
+        lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
+        return parse_request_head(f"POST /v1/completions HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
+
+    for policy in ("prefix", "overlap", "cost", "workload"):
+        upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
+        first, other = upstreams.all
+        for one in upstreams.all:
+            one.table.add(keys)
+        sent = []
+        for number in range(2):  # at once, so that they part
+            sent.append(upstreams.pick(asked(f"s{number}"), keys))
+            sent[-1].begin()
+        assert {one.upstream for one in sent} == {first, other}, policy
+        for one in sent:
+            one.end()
+        for _ in range(3):
+            for number, before in enumerate(sent):
+                again = upstreams.pick(asked(f"s{number}"), keys)
+                again.begin()
+                again.end()
+                assert again.upstream is before.upstream, policy
+        assert sum(one.hit_keys for one in upstreams.all) <= sum(one.told_keys for one in upstreams.all)
+        gone = sent[0].upstream
+        left = upstreams.pick(asked("s0"), keys, [gone])
+        left.begin()
+        left.end()
+        assert upstreams.pick(asked("s0"), keys).upstream is left.upstream is not gone, "its home has moved"
+
+
+@pytest.mark.parametrize("policy", ["overlap", "cost", "workload"])
+def test_an_adapter_stays_where_it_was_loaded(policy: str) -> None:
+    board = UpstreamBoard(size=BoardSize(workers=2))
+    workers = [
+        Upstreams([entry(0), entry(1)], live_policy(policy), board=board, worker=number, loras=["a", "b"])
+        for number in range(2)
+    ]
+
+    def served_by(number: int, adapter: str | None) -> str:
+        assignment = workers[number % 2].pick(head(), [number * 10 + 1], adapter=adapter)
+        assignment.begin()
+        assignment.end()
+        return assignment.upstream.name
+
+    homes = {"a": served_by(0, "a"), "b": served_by(1, "b")}
+    assert len(set(homes.values())) == 2
+    assert {(name, served_by(number, name)) for number, name in enumerate("aabbab", 2)} == {*homes.items()}
+    assert len({served_by(number, None) for number in range(8, 12)}) == 2, "the base model goes anywhere"
+    workers[0].all[0].lose_cache()
+    assert not any(adapter_key(name) in workers[1].all[0].adapters for name in "ab")
+
+
+def test_requests_for_an_adapter_are_known_by_their_models_name(lab: Any) -> None:
+    def asked(name: str, number: int) -> bytes:
+        return json.dumps({"model": name, "prompt": f"{number} " * 300}).encode()
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started), route="cost", loras=("a", "b")) as (tap, _),
+        ):
+            for number, name in enumerate("abababab"):
+                assert (await tap.post("/v1/completions", asked(name, number))).status == 200
+            names = [{json.loads(request.body)["model"] for request in one.requests} for one in started]
+            assert sorted(map(sorted, names)) == [["a"], ["b"]]
+
+    asyncio.run(scenario())
+    assert [record.lora for record in lab.records] == list("abababab")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 6)), max_size=40), st.integers(2, 4))
