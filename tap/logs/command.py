@@ -1,8 +1,4 @@
-"""``tap read-log``: a trace out of a request log, as if a tap had recorded it, and the places where prompts part.
-
-A request parts from all earlier ones after the longest prefix that one of them has. In its last message that is how
-traffic is; in an earlier one, such as a date in a system prompt, all behind it is lost to the prefix cache.
-"""
+"""``tap read-log``: a trace out of a request log, as if a tap had recorded it, and the places where prompts part."""
 
 import sys
 from argparse import Namespace
@@ -51,7 +47,11 @@ class Place:
 
 @dataclass(slots=True)
 class Partings:
-    """Requests that parted from earlier ones, by place."""
+    """Requests that parted from earlier ones, by place.
+
+    A request parts from all earlier ones after the longest prefix that one of them has. In its last message that is
+    how traffic is; in an earlier one, such as a date in a system prompt, all behind it is lost to the prefix cache.
+    """
 
     block_size: int
     requests: dict[Place, int] = field(default_factory=lambda: defaultdict(int))
