@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from sim.vllm.kvgroups import KvLayout, parse_groups
 from sim.vllm.rules import FREE_RULES, FreeRule
 from tracefile.records.errors import InputError
 
@@ -31,6 +32,9 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
     free_rule: FreeRule = "vllm"
+    kv_groups: str | None = None
+    """Groups of a hybrid model (``sim.vllm.kvgroups``); None: one of full attention. ``block_size`` is then the tokens
+    between two block hashes."""
     async_scheduling: bool = True
     """The engine composes the next step while one runs. The scheduler obeys the order in which it is called; it is the
     engine's loop that reads this."""
@@ -46,11 +50,20 @@ class EngineConfig:
             if getattr(self, name) not in get_args(words):
                 known = " or ".join(get_args(words))
                 raise InputError(f"{name}: {getattr(self, name)!r} is unknown; expected {known}")
+        if self.layout is not None and self.layout.match_unit != self.block_size:
+            raise InputError(
+                f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
+            )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < (self.max_model_len or 0):
             raise InputError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is too small without chunked prefill; expected "
                 f"max_model_len ({self.max_model_len}) or more"
             )
+
+    @property
+    def layout(self) -> KvLayout | None:
+        """Groups of a hybrid model; None: one group of full attention."""
+        return None if self.kv_groups is None else parse_groups(self.kv_groups)
 
     @property
     def usable_blocks(self) -> int:
@@ -59,7 +72,8 @@ class EngineConfig:
     @property
     def longest_request(self) -> int:
         """Most prompt plus output tokens that can ever finish; the last token's KV is never computed."""
-        most = self.max_model_len or self.usable_blocks * self.block_size + 1
+        sizes = [self.block_size] if self.layout is None else [group.block_size for group in self.layout.groups]
+        most = self.max_model_len or self.usable_blocks * max(sizes) + 1
         return most if self.enable_chunked_prefill else min(most, self.max_num_batched_tokens)
 
 

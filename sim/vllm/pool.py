@@ -25,9 +25,8 @@ class BlockPool:
         "_free_rule",
         "_key",
         "_next_free",
-        "_next_twin",
+        "_other_keys",
         "_previous_free",
-        "_previous_twin",
         "_references",
         "block_size",
         "enable_prefix_caching",
@@ -56,11 +55,10 @@ class BlockPool:
         self._key: list[int | None] = [None] * num_gpu_blocks
         self._next_free = [*range(1, num_gpu_blocks), 0]
         self._previous_free = [num_gpu_blocks - 1, *range(num_gpu_blocks - 1)]
-        # Key to the block that lookups get: the first inserted. Blocks of one key form a ring in insertion order, so
-        # that the next in line takes over in constant time when the first is evicted.
-        self._cached: dict[int, int] = {}
-        self._next_twin = list(range(num_gpu_blocks))
-        self._previous_twin = list(range(num_gpu_blocks))
+        # Key to the block that has it, or to the blocks in insertion order; lookups get the first.
+        self._cached: dict[int, int | dict[int, None]] = {}
+        # Keys of a block beside that of its whole content: prefixes that end inside it (several groups only).
+        self._other_keys: dict[int, set[int]] = {}
 
     def lookup(self, keys: Sequence[int], most: int) -> list[int]:
         """Blocks of the leading ``keys`` that are cached, up to the first miss and at most ``most`` of them."""
@@ -72,8 +70,13 @@ class BlockPool:
             block = cached(key)
             if block is None:
                 break
-            hits.append(block)
+            hits.append(next(iter(block)) if isinstance(block, dict) else block)
         return hits
+
+    def first_of(self, key: int) -> int | None:
+        """Return the block that a lookup of ``key`` gets; None: it is not cached."""
+        found = self._cached.get(key)
+        return next(iter(found)) if isinstance(found, dict) else found
 
     def count_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of ``blocks`` have no holder: a hit on them takes them out of the free queue."""
@@ -104,7 +107,7 @@ class BlockPool:
             taken.append(block)
             references[block] = 1
             if keys[block] is not None:
-                self._forget(block)
+                self.forget(block)
                 self.evicted_blocks += 1
             block = following[block]
         following[0] = block
@@ -118,10 +121,27 @@ class BlockPool:
             return
         cached, key_of = self._cached, self._key
         for block, key in zip(blocks, keys, strict=True):
+            if key_of[block] is not None:  # of a prefix that ended inside it
+                self.forget(block)
             key_of[block] = key
-            first = cached.setdefault(key, block)
-            if first != block:
-                self._join_twins(block, first)
+            if cached.setdefault(key, block) != block:
+                self._join_twins(block, key)
+
+    def insert_also(self, block: int, key: int) -> None:
+        """Make ``block`` findable under ``key``, beside the keys it has."""
+        if key in self.keys_of(block):
+            return
+        if self._key[block] is None:
+            self._key[block] = key
+        else:
+            self._other_keys.setdefault(block, set()).add(key)
+        if self._cached.setdefault(key, block) != block:
+            self._join_twins(block, key)
+
+    def keys_of(self, block: int) -> list[int]:
+        """Return all keys of ``block``, that of its content first."""
+        key = self._key[block]
+        return [] if key is None else [key, *self._other_keys.get(block, ())]
 
     def release(self, blocks: Sequence[int]) -> None:
         """Release one request's ``blocks``, given root to leaf; blocks without another holder become free."""
@@ -143,9 +163,8 @@ class BlockPool:
         if self.num_free != self.num_gpu_blocks - 1:
             return False
         self._cached.clear()
+        self._other_keys.clear()
         self._key = [None] * self.num_gpu_blocks
-        self._next_twin = list(range(self.num_gpu_blocks))
-        self._previous_twin = list(range(self.num_gpu_blocks))
         return True
 
     def free_order(self) -> list[int]:
@@ -171,26 +190,24 @@ class BlockPool:
         previous[after] = before
         self.num_free += len(blocks)
 
-    def _join_twins(self, block: int, first: int) -> None:
-        last = self._previous_twin[first]
-        self._next_twin[last] = block
-        self._previous_twin[block] = last
-        self._next_twin[block] = first
-        self._previous_twin[first] = block
+    def _join_twins(self, block: int, key: int) -> None:
+        line = self._cached[key]
+        if not isinstance(line, dict):
+            self._cached[key] = line = {line: None}
+        line[block] = None
 
-    def _forget(self, block: int) -> None:
-        key = self._key[block]
-        assert key is not None
+    def forget(self, block: int) -> list[int]:
+        """Take all keys of ``block`` out of the cache, and return them, that of its content first."""
+        keys = self.keys_of(block)
         self._key[block] = None
-        following, previous = self._next_twin[block], self._previous_twin[block]
-        if following == block:
-            del self._cached[key]
-            return
-        self._next_twin[previous] = following
-        self._previous_twin[following] = previous
-        self._next_twin[block] = self._previous_twin[block] = block
-        if self._cached[key] == block:
-            self._cached[key] = following
+        self._other_keys.pop(block, None)
+        for key in keys:
+            line = self._cached[key]
+            if isinstance(line, dict) and len(line) > 1:
+                del line[block]
+            else:
+                del self._cached[key]
+        return keys
 
     def check_integrity(self, held: Iterable[Sequence[int]] | None = None) -> None:
         """Raise AssertionError unless queue, references and cache agree; ``held``: every holder's blocks, if known."""
@@ -212,14 +229,10 @@ class BlockPool:
         assert repeated == self.num_repeated, "the repeated holds are not the references beyond the first"
 
     def _check_cache(self) -> None:
-        keyed = {block for block, key in enumerate(self._key) if key is not None}
-        for key, first in self._cached.items():
-            block = first
-            while True:
-                assert self._key[block] == key, f"block {block} stands in the line of key {key}"
-                keyed.remove(block)
-                assert self._previous_twin[self._next_twin[block]] == block, f"block {block}: twins disagree"
-                block = self._next_twin[block]
-                if block == first:
-                    break
-        assert not keyed, f"blocks {sorted(keyed)} have a key and are in no line"
+        keyed = {(block, key) for block in range(self.num_gpu_blocks) for key in self.keys_of(block)}
+        in_line = {
+            (block, key)
+            for key, line in self._cached.items()
+            for block in (line if isinstance(line, dict) else (line,))
+        }
+        assert keyed == in_line, "the blocks' keys are not the cache's"

@@ -44,11 +44,15 @@ class Request:
     """Tokens that those blocks can hold."""
     num_hashed: int = 0
     """Number of leading blocks in the prefix cache under this request's keys."""
+    shared_tokens: int = 0
+    """With several KV groups: end of the longest hit that one of them had, if all together have less; 0: none."""
     next_full: int = 0
     """Tokens that fill the block after those: until then nothing new can be hit."""
     placeholders: int = 0
     """Tokens that steps in flight will sample (vLLM's ``num_output_placeholders``)."""
     steps_in_flight: int = 0
+    tokens_in_flight: int = 0
+    """Tokens that those steps compute."""
     stale_steps: int = 0
     """Those of ``steps_in_flight`` that were scheduled before the last preemption: their tokens still count."""
     cached_tokens: int | None = None

@@ -9,7 +9,7 @@ the step in flight is about to sample. Both orders go through the same code here
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
@@ -77,6 +77,8 @@ class Scheduler:
         self.stats = PrefixStats()
         self._max_tokens = config.longest_request
         self._by_priority = config.scheduling_policy == "priority"
+        self._clips = False
+        """Ends of chunks matter, as ``clip`` has them."""
 
     @property
     def has_work(self) -> bool:
@@ -120,8 +122,9 @@ class Scheduler:
     def finish_step(self, step: Step) -> list[Request]:
         """Hand out the tokens that ``step`` sampled; return the requests that this finished, their blocks freed."""
         finished = []
-        for request, _, _, samples in step.scheduled:
+        for request, tokens, _, samples in step.scheduled:
             request.steps_in_flight -= 1
+            request.tokens_in_flight -= tokens
             stale = request.stale_steps > 0
             if stale:
                 request.stale_steps -= 1
@@ -166,6 +169,8 @@ class Scheduler:
                 continue
             if tokens > 1:
                 tokens = min(tokens, most, budget)
+                if self._clips and not (tokens := self.clip(request, request.num_computed, tokens)):
+                    continue
             end = request.num_computed + tokens
             within_block = end <= request.room_tokens and end < request.next_full
             if not within_block:
@@ -181,8 +186,8 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step, most: int) -> None:
         """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
-        waiting, running, pool = self.waiting, self.running, self.pool
-        block_size, chunks = self.config.block_size, self.config.enable_chunked_prefill
+        waiting, running = self.waiting, self.running
+        chunks = self.config.enable_chunked_prefill
         budget = self.config.max_num_batched_tokens - step.total_tokens
         skipped: list[Request] = []
         while waiting and budget > 0 and len(running) < self.config.max_num_seqs:
@@ -191,25 +196,27 @@ class Scheduler:
                 # A token of before its preemption is still to come; the next in line may go first.
                 skipped.append(waiting.popleft())
                 continue
-            most_hits = lookup_limit(request.num_tokens, block_size, int(request.prompt_logprobs))
-            hits = pool.lookup(request.hashes, most_hits)
-            tokens = min(request.num_tokens - len(hits) * block_size, most)
+            hits, hit_tokens = self._look_up(request)
+            tokens = min(request.num_tokens - hit_tokens, most)
             if not chunks and tokens > budget:
                 break
             tokens = min(tokens, budget)
-            blocks = blocks_for(request.num_tokens, block_size)
-            if blocks_needed(blocks, len(hits), pool.count_idle(hits)) > pool.num_free:
+            if self._clips and not (tokens := self.clip(request, hit_tokens, tokens)):
+                break
+            if not self._admit(request, hits, hit_tokens, tokens):
                 break
             waiting.popleft()
             running.append(request)
-            self._adopt(request, hits)
-            extended = self._extend(request, request.num_computed + tokens)
-            assert extended, "a prompt that fits found no block"
+            self._count_admission(request, hit_tokens)
             step.admitted.append(request)
             self._launch(request, tokens, step)
             budget -= tokens
         for request in reversed(skipped):
             self._queue(request, at_front=True)
+
+    def clip(self, request: Request, start: int, tokens: int) -> int:
+        """Return as many of ``tokens`` from ``start`` as one chunk may have."""
+        return tokens
 
     def lacking(self, request: Request) -> int:
         """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
@@ -236,6 +243,7 @@ class Scheduler:
     def _withdraw(self, request: Request, step: Step) -> None:
         shares = [share for share in step.scheduled if share.request is not request]
         request.steps_in_flight -= len(step.scheduled) - len(shares)
+        request.tokens_in_flight -= sum(share.num_tokens for share in step.scheduled if share.request is request)
         step.scheduled = shares
 
     def _queue(self, request: Request, *, at_front: bool) -> None:
@@ -246,17 +254,31 @@ class Scheduler:
         else:
             self.waiting.append(request)
 
-    def _adopt(self, request: Request, hits: list[int]) -> None:
+    def _look_up(self, request: Request) -> tuple[Any, int]:
+        """Hits of a request in the queue, in the form that ``_admit`` takes, and their tokens."""
+        most_hits = lookup_limit(request.num_tokens, self.config.block_size, int(request.prompt_logprobs))
+        hits = self.pool.lookup(request.hashes, most_hits)
+        return hits, len(hits) * self.config.block_size
+
+    def _admit(self, request: Request, hits: Any, hit_tokens: int, tokens: int) -> bool:
+        """Rule 9: give ``request`` its hits and blocks for ``tokens`` more, if its whole prompt has blocks now."""
+        blocks = blocks_for(request.num_tokens, self.config.block_size)
+        if blocks_needed(blocks, len(hits), self.pool.count_idle(hits)) > self.pool.num_free:
+            return False
         self.pool.hold(hits)
-        hit_tokens = len(hits) * self.config.block_size
+        request.blocks = hits
+        request.num_computed = request.room_tokens = hit_tokens
+        self._count_hashed(request, len(hits))
+        extended = self._extend(request, hit_tokens + tokens)
+        assert extended, "a prompt that fits found no block"
+        return True
+
+    def _count_admission(self, request: Request, hit_tokens: int) -> None:
         if self.pool.enable_prefix_caching and not request.prompt_logprobs:
             self.stats.record(request, hit_tokens)
         if request.cached_tokens is None:
             request.cached_tokens = hit_tokens
         request.state = "running"
-        request.blocks = hits
-        request.num_computed = request.room_tokens = hit_tokens
-        self._count_hashed(request, len(hits))
 
     def _extend(self, request: Request, end: int) -> bool:
         """Give ``request`` blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
@@ -287,6 +309,7 @@ class Scheduler:
         if samples:
             request.placeholders += 1
         request.steps_in_flight += 1
+        request.tokens_in_flight += tokens
         step.scheduled.append(Scheduled(request, tokens, depth, samples))
 
     def _preempt(self, request: Request) -> None:

@@ -9,6 +9,7 @@ names. The sampled tokens are the given ``output``.
 """
 
 import json
+import math
 import os
 import sys
 from collections import deque
@@ -26,10 +27,20 @@ import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -54,16 +65,73 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
         async_scheduling=config["async_scheduling"],
     )
     vllm = VllmConfig(model_config=model, cache_config=cache, scheduler_config=scheduling)
-    attention = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
-    group = KVCacheGroupSpec(["layer"], attention)
-    return (AsyncScheduler if config["async_scheduling"] else Scheduler)(
+    vllm.scheduler_config.async_scheduling = config["async_scheduling"]  # as on a GPU: the CPU's platform turns it off
+    hybrid = config.get("hybrid") or {"groups": [{"kind": "full", "block_size": block_size}], "retain": None}
+    states = [group["block_size"] for group in hybrid["groups"] if group["kind"].startswith("mamba")]
+    if states:
+        cache.mamba_cache_mode = "align" if config["enable_prefix_caching"] else "none"
+        cache.block_size = cache.mamba_block_size = states[0]
+    specs = [make_spec(group, model, config["enable_prefix_caching"]) for group in hybrid["groups"]]
+    groups = [
+        KVCacheGroupSpec([f"layer{place}"], spec, is_eagle_group=group.get("draft", False))
+        for place, (group, spec) in enumerate(zip(hybrid["groups"], specs, strict=True))
+    ]
+    cached = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=hybrid["retain"],
+    )
+    whole = math.lcm(*(spec.block_size for spec in specs))
+    scheduler = (AsyncScheduler if config["async_scheduling"] else Scheduler)(
         vllm_config=vllm,
-        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group]),
+        kv_cache_config=cached,
         structured_output_manager=StructuredOutputManager(vllm),
-        block_size=block_size,
-        hash_block_size=block_size,
+        block_size=whole,
+        hash_block_size=block_size if config["enable_prefix_caching"] else whole,
         log_stats=True,
     )
+    if hybrid.get("eagle"):  # the last block's drop alone, without drafts
+        scheduler.use_eagle_block_drop = True
+        scheduler.kv_cache_manager = KVCacheManager(
+            kv_cache_config=cached,
+            max_model_len=scheduler.max_model_len,
+            scheduler_block_size=whole,
+            hash_block_size=block_size if config["enable_prefix_caching"] else whole,
+            max_in_flight_tokens=vllm.max_in_flight_tokens,
+            enable_caching=config["enable_prefix_caching"],
+            use_eagle=True,
+            num_prefill_lookahead=1,
+            log_stats=True,
+        )
+        coordinator = scheduler.kv_cache_manager.coordinator
+        scheduler.mamba_partial_cache_hit = (
+            scheduler.need_mamba_block_aligned_split
+            and scheduler.hash_block_size < scheduler.block_size
+            and coordinator.enable_partial_hash_hits
+        )
+    return scheduler
+
+
+def make_spec(group: dict[str, Any], model: ModelConfig, caching: bool) -> Any:
+    """A KV cache group's spec; its bytes do not matter here."""
+    kind, size = group["kind"], group["block_size"]
+    attention = {"block_size": size, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    if kind == "window":
+        return SlidingWindowSpec(**attention, sliding_window=group["span"])
+    if kind == "chunk":
+        return ChunkedLocalAttentionSpec(**attention, attention_chunk_size=group["span"])
+    if kind.startswith("mamba"):
+        inside = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1} if kind == "mamba2" else {}
+        return MambaSpec(
+            block_size=size if caching else model.max_model_len,
+            shapes=((1, 64),),
+            dtypes=(torch.bfloat16,),
+            mamba_cache_mode="align" if caching else "none",
+            **inside,
+        )
+    spec = {"full": FullAttentionSpec, "mla": MLAAttentionSpec, "ring": CircularBufferSpec}[kind]
+    return spec(**attention)
 
 
 def make_request(spec: dict[str, Any], hasher: Any) -> Any:
@@ -94,6 +162,7 @@ class Run:
         self.scheduler = make_scheduler(model, config)
         block_size = config["block_size"]
         self.hasher = get_request_block_hasher(block_size, sha256) if config["enable_prefix_caching"] else None
+        self.hybrid = "hybrid" in config
         self.depth = 2 if config["async_scheduling"] else 1
         self.specs = {spec["id"]: spec for spec in workload["requests"]}
         self.pending = deque(sorted(workload["requests"], key=lambda spec: spec["step"]))
@@ -122,6 +191,7 @@ class Run:
         ]
         samples = {name: not scheduler.requests[name].is_prefill_chunk for name, _, _ in scheduled}
         after_schedule = self.free_order()
+        tables = {name: self.tables(name) for name, _, _ in scheduled} if self.hybrid else None
         stats = self.take_stats()
         self.in_flight.append((output, samples))
         if len(self.in_flight) >= self.depth:
@@ -133,6 +203,7 @@ class Run:
             "free_finished": self.free_order(),
             "cached": self.cached_blocks(),
             "stats": stats,
+            **({"tables": tables} if self.hybrid else {}),
         }
 
     def deliver(self, output: Any, samples: dict[str, bool]) -> None:
@@ -146,6 +217,9 @@ class Run:
     def next_tokens(self, name: str) -> list[int]:
         request = self.scheduler.requests.get(name)
         return [self.specs[name]["output"][len(request.output_token_ids)]] if request else [0]
+
+    def tables(self, name: str) -> list[list[int]]:
+        return [list(ids) for ids in self.scheduler.kv_cache_manager.get_block_ids(name)]
 
     def free_order(self) -> list[int]:
         queue = self.scheduler.kv_cache_manager.block_pool.free_block_queue

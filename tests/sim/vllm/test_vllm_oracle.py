@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sim.vllm.config import EngineConfig
+from sim.vllm.hybridscheduler import HybridScheduler, make_scheduler
 from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
@@ -93,7 +94,7 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
 def our_steps(workload: Workload) -> list[dict[str, Any]]:
     """The same workload on our scheduler, in the shape that ``vllm_scheduler.py`` answers in, and what blocks hold."""
     config = our_config(workload)
-    scheduler, keys = Scheduler(config), Keys()
+    scheduler, keys = make_scheduler(config), Keys()
     requests = {spec["id"]: our_request(spec, config.block_size, keys) for spec in workload["requests"]}
     pending = deque(sorted(workload["requests"], key=lambda spec: spec["step"]))
     in_flight: deque[Step] = deque()
@@ -107,6 +108,7 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
         before = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
         step = scheduler.schedule()
         after = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
+        tables = {one.request.request_id: tables_of(scheduler, one.request) for one in step.scheduled}
         free_scheduled, contents_scheduled = scheduler.pool.free_order(), free_contents(scheduler.pool)
         scheduler.check_integrity()
         in_flight.append(step)
@@ -121,6 +123,7 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
                 "free_finished": scheduler.pool.free_order(),
                 "cached": [b for b in range(config.num_gpu_blocks) if scheduler.pool.key_of(b) is not None],
                 "stats": [new - old for new, old in zip(after, before, strict=True)],
+                **({"tables": tables} if config.kv_groups else {}),
                 "contents_scheduled": contents_scheduled,
                 "contents_finished": free_contents(scheduler.pool),
                 "holders": holders(scheduler.pool),
@@ -159,6 +162,11 @@ def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
     return steps
 
 
+def tables_of(scheduler: Scheduler, request: Request) -> list[list[int]]:
+    """Block ids of ``request`` by group."""
+    return scheduler.cache.tables(request) if isinstance(scheduler, HybridScheduler) else [request.blocks]
+
+
 def contents(pool: BlockPool) -> dict[int, Content]:
     """By cached block: its key, and its place in the line of those under that key."""
     found: dict[int, Content] = {}
@@ -171,10 +179,8 @@ def contents(pool: BlockPool) -> dict[int, Content]:
 
 def twins(pool: BlockPool, key: int) -> list[int]:
     """Blocks cached under ``key``, the one that lookups get first."""
-    line = [pool._cached[key]]
-    while (block := pool._next_twin[line[-1]]) != line[0]:
-        line.append(block)
-    return line
+    line = pool._cached[key]
+    return list(line) if isinstance(line, dict) else [line]
 
 
 def free_contents(pool: BlockPool) -> list[Content | None]:
@@ -194,7 +200,8 @@ def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def our_config(workload: Workload) -> EngineConfig:
     limit = 4096 if workload["config"]["enable_chunked_prefill"] else None
-    return EngineConfig(max_model_len=limit, **workload["config"])
+    config = {name: value for name, value in workload["config"].items() if name != "hybrid"}
+    return EngineConfig(max_model_len=limit, **config)
 
 
 class Keys(dict[tuple[object, ...], int]):

@@ -1,0 +1,221 @@
+"""vLLM's KV cache of several groups over one block pool: what a request hits, holds, frees and caches.
+
+The rules are those of vLLM 0.32's ``kv_cache_coordinator`` and ``kv_cache_manager``. A hit ends where all groups have
+what they need, at a multiple of the layout's alignment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from sim.vllm.groupcache import NULL, ChunkGroup, Group, Progress, RingGroup, Rows, Table, WindowGroup
+from sim.vllm.kvgroups import KvLayout
+from sim.vllm.pool import BlockPool
+from sim.vllm.request import Request
+from sim.vllm.rules import blocks_for
+from sim.vllm.statecache import StateGroup
+
+_GROUPS = {"window": WindowGroup, "chunk": ChunkGroup, "ring": RingGroup, "mamba": StateGroup, "mamba2": StateGroup}
+
+
+class Hits(NamedTuple):
+    """Hit of a prompt: blocks by group, and the tokens that all groups agree on."""
+
+    blocks: list[list[int]]
+    tokens: int
+
+
+class _Alike(NamedTuple):
+    """Groups of one form, which are looked up together."""
+
+    groups: list[Group]
+    drops_last: bool
+
+    @property
+    def first(self) -> Group:
+        return self.groups[0]
+
+
+@dataclass(slots=True)
+class HybridCache:
+    """The groups of ``layout`` over one pool. ``in_flight``: most tokens of a request in steps not finished yet."""
+
+    layout: KvLayout
+    pool: BlockPool
+    in_flight: int
+    max_model_len: int
+    groups: list[Group] = field(init=False)
+    _alike: list[_Alike] = field(init=False)
+    _held: dict[Request, list[Table]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tokens_of: dict[int, int] = {}
+        specs, caching = self.layout.groups, self.pool.enable_prefix_caching
+        # Without a prefix cache a state never needs a second block.
+        kinds = [Group if spec.keeps_state and not caching else _GROUPS.get(spec.kind, Group) for spec in specs]
+        self.groups = [
+            kind(spec, place, self.layout, self.pool, tokens_of)
+            for place, (kind, spec) in enumerate(zip(kinds, specs, strict=True))
+        ]
+        for group in self.groups:
+            group.limit(self.in_flight, self.max_model_len)
+            if group.spec.keeps_state and not caching:
+                group.size = self.max_model_len
+        alike = [[g for g in self.groups if g.spec == spec] for spec in dict.fromkeys(specs) if spec.kind != "ring"]
+        alike.sort(key=lambda groups: not groups[0].spec.sees_all)
+        self._alike = [_Alike(groups, any(group.drops_last for group in groups)) for groups in alike]
+
+    def look_up(self, request: Request) -> Hits:
+        """Return the longest hit of ``request``'s known tokens; the last one is always computed."""
+        nothing = Hits([[] for _ in self.groups], 0)
+        request.shared_tokens = 0
+        if not self.pool.enable_prefix_caching or request.prompt_logprobs:
+            return nothing
+        if len(self.groups) == 1:
+            one = self._alike[0]
+            rows, tokens = self._find(one, request, request.num_tokens - 1, drops_last=one.drops_last)
+            return Hits([[row[0] if row else NULL for row in rows]], tokens)
+        return self._agree(request, nothing.blocks)
+
+    def group_hits(self, request: Request) -> list[tuple[str, int]]:
+        """Return the hit that each form of group would have alone, by its name."""
+        return [
+            (one.first.spec.name, self._find(one, request, self._most(one, request, request.num_tokens - 1), one.drops_last)[1])
+            for one in self._alike
+        ]
+
+    def _find(self, one: _Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
+        cached = partial(self._cached, [group.place for group in one.groups], request.hashes)
+        return one.first.find(cached, most, request.num_tokens // self.layout.match_unit, drops_last=drops_last)
+
+    def _cached(self, places: Sequence[int], hashes: Sequence[int], units: int) -> list[int] | None:
+        base, row = hashes[units - 1] * len(self.groups), []
+        for place in places:
+            block = self.pool.first_of(base + place)
+            if block is None:
+                return None
+            row.append(block)
+        return row
+
+    def _most(self, one: _Alike, request: Request, tokens: int) -> int:
+        """Tokens to look up for a hit of ``tokens`` after the last block is dropped; states drop none."""
+        if not one.drops_last or one.first.spec.keeps_state:
+            return tokens
+        unit = self.layout.match_unit
+        margin = unit if self.layout.partial_hits and one.first.spec.sees_all else one.first.size
+        return min(tokens + margin, request.num_tokens // unit * unit)
+
+    def _agree(self, request: Request, blocks: list[list[int]]) -> Hits:
+        """Shorten the hit, form after form, until all agree."""
+        alike, most, longest = self._alike, request.num_tokens - 1, 0
+        found: list[tuple[Rows, int] | None] = [None] * len(alike)
+        dropped: set[int] = set()
+        while True:
+            tokens = most
+            for place, one in enumerate(alike):
+                before = found[place]
+                if one.first.spec.sees_all and before is not None:
+                    tokens = min(tokens, before[1])
+                    continue
+                drops = one.drops_last and place not in dropped
+                rows, now = self._find(one, request, self._most(one, request, tokens) if drops else tokens, drops)
+                if drops:
+                    dropped.add(place)
+                elif now < tokens:
+                    dropped.clear()
+                tokens = now
+                found[place] = rows, now
+                longest = max(longest, now)
+            if tokens >= most:
+                break
+            most = tokens
+            if len(alike) == 2 and alike[0].first.spec.sees_all:
+                break
+        for one, (rows, _) in zip(alike, filter(None, found), strict=True):
+            if one.first.spec.sees_all:
+                del rows[blocks_for(most, one.first.size) :]
+            for column, group in enumerate(one.groups):
+                blocks[group.place] = [row[column] if row else NULL for row in rows]
+        request.shared_tokens = longest if longest > most else 0
+        return Hits(blocks, most)
+
+    def admit(self, request: Request, hits: Hits, tokens: int) -> bool:
+        """Give ``request`` its hits and blocks for ``tokens`` more, if all of it fits now; else change nothing."""
+        computed, whole = hits.tokens, min(request.num_tokens, self.max_model_len)
+        held = [Table() for _ in self.groups]
+        for end, capped in ((whole, True), (computed + tokens, False)):
+            if self._needs(request, held, hits.blocks, computed, end, capped=capped) > self.pool.num_free:
+                return False
+        if any(hits.blocks):
+            for group, table, blocks in zip(self.groups, held, hits.blocks, strict=True):
+                group.adopt(table, blocks, computed)
+        self._held[request] = held
+        self._grow(request, held, computed + tokens)
+        return True
+
+    def extend(self, request: Request, end: int) -> bool:
+        """Free what attention has passed, and take blocks for tokens up to ``end``; False if they are not free."""
+        held = self._held[request]
+        for group, table in zip(self.groups, held, strict=True):
+            group.free_skipped(table, max(0, request.num_computed - request.tokens_in_flight))
+        nothing: list[list[int]] = [[] for _ in self.groups]
+        if self._needs(request, held, nothing, request.num_computed, end, capped=False) > self.pool.num_free:
+            return False
+        self._grow(request, held, end)
+        return True
+
+    def _needs(
+        self, request: Request, held: list[Table], hits: list[list[int]], computed: int, end: int, *, capped: bool
+    ) -> int:
+        prefill_end = max(request.prompt_tokens, request.num_tokens - 1) if self.layout.retain == 0 else 0
+        return sum(
+            group.needs(table, blocks, computed, end, prefill_end, capped=capped)
+            for group, table, blocks in zip(self.groups, held, hits, strict=True)
+        )
+
+    def _grow(self, request: Request, held: list[Table], end: int) -> None:
+        for group, table in zip(self.groups, held, strict=True):
+            group.grow(table, end)
+        self.publish(request, min(end, request.num_tokens))
+
+    def publish(self, request: Request, tokens: int) -> None:
+        """Cache what the known ``tokens`` of ``request`` fill."""
+        if not self.pool.enable_prefix_caching:
+            return
+        held = self._held[request]
+        progress = Progress(request.hashes, request.prompt_tokens, request.shared_tokens)
+        for group, table in zip(self.groups, held, strict=True):
+            group.publish(table, progress, self._cacheable(group, tokens))
+
+    def _cacheable(self, group: Group, tokens: int) -> int:
+        """Return the leading tokens that a hit can reach."""
+        if len(self.groups) == 1:
+            return tokens
+        whole = tokens if self.layout.partial_hits else tokens // self.layout.block_size * self.layout.block_size
+        return min(tokens, whole + group.size) if group.drops_last and whole else whole
+
+    def release(self, request: Request) -> None:
+        for group, table in zip(self.groups, self._held.pop(request, ()), strict=False):
+            group.release(table)
+
+    def begin_step(self) -> None:
+        for group in self.groups:
+            if isinstance(group, StateGroup):
+                group.cached_now.clear()
+
+    def end_step(self) -> None:
+        """Let go of both ends of the copies that this step makes."""
+        ends = [block for group in self.groups for pair in group.copies for block in pair]
+        if ends:
+            self.pool.release(ends[::-1])
+            for group in self.groups:
+                group.copies.clear()
+
+    def tables(self, request: Request) -> list[list[int]]:
+        """Blocks of ``request`` by group, the null block where it freed them."""
+        return [list(table.blocks) for table in self._held.get(request, ())]
+
+    def most_blocks(self, tokens: int) -> int:
+        """Blocks that a request of ``tokens`` holds at most at a time."""
+        return sum(group.most_blocks(tokens) for group in self.groups)

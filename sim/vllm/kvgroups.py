@@ -1,0 +1,151 @@
+"""KV cache groups of a hybrid model: kinds, blocks, and the prompt lengths at which a prefix hit may end.
+
+All layers of a group share one block table. Groups take their blocks from one pool, so vLLM makes the bytes of a block
+equal and lets the tokens in it differ.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from tracefile.records.errors import InputError
+
+Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2", "ring"]
+"""``full``, ``mla``: every earlier token. ``window``: the last tokens. ``chunk``: those of the current chunk.
+``mamba``: one state, stored where a scheduler step ends; ``mamba2``: the kernel also stores it inside a step.
+``ring``: a buffer of one block that is never cached."""
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_STATE: Final = ("mamba", "mamba2")
+_GROUP: Final = re.compile(r"(\w+)(?:\(([\w,]*)\))?:(\d+)(?:\*(\d+))?")
+GRAMMAR: Final = "full:16+window(1024):16*3, for example"
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """One group; equal groups are looked up together."""
+
+    kind: Kind
+    block_size: int
+    span: int = 0
+    """Tokens of the window or the chunk."""
+    draft: bool = field(default=False, compare=False)
+    """It holds the draft model's layers, so a hit drops its last block."""
+
+    @property
+    def sees_all(self) -> bool:
+        return self.kind in ("full", "mla")
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.kind in _STATE
+
+    @property
+    def name(self) -> str:
+        inside = [str(self.span)] * (self.span > 0) + ["draft"] * self.draft
+        return f"{self.kind}{'(' + ','.join(inside) + ')' if inside else ''}:{self.block_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Groups of an engine. Raises InputError for groups that vLLM refuses."""
+
+    groups: tuple[KvGroup, ...]
+    match: int | None = None
+    """vLLM's ``--prefix-match-unit``; None: the largest that divides all blocks."""
+    retain: int | None = 0
+    """vLLM's ``--prefix-cache-retention-interval`` of windows and states, tokens. 0: only where a prompt ended or a
+    shared prefix did; None: everywhere."""
+    eagle: bool = False
+    """Speculative decoding drops the last block of a hit, in every group unless some are of the draft model."""
+
+    def __post_init__(self) -> None:
+        cached = [group.block_size for group in self.groups if group.kind != "ring"]
+        unit, whole = self.match_unit, self.block_size
+        if not cached:
+            raise InputError("kv_groups: no group can be cached; expected one other than ring")
+        if any(size % unit for size in cached) or (len(self.groups) == 1 and unit != whole):
+            raise InputError(f"kv_groups: match={unit}: does not divide blocks of {cached}; expected a divisor of all")
+        sparse = any(group.keeps_state or group.kind == "window" for group in self.groups)
+        if self.retain and (not sparse or self.retain % whole):
+            raise InputError(
+                f"kv_groups: retain={self.retain}; expected 0, none, or a multiple of {whole} with a window or mamba"
+            )
+        for place, group in enumerate(self.groups):
+            if group.kind == "chunk" and (group.block_size != self.alignment or place in self.dropping):
+                raise InputError(
+                    f"kv_groups: {group.name}: expected blocks of {self.alignment} tokens as in all groups, no eagle"
+                )
+
+    @property
+    def match_unit(self) -> int:
+        """Tokens between two block hashes."""
+        return self.match or math.gcd(*(group.block_size for group in self.groups if group.kind != "ring"))
+
+    @property
+    def block_size(self) -> int:
+        """Common multiple of all blocks."""
+        return math.lcm(*(group.block_size for group in self.groups))
+
+    @property
+    def partial_hits(self) -> bool:
+        """True if a hit may end inside a block: a state was stored there, and the other groups can tell."""
+        unit = self.match_unit
+        fits = all(
+            group.sees_all or group.keeps_state or group.kind == "ring" or group.block_size == unit
+            for group in self.groups
+        )
+        states = (group.block_size > unit for group in self.groups if group.keeps_state)
+        return len(self.groups) > 1 and fits and any(states)
+
+    @property
+    def alignment(self) -> int:
+        """Tokens of which the length of a hit is a multiple."""
+        return self.match_unit if self.partial_hits else self.block_size
+
+    @property
+    def dropping(self) -> frozenset[int]:
+        """Places of the groups that drop the last block of a hit."""
+        drafts = [group for group in self.groups if group.draft] or [group for group in self.groups if self.eagle]
+        return frozenset(place for place, group in enumerate(self.groups) if group in drafts)
+
+    @property
+    def name(self) -> str:
+        parts = [group.name for group in self.groups]
+        counted = [f"{name}*{parts.count(name)}" if parts.count(name) > 1 else name for name in dict.fromkeys(parts)]
+        counted += [f"match={self.match}"] * (self.match is not None) + ["eagle"] * self.eagle
+        return "+".join([*counted, *([f"retain={'none' if self.retain is None else self.retain}"] * (self.retain != 0))])
+
+
+def parse_groups(text: str) -> KvLayout:
+    """Read ``full:16+window(1024):16*3+match=16+retain=none+eagle``. Raises InputError naming the wrong word."""
+    groups: list[KvGroup] = []
+    match, retain, eagle = None, 0, False
+    retained: int | None = retain
+    for word in text.replace(" ", "").split("+"):
+        name, _, value = word.partition("=")
+        if word == "eagle":
+            eagle = True
+        elif name == "match" and value.isdecimal() and int(value):
+            match = int(value)
+        elif name == "retain" and (value == "none" or value.isdecimal()):
+            retained = None if value == "none" else int(value)
+        else:
+            groups += _parse_group(word)
+    if not groups:
+        raise InputError(f"kv_groups: {text!r}; expected {GRAMMAR}")
+    return KvLayout(tuple(groups), match, retained, eagle)
+
+
+def _parse_group(word: str) -> list[KvGroup]:
+    found = _GROUP.fullmatch(word)
+    kind = next((one for one in KINDS if found and found[1] == one), None)
+    inside = [one for one in (found[2] or "").split(",") if one] if found else []
+    spans = [int(one) for one in inside if one.isdecimal()]
+    draft = "draft" in inside
+    needs_span = kind in ("window", "chunk")
+    if found is None or kind is None or len(spans) + draft != len(inside) or len(spans) != needs_span:
+        raise InputError(f"kv_groups: {word!r}; expected {GRAMMAR}; kinds: {', '.join(KINDS)}")
+    if not int(found[3]) or 0 in spans or found[4] == "0":
+        raise InputError(f"kv_groups: {word!r}; expected positive numbers of tokens and groups")
+    return [KvGroup(kind, int(found[3]), sum(spans), draft)] * int(found[4] or 1)

@@ -1,0 +1,127 @@
+"""Our KV cache of several groups against vLLM's own: every step of random workloads, every block of every request.
+
+Groups of full attention, windows, chunks, recurrent states and rings, with blocks of their own, sparse and dense
+retention, match units, and the last block that speculative decoding drops.
+"""
+
+import json
+import math
+import os
+import random
+import subprocess
+from typing import Any
+
+import pytest
+
+from sim.vllm.hybridscheduler import HybridScheduler
+from tests.sim.vllm.test_vllm_oracle import SCRIPT, Workload, make_request, our_config, our_steps, random_tokens
+
+Group = dict[str, Any]
+
+
+def make_groups(rng: random.Random) -> list[Group]:
+    """Groups as models of today have them, some with blocks of their own."""
+    size = rng.choice([8, 16])
+    span = rng.choice([9, 16, 33, 40, 100])
+    full: Group = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}
+    window: Group = {"kind": "window", "block_size": size, "span": span}
+    chunk: Group = {"kind": "chunk", "block_size": size, "span": size * rng.choice([2, 4])}
+    state: Group = {"kind": rng.choice(["mamba", "mamba2"]), "block_size": size * rng.choice([1, 2, 3])}
+    families = [
+        [full, *[window] * rng.choice([1, 2, 3])],
+        [full, window, {**window, "span": span + 20}],
+        [{**full, "block_size": size * rng.choice([2, 3])}, window],
+        [full, {**window, "block_size": size * 2}],
+        [window],
+        [full, chunk],
+        [chunk],
+        [{**full, "block_size": state["block_size"]}, *[state] * rng.choice([1, 2])],
+        [{**full, "block_size": state["block_size"]}, *[state] * rng.choice([1, 3])],
+        [full, state],
+        [full, window, state],
+        [state],
+        [full, {"kind": "ring", "block_size": size}, window],
+    ]
+    return list(rng.choice(families))
+
+
+def make_hybrid(seed: int) -> Workload:
+    """A workload as that of one group, over random groups."""
+    rng = random.Random(1000 + seed)
+    groups = make_groups(rng)
+    cached = [group["block_size"] for group in groups if group["kind"] != "ring"]
+    whole, unit = math.lcm(*(group["block_size"] for group in groups)), math.gcd(*cached)
+    if len(groups) > 1 and unit > 4 and rng.random() < 0.4:
+        unit //= 2
+    chunks = any(group["kind"] == "chunk" for group in groups)
+    states = any(group["kind"].startswith("mamba") for group in groups)
+    sparse = states or any(group["kind"] == "window" for group in groups)
+    caching = rng.random() > 0.05
+    retain = rng.choice([0, 0, None, whole, 2 * whole]) if sparse and caching else 0
+    eagle = not chunks and rng.random() < 0.3
+    if eagle and rng.random() < 0.5 and not groups[0]["kind"].startswith("mamba"):
+        groups[0] = {**groups[0], "draft": True}
+    budget = rng.choice([16, 48, 128, 256])
+    config: dict[str, Any] = {
+        "num_gpu_blocks": rng.choice([40, 65, 90]) + 8 * len(groups),
+        "block_size": unit,
+        "max_num_seqs": rng.choice([2, 4, 8]),
+        "max_num_batched_tokens": budget,
+        "long_prefill_token_threshold": rng.choice([0, 0, 24]),
+        "enable_chunked_prefill": True,
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "enable_prefix_caching": caching,
+        "async_scheduling": seed % 2 == 1,
+    }
+    config["hybrid"] = {"groups": groups, "retain": retain, "eagle": eagle}
+    config["kv_groups"] = kv_groups(groups, unit, retain, eagle)
+    workload: Workload = {"config": config, "requests": []}
+    most = most_tokens(workload)
+    prefix = random_tokens(rng, most)
+    for number in range(rng.randrange(8, 20)):
+        workload["requests"].append(make_request(rng, number, workload["requests"], prefix, most))
+    return workload
+
+
+def kv_groups(groups: list[Group], unit: int, retain: int | None, eagle: bool) -> str:
+    words = []
+    for group in groups:
+        inside = [str(group.get("span"))] * ("span" in group) + ["draft"] * group.get("draft", False)
+        words.append(f"{group['kind']}{'(' + ','.join(inside) + ')' if inside else ''}:{group['block_size']}")
+    words += [f"match={unit}"] * (len(groups) > 1) + ["eagle"] * eagle
+    return "+".join([*words, f"retain={'none' if retain is None else retain}"])
+
+
+def most_tokens(workload: Workload) -> int:
+    """Tokens of the longest request that surely fits the pool alone."""
+    scheduler = HybridScheduler(our_config(workload))
+    usable = workload["config"]["num_gpu_blocks"] - 1
+    return next(most for most in range(500, 0, -1) if scheduler.cache.most_blocks(most) <= usable)
+
+
+@pytest.mark.vllm
+def test_every_step_is_vllms() -> None:
+    python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
+    if not python or not model:
+        pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
+    count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "200"))
+    workloads = [make_hybrid(seed) for seed in range(count)]
+    answer = subprocess.run(
+        [python, str(SCRIPT), model],
+        input=json.dumps(workloads),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    preemptions = hits = 0
+    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+        ours = our_steps(workload)
+        for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
+            assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"
+        assert len(ours) == len(theirs), f"workload {seed}"
+        preemptions += sum(len(step["preempted"]) for step in ours)
+        hits += sum(step["stats"][2] for step in ours)
+    assert preemptions > count / 4
+    assert hits > 50 * count
