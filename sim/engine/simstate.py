@@ -19,6 +19,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""
@@ -110,6 +111,8 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
 
 
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
+    if config.kv_groups is not None:
+        raise InputError(f"kv_groups: {config.kv_groups}; expected one group: the compiled engine has no others")
     values = {
         "free_rule": FREE_RULES.index(config.free_rule),
         "by_priority": config.scheduling_policy == "priority",

@@ -14,6 +14,7 @@ from statistics import median
 from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, SeenTimes, StepAhead
 from sim.latency.terms import step_row
 from sim.vllm.config import EngineConfig
+from sim.vllm.hybridscheduler import make_scheduler
 from sim.vllm.pool import BlockPool
 from sim.vllm.rules import lookup_limit
 from sim.vllm.scheduler import Scheduler, Step
@@ -41,7 +42,7 @@ class CapturedSchedule:
         by_reads: bool = False,
         pool: BlockPool | None = None,
     ) -> None:
-        self.scheduler = Scheduler(config)
+        self.scheduler = make_scheduler(config) if pool is None else Scheduler(config)
         if pool is not None:
             self.scheduler.pool = pool
         self._outcomes = [Admitted(arrival) for arrival in arrivals]

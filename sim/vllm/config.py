@@ -79,6 +79,11 @@ class EngineConfig:
 
 MOST = 2**31 - 1
 """Of a setting that counts tokens, blocks or requests."""
+KV_GROUPS_HELP = (
+    "KV cache groups of a hybrid model and their blocks: KIND:TOKENS joined by +, such as full:16+window(1024):16*3; "
+    "kinds full, mla, window(TOKENS), chunk(TOKENS), mamba, mamba2, ring; match=TOKENS, retain=TOKENS and eagle are "
+    "--prefix-match-unit, --prefix-cache-retention-interval and the last block that speculative decoding drops"
+)
 _LEAST = {
     "num_gpu_blocks": 2,
     "block_size": 1,
@@ -110,6 +115,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="compute a prompt over several steps; if not, it waits for a step with room for all of it",
     )
     add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="order in which waiting requests are served")
+    add("--kv-groups", metavar="GROUPS", help=KV_GROUPS_HELP)
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
     add_free_rule(settings)

@@ -211,8 +211,6 @@ class Group:
         self.pool.release([block for block in table.blocks if block != NULL])
 
 
-
-
 class WindowGroup(Group):
     """Sliding window: a hit is a run that covers the window before the hit's end."""
 
@@ -277,7 +275,8 @@ class ChunkGroup(Group):
     """Chunked local attention: a hit is a run from the beginning of its last chunk."""
 
     def find(self, cached: Cached, most: int, known: int, *, drops_last: bool) -> tuple[Rows, int]:
-        scale, rows = self.size // self.unit, [[]] * (self.skipped_tokens(most) // self.size)
+        scale = self.size // self.unit
+        rows: Rows = [[]] * (self.skipped_tokens(most) // self.size)
         while (len(rows) + 1) * self.size <= most and (row := cached((len(rows) + 1) * scale)) is not None:
             rows.append(row)
         return rows, len(rows) * self.size

@@ -81,7 +81,10 @@ class HybridCache:
     def group_hits(self, request: Request) -> list[tuple[str, int]]:
         """Return the hit that each form of group would have alone, by its name."""
         return [
-            (one.first.spec.name, self._find(one, request, self._most(one, request, request.num_tokens - 1), one.drops_last)[1])
+            (
+                one.first.spec.name,
+                self._find(one, request, self._most(one, request, request.num_tokens - 1), one.drops_last)[1],
+            )
             for one in self._alike
         ]
 

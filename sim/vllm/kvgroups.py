@@ -114,7 +114,9 @@ class KvLayout:
         parts = [group.name for group in self.groups]
         counted = [f"{name}*{parts.count(name)}" if parts.count(name) > 1 else name for name in dict.fromkeys(parts)]
         counted += [f"match={self.match}"] * (self.match is not None) + ["eagle"] * self.eagle
-        return "+".join([*counted, *([f"retain={'none' if self.retain is None else self.retain}"] * (self.retain != 0))])
+        return "+".join(
+            [*counted, *([f"retain={'none' if self.retain is None else self.retain}"] * (self.retain != 0))]
+        )
 
 
 def parse_groups(text: str) -> KvLayout:

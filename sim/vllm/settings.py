@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from sim.vllm.config import EngineConfig
+from sim.vllm.kvgroups import parse_groups
 from tracefile.commandline.parser import flag_of
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
@@ -35,7 +36,8 @@ def settle(
     learnt: dict[str, Any] = {}
     source: dict[str, str] = {}
     for path, meta in metas.items():
-        refuse_other_attention(meta, path)
+        if not overrides.get("kv_groups"):
+            refuse_other_attention(meta, path)
         told = {} if meta.engine is None else msgspec.structs.asdict(meta.engine)
         for name in EngineConfig.__dataclass_fields__:
             value = told.get(name)
@@ -48,6 +50,8 @@ def settle(
                 )
             source.setdefault(name, path)
     settings = {**(otherwise or {}), **learnt, **{k: v for k, v in overrides.items() if v is not None}}
+    if settings.get("kv_groups"):
+        settings["block_size"] = parse_groups(settings["kv_groups"]).match_unit
     settings.setdefault("block_size", _trace_block_size(metas))
     for name in ("block_size", "num_gpu_blocks"):
         if settings.get(name) is None:

@@ -137,7 +137,11 @@ class StateGroup(Group):
                 self.pool.forget(block)
                 self._insert_state(block, progress, end)
             return
-        if tokens <= 0 or tokens % self.unit or tokens != state_end(progress.prompt_tokens, self.unit, drops_last=drops_last):
+        if (
+            tokens <= 0
+            or tokens % self.unit
+            or tokens != state_end(progress.prompt_tokens, self.unit, drops_last=drops_last)
+        ):
             return
         place = blocks_for(tokens, self.size) - 1
         if place >= len(table.blocks) or table.blocks[place] == NULL:
@@ -148,7 +152,10 @@ class StateGroup(Group):
             table.num_cached = place
 
     def _is_worth(self, end: int, progress: Progress, *, drops_last: bool) -> bool:
-        if end == state_end(progress.prompt_tokens, self.alignment, drops_last=drops_last) or end == progress.shared_tokens:
+        if (
+            end == state_end(progress.prompt_tokens, self.alignment, drops_last=drops_last)
+            or end == progress.shared_tokens
+        ):
             return True
         if end % self.size:
             return False

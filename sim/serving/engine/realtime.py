@@ -22,7 +22,8 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import StepNoise
 from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
 from sim.serving.requests.output import Generation
-from sim.vllm.scheduler import Scheduler, Step
+from sim.vllm.hybridscheduler import make_scheduler
+from sim.vllm.scheduler import Step
 from wire.alarm import Sleeper
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -85,7 +86,7 @@ class RealTimeEngine:
     """``speed``: virtual seconds per real second; None: no sleeping. ``noise_seed`` None: medians. One event loop."""
 
     def __init__(self, model: Model, *, speed: float | None = 1.0, noise_seed: int | None = None) -> None:
-        self.scheduler = Scheduler(model.engine)
+        self.scheduler = make_scheduler(model.engine)
         self.counters = EngineCounters()
         self.now_ms = 0.0
         self._model = model
