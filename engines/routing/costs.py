@@ -67,26 +67,30 @@ def predicted_ttfts_ms(
     tokens that loading a missing LoRA adapter takes as long as.
     """
     prompt_tokens, block_tokens = request.prompt_tokens, request.block_tokens
-    found = []
-    for engine in engines:
-        costs, outstanding, requests = engine.costs, engine.prefill_tokens, engine.requests
-        token_ms, token2_ms = costs.per_prefill_token_ms, costs.per_attention_token2_ms
-        uncached = max(1.0, prompt_tokens - engine.overlap * block_tokens)
-        ms = costs.frontend_base_ms + prompt_tokens * (
-            costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token
-        )
-        ms += uncached * (token_ms + token2_ms * (prompt_tokens - uncached / 2))
-        step_ms = costs.t0_ms + costs.prefill_step_ms
-        if requests:
-            ms += outstanding * (token_ms + token2_ms * engine.held_tokens / requests / 2)
-            step_ms += costs.per_decode_ms * requests + costs.per_kv_token_ms * engine.held_tokens
-        ms += ceil((outstanding + uncached) / costs.step_tokens) * step_ms
-        found.append(ms)
+    found = [
+        predicted_ttft_ms(engine.costs, engine, prompt_tokens, max(1.0, prompt_tokens - engine.overlap * block_tokens))
+        for engine in engines
+    ]
     if request.adapter is not None:
         for place, engine in enumerate(engines):
             if request.adapter not in engine.adapters:
                 found[place] += adapter_load_tokens * engine.costs.per_prefill_token_ms
     return found
+
+
+def predicted_ttft_ms(costs: RoutingCosts, engine: RoutedEngine, prompt_tokens: int, uncached: float) -> float:
+    """Return the TTFT of a prompt on an engine with these costs, its adapter resident; the simulator compiles it."""
+    outstanding, requests = engine.prefill_tokens, engine.requests
+    token_ms, token2_ms = costs.per_prefill_token_ms, costs.per_attention_token2_ms
+    ms = costs.frontend_base_ms + prompt_tokens * (
+        costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token
+    )
+    ms += uncached * (token_ms + token2_ms * (prompt_tokens - uncached / 2))
+    step_ms = costs.t0_ms + costs.prefill_step_ms
+    if requests:
+        ms += outstanding * (token_ms + token2_ms * engine.held_tokens / requests / 2)
+        step_ms += costs.per_decode_ms * requests + costs.per_kv_token_ms * engine.held_tokens
+    return ms + ceil((outstanding + uncached) / costs.step_tokens) * step_ms
 
 
 def earliest_first_token(adapter_load_tokens: float) -> Policy:

@@ -35,12 +35,7 @@ def overlap_against_load(overlap_weight: float, adapter_load_tokens: float = 0.0
     """
 
     def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        costs = [
-            overlap_weight * (engine.prefill_tokens + uncached_tokens(request, engine))
-            + engine.held_tokens
-            - engine.repeated_tokens
-            for engine in engines
-        ]
+        costs = [tokens_at_stake(engine, uncached_tokens(request, engine), overlap_weight) for engine in engines]
         if request.adapter is not None:
             for place, engine in enumerate(engines):
                 if request.adapter not in engine.adapters:
@@ -48,3 +43,8 @@ def overlap_against_load(overlap_weight: float, adapter_load_tokens: float = 0.0
         return least_costly(costs, request, engines)
 
     return choose
+
+
+def tokens_at_stake(engine: RoutedEngine, uncached: float, overlap_weight: float) -> float:
+    """Return tokens that ``overlap_against_load`` compares; the simulator compiles it."""
+    return overlap_weight * (engine.prefill_tokens + uncached) + engine.held_tokens - engine.repeated_tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,14 +26,35 @@ class RoutedLoad:
 
     def __init__(self, arrivals: Arrivals, block_size: int) -> None:
         self.block_size = block_size
-        self.prompt_tokens: list[int] = arrivals.prompt_tokens.tolist()
-        self._blocks = _prompt_blocks(arrivals, block_size)
-        self._sessions = [None if word is None else word.encode() for word in _column(arrivals, "session_id")]
-        self._adapters = _column(arrivals, "lora")
-        self._turns = [turn or None for turn in _numbers(arrivals, "turn")]
-        self._most_tokens = [tokens or None for tokens in _numbers(arrivals, "max_tokens")]
-        self.upstreams = _column(arrivals, "upstream")
+        self._arrivals = arrivals
+
+    @cached_property
+    def _blocks(self) -> list[list[int]]:
+        return _prompt_blocks(self._arrivals, self.block_size)
+
+    @cached_property
+    def _sessions(self) -> list[bytes | None]:
+        return [None if word is None else word.encode() for word in _column(self._arrivals, "session_id")]
+
+    @cached_property
+    def _adapters(self) -> list[str | None]:
+        return _column(self._arrivals, "lora")
+
+    @cached_property
+    def _numbers(self) -> list[tuple[int, int | None, int | None]]:
+        """Prompt tokens, most output tokens and turn of each request."""
+        arrivals = self._arrivals
+        told = [[number or None for number in _numbers(arrivals, name)] for name in ("max_tokens", "turn")]
+        return list(zip(arrivals.prompt_tokens.tolist(), *told, strict=True))
+
+    @cached_property
+    def upstreams(self) -> list[str | None]:
         """Server of each request in the capture."""
+        return _column(self._arrivals, "upstream")
+
+    @property
+    def has_adapters(self) -> bool:
+        return any(self._adapters)
 
     def request(self, place: int, number: int, now_ms: float) -> RoutedRequest:
         return RoutedRequest(
@@ -41,9 +63,7 @@ class RoutedLoad:
             self._sessions[place],
             self._blocks[place],
             self.block_size,
-            self.prompt_tokens[place],
-            self._most_tokens[place],
-            self._turns[place],
+            *self._numbers[place],
             self._adapters[place],
         )
 
@@ -103,7 +123,7 @@ NO_LOAD = AdapterLoad(1, 0.0)
 
 
 class Dispatch:
-    """A run of a fleet under a router. ``router`` None: to the servers of the capture, by ``table``."""
+    """A run of a fleet under a router. ``router`` None: the fleet's own, which is compiled."""
 
     def __init__(
         self,
@@ -111,7 +131,6 @@ class Dispatch:
         load: RoutedLoad,
         router: Router | None,
         *,
-        table: Sequence[int] = (),
         incidents: Incidents | None = None,
         caches: "TrueCaches | None" = None,
         adapters: AdapterLoad = NO_LOAD,
@@ -124,7 +143,9 @@ class Dispatch:
         """By place; of a request that moved, the last."""
         self._homes: dict[bytes, int] = {}
         """Engine of each session's latest turn; of an open loop, too, where no turn waits for another."""
-        self._table, self._incidents, self._caches, self._judged = table, incidents, caches, judged
+        self._incidents, self._caches, self._judged = incidents, caches, judged
+        if caches is not None:
+            caches.fleet = fleet
         self._number_of: list[int] = [NONE] * len(fleet.arrivals)
         self._chosen = 0
         self._load_ms = adapters.load_ms
@@ -148,14 +169,16 @@ class Dispatch:
                 continue
             place = self._send(place)
         self._tell()
+        if self.router is None:
+            self.engine_of = fleet.life_of.tolist()
 
     def _tell(self) -> None:
         """Tell the router of first tokens and ends up to now."""
         router, incidents = self.router, self._incidents
+        if router is None:
+            return
         for time_ms, code in self.fleet.told():
             place = code >> 1
-            if router is None:
-                continue
             if code & 1 == FIRST_TOKEN:
                 router.first_token(self._number_of[place])
                 continue
@@ -176,27 +199,24 @@ class Dispatch:
             incidents.arrived(self)
         if incidents is not None:
             fleet.state.clock["stop_ms"] = incidents.next_ms()
-        if router is None:
-            engine = self._table[place]
-        else:
-            request = self.load.request(place, self._chosen, fleet.now_ms)
-            if self._caches is not None:
-                self._caches.place = place
-            engine = router.choose(request)
-            if incidents is not None and not incidents.is_up(engine):
-                fleet.end_here(place, layout.NO_ENGINE)
-                return fleet.advance()
-            self._number_of[place] = self._chosen
-            self._chosen += 1
-            router.sent(request, engine)
-            if self._judged:
-                self._judge(place, request, engine)
-            if self._must_load(request, engine):
-                self.engine_of[place] = engine
-                self._loading.add(place)
-                fleet.delay(place, self._load_ms)
-                return fleet.advance()
+        assert router is not None
+        request = self.load.request(place, self._chosen, fleet.now_ms)
+        if self._caches is not None:
+            self._caches.place = place
+        engine = router.choose(request)
+        if incidents is not None and not incidents.is_up(engine):
+            fleet.end_here(place, layout.NO_ENGINE)
+            return fleet.advance()
+        self._number_of[place] = self._chosen
+        self._chosen += 1
+        router.sent(request, engine)
+        if self._judged:
+            self._judge(place, request, engine)
         self.engine_of[place] = engine
+        if self._must_load(request, engine):
+            self._loading.add(place)
+            fleet.delay(place, self._load_ms)
+            return fleet.advance()
         return fleet.advance(place, engine)
 
     def _must_load(self, request: RoutedRequest, engine: int) -> bool:
@@ -251,13 +271,15 @@ class Dispatch:
 class TrueCaches:
     """Complete knowledge: the engines' caches as they are when the request in hand comes."""
 
-    def __init__(self, fleet: Fleet, block_size: int) -> None:
-        self._fleet, self._block_size = fleet, block_size
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.fleet: Fleet | None = None
         self.place = NONE
-        """Request in hand; the caller sets it."""
+        """Request in hand; ``Dispatch`` sets it, and the fleet."""
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
-        found: list[int] = (self._fleet.look(self.place)["cached_tokens"] // self._block_size).tolist()
+        assert self.fleet is not None
+        found: list[int] = (self.fleet.look(self.place)["cached_tokens"] // self._block_size).tolist()
         return found
 
     def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:

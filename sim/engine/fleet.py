@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sim.engine.results import RequestResult, results_in
+from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, link_children
 from sim.kernels import layout
-from sim.kernels.addresses import ENGINE_STATE, note, table
-from sim.kernels.fleet import BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
+from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
+from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
 from sim.kernels.fleet import Fleet as FleetState
 from sim.kernels.layout import NONE, Records, SimState, Timeline
 from sim.kernels.loop import twice_as_long
+from sim.kernels.routing import Router
 from sim.latency.modelfile import Model
 from sim.latency.terms import STEPS
 from sim.vllm.config import EngineConfig
@@ -61,6 +63,7 @@ class Fleet:
         moves: int = 0,
         *,
         keeps_steps: bool = False,
+        route: CompiledRoute = ASKS,
     ) -> None:
         """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine.
         ``keeps_steps``: timelines hold all steps; if not, as many as requests in flight need: memory that is not new
@@ -68,15 +71,19 @@ class Fleet:
         self.arrivals, self.engines, self._seed, self._keeps_steps = arrivals, engines, seed, keeps_steps
         self._alone = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
         self._next_think_ms = _next_think_ms(arrivals)
-        self.state = _fleet_state(arrivals, len(engines), moves)
-        self._addresses = table(len(engines) + 1, ENGINE_STATE)
+        router = router_state(arrivals, engines[0].config.block_size, len(engines), route)
+        self.state = _fleet_state(arrivals, len(engines), moves, router)
+        self._addresses = table(3 * len(engines) + 1, ENGINE_STATE)
         note(self._addresses[-1], FLEET_STATE, self.state)
+        self._pools = list(router_pools(arrivals, router, route))
+        for row, pool in self._pools:
+            note(self._addresses[len(engines) + row], POOL, pool)
         self.lives = [Life(place, self._cold(place, 0)) for place in range(len(engines))]
         self.current = list(range(len(engines)))
         """Number of each engine's life now."""
         self._moved: set[int] = set()
         self._seen = np.zeros(len(engines), SEEN)
-        self.life_of: IntArray = np.full(len(arrivals), NONE)
+        self.life_of: IntArray = np.full(len(arrivals), NONE) if route is ASKS else router.sent["engine"]
         """Life in which each request last was; NONE: no engine got it."""
         for place, life in enumerate(self.lives):
             note(self._addresses[place], ENGINE_STATE, life.state)
@@ -106,6 +113,7 @@ class Fleet:
     def told(self) -> list[tuple[float, int]]:
         """Times and codes of first tokens and ends since the last stop, in order."""
         found: list[tuple[float, int]] = self.state.told[: self.state.clock["num_told"].item()].tolist()
+        self.state.clock["num_told"] = 0
         return found
 
     def advance(self, place: int = NONE, engine: int = NONE) -> int:
@@ -120,7 +128,7 @@ class Fleet:
         while (stop := advance(self._addresses, place, engine)) == NO_ROOM:
             self._make_room(int(self.state.clock["engine"][0]))
             place = NONE
-        if stop == BAD_CHAIN:
+        if stop == BAD_CHAIN or (stop == ALL_ENDED and any(pool.counts["not_chained"][0] for _, pool in self._pools)):
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return stop
 
@@ -250,7 +258,7 @@ def engine_seed(seed: int | None, number: int) -> int | None:
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
-def _fleet_state(arrivals: Arrivals, engines: int, moves: int) -> FleetState:
+def _fleet_state(arrivals: Arrivals, engines: int, moves: int, router: Router) -> FleetState:
     count = len(arrivals)
     runs = np.zeros(count, layout.REQUEST_RUN)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
@@ -272,6 +280,7 @@ def _fleet_state(arrivals: Arrivals, engines: int, moves: int) -> FleetState:
         told=np.zeros(2 * count * (moves + 1) + 1, layout.EVENT),
         engines=known,
         in_flight=np.zeros((engines, count + 1), np.int64),
+        router=router,
     )
 
 

@@ -12,6 +12,7 @@ from engines.routing.routes import Route, make_router, parse_route
 from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, TrueCaches, costs_of
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
+from sim.engine.routerstate import ASKS, by_table, compiled_route
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -136,17 +137,20 @@ def run_fleet(
 ) -> Dispatch:
     """Run a workload through a fleet to its end."""
     kills = sum(isinstance(event, Kill) for event in plan.events)
-    fleet = Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps)
-    route = plan.parsed_route()
+    route, router, caches = plan.parsed_route(), None, None
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in load.upstreams]
-        dispatch = Dispatch(fleet, load, None, table=table)
+        compiled = by_table([0 if name is None else places[name] for name in load.upstreams])
     else:
-        caches = None
         if route.kind.uses_cache and route.knowledge == "complete":
-            caches = TrueCaches(fleet, load.block_size)
+            caches = TrueCaches(load.block_size)
         router = _router(route, engines, caches, plan.adapters.slots)
+        needs_python = judged or plan.events or load.has_adapters
+        compiled = ASKS if needs_python else compiled_route(route, router.engines)
+    fleet = Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps, route=compiled)
+    if compiled is not ASKS:
+        dispatch = Dispatch(fleet, load, None)
+    else:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
         incidents = Timeline(plan.events, len(engines), start_ms) if plan.events else None
         dispatch = Dispatch(

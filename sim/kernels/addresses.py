@@ -27,21 +27,22 @@ def shape_of(one: type[Any], **fields: Shape) -> Shape:
 
 
 _FLOATS, _PLACES, _INTS, _KEYS = (np.dtype(one) for one in (np.float64, np.int64, np.int32, np.uint64))
+POOL = shape_of(
+    Pool,
+    settings=layout.SETTINGS,
+    counts=layout.POOL,
+    segments=layout.SEGMENT,
+    copies=layout.COPY,
+    holds=layout.HOLD,
+    table=_INTS,
+    keys=_KEYS,
+)
 ENGINE_STATE = shape_of(
     SimState,
     scheduler=shape_of(
         Scheduler,
         settings=layout.SETTINGS,
-        pool=shape_of(
-            Pool,
-            settings=layout.SETTINGS,
-            counts=layout.POOL,
-            segments=layout.SEGMENT,
-            copies=layout.COPY,
-            holds=layout.HOLD,
-            table=_INTS,
-            keys=_KEYS,
-        ),
+        pool=POOL,
         requests=layout.REQUEST,
         running=_PLACES,
         shares=[layout.SHARE],

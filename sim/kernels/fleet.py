@@ -17,13 +17,12 @@ from sim.kernels.layout import AS_RECORDED, NO_OUTCOME, NONE, Places, Records, S
 from sim.kernels.loop import DONE, FULL, NOT_CHAINED, run
 from sim.kernels.pool import lookup
 from sim.kernels.requestruns import end_ms, next_ms, pop, push, release_children
+from sim.kernels.routing import ASKED, END, FIRST_TOKEN, ROUTER_STATE, Router, hear, send
 from sim.vllm import rules
 
 ALL_ENDED, AT_STOP, NO_ROOM, BAD_CHAIN = range(-1, -5, -1)
 """Returned in place of a request: all have ended; the clock is at ``stop_ms``; an engine's timeline or arenas are full;
 a hash occurs at two depths."""
-FIRST_TOKEN, END = range(2)
-"""Kinds of what a router is told of a request."""
 FLEET_CLOCK = record("num_arrivals num_events num_told engine", times="now_ms stop_ms")
 """``stop_ms``: where to return in any case; ``engine``: the one without room."""
 SEEN = record("cached_tokens prefill_tokens prefill_depth decodes kv_tokens is_full", times="ahead_ms")
@@ -50,6 +49,7 @@ class Fleet(NamedTuple):
     engines: Records
     in_flight: Places
     """Places, ``num_in_flight`` of them in the row of each engine."""
+    router: Router
 
 
 FLEET_STATE = shape_of(
@@ -61,6 +61,7 @@ FLEET_STATE = shape_of(
     told=layout.EVENT,
     engines=FLEET_ENGINE,
     in_flight=[np.dtype(np.int64)],
+    router=ROUTER_STATE,
 )
 _lookup_limit = kernel(rules.lookup_limit)
 _engine_at = reader(ENGINE_STATE)
@@ -71,10 +72,9 @@ _fleet_at = reader(FLEET_STATE)
 def advance(addresses: Records, place: int, engine: int) -> int:
     """Hand the request at ``place`` (none below 0) over to ``engine``, and run to the next one that needs an engine.
 
-    ``addresses``: of the engines' states, and of the fleet's in the last row.
+    ``addresses``: of the engines' states, of a compiled router's pools, and of the fleet's state in the last row.
     """
-    last = len(addresses) - 1
-    fleet = _fleet_at(addresses, last)
+    fleet = _fleet_at(addresses, len(addresses) - 1)
     clock = fleet.clock[0]
     if place >= 0:
         _hand_over(fleet, _engine_at(addresses, engine), place, engine)
@@ -93,6 +93,9 @@ def advance(addresses: Records, place: int, engine: int) -> int:
                 return BAD_CHAIN
             continue
         _tell_until(fleet, until_ms)
+        if fleet.router.settings[0].policy != ASKED:
+            hear(fleet.router, addresses, fleet.told, clock.num_told)
+            clock.num_told = 0
         if until_ms == np.inf:
             return ALL_ENDED
         clock.now_ms = until_ms
@@ -101,16 +104,20 @@ def advance(addresses: Records, place: int, engine: int) -> int:
         coming = fleet.arrivals[0].code
         pop(fleet.arrivals, clock.num_arrivals)
         clock.num_arrivals -= 1
-        if _needs_engine(fleet, coming):
+        if not _needs_engine(fleet, coming):
+            continue
+        if fleet.router.settings[0].policy == ASKED:
             return int(coming)
+        engine = send(fleet.router, addresses, coming, clock.now_ms)
+        _hand_over(fleet, _engine_at(addresses, engine), coming, engine)
 
 
 @entry
 def look(addresses: Records, place: int, seen: Records) -> None:
     """Look into each engine as it is for the request at ``place``, which has just come."""
-    last = len(addresses) - 1
-    now_ms = _fleet_at(addresses, last).clock[0].now_ms
-    for engine in range(last):
+    fleet = _fleet_at(addresses, len(addresses) - 1)
+    now_ms = fleet.clock[0].now_ms
+    for engine in range(len(fleet.engines)):
         _look_into(_engine_at(addresses, engine), place, seen[engine])
         seen[engine].ahead_ms = max(_engine_at(addresses, engine).clock[0].now_ms - now_ms, 0.0)
 
@@ -245,10 +252,10 @@ def _note(fleet: Fleet, time_ms: float, code: int) -> None:
 
 @kernel
 def _tell_until(fleet: Fleet, until_ms: float) -> None:
-    clock, told = fleet.clock[0], 0
+    clock = fleet.clock[0]
     while clock.num_events > 0 and fleet.events[0].time_ms <= until_ms:
-        fleet.told[told].time_ms, fleet.told[told].code = fleet.events[0].time_ms, fleet.events[0].code
-        told += 1
+        told = fleet.told[clock.num_told]
+        told.time_ms, told.code = fleet.events[0].time_ms, fleet.events[0].code
+        clock.num_told += 1
         pop(fleet.events, clock.num_events)
         clock.num_events -= 1
-    clock.num_told = told

@@ -21,6 +21,7 @@ Places = npt.NDArray[np.int64]
 SIM = Path(__file__).parent.parent
 SHARED = (
     *(SIM / name for name in ("latency/noise.py", "latency/terms.py", "vllm/rules.py")),
+    *(SIM.parent / f"engines/routing/{name}.py" for name in ("costs", "prefix", "records")),
     Path(splitmix64.__file__),
 )
 
