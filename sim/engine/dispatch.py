@@ -14,8 +14,9 @@ from engines.routing.regret import EngineTruth, Regret, RegretAccount, regret_of
 from engines.routing.router import Router
 from sim.engine.fleet import Fleet
 from sim.kernels import layout
-from sim.kernels.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN
+from sim.kernels.fleet import ALL_ENDED, AT_STOP
 from sim.kernels.layout import NONE
+from sim.kernels.routing import FIRST_TOKEN
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals

@@ -136,6 +136,20 @@ def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
             assert counts[engine] == (len(of_engine), prefills)
 
 
+def test_a_router_is_told_of_an_end_before_a_request_that_needs_no_engine() -> None:
+    """The second request failed in the capture, before it got to an engine."""
+    records = [make_request(number, arrival_ms=500.0 * number, prompt=8, output=2) for number in range(3)]
+    records[1].status, records[1].http_status, records[1].e2e_ms = "error", 429, 1.5
+    arrivals, seen = plan_arrivals(Meta(block_size=4), records, 4), []
+
+    def watch(request, engines):  # type: ignore[no-untyped-def]
+        seen.append(engines[0].requests)
+        return 0
+
+    routed(arrivals, 1, watch)
+    assert seen == [0, 0]
+
+
 def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams() -> None:
     """Four requests at once, two on each engine; engine 1 dies when one of its two streams."""
     records = [make_request(number, arrival_ms=number, prompt=60, output=20) for number in range(4)]

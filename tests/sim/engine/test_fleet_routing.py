@@ -1,0 +1,95 @@
+"""Compiled routing against Python's, and sessions over several engines against a slow, obvious fleet."""
+
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.routing.costs import routing_costs
+from engines.routing.routes import make_router, parse_route
+from sim.engine.dispatch import RoutedLoad
+from sim.engine.fleet import FleetEngine
+from sim.engine.fleetplan import FleetPlan, run_fleet
+from sim.kernels import layout
+from sim.latency.modelfile import make_model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrivals, plan_arrivals
+from tests.sim.engine.test_compiled import NOISE, STEP, load
+from tests.sim.oracles.slow_fleet import SlowFleet
+from tracefile import Meta, SessionId
+
+MODEL_COSTS = {**STEP, "frontend_base_ms": 1.1, "frontend_ms_per_prompt_token": 0.07}
+ROUTES = st.one_of(
+    st.sampled_from(["round-robin", "least-loaded", "prefix", "cost", "overlap", "overlap:overlap-weight=0.3"]),
+    st.builds(
+        "{}:{}".format,
+        st.sampled_from(["prefix", "cost", "overlap"]),
+        st.sampled_from(["knowledge=none", "index-blocks=1", "index-blocks=7", "lag=40ms", "lag=1s:index-blocks=20"]),
+    ),
+)
+
+
+def planned(seed: int, requests: int, spacing_ms: float) -> Arrivals:
+    """Requests in sessions, of which some share their prompts' beginnings."""
+    rng = random.Random(seed)
+    records = load(rng, requests, spacing_ms)
+    for record in records:
+        if rng.random() < 0.7:
+            record.session_id = SessionId(f"s{rng.randrange(4)}")
+    return plan_arrivals(Meta(block_size=4), records, 4, replay_sessions=True)
+
+
+def fleet_of(count: int, blocks: int, mixed: bool) -> list[FleetEngine]:
+    config = EngineConfig(block_size=4, num_gpu_blocks=blocks, max_num_seqs=4, max_num_batched_tokens=32)
+    slow = {name: 2 * ms for name, ms in MODEL_COSTS.items()}
+    models = [make_model(slow if mixed and place == 1 else MODEL_COSTS, config, NOISE) for place in range(count)]
+    return [FleetEngine(str(place), config, model) for place, model in enumerate(models)]
+
+
+def state_of(runs: Any) -> list[list[object]]:
+    return [runs[name].tolist() for name in ("outcome", "arrival_ms", "num_seen")] + [
+        np.nan_to_num(runs[name], nan=-1.0).tolist() for name in ("ttft_ms", "e2e_ms")
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrivals=st.builds(planned, st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([2.0, 10.0, 60.0])),
+    engines=st.builds(fleet_of, st.integers(1, 5), st.sampled_from([60, 200]), st.booleans()),
+    route=ROUTES | st.builds("{}:knowledge=complete".format, st.sampled_from(["prefix", "cost", "overlap"])),
+)
+def test_compiled_policies_choose_as_pythons(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
+    plan, seen = FleetPlan(tuple(engine.name for engine in engines), route), RoutedLoad(arrivals, 4)
+    compiled, python = (run_fleet(arrivals, seen, engines, plan, 7, judged=judged) for judged in (False, True))
+    assert [compiled.router, python.router is None] == [None, False]
+    assert compiled.engine_of == python.engine_of
+    assert state_of(compiled.fleet.state.runs) == state_of(python.fleet.state.runs)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    arrivals=st.builds(planned, st.integers(0, 10**6), st.integers(1, 16), st.sampled_from([2.0, 30.0])),
+    engines=st.builds(fleet_of, st.integers(2, 3), st.just(60), st.booleans()),
+    route=ROUTES | st.sampled_from(["session", "bounded", "workload", "power-of-two:seed=3"]),
+)
+def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
+    names = tuple(engine.name for engine in engines)
+    found = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, FleetPlan(names, route), 7)
+    costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]
+    mixed = engines[0].model.costs != engines[1].model.costs
+    speeds = [1.0, 0.5, 1.0][: len(engines)] if mixed else []
+    router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
+    slow = SlowFleet(arrivals.objects(), engines, router, 7)
+    slow.run()
+    runs = found.fleet.state.runs
+    assert {place: engine for place, engine in enumerate(found.engine_of) if engine >= 0} == slow.engine_of
+    for place, run in slow.runs.items():
+        mine = runs[place]
+        assert layout.OUTCOMES[mine["outcome"]] == run.outcome
+        assert (mine["arrival_ms"], mine["num_seen"]) == (run.arrival_ms, len(run.token_steps))
+        assert [None if np.isnan(mine[name]) else mine[name] for name in ("ttft_ms", "e2e_ms")] == [
+            run.ttft_ms,
+            run.e2e_ms,
+        ]
