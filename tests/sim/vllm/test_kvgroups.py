@@ -69,10 +69,7 @@ def run(scheduler: HybridScheduler, request: Request) -> int:
     ("groups", "hits"),
     [
         ("full:784+mamba:784*3", [0, 0, 0]),  # a system prompt of 240 tokens is less than a block
-        (
-            "full:784+mamba:784*3+match=16",
-            [0, 0, 240],
-        ),  # the state at 240 is kept once a second prompt showed it shared
+        ("full:784+mamba:784*3+match=16", [0, 0, 0]),  # inside a block only a whole prompt's end is kept
         ("full:16+window(64):16*3", [0, 0, 240]),  # the window is kept once a second prompt showed it shared
         ("full:16+window(64):16*3+retain=none", [0, 240, 240]),
         ("full:16+window(64):16*3+retain=none+eagle", [0, 224, 224]),
