@@ -31,7 +31,7 @@ from loadgen.text.spoken import Api
 from measure.metrics.slos import refuse_without_streams
 from tracefile import InputError
 from tracefile.commandline.durations import duration, seconds
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.parser import Parser, same_named
 
 DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."
 EPILOG = """\
@@ -52,58 +52,39 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
     rate, rate_to = parse_rate(args.rate)
     number, parallel = _bounds(args, dataset_path)
     turns, min_turns, max_turns = _turns(args, dataset_path)
-    return LoadConfig(
-        url=args.url,
-        trace=output,
-        model=args.model,
-        dialect=args.dialect,
-        api=args.api,
-        tokenizer=args.tokenizer,
-        chat_template=args.chat_template,
-        pattern=args.pattern,
-        rate=rate,
-        rate_to=rate_to,
-        burstiness=args.burstiness,
-        spacing=args.spacing,
-        group_size=_group_size(args),
-        group_gap_s=None if args.group_gap is None else parse_pause("--group-gap", args.group_gap),
-        burst_size=args.burst_size,
-        burst_every_s=args.burst_every,
-        steps=args.steps,
-        step_s=args.step_duration,
-        rate_series=() if args.rate_series is None else read_rate_series(args.rate_series),
-        rate_between=args.rate_between,
-        duration_s=args.duration,
-        at_end=args.at_end,
-        number=number,
-        parallel=parallel,
-        parallel_sessions=args.parallel_sessions,
-        seed=args.seed,
-        token_seed=args.token_seed,
-        dataset=dataset,
-        dataset_path=dataset_path,
-        dataset_offset=args.dataset_offset,
-        first_turn_tokens=parse_tokens("--first-turn-length", args.first_turn_length),
-        subsequent_turn_tokens=parse_tokens("--subsequent-turn-length", args.subsequent_turn_length),
-        prompt_tokens=_prompts(args),
-        output_tokens=parse_tokens("--output-tokens", args.output_tokens),
-        prefix_count=int(args.prefix_tokens > 0) if args.prefix_count is None else args.prefix_count,
-        prefix_tokens=args.prefix_tokens,
-        turns=turns,
-        min_turns=min_turns,
-        max_turns=max_turns,
-        think_s=None if args.think is None else parse_pause("--think", args.think),
-        tool_latency_s=None if args.tool_latency is None else parse_pause("--tool-latency", args.tool_latency),
-        tool_role=args.tool_role,
-        fields=_fields(args),
-        session_headers=session_headers(args.session_header),
-        vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
-        timeout_s=args.timeout,
-        overwrite=args.overwrite,
-        as_json=args.json,
-        run=_run_flags(args),
-        lm_eval=lm_eval,
-    )
+    made = {
+        "trace": output,
+        "rate": rate,
+        "rate_to": rate_to,
+        "group_size": _group_size(args),
+        "group_gap_s": None if args.group_gap is None else parse_pause("--group-gap", args.group_gap),
+        "burst_every_s": args.burst_every,
+        "step_s": args.step_duration,
+        "rate_series": () if args.rate_series is None else read_rate_series(args.rate_series),
+        "duration_s": args.duration,
+        "number": number,
+        "parallel": parallel,
+        "dataset": dataset,
+        "dataset_path": dataset_path,
+        "first_turn_tokens": parse_tokens("--first-turn-length", args.first_turn_length),
+        "subsequent_turn_tokens": parse_tokens("--subsequent-turn-length", args.subsequent_turn_length),
+        "prompt_tokens": _prompts(args),
+        "output_tokens": parse_tokens("--output-tokens", args.output_tokens),
+        "prefix_count": int(args.prefix_tokens > 0) if args.prefix_count is None else args.prefix_count,
+        "turns": turns,
+        "min_turns": min_turns,
+        "max_turns": max_turns,
+        "think_s": None if args.think is None else parse_pause("--think", args.think),
+        "tool_latency_s": None if args.tool_latency is None else parse_pause("--tool-latency", args.tool_latency),
+        "fields": _fields(args),
+        "session_headers": session_headers(args.session_header),
+        "vocabulary": Vocabulary(args.vocab_low, args.vocab_high),
+        "timeout_s": args.timeout,
+        "as_json": args.json,
+        "run": _run_flags(args),
+        "lm_eval": lm_eval,
+    }
+    return LoadConfig(**(same_named(LoadConfig, args) | made))
 
 
 def _files(args: argparse.Namespace) -> tuple[str, Path | None, Path]:

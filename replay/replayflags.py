@@ -14,7 +14,7 @@ from loadgen.runs.merging import refuse_lost_inputs
 from replay.config import ReplayApi, ReplayConfig, parse_loras
 from tracefile import open_trace
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.parser import Parser, same_named
 from tracefile.storage.segments import TRACE_SUFFIXES
 
 DESCRIPTION = "A captured trace as load on any engine: the capture's lengths, times and sharing, and new tokens."
@@ -29,36 +29,22 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
     args.output = output_of(args, f"{stem_of(args.source)}-replay")
     refuse_lost_inputs(args.output, [args.source])
-    return ReplayConfig(
-        source=args.source,
-        url=args.url,
-        trace=args.output,
-        nonce=nonce_of(args),
-        run=run_flags(args),
-        model=args.model,
-        api=args.api,
-        tokenizer=args.tokenizer,
-        dialect=args.dialect,
-        replay_sessions=args.replay_sessions,
-        closed_loop=args.closed_loop,
-        parallel=args.parallel,
-        cold_prompts=args.cold_prompts,
-        output_substitution=not args.no_output_substitution,
-        speedup=args.speedup,
-        max_think_s=args.max_think,
-        start_s=args.start,
-        end_s=args.end,
-        limit=args.limit,
-        repeat=args.repeat,
-        reset_cache=args.reset_cache,
-        fields=read_body_fields(args),
-        session_headers=session_headers(args.session_header),
-        loras=parse_loras(args.lora_map),
-        vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
-        timeout_s=args.timeout,
-        overwrite=args.overwrite,
-        as_json=args.json,
-    )
+    made = {
+        "trace": args.output,
+        "nonce": nonce_of(args),
+        "run": run_flags(args),
+        "output_substitution": not args.no_output_substitution,
+        "max_think_s": args.max_think,
+        "start_s": args.start,
+        "end_s": args.end,
+        "fields": read_body_fields(args),
+        "session_headers": session_headers(args.session_header),
+        "loras": parse_loras(args.lora_map),
+        "vocabulary": Vocabulary(args.vocab_low, args.vocab_high),
+        "timeout_s": args.timeout,
+        "as_json": args.json,
+    }
+    return ReplayConfig(**(same_named(ReplayConfig, args) | made))
 
 
 def stem_of(source: Path) -> str:

@@ -36,17 +36,13 @@ from tap.supervisor.service import serve
 from tap.supervisor.upstreamlist import checked_health, checked_upstreams
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.parser import Parser, same_named
 from tracefile.hashing.hashkey import key_path
 from tracefile.records.errors import InputError
 from tracefile.storage.output import free_name
 from wire.loop import run
 
 KIB, MIB = 1 << 10, 1 << 20
-UNCHECKED = (
-    *("route", "workers", "resume", "overwrite", "block_size", "algorithm", "key_file", "model"),
-    *("dialect", "engine_facts", "eject_after"),
-)
 
 
 def parser() -> Parser:
@@ -338,38 +334,38 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     trace = checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
     listed = checked_upstreams(args.upstream, args.upstreams)
     rotates = args.rotate_mb is not None or args.rotate_age is not None
-    return TapConfig(
-        **{name: getattr(args, name) for name in UNCHECKED},
-        trace=trace,
-        upstreams=listed.origins,
-        draining=listed.draining,
-        stopped=listed.stopped,
-        route_bytes=int(args.route_kb * KIB),
-        kv_events=checked_kv_events(args.kv_events, listed.origins, args.route),
-        health_check=checked_health(args.health_check, args.health_interval, args.health_fall, args.health_rise),
-        upstreams_file=args.upstreams,
-        listen=checked_listen("--listen", args.listen),
-        certificate=checked_certificate(args.tls_cert, args.tls_key),
-        access=read_access(args),
-        rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
-        rotate_s=args.rotate_age,
-        sample=checked_sample(args.sample),
-        keep_headers=checked_headers(args.keep_header),
-        upload=checked_upload(args.upload, rotates=rotates),
-        tokenizer=checked_tokenizer(args.tokenizer),
-        loras=tuple(args.lora),
-        max_body_bytes=int(args.max_body_mb * MIB),
-        queue_bytes=int(args.queue_mb * MIB),
-        inject=checked_injection(args.inject, args.dialect),
-        engine_metrics_s=args.engine_metrics_interval,
-        admin=None if args.admin is None else checked_listen("--admin", args.admin),
-        latency_model=checked_latency_model(args.latency_model, shown=args.admin is not None, sample=args.sample),
-        wait_s=args.wait,
-        file_mode=checked_mode(args.file_mode),
-        admin_names=tuple(name.lower() for name in args.admin_name),
-        drain_s=args.drain,
-        log_interval_s=args.log_interval,
-    )
+    made = {
+        "trace": trace,
+        "upstreams": listed.origins,
+        "draining": listed.draining,
+        "stopped": listed.stopped,
+        "route_bytes": int(args.route_kb * KIB),
+        "kv_events": checked_kv_events(args.kv_events, listed.origins, args.route),
+        "health_check": checked_health(args.health_check, args.health_interval, args.health_fall, args.health_rise),
+        "upstreams_file": args.upstreams,
+        "listen": checked_listen("--listen", args.listen),
+        "certificate": checked_certificate(args.tls_cert, args.tls_key),
+        "access": read_access(args),
+        "rotate_bytes": None if args.rotate_mb is None else int(args.rotate_mb * MIB),
+        "rotate_s": args.rotate_age,
+        "sample": checked_sample(args.sample),
+        "keep_headers": checked_headers(args.keep_header),
+        "upload": checked_upload(args.upload, rotates=rotates),
+        "tokenizer": checked_tokenizer(args.tokenizer),
+        "loras": tuple(args.lora),
+        "max_body_bytes": int(args.max_body_mb * MIB),
+        "queue_bytes": int(args.queue_mb * MIB),
+        "inject": checked_injection(args.inject, args.dialect),
+        "engine_metrics_s": args.engine_metrics_interval,
+        "admin": None if args.admin is None else checked_listen("--admin", args.admin),
+        "latency_model": checked_latency_model(args.latency_model, shown=args.admin is not None, sample=args.sample),
+        "wait_s": args.wait,
+        "file_mode": checked_mode(args.file_mode),
+        "admin_names": tuple(name.lower() for name in args.admin_name),
+        "drain_s": args.drain,
+        "log_interval_s": args.log_interval,
+    }
+    return TapConfig(**(same_named(TapConfig, args) | made))
 
 
 def _output(args: argparse.Namespace) -> str:

@@ -22,10 +22,6 @@ def zero_unknown(run: Run) -> Run:
     return replace(run, **{name: np.maximum(getattr(run, name), 0) for name in counts})
 
 
-def _write_trace_summary(measured: Measured, path: Path) -> None:
-    write_json(path, trace_summary(measured.run))
-
-
 def trace_summary(run: Run) -> dict[str, Any]:
     """Return the metrics of sessions over their completed requests; a request without a session is left out."""
     rows = np.flatnonzero(run.ok & np.array([session is not None for session in run.sessions]))
@@ -121,10 +117,6 @@ def _write_timeline(measured: Measured, path: Path) -> None:
     write_json(path, {"wall_start": points.begin_ms / 1000, "points": rows})
 
 
-def _write_throughput(measured: Measured, path: Path) -> None:
-    write_json(path, throughput(measured.run))
-
-
 def throughput(run: Run) -> dict[str, Any]:
     """Return tokens a second; a window begins at the last end before it, the first of all if there is none."""
     points = points_of(run)
@@ -147,8 +139,8 @@ def throughput(run: Run) -> dict[str, Any]:
 
 
 FILES: dict[str, Writer] = {
-    "evalscope/trace_summary.json": _write_trace_summary,
-    "evalscope/workload_throughput.json": _write_throughput,
+    "evalscope/trace_summary.json": lambda measured, path: write_json(path, trace_summary(measured.run)),
+    "evalscope/workload_throughput.json": lambda measured, path: write_json(path, throughput(measured.run)),
     "evalscope/workload_timeline.json": _write_timeline,
 }
 """Writers by file name."""

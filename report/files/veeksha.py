@@ -117,10 +117,6 @@ def request_columns(run: Run) -> Table:
     }
 
 
-def _write_requests(measured: Measured, path: Path) -> None:
-    write_jsonl(request_columns(measured.run), path)
-
-
 def _any_of(flags: BoolArray, order: SessionOrder) -> BoolArray:
     return np.asarray(order.total(flags[order.rows].astype(np.float64)) > 0)
 
@@ -349,7 +345,9 @@ def _picture_writer(name: str, title: str) -> Writer:
 
 FILES: dict[str, Writer] = {
     "veeksha/health_check_results.txt": _write_health,
-    "veeksha/metrics/request_level_metrics.jsonl": _write_requests,
+    "veeksha/metrics/request_level_metrics.jsonl": lambda measured, path: write_jsonl(
+        request_columns(measured.run), path
+    ),
     "veeksha/metrics/summary_stats.json": lambda measured, path: write_json(path, summary_stats(measured.run)),
     "veeksha/metrics/throughput_metrics.json": lambda measured, path: write_json(
         path, throughput_metrics(measured.run)

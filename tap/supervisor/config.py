@@ -21,6 +21,7 @@ from tap.ipc.workercounts import WorkerCounts
 from tap.prompts.promptstart import PIECE_TOKENS
 from tap.proxy.livepolicy import live_policy
 from tap.supervisor.upstreamlist import HealthCheck
+from tracefile.commandline.parser import same_named
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
@@ -280,40 +281,29 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         epoch_unix_ns=epoch_unix_ns,
         engine=facts.known_engine,
     )
-    return RecorderSetup(
-        trace=config.trace,
-        overwrite=config.overwrite,
-        resume=config.resume,
-        rotate_bytes=config.rotate_bytes,
-        rotate_s=config.rotate_s,
-        upload=config.upload,
-        sample=config.sample,
-        tokenizer=config.tokenizer,
-        algorithm=config.algorithm,
-        meta=meta,
-        key_secret=key.secret,
-        block_size=block_size,
-        branches=branches,
-        hash_model=config.model,
-        loras=list(config.loras),
-        epoch_ns=epoch_ns,
-        socket=runtime.recorder_socket,
-        keep_headers=list(config.keep_headers),
-        max_body_bytes=config.max_body_bytes,
-        inject=sorted(config.inject),
-        dialect=dialect(config, facts),
-        engine_url=str(facts.origin or config.upstreams[0]),
-        access=config.access,
-        admin_socket=None if config.admin is None else runtime.admin_socket,
-        cache_feeds=[
+    made = {
+        "meta": meta,
+        "key_secret": key.secret,
+        "block_size": block_size,
+        "branches": branches,
+        "hash_model": config.model,
+        "loras": list(config.loras),
+        "epoch_ns": epoch_ns,
+        "socket": runtime.recorder_socket,
+        "keep_headers": list(config.keep_headers),
+        "inject": sorted(config.inject),
+        "dialect": dialect(config, facts),
+        "engine_url": str(facts.origin or config.upstreams[0]),
+        "admin_socket": None if config.admin is None else runtime.admin_socket,
+        "cache_feeds": [
             CacheFeed(str(upstream), config.upstreams.index(upstream), events, replay)
             for upstream, events, replay in config.kv_events
             if upstream in config.upstreams  # a reload may have removed it
         ],
-        board_path=str(runtime.board),
-        board=board_size(config, facts),
-        route_bytes=config.route_bytes,
-    )
+        "board_path": str(runtime.board),
+        "board": board_size(config, facts),
+    }
+    return RecorderSetup(**(same_named(RecorderSetup, config) | made))
 
 
 def worker_setup(
@@ -327,31 +317,25 @@ def worker_setup(
     upstreams: list[UpstreamEntry],
     board: BoardSize,
 ) -> WorkerSetup:
-    return WorkerSetup(
-        number=number,
-        workers=config.workers,
-        listen_fd=listen_fd,
-        certificate=config.certificate,
-        upstreams=upstreams,
-        route=config.route,
-        capacity_blocks=cache_blocks(facts),
-        route_bytes=config.route_bytes,
-        key_secret=key.secret,
-        loras=list(config.loras),
-        eject_after=config.eject_after,
-        board_path=str(runtime.board),
-        board=board,
-        tls=config.access.tls,
-        counts_path=str(runtime.counts),
-        recorder_socket=runtime.recorder_socket,
-        admin_socket=None if config.admin is None else runtime.admin_socket,
-        max_body_bytes=config.max_body_bytes,
-        queue_bytes=config.queue_bytes // config.workers,
-        keep_headers=list(config.keep_headers),
-        inject=sorted(config.inject),
-        dialect=dialect(config, facts),
-        drain_s=config.drain_s,
-    )
+    made = {
+        "number": number,
+        "listen_fd": listen_fd,
+        "upstreams": upstreams,
+        "capacity_blocks": cache_blocks(facts),
+        "key_secret": key.secret,
+        "loras": list(config.loras),
+        "board_path": str(runtime.board),
+        "board": board,
+        "tls": config.access.tls,
+        "counts_path": str(runtime.counts),
+        "recorder_socket": runtime.recorder_socket,
+        "admin_socket": None if config.admin is None else runtime.admin_socket,
+        "queue_bytes": config.queue_bytes // config.workers,
+        "keep_headers": list(config.keep_headers),
+        "inject": sorted(config.inject),
+        "dialect": dialect(config, facts),
+    }
+    return WorkerSetup(**(same_named(WorkerSetup, config) | made))
 
 
 def cache_blocks(facts: EngineFacts) -> int:

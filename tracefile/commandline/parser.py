@@ -63,6 +63,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def same_named(kind: type, source: object) -> dict[str, Any]:
+    """Return the fields of ``kind`` that ``source``, flags or other settings, has under the same name."""
+    return {name: getattr(source, name) for name in kind.__annotations__ if hasattr(source, name)}
+
+
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _KINDS: Final = {"int": "a whole number", "float": "a number"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sim.serving.apis.voice import Delta, Usage
+from sim.serving.apis.voice import Api, Delta, Usage, Voice
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import (
@@ -35,7 +35,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
 
 
-class Completions:
+class Completions(Api):
     """The API."""
 
     id_prefix = "cmpl-"
@@ -59,14 +59,11 @@ class Completions:
             echo=bool(request.echo),
         )
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "CompletionVoice":
+    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
         return CompletionVoice(service, asked, response_id, created_s)
 
-    def error(self, error: ApiError) -> bytes:
-        return error.body()
 
-
-class CompletionVoice:
+class CompletionVoice(Voice):
     """Words one response."""
 
     def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
@@ -83,9 +80,6 @@ class CompletionVoice:
         self._choices = asked.fields.n or 1
         self._offsets: dict[int, int] = {}
         """Characters said so far of each choice, where logprobs ask for it."""
-
-    def opening(self) -> bytes:
-        return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
         if self._asked.top_logprobs is not None or self._asked.fields.stops():
@@ -150,7 +144,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     top_logprobs: int | None = None
 
 
-class Chats:
+class Chats(Api):
     """The API."""
 
     id_prefix = "chatcmpl-"
@@ -175,14 +169,11 @@ class Chats:
             top_logprobs=top,
         )
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ChatVoice":
+    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
         return ChatVoice(service, asked, response_id, created_s)
 
-    def error(self, error: ApiError) -> bytes:
-        return error.body()
 
-
-class ChatVoice:
+class ChatVoice(Voice):
     """Words one response."""
 
     def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
@@ -191,10 +182,6 @@ class ChatVoice:
         self._fields = {"id": response_id, "created": created_s, "model": service.model_name}
         self._head = chunk_head({**self._fields, "object": "chat.completion.chunk"})
         self._with_ids = bool(asked.fields.return_token_ids)
-
-    def opening(self) -> bytes:
-        """Nothing: the role comes with the first token, as from vLLM."""
-        return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
         if self._asked.top_logprobs is not None or self._asked.tool_choice != "none" or self._asked.fields.stops():

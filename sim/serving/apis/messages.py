@@ -1,11 +1,10 @@
 """Anthropic's ``/v1/messages`` as vLLM 0.32 speaks it: content blocks in named events, calls of tools included."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from sim.serving.apis.voice import Delta, Usage, named_event
+from sim.serving.apis.voice import Api, Delta, Usage, Voice, named_event
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, GenerationFields, choose_tools, decode_body
@@ -67,7 +66,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     cache_salt: str | None = None
 
 
-class Messages:
+class Messages(Api):
     """The API."""
 
     id_prefix = "chatcmpl-"
@@ -87,7 +86,7 @@ class Messages:
         )
         return Asked(fields=fields, prompts=[prompt], max_tokens=request.max_tokens, tools=offered, tool_choice=choice)
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "MessagesVoice":
+    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
         return MessagesVoice(service, asked, response_id)
 
     def error(self, error: ApiError) -> bytes:
@@ -117,7 +116,7 @@ def render(service: Service, request: CountRequest) -> list[int]:
     return service.vocabulary.render_chat(messages, tools, generation_prompt=True)
 
 
-class MessagesVoice:
+class MessagesVoice(Voice):
     """Words one response, which has one choice."""
 
     def __init__(self, service: Service, asked: Asked, response_id: str) -> None:
@@ -134,13 +133,6 @@ class MessagesVoice:
         self._prompt_tokens = sum(map(len, asked.prompts))
         self._block_open = False
         self._stop_reason = "end_turn"
-
-    def opening(self) -> bytes:
-        """Nothing: the message starts with its first token, as from vLLM."""
-        return b""
-
-    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         events = []
@@ -215,8 +207,9 @@ def _messages(message: MessagesMessage) -> list[Message]:
     """A message's text with its calls, and each result of a tool as a message of its own, before it."""
     if isinstance(message.content, str):
         return [Message(role=message.role, text=message.content)]
-    results = [Message(role="tool", text=_text(block.content or "")) for block in message.content if _is_result(block)]
-    rest = [block for block in message.content if not _is_result(block)]
+    blocks = message.content
+    results = [Message(role="tool", text=_text(one.content or "")) for one in blocks if one.type == "tool_result"]
+    rest = [block for block in blocks if block.type != "tool_result"]
     calls = tuple(
         {"function": {"name": block.name or "", "arguments": msgspec.json.encode(block.input or {}).decode()}}
         for block in rest
@@ -226,10 +219,6 @@ def _messages(message: MessagesMessage) -> list[Message]:
     if rest:
         results.append(Message(role=message.role, text=_text(said), tool_calls=calls))
     return results
-
-
-def _is_result(block: Block) -> bool:
-    return block.type == "tool_result"
 
 
 def _text(content: str | list[Block]) -> str:

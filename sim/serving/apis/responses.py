@@ -1,11 +1,10 @@
 """OpenAI's ``/v1/responses`` as vLLM 0.32 speaks it: typed events with a sequence number; nothing is stored."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from sim.serving.apis.voice import Delta, Usage, named_event
+from sim.serving.apis.voice import Api, Delta, Usage, Voice, named_event
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, ContentPart, GenerationFields, choose_tools, decode_body
@@ -43,7 +42,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
 
 
-class Responses:
+class Responses(Api):
     """The API."""
 
     id_prefix = "resp_"
@@ -68,14 +67,11 @@ class Responses:
         limit = request.max_output_tokens
         return Asked(fields=fields, prompts=[prompt], max_tokens=limit, tools=offered, tool_choice=choice)
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ResponsesVoice":
+    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
         return ResponsesVoice(service, asked, response_id, created_s)
 
-    def error(self, error: ApiError) -> bytes:
-        return error.body()
 
-
-class ResponsesVoice:
+class ResponsesVoice(Voice):
     """Words one response, whose output is one item."""
 
     def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
@@ -112,9 +108,6 @@ class ResponsesVoice:
     def opening(self) -> bytes:
         begun = {"response": self._response | {"status": "in_progress", "output": [], "usage": None}}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
-
-    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         self._finish_reason = delta.finish_reason or self._finish_reason

@@ -68,10 +68,12 @@ class Voice(Protocol):
     """Words one response. Streamed parts are complete server-sent events; an empty one is not written."""
 
     def opening(self) -> bytes:
-        """Return the events before the first token."""
+        """Return the events before the first token; none: the first token's have the beginning, as from vLLM."""
+        return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
         """Return each token's event, made before the tokens come; empty: events of this kind are not made ahead."""
+        return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """Return the events for a choice's new tokens, with ``usage`` where the client wants it in every event."""
@@ -95,7 +97,8 @@ class Api(Protocol):
         """Return the writer of the response to ``asked``."""
 
     def error(self, error: ApiError) -> bytes:
-        """An error's JSON."""
+        """Return an error's JSON, in OpenAI's shape."""
+        return error.body()
 
 
 def named_event(kind: str, fields: dict[str, Any]) -> bytes:
