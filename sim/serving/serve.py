@@ -29,7 +29,7 @@ from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, Tokenizer
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import HashKey
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import VERSION, flag_of
+from tracefile.commandline.parser import VERSION, flag_of, same_named
 from tracefile.records.errors import InputError
 from wire.errors import WireError
 from wire.loop import run as run_loop
@@ -129,26 +129,19 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
     if arguments.max_loras < 1:
         raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
-    return ServeConfig(
-        host=host,
-        port=port,
-        model=model,
-        model_name=arguments.model or model.model_name or "kvtape-sim",
-        tokenizer=arguments.tokenizer,
-        speed=_read_speed(arguments.speed),
-        seed=arguments.seed,
-        noise=arguments.noise,
-        median_output_tokens=arguments.output_tokens,
-        tool_share=arguments.tool_share,
-        engines=arguments.engines,
-        route=parse_route(arguments.route),
-        adapters=Adapters(
-            names=tuple(arguments.adapter), load_ms=1e3 * arguments.adapter_load, slots=arguments.max_loras
-        ),
-        faults=parse_faults(arguments.fault, "--fault"),
-        fault_control=arguments.fault_control,
-        drain_s=arguments.drain,
-    )
+    made = {
+        "host": host,
+        "port": port,
+        "model": model,
+        "model_name": arguments.model or model.model_name or "kvtape-sim",
+        "speed": _read_speed(arguments.speed),
+        "median_output_tokens": arguments.output_tokens,
+        "route": parse_route(arguments.route),
+        "adapters": Adapters(tuple(arguments.adapter), 1e3 * arguments.adapter_load, arguments.max_loras),
+        "faults": parse_faults(arguments.fault, "--fault"),
+        "drain_s": arguments.drain,
+    }
+    return ServeConfig(**(same_named(ServeConfig, arguments) | made))
 
 
 def _read_model(arguments: argparse.Namespace) -> Model:

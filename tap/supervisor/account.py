@@ -12,6 +12,7 @@ import msgspec
 
 from tap.ipc.exchange import Progress
 from tap.ipc.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, UNRECORDED, WorkerCounts
+from tracefile.commandline.parser import same_named
 from tracefile.records.errors import InputError
 
 TRUSTED_SHARE = 0.99
@@ -96,23 +97,14 @@ class Ledger:
             unsent = cells[OFFERED] - cells[SENT] - sum(cells[cell] for cell in DROP_CELLS.values())
             with_workers = min(unsent, missing)
             dropped.update({"worker_died": with_workers, "recorder_died": missing - with_workers})
-        return Account(
-            offered=cells[OFFERED],
-            not_injected=cells[NOT_INJECTED],
-            unrecorded=cells[UNRECORDED],
-            recorded=progress.recorded,
-            moved=progress.moved,
-            sampled_out=progress.sampled_out,
-            hashed=progress.hashed,
-            prompt_counts_checked=progress.prompt_counts_checked,
-            prompt_counts_matched=progress.prompt_counts_matched,
-            segments=progress.segments,
-            uploaded=progress.uploaded,
-            upload_failed=progress.upload_failed,
-            refused_counts=progress.refused_counts,
-            dropped=Counter({reason: count for reason, count in dropped.items() if count}),
-            unhashed=Counter(progress.unhashed),
-        )
+        made = {
+            "offered": cells[OFFERED],
+            "not_injected": cells[NOT_INJECTED],
+            "unrecorded": cells[UNRECORDED],
+            "dropped": Counter({reason: count for reason, count in dropped.items() if count}),
+            "unhashed": Counter(progress.unhashed),
+        }
+        return Account(**(same_named(Account, progress) | made))
 
 
 def keep_account(trace: str, account: Account) -> None:
