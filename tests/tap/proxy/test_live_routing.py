@@ -378,9 +378,9 @@ def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_ar
         for number in range(2):  # at once, so that they part
             sent.append(upstreams.pick(asked(f"s{number}"), keys))
             sent[-1].begin()
-        assert {one.upstream for one in sent} == {first, other}, policy
-        for one in sent:
-            one.end()
+        assert {assignment.upstream for assignment in sent} == {first, other}, policy
+        for assignment in sent:
+            assignment.end()
         for _ in range(3):
             for number, before in enumerate(sent):
                 again = upstreams.pick(asked(f"s{number}"), keys)
