@@ -137,7 +137,9 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         "speed": _read_speed(arguments.speed),
         "median_output_tokens": arguments.output_tokens,
         "route": parse_route(arguments.route),
-        "adapters": Adapters(tuple(arguments.adapter), 1e3 * arguments.adapter_load, arguments.max_loras),
+        "adapters": Adapters(
+            names=tuple(arguments.adapter), load_ms=1e3 * arguments.adapter_load, slots=arguments.max_loras
+        ),
         "faults": parse_faults(arguments.fault, "--fault"),
         "drain_s": arguments.drain,
     }
