@@ -12,7 +12,7 @@ import msgspec
 
 from loadgen.runs.summary import Summary
 from replay.replayrun import ReplaySummary
-from tracefile.commandline.parser import flag_of
+from tracefile.commandline.configfile import flag_of
 from tracefile.records.errors import InputError
 from wire.process import module_command, module_environment
 

@@ -12,8 +12,9 @@ from typing import Any, Final, Literal, get_args
 from loadgen.loadflags import add_load_arguments, parse_config
 from loadgen.plan.config import LoadConfig
 from tracefile import InputError
+from tracefile.commandline.configfile import flag_of
 from tracefile.commandline.durations import DURATION, duration
-from tracefile.commandline.parser import Parser, flag_of
+from tracefile.commandline.parser import Parser
 
 PROG: Final = "loadgen sweep"
 DESCRIPTION: Final = (

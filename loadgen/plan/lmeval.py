@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracefile import InputError
-from tracefile.commandline.parser import flag_of
+from tracefile.commandline.configfile import flag_of
 
 FLAGS = ("num_fewshot", "limit", "include_path", "log_samples")
 """Further flags of such a run."""

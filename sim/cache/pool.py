@@ -21,7 +21,7 @@ from sim.vllm.config import add_free_rule
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, finest_records, hashed_records, tokens_computed
-from tracefile.commandline.parser import flag_of
+from tracefile.commandline.configfile import flag_of
 from tracefile.files.reading import open_trace
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError

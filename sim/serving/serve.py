@@ -28,8 +28,9 @@ from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, TokenizerVocabulary, Vocabulary
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import HashKey
+from tracefile.commandline.configfile import flag_of
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import VERSION, flag_of, same_named
+from tracefile.commandline.parser import VERSION, same_named
 from tracefile.records.errors import InputError
 from wire.errors import WireError
 from wire.loop import run as run_loop

@@ -8,7 +8,7 @@ import msgspec
 
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
-from tracefile.commandline.parser import flag_of
+from tracefile.commandline.configfile import flag_of
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
 

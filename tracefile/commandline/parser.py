@@ -5,7 +5,10 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from tracefile.commandline.configfile import CONFIG, config_words
 
 FLAGS: Final[Mapping[str, str]] = {
     "--aa": "--repeat",
@@ -58,11 +61,6 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
 VERSION: Final = "0.1.0"
 
 
-def flag_of(name: str) -> str:
-    """Return the flag whose value argparse keeps as ``name``."""
-    return f"--{name.replace('_', '-')}"
-
-
 def same_named(kind: type, source: object) -> dict[str, Any]:
     """Return the fields of ``kind`` that ``source``, flags or other settings, has under the same name."""
     return {name: getattr(source, name) for name in kind.__annotations__ if hasattr(source, name)}
@@ -88,6 +86,18 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
         self._handled_before = tuple(commands)
         self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
+        self._config = self.add_argument(
+            CONFIG,
+            type=Path,
+            metavar="FILE",
+            help="TOML file: flags of a command in a table of its name, as [sim.fit]; the command line's come after",
+        )
+
+    def add_subparsers(self, **settings: Any) -> Any:
+        """Add subcommands as argparse does; each has its own ``--config``."""
+        self._remove_action(self._config)
+        del self._option_string_actions[CONFIG]
+        return super().add_subparsers(**settings)
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it by the type of the namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -95,10 +105,21 @@ class Parser(argparse.ArgumentParser):
         """Parse all of ``args``: unlike argparse's, a subcommand too refuses words that it does not know."""
         words = list(sys.argv[1:] if args is None else args)
         self._check_words(words)
+        words = self._configured(words)
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(_unexpected(unknown[0], words))
+        vars(found).pop("config", None)
         return found, []
+
+    def _configured(self, words: list[str]) -> list[str]:
+        """Return the words with those of ``--config FILE`` before them."""
+        if CONFIG not in self._option_string_actions or not any(word.startswith(CONFIG) for word in words):
+            return words
+        only = argparse.ArgumentParser(self.prog, add_help=False, allow_abbrev=False)
+        only.add_argument(CONFIG, type=Path, nargs="?")
+        file = only.parse_known_args(words)[0].config
+        return words if file is None else [*config_words(file, self.prog, self._option_string_actions), *words]
 
     def hide_flags(self) -> None:
         """Take the flags so far without showing them in the help, and let later flags of a name replace them."""

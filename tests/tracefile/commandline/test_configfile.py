@@ -1,0 +1,70 @@
+"""``--config FILE``: flags of a command from its table; flags of the command line win."""
+
+from pathlib import Path
+
+import pytest
+
+from tracefile.commandline.parser import Parser
+from tracefile.records.errors import InputError
+
+
+def parser(prog: str = "loadgen") -> Parser:
+    made = Parser(prog=prog)
+    made.add_argument("--rate", type=float, default=1.0)
+    made.add_argument("--url", required=True)
+    made.add_argument("--slo", action="append", default=[])
+    made.add_argument("--ignore-eos", action="store_true")
+    return made
+
+
+def parsed(tmp_path: Path, toml: str, *words: str, prog: str = "loadgen") -> dict[str, object]:
+    file = tmp_path / "kvtape.toml"
+    file.write_text(toml)
+    return vars(parser(prog).parse_args(["--config", str(file), *words]))
+
+
+def test_flags_come_from_the_table_of_the_command_and_the_command_line_wins(tmp_path: Path) -> None:
+    toml = (
+        '[tap]\nrate = 9\n[loadgen]\nurl = "http://a"\nrate = 2\nslo = ["x", "y"]\nignore-eos = true\n'
+        "[loadgen.sweep]\nz = 1\n"
+    )
+    assert parsed(tmp_path, toml, "--rate", "3", "--slo=z") == {
+        "url": "http://a",
+        "rate": 3.0,
+        "slo": ["x", "y", "z"],
+        "ignore_eos": True,
+    }
+    assert parsed(tmp_path, '[loadgen]\nurl = "-u"\nignore_eos = false\n')["ignore_eos"] is False
+
+
+def test_a_subcommand_has_its_own_table(tmp_path: Path) -> None:
+    toml = '[sim.fit]\nurl = "http://b"\n'
+    assert parsed(tmp_path, toml, prog="sim fit")["url"] == "http://b"
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[loadgen]\nrat = 1", "[loadgen] rat: no such flag; did you mean rate?"),
+        ("[loadgen]\nconfig = 'x'", "[loadgen] config: no such flag"),
+        ("[loadgen]\nrate = true", "[loadgen] rate: True; expected a string or a number"),
+        ("[loadgen]\nrate = [1, 2]", "[loadgen] rate: [1, 2]; expected a string or a number"),
+        ("[loadgen]\nslo = [true]", "[loadgen] slo: True; expected a string or a number, or a list of them"),
+        ("[loadgen]\nignore-eos = 1", "[loadgen] ignore-eos: 1; expected true or false"),
+        ("[tap]\nrate = 1", "expected a table [loadgen] with flags of loadgen"),
+        ("[loadgen\n", "expected a TOML file"),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_key(tmp_path: Path, toml: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parsed(tmp_path, toml)
+    assert str(refused.value).startswith(f"{tmp_path / 'kvtape.toml'}: ")
+    assert said in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"--config .*none.toml: No such file"):
+        parser().parse_args(["--config", str(tmp_path / "none.toml")])
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--url", "http://a", "--config"])
+    assert capsys.readouterr().err == "loadgen: error: --config: expected one argument\n"
