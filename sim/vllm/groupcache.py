@@ -1,4 +1,4 @@
-"""One KV cache group's rules: lookup, blocks of a request, freeing what attention has passed, caching.
+"""Rules of a KV cache group: lookup, blocks of a request, freeing what attention has passed, caching.
 
 They are vLLM 0.32's ``single_type_kv_cache_manager``, function by function. ``Group`` is full attention; windows,
 chunks and states differ in what a hit needs, what can be freed, and what is worth caching.

@@ -23,7 +23,7 @@ GRAMMAR: Final = "full:16+window(1024):16*3, for example"
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """One group; equal groups are looked up together."""
+    """A group of layers with one KV cache layout; equal groups are looked up together."""
 
     kind: Kind
     block_size: int

@@ -109,7 +109,8 @@ class Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(_unexpected(unknown[0], words))
-        vars(found).pop("config", None)
+        if hasattr(found, "config"):  # its flags are read
+            del found.config
         return found, []
 
     def _configured(self, words: list[str]) -> list[str]:
