@@ -20,6 +20,9 @@ COMMANDS = {
         "sim.forecast.whatif",
         "forecast a capture under another cache, rate or setting, beside the capture as it was",
     ),
+    "sweep": Subcommand(
+        "sim.forecast.sweep", "forecast a capture at every point of a grid: what to change, and for which cost"
+    ),
     "search": Subcommand("sim.forecast.search", "smallest cache or highest rate that keeps a TTFT target"),
     "calibrate": Subcommand(
         "sim.forecast.calibrate", "fit a latency model to captures and validate it on others, in one go"

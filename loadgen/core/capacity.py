@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.core.runflags import usable_cores
 from tracefile.commandline.parser import VERSION
+from tracefile.commandline.workers import usable_cores
 
 SHORT_OUTPUT, LONG_OUTPUT = 16, 256
 SHORT_PROMPT, LONG_PROMPT = 256, 8192

@@ -1,8 +1,6 @@
 """Settings of a run that do not change its workload: access, processes, machines, progress output."""
 
 import argparse
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,7 +141,3 @@ def parse_procs(text: str) -> int | None:
     if not text.isdecimal():
         raise InputError(f"--procs: {text!r}; expected a whole number, or {AUTO}")
     return int(text)
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

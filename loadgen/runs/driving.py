@@ -14,7 +14,7 @@ from typing import TextIO
 import msgspec
 
 from loadgen.core.job import Job, Shard, add_shares
-from loadgen.core.runflags import ONE_PROCESS, STDERR, RunFlags, usable_cores
+from loadgen.core.runflags import ONE_PROCESS, STDERR, RunFlags
 from loadgen.runs.merging import merge_parts, part_of, parts_of
 from loadgen.runs.outcome import RunOutcome, outcome_of
 from loadgen.runs.progress import RunProgress, TargetRate
@@ -24,6 +24,7 @@ from loadgen.runs.shardprocess import ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
 from measure.metrics.client import with_delays
 from tracefile import InputError, Meta, Workload
+from tracefile.commandline.workers import usable_cores
 from tracefile.storage.mending import mend
 from tracefile.storage.output import PROGRESS, check_output
 

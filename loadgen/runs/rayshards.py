@@ -6,11 +6,8 @@ shard uses its machine's monotonic clock; at the end the wall clocks are compare
 
 import asyncio
 import contextlib
-import logging
 import os
 import platform
-import re
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,11 +21,11 @@ from loadgen.runs.shardprocess import Hear, ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, ClockOffset, Host
 from tracefile import InputError
 from tracefile.commandline.parser import VERSION
+from tracefile.commandline.workers import ray_cluster, ray_error, ray_fault, require_version
 
 PART = "part.jsonl"
 START_TIMEOUT_S = 120.0
 """Longest start of an actor, which may need a new worker."""
-CONNECT_TIMEOUT_S = 10.0
 CLOCK_QUESTIONS = 10
 CHUNK_BYTES = 4 << 20
 
@@ -36,34 +33,9 @@ CHUNK_BYTES = 4 << 20
 @contextlib.contextmanager
 def ray_host(address: str) -> Iterator[Host]:
     """Machines of a cluster; raises InputError if it cannot be reached, or Ray is not installed."""
-    try:
-        import ray  # noqa: PLC0415 - an extra, and slow to load
-    except ImportError:
-        raise InputError("--ray: Ray is not installed; expected pip install 'kvtape[ray]'") from None
-    require_reachable(address)
-    try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"--ray: {address}: {reason}; expected the address of a Ray cluster, or auto") from None
-    try:
+    with ray_cluster(address) as ray:
         actor_class = ray.remote(num_cpus=CORES_A_SHARD, scheduling_strategy="SPREAD")(ShardActor)
         yield Host(partial(RayShard.start, actor_class.remote), int(ray.cluster_resources().get("CPU", 0)), apart=True)
-    finally:
-        ray.shutdown()
-
-
-def require_reachable(address: str) -> None:
-    """Raise InputError if no server listens: Ray itself would retry for minutes."""
-    found = re.fullmatch(r"(\S+):(\d+)", address)
-    if found is None or "://" in address:
-        return
-    try:
-        socket.create_connection((found[1], int(found[2])), CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise InputError(
-            f"--ray: {address}: {error.strerror or error}; expected the address of a Ray cluster"
-        ) from None
 
 
 class RayShard:
@@ -89,10 +61,8 @@ class RayShard:
                 f"--ray: no actor after {START_TIMEOUT_S:.0f} s; expected free cores in the cluster"
             ) from None
         except ray_error() as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise InputError(f"--ray: {reason}; expected kvtape {VERSION} on every machine") from None
-        if theirs != VERSION:
-            raise InputError(f"--ray: {where}: kvtape {theirs}; expected {VERSION}, as here")
+            raise ray_fault(error) from None
+        require_version(theirs, where)
         return cls(actor, where, clock, hear)
 
     def send(self, message: FromParent) -> None:
@@ -136,13 +106,6 @@ async def measured_offset(
             best = ClockOffset(theirs_ns - (before_ns + after_ns) // 2, after_ns - before_ns)
     assert best is not None  # it was asked
     return best
-
-
-def ray_error() -> type[Exception]:
-    from ray.exceptions import RayError  # noqa: PLC0415 - as above
-
-    error: type[Exception] = RayError
-    return error
 
 
 class ShardActor:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 
@@ -35,7 +35,8 @@ def _write_csv(table: Table, path: Path) -> None:
             writer.writerows(zip(*part.values(), strict=True))
 
 
-def _write_parquet(table: Table, path: Path) -> None:
+def write_parquet(table: Table, path: Path | BinaryIO) -> None:
+    """Write a table as Parquet; NaN is null. Raises Lacking without pyarrow."""
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional
         import pyarrow.parquet as pq  # noqa: PLC0415
@@ -70,7 +71,7 @@ FILES: Final[dict[str, Writer]] = {
     **{
         f"{name}.{suffix}": _of(table_of, write)
         for name, table_of in (("requests", request_table), ("sessions", session_table))
-        for suffix, write in (("parquet", _write_parquet), ("csv", _write_csv), ("jsonl", write_jsonl))
+        for suffix, write in (("parquet", write_parquet), ("csv", _write_csv), ("jsonl", write_jsonl))
     },
     **{"spans.otlp.jsonl": _write_spans, **timeline.FILES, **evalscope.FILES, **veeksha.FILES},
 }

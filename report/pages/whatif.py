@@ -291,7 +291,7 @@ def span_text(span: Span, reading: _Reading) -> str:
     """``94 [90–99]``; ``> x`` past where the curve stops; a dash where nothing is known."""
     if span.middle is None:
         return "–" if span.beyond is None else f"> {reading(span.beyond)}"
-    if span.low is None or span.low == span.high:
+    if span.low is None or (span.high is not None and reading(span.low) == reading(span.high)):
         return reading(span.middle)
     high = "∞" if span.high is None else reading(span.high)
     return f"{reading(span.middle)} [{reading(span.low)}–{high}]"

@@ -27,6 +27,11 @@ class Deployment:
     tensor_parallel_overhead: float = 0.1
     """Communication for each further GPU, as a share of a step's work on one."""
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of a replica, as a multiple of the captured engine's."""
+        return self.tensor_parallel
+
     def engine(self, engine: EngineConfig, settings: Any) -> dict[str, Any]:
         """Return settings of an engine of this many GPUs, besides those asked for: the pool grows with them."""
         if self.tensor_parallel == 1 or "num_gpu_blocks" in settings:

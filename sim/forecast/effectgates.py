@@ -17,21 +17,31 @@ KEYS: Final = ("difference", "ratio")
 
 def parse_gate(text: str) -> Threshold:
     """Read a gate; raises InputError for a limit that no forecast could be held to."""
-    found = parse_threshold("--gate", text, metrics=(*TIMES, *NUMBERS))
+    return _checked("--gate", text, KEYS)
+
+
+def parse_slo(text: str) -> Threshold:
+    """Read a limit on a forecast itself; raises InputError like ``parse_gate``."""
+    return _checked("--slo", text, ())
+
+
+def _checked(flag: str, text: str, keys: Sequence[str]) -> Threshold:
+    found = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
     wanted = f"pNN with one of {', '.join(LEVELS)}"
     if found.metric in TIMES and _level(found) not in LEVELS:
-        raise InputError(f"--gate {text}: {_level(found) or 'no level'}; expected {wanted}, as in ttft.p95.ratio<=1.05")
+        example = "ttft.p95.ratio<=1.05" if keys else "ttft.p95<=1s"
+        raise InputError(f"{flag} {text}: {_level(found) or 'no level'}; expected {wanted}, as in {example}")
     if found.metric in NUMBERS and (found.percentile is not None or found.cohort is not None):
-        raise InputError(
-            f"--gate {text}: {found.metric} has no level or cohort; expected as in hit_rate.difference>=-1%"
-        )
+        example = "hit_rate.difference>=-1%" if keys else "hit_rate>=30%"
+        raise InputError(f"{flag} {text}: {found.metric} has no level or cohort; expected as in {example}")
     if found.cohort is not None and found.metric != "ttft":
-        raise InputError(f"--gate {text}: {found.metric} has no cohort; expected cohorts before ttft only")
-    if found.key is not None and found.key not in KEYS:
-        raise InputError(f"--gate {text}: {found.key!r}; expected {' or '.join(KEYS)}, or neither")
+        raise InputError(f"{flag} {text}: {found.metric} has no cohort; expected cohorts before ttft only")
+    if found.key is not None and found.key not in keys:
+        expected = f"{' or '.join(keys)}, or neither" if keys else "the value itself"
+        raise InputError(f"{flag} {text}: {found.key!r}; expected {expected}")
     if (found.unit == "ms") != (found.metric in TIMES and found.key != "ratio"):
         wants = "a duration" if found.metric in TIMES and found.key != "ratio" else "a number or a percentage"
-        raise InputError(f"--gate {text}: the limit is {found.unit}; expected {wants}")
+        raise InputError(f"{flag} {text}: the limit is {found.unit}; expected {wants}")
     return found
 
 
@@ -46,7 +56,7 @@ def judge(gates: Sequence[Threshold], rows: Sequence[Row]) -> list[EffectGate]:
 
 
 def _judged(gate: Threshold, row: Row) -> EffectGate:
-    name = _name(gate)
+    name = measure_name(gate)
     measure = row.measures.get(name)
     span = None if measure is None else _span(gate, measure, row)
     if span is None:
@@ -75,7 +85,8 @@ def _span(gate: Threshold, measure: Measure, row: Row) -> Span | None:
     return {"difference": measure.difference, "ratio": measure.ratio}.get(gate.key or "", measure.value)
 
 
-def _name(gate: Threshold) -> str:
+def measure_name(gate: Threshold) -> str:
+    """Return the measure that a limit is on, as forecasts name it."""
     if gate.metric == "ttft":
         return ttft(gate.cohort or ALL, _level(gate) or "")
     return gate.metric if gate.percentile is None else f"{gate.metric}.{_level(gate)}"

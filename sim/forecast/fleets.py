@@ -21,10 +21,18 @@ from sim.latency.modelfile import Model
 Seen = dict[str, npt.NDArray[Any]]
 
 
-def forecast_load(load: Load, members: Sequence[Model], *, seed: int, done: Callable[[], object]) -> Forecast:
-    """Forecast a load on every member as its scenario deploys it; ``done`` is called after each."""
+def forecast_load(
+    load: Load,
+    members: Sequence[Model],
+    *,
+    seed: int,
+    done: Callable[[], object] = lambda: None,
+    threads: int | None = None,
+) -> Forecast:
+    """Forecast a load on every member as its scenario deploys it; ``done`` and ``threads``: see ``forecast``."""
     deployed = [load.deployment.model(one) for one in members]
-    return forecast(load.arrivals, load.engine, deployed, seed=seed, done=done, run_one=_run_one_of(load))
+    run_one = _run_one_of(load)
+    return forecast(load.arrivals, load.engine, deployed, seed=seed, done=done, threads=threads, run_one=run_one)
 
 
 def _run_one_of(load: Load) -> RunOne | None:

@@ -148,9 +148,7 @@ def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record])
 
 def plan(captured: Captured, scenario: Scenario) -> Load:
     """Plan the capture's load under ``scenario``. Raises InputError naming a setting that no engine could have."""
-    deployment = Deployment(**scenario.deployment)
-    engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
-    engine = engine_with(engine, deployment.engine(engine, scenario.settings))
+    engine, fleet, deployment = engines_asked(captured, scenario)
     arrivals = plan_arrivals(
         captured.meta,
         list(captured.records),
@@ -162,18 +160,21 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     )
     arrivals = at_rate(arrivals, scenario.rate)
     horizon_ms = float(arrivals.arrival_ms.max()) + captured.tail_ms
-    return Load(scenario, arrivals, engine, horizon_ms, _fleet(captured, scenario), deployment)
+    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment)
 
 
-def _fleet(captured: Captured, scenario: Scenario) -> FleetPlan | None:
-    """Return the fleet of a scenario; of the capture's engines where it has several and no others are asked for."""
+def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:
+    """Return the settings of a scenario's engines, their fleet (the capture's unless others are asked), and layout."""
+    deployment = Deployment(**scenario.deployment)
+    engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
+    engine = engine_with(engine, deployment.engine(engine, scenario.settings))
     upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
     if replicas is None and len(upstreams) > 1:
         if route in (None, CAPTURED) and not scenario.events:
-            return FleetPlan(tuple(upstreams), CAPTURED)
+            return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment
         replicas = len(upstreams)
     told = None if replicas is None else str(replicas)
-    return fleet_plan(told, route, scenario.events, lambda: upstreams)
+    return engine, fleet_plan(told, route, scenario.events, lambda: upstreams), deployment
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
@@ -304,6 +305,9 @@ def _route(flag: str, word: str) -> str:
 
 
 def _events(flag: str, word: str) -> tuple[str, ...]:
+    """Return an event; an empty word is none, beside which a grid has others."""
+    if not word:
+        return ()
     parse_event(word)
     return (word,)
 
@@ -332,7 +336,7 @@ class Axis:
         return f"--{self.name}"
 
     @property
-    def _field(self) -> str:
+    def own_field(self) -> str:
         return self.field or self.name.replace("-", "_")
 
     def said(self, value: Any) -> str:
@@ -340,14 +344,14 @@ class Axis:
 
     def value_in(self, scenario: Scenario) -> Any:
         """Return the scenario's value; None: as captured."""
-        own = self._field
+        own = self.own_field
         if own in Scenario.__dataclass_fields__:
             return getattr(scenario, own)
         return (scenario.deployment if own in Deployment.__dataclass_fields__ else scenario.settings).get(own)
 
     def put(self, scenario: Scenario, value: Any) -> Scenario:
         """Return the scenario with this value."""
-        own = self._field
+        own = self.own_field
         if own in Scenario.__dataclass_fields__:
             return replace(scenario, **{own: value})
         if own in Deployment.__dataclass_fields__:

@@ -101,17 +101,29 @@ def summarize(
     """Summarize a load's forecast; of a growing queue, only numbers that do not depend on the run's end."""
     point, demand, routing = point_of(load, model)
     horizon_ms = load.horizon_ms if demand.is_saturated and not paced else np.inf
-    values, beyond, curves = _engine_values(found), {}, {}
+    values, beyond, quantiles_of = measures_of(found, cohorts, horizon_ms)
+    curves = {}
+    for cohort, by_member in quantiles_of.items():
+        last_ms = float(np.median([one.until_ms for one in by_member]))
+        curves[cohort] = _curve([one.waits for one in by_member], last_ms, stops=bool(np.isfinite(horizon_ms)))
+    return ForecastSummary(load, demand, point, values, beyond, curves, routing)
+
+
+def measures_of(
+    found: Forecast, cohorts: Mapping[str, IntArray], horizon_ms: float
+) -> tuple[dict[str, FloatArray], dict[str, float], dict[str, list[TtftQuantiles]]]:
+    """Return the members' values by measure, what infinite ones exceed, and TTFT quantiles by cohort and member."""
+    values, beyond = _engine_values(found), {}
     levels = np.array(list(LEVELS.values()))
+    quantiles_of = {}
     for cohort, places in cohorts.items():
         by_member = [ttft_quantiles(found, member, places, levels, horizon_ms) for member in range(found.members)]
         for number, level in enumerate(LEVELS):
             name = ttft(cohort, level)
             values[name] = np.array([one.values_ms[number] for one in by_member])
             beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
-        last_ms = float(np.median([one.until_ms for one in by_member]))
-        curves[cohort] = _curve([one.waits for one in by_member], last_ms, stops=bool(np.isfinite(horizon_ms)))
-    return ForecastSummary(load, demand, point, values, beyond, curves, routing)
+        quantiles_of[cohort] = by_member
+    return values, beyond, quantiles_of
 
 
 def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:

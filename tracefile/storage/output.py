@@ -32,6 +32,7 @@ MANIFEST = Kind("a manifest of segments", re.compile(rb'\s*\{\s*"schema"\s*:\s*"
 STATE = Kind("a state of sim watch", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-modelstate/'))
 SVG = Kind("an SVG image", re.compile(rb"\s*(?:<\?xml|<svg)"))
 PNG = Kind("a PNG image", re.compile(rb"\x89PNG"))
+PARQUET = Kind("a Parquet file", re.compile(rb"PAR1"))
 PROGRESS = Kind("a progress log", re.compile(rb'\{"elapsed_s"'))
 
 

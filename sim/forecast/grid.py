@@ -1,0 +1,136 @@
+"""Grid of a sweep, from a TOML file: values along axes, the base beside which they stand, and flags for the command."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from measure.wording import listed
+from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, combinations
+from tracefile.records.errors import InputError
+
+MOST_POINTS: Final = 100_000
+FLAGS: Final[Mapping[str, type]] = {
+    "trace": str,
+    "latency-model": str,
+    "slo": list,
+    "gpu-price": float,
+    "gpus": int,
+}
+"""Flags that a grid may hold, and their types; paths are seen from the grid's folder."""
+_RANGE: Final = ("from", "to", "steps")
+_TYPES: Final = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word in quotes",
+    list: "words in brackets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Combinations of values along axes."""
+
+    path: Path
+    base: Scenario = AS_CAPTURED
+    axes: Mapping[Axis, Sequence[Any]] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scenarios(self) -> list[Scenario]:
+        """Points over the base, those of the last axis next to each other."""
+        return list(combinations(self.axes, self.base))
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a grid. Raises InputError naming the file and the key."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; expected the grid of a sweep, a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}; expected TOML") from None
+    axes, base = _table(path, told, "axes"), _table(path, told, "base")
+    flags = {}
+    for key, value in told.items():
+        name = key.replace("_", "-")
+        if name not in FLAGS:
+            known = listed([*FLAGS, "[axes]", "[base]"])
+            raise InputError(f"{path}: {key}: no such key; expected some of {known}")
+        flags[name] = _typed(value, FLAGS[name], f"{path}: {key}")
+        if name in ("trace", "latency-model"):
+            flags[name] = path.parent / value
+    chosen = AS_CAPTURED
+    for key, value in base.items():
+        axis, where = _axis(path, "base", key)
+        chosen = axis.put(chosen, _value(axis, value, where))
+    found = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()), flags)
+    count = prod(len(values) for values in found.axes.values())
+    if not found.axes or count > MOST_POINTS:
+        raise InputError(f"{path}: axes: {count:,} points, all combinations; expected 2 to {MOST_POINTS:,}")
+    return found
+
+
+def _table(path: Path, told: dict[str, Any], name: str) -> dict[str, Any]:
+    found = told.pop(name, {})
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: {name}: {found!r}; expected a table [{name}]")
+    return found
+
+
+def _axis(path: Path, table: str, key: str) -> tuple[Axis, str]:
+    axis = AXIS_OF.get(key.replace("_", "-"))
+    if axis is None:
+        raise InputError(f"{path}: {table}.{key}: no such axis; expected some of {listed(list(AXIS_OF))}")
+    return axis, f"{path}: {table}.{key}"
+
+
+def _values(path: Path, key: str, told: Any) -> tuple[Axis, list[Any]]:
+    axis, where = _axis(path, "axes", key)
+    if isinstance(told, dict):
+        told = _ranged(axis, told, where)
+    if not isinstance(told, list) or not told:
+        raise InputError(f"{where}: {told!r}; expected values in brackets, or {{from = …, to = …, steps = …}}")
+    values = [_value(axis, value, where) for value in told]
+    if len(set(values)) < len(values):
+        raise InputError(f"{where}: {told!r}; expected each value once")
+    return axis, values
+
+
+def _ranged(axis: Axis, told: dict[str, Any], where: str) -> list[Any]:
+    """Return ``steps`` values from one end to the other in equal ratios; whole numbers that fall together are one."""
+    if set(told) != set(_RANGE) or axis.kind not in (int, float):
+        raise InputError(f"{where}: {told!r}; expected numbers in {listed(list(_RANGE))}, or values in brackets")
+    low, high, steps = (_typed(told[key], float, f"{where}.{key}") for key in _RANGE)
+    if not 0 < low < high or not 2 <= steps <= MOST_POINTS or steps != int(steps):
+        raise InputError(f"{where}: {told!r}; expected 0 < from < to, and 2 steps or more")
+    values = np.geomspace(low, high, int(steps)).tolist()
+    return list(dict.fromkeys(round(value) if axis.kind is int else float(f"{value:.5g}") for value in values))
+
+
+def _value(axis: Axis, value: Any, where: str) -> Any:
+    _typed(value, axis.kind, where)
+    if axis.kind is bool:
+        return axis.on if value else not axis.on
+    return _placed(lambda: axis.read(where, str(value)), where)
+
+
+def _placed(read: Callable[[], Any], where: str) -> Any:
+    """Return what ``read`` gives; its InputError begins with ``where``."""
+    try:
+        return read()
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    kinds = (int, float) if kind is float else kind
+    words = not isinstance(value, list) or all(isinstance(word, str) for word in value)
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool) or not words:
+        raise InputError(f"{where}: {value!r}; expected {_TYPES[kind]}")
+    return value

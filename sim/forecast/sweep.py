@@ -1,0 +1,246 @@
+"""``sim sweep``: a capture forecast at every point of a grid, on all cores or a Ray cluster.
+
+Each point is forecast once; then today's setting and the points near the Pareto set by an ensemble. A point's numbers
+depend on nothing but its scenario, so a sweep that was cut goes on from its journal, and any machine gives the same.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from measure.metrics.flags import add_gpus_argument, checked_gpus
+from report.files.folder import write_parquet
+from report.files.measured import Lacking
+from report.output import Pictures, add_picture_arguments, pictures_of
+from report.sweeps.grid import GridSweep, sweep_lines
+from sim.forecast.effectgates import parse_slo
+from sim.forecast.ensemble import members
+from sim.forecast.fleets import forecast_load, point_of
+from sim.forecast.grid import Grid, read_grid
+from sim.forecast.gridpoints import Choice, GridPoints, key_of
+from sim.forecast.journal import Journal
+from sim.forecast.saturation import PointRun, extrapolations
+from sim.forecast.scenarios import (
+    AS_CAPTURED,
+    Captured,
+    Load,
+    Scenario,
+    add_forecast_flags,
+    checked_members,
+    plan,
+    read_captured,
+)
+from sim.forecast.summary import cohorts_of, finite, measures_of
+from sim.kernels import loop
+from sim.kernels.compiling import say_if_not_compiled
+from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.verdicts import verdict_sentence
+from tracefile import InputError
+from tracefile.commandline.printing import print_result
+from tracefile.commandline.progress import counted
+from tracefile.commandline.workers import results
+from tracefile.storage.output import PARQUET, check_output, replace_output
+
+LATE_SHARE: Final = 0.05
+"""Part of a load's length by which its last output may be late, before a single run is taken for a growing queue."""
+Task = tuple[Scenario, int]
+"""Scenario and members."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConfig:
+    """Settings of ``sim sweep``."""
+
+    grid: Grid
+    trace: Path
+    model: Path
+    output: Path
+    choice: Choice
+    paced: bool | None = None
+    members: int = 32
+    refine: int = 24
+    seed: int = 0
+    procs: int | None = None
+    ray: str | None = None
+    overwrite: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
+    parser.add_argument("trace", type=Path, nargs="?", help="the capture; never one that the model was fitted on")
+    parser.add_argument("--latency-model", type=Path, help="model.json from sim fit")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="results, a row a point (GRID.parquet)")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew instead of going on with a cut sweep")
+    add_picture_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+    choice = parser.add_argument_group("choice", "a flag that the grid holds, too, counts more here")
+    choice.add_argument(
+        "--slo",
+        action="append",
+        metavar="THRESHOLD",
+        help="limit of the chosen point, as ttft.p90<=500ms or hit_rate>=30%% (default: today's TTFT p90; repeatable)",
+    )
+    choice.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
+    choice.add_argument("--gpu-price", type=float, metavar="X", help="price of a GPU and hour, for the cost of tokens")
+    add_gpus_argument(choice)
+    add_forecast_flags(parser)
+    parser.add_argument(
+        "--refine", type=int, default=24, metavar="N", help="points at most that get all members (default 24)"
+    )
+    parser.add_argument("--procs", type=int, metavar="N", help="processes here (default: one per core)")
+    parser.add_argument("--ray", metavar="ADDRESS", help="run on this Ray cluster (auto: this machine's cluster)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Sweep, write and print; 1 if no point keeps the limits."""
+    config = _config(arguments)
+    inputs = [config.grid.path, config.trace, config.model]
+    check_output(config.output, PARQUET, inputs, "--output")
+    pictures = pictures_of(arguments, inputs)
+    found = Sweep(config).run()
+    if found is None:
+        return 130
+    print_result(found, list(sweep_lines(found)), as_json=arguments.json)
+    _draw(found, pictures)
+    return 0 if found.chosen is not None else 1
+
+
+def _draw(found: GridSweep, pictures: Pictures) -> None:
+    if pictures.wanted:
+        # The page's libraries take half a second to import.
+        from report.sweeps.gridpage import grid_figures, render_grid  # noqa: PLC0415
+
+        pictures.write(render_grid(found), grid_figures(found))
+
+
+def _config(arguments: argparse.Namespace) -> SweepConfig:
+    grid = read_grid(arguments.grid)
+    flags = {name.replace("-", "_"): value for name, value in grid.flags.items()}
+    told = {name: flags.get(name) if own is None else own for name, own in vars(arguments).items()}
+    for name in ("trace", "latency_model"):
+        if told[name] is None:
+            raise InputError(f"{name.replace('_', '-')}: missing; expected it in {grid.path} or on the command line")
+    price = told["gpu_price"]
+    if price is not None and not 0.0 < price < float("inf"):
+        raise InputError(f"--gpu-price: {price:g}; expected a price above 0")
+    if not 0.0 < told["confidence"] <= 1.0:
+        raise InputError(f"--confidence: {told['confidence']:g}; expected more than 0 and at most 1")
+    for name in ("procs", "refine"):
+        if told[name] is not None and told[name] < 1:
+            raise InputError(f"--{name}: {told[name]}; expected 1 or more")
+    return SweepConfig(
+        grid=grid,
+        trace=told["trace"],
+        model=told["latency_model"],
+        output=told["output"] or grid.path.with_suffix(".parquet"),
+        choice=Choice(
+            tuple(parse_slo(text) for text in told["slo"] or ()),
+            told["confidence"],
+            price,
+            checked_gpus(told["gpus"]) or 1,
+        ),
+        paced=told["replay_sessions"],
+        members=checked_members(told["members"]),
+        **{name: told[name] for name in ("refine", "seed", "procs", "ray", "overwrite")},
+    )
+
+
+class PointForecast:
+    """Forecast of a scenario's measures by member; sent once to each process."""
+
+    def __init__(self, captured: Captured, model: Model, seed: int) -> None:
+        self._captured, self._model, self._seed = captured, model, seed
+        self._cohorts = cohorts_of(captured.records)
+        self._base: tuple[PointRun, Load] | None = None
+
+    def __call__(self, task: Task) -> dict[str, Any]:
+        """Return values by measure and member; with several members also demand, and what no capture supports."""
+        scenario, count = task
+        load = plan(self._captured, scenario)
+        drawn = [self._model] if count == 1 else members(self._model, count, self._seed)
+        found = forecast_load(load, drawn, seed=self._seed, threads=1)
+        told: dict[str, Any] = {"utilization": None, "saturated": None, "warnings": []}
+        horizon_ms = np.inf
+        if count > 1:
+            point, demand, _ = point_of(load, self._model, judged=False)
+            told["utilization"] = finite(demand.utilization)
+            told["saturated"] = demand.is_saturated
+            horizon_ms = load.horizon_ms if demand.is_saturated else np.inf
+            base, asked = self._base or self._as_captured()
+            beyond_fit = extrapolations(self._model, base, point, asked.engine, load.engine)
+            told["warnings"] = [*load.deployment.assumptions(), *beyond_fit]
+        elif (found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE):
+            horizon_ms = load.horizon_ms
+        values, beyond, _ = measures_of(found, self._cohorts, np.inf if self._captured.paced else horizon_ms)
+        return {"values": {name: value.tolist() for name, value in values.items()}, "beyond": beyond, **told}
+
+    def _as_captured(self) -> tuple[PointRun, Load]:
+        load = plan(self._captured, AS_CAPTURED)
+        self._base = point_of(load, self._model, judged=False)[0], load
+        return self._base
+
+
+class Sweep:
+    """A sweep from its first point to its file."""
+
+    def __init__(self, config: SweepConfig) -> None:
+        self._config = config
+        self._model = load_model(config.model)
+        self._captured = read_captured(config.trace, self._model, paced=config.paced)
+        self._points = GridPoints(self._captured, config.grid, config.choice)
+
+    def run(self) -> GridSweep | None:
+        """Forecast all points and write the file; None: interrupted, and what is done is kept."""
+        config, points = self._config, self._points
+        say_if_not_compiled(loop.run)
+        about = {"trace": self._captured.digest, "model": model_digest(self._model), "seed": config.seed}
+        with Journal(config.output, about | {"paced": self._captured.paced}, overwrite=config.overwrite) as journal:
+            try:
+                self._forecast([(points.base, config.members), *((one, 1) for one in points.scenarios)], journal)
+                while wanted := points.to_refine(config.refine):
+                    self._forecast([(one, config.members) for one in wanted], journal)
+            except KeyboardInterrupt:
+                kept = f"{len(journal):,} forecasts are kept in {journal.path}"
+                print(f"sim sweep: interrupted; {kept}; the same command goes on", file=sys.stderr)
+                return None
+            self._write()
+            journal.remove()
+        return points.result(
+            trace=config.trace.name,
+            trace_digest=self._captured.digest,
+            model_digest=model_digest(self._model),
+            verdict=verdict_sentence(config.model, self._model, self._captured.digest, self._captured.meta),
+            paced=self._captured.paced,
+            requests=len(self._captured.records),
+            seed=config.seed,
+            members=config.members,
+        )
+
+    def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:
+        """Forecast what the journal does not have."""
+        asked = {key_of(scenario, count): (scenario, count) for scenario, count in tasks}
+        missing = [task for key, task in asked.items() if journal.get(key) is None]
+        if missing:
+            config, work = self._config, PointForecast(self._captured, self._model, self._config.seed)
+            done = counted(range(len(missing)), "points" if missing[-1][1] == 1 else "points near the frontier")
+            for task, told in results(work, missing, procs=config.procs, ray=config.ray):
+                journal.put(key_of(*task), told)
+                next(done, None)
+            next(done, None)
+        for key, (scenario, count) in asked.items():
+            self._points.put(scenario, count, journal.get(key))
+
+    def _write(self) -> None:
+        output, file = self._config.output, BytesIO()
+        try:
+            write_parquet(self._points.table(), file)
+        except Lacking as lacking:
+            raise InputError(f"--output {output}: {lacking}") from None
+        replace_output(output, file.getvalue(), PARQUET, "--output")
+        print(f"results: {output}", file=sys.stderr)
