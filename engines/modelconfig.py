@@ -1,6 +1,9 @@
-"""Size of a token's KV by a model's Hugging Face ``config.json``, for models with full attention in all layers."""
+"""Facts of the KV cache by a model's Hugging Face ``config.json``: bytes of a token, for models with full attention in
+all layers, and vLLM's cache groups, for hybrid ones.
+"""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,17 +23,103 @@ def kv_bytes_per_token(path: Path) -> int:
 
     ``path``: a ``config.json``, or the folder of one. Raises InputError if other layers than full attention are in it.
     """
-    path = path / "config.json" if path.is_dir() else path
-    config = _read(path)
-    config = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    path, config = _text_config(path)
     _refuse_other_layers(config, path)
     layers, width = _number(config, path, "num_hidden_layers"), _dtype_bytes(config, path)
     if config.get("kv_lora_rank"):  # MLA: one compressed vector for keys and values
         return layers * width * (_number(config, path, "kv_lora_rank") + _number(config, path, "qk_rope_head_dim"))
+    return layers * _attention_bytes(config, path)
+
+
+def _attention_bytes(config: Mapping[str, Any], path: Path) -> int:
+    """Bytes of a token's keys and values in one layer of attention."""
     heads = _number(config, path, "num_attention_heads")
     kv_heads = _number(config, path, "num_key_value_heads") if config.get("num_key_value_heads") else heads
     dim = _number(config, path, "head_dim") if config.get("head_dim") else _number(config, path, "hidden_size") // heads
-    return 2 * layers * kv_heads * dim * width
+    return 2 * kv_heads * dim * _dtype_bytes(config, path)
+
+
+def kv_groups(path: Path, block_size: int = 16) -> str:
+    """Return vLLM's KV cache groups of a model, in the grammar of ``--kv-groups``.
+
+    ``path``: a ``config.json``, or the folder of one. Raises InputError for layers of unknown kinds. All layers of
+    attention are taken to have as many bytes a token; states of recurrent layers set the block of all groups.
+    """
+    path, config = _text_config(path)
+    layers = Counter(_layer_kinds(config, path))
+    if any(kind.startswith("mamba") for kind in layers):
+        # The block of attention is widened until it has the bytes of a state.
+        state, tokens = _state_bytes(config, path, layers), _attention_bytes(config, path)
+        block_size *= -(-state // (block_size * tokens))
+    fewest, most = min(layers.values()), max(layers.values())
+    together = most if most < 1.5 * fewest else fewest
+    words = []
+    for kind, count in layers.items():
+        groups = -(-count // together)
+        words.append(f"{kind}:{block_size}" + (f"*{groups}" if groups > 1 else ""))
+    return "+".join(words)
+
+
+_KINDS: Final = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "mamba",
+    "mamba": "mamba2",
+}
+_PATTERN: Final = {"M": "mamba", "*": "attention"}
+
+
+def _layer_kinds(config: Mapping[str, Any], path: Path) -> list[str]:
+    """Kind of every layer with a cache, as ``--kv-groups`` has it."""
+    count, interval = _number(config, path, "num_hidden_layers"), config.get("full_attention_interval")
+    period, window = config.get("sliding_window_pattern"), config.get("sliding_window")
+    named = config.get("layer_types") or config.get("layers_block_type")
+    if pattern := config.get("hybrid_override_pattern"):
+        named = [_PATTERN[letter] for letter in pattern if letter in _PATTERN]
+    elif not named and interval:
+        named = ["linear_attention" if (place + 1) % interval else "full_attention" for place in range(count)]
+    elif not named and window and isinstance(period, int):
+        named = ["sliding_attention" if (place + 1) % period else "full_attention" for place in range(count)]
+    elif not named:
+        first = config.get("max_window_layers", 0) if config.get("use_sliding_window", window) else count
+        named = ["full_attention"] * min(first, count) + ["sliding_attention"] * max(count - first, 0)
+        named = named if window else ["full_attention"] * count
+    if not isinstance(named, list) or not set(named) <= _KINDS.keys():
+        raise InputError(f"{path}: layers: {sorted(set(map(str, named)))}; expected {', '.join(sorted(_KINDS))}")
+    spans = {"window": "sliding_window", "chunk": "attention_chunk_size"}
+    kinds = [_KINDS[name] for name in named[: len(named) - (config.get("num_kv_shared_layers") or 0)]]
+    told = {kind: f"{kind}({_number(config, path, spans[kind])})" for kind in spans if kind in kinds}
+    told |= {"full": "mla"} if config.get("kv_lora_rank") else {}
+    return [told.get(kind, kind) for kind in kinds]
+
+
+def _state_bytes(config: Mapping[str, Any], path: Path, layers: Mapping[str, int]) -> int:
+    """Bytes of one layer's recurrent state: the last inputs of its convolution, and the matrix of each head."""
+    width = _dtype_bytes(config, path)
+    is_float32 = config.get("mamba_ssm_dtype") == "float32" or "hybrid_override_pattern" in config
+    wide = 4 if is_float32 else width
+
+    def told(*names: str) -> int:
+        return _number(config, path, next((name for name in names if name in config), names[0]))
+
+    if "mamba" in layers:
+        keys = told("linear_num_key_heads") * told("linear_key_head_dim")
+        heads, dim = told("linear_num_value_heads"), told("linear_value_head_dim")
+        inputs, state = 2 * keys + heads * dim, told("linear_key_head_dim")
+        kernel = told("linear_conv_kernel_dim")
+    else:
+        heads, dim = told("mamba_n_heads", "mamba_num_heads"), told("mamba_d_head", "mamba_head_dim")
+        state, kernel = told("mamba_d_state", "ssm_state_size"), told("mamba_d_conv", "conv_kernel")
+        inputs = heads * dim + 2 * told("mamba_n_groups", "n_groups") * state
+    return (kernel - 1) * inputs * width + heads * dim * state * wide
+
+
+def _text_config(path: Path) -> tuple[Path, Mapping[str, Any]]:
+    path = path / "config.json" if path.is_dir() else path
+    config = _read(path)
+    return path, config["text_config"] if isinstance(config.get("text_config"), dict) else config
 
 
 def _read(path: Path) -> Mapping[str, Any]:

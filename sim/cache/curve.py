@@ -15,8 +15,10 @@ from measure.cache.stackdepth import access_depths, resident_owners
 from measure.cacheuse import CacheUse, GroupUse
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
+from sim.cache.hybrid import run as run_hybrid
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
+from sim.vllm.config import add_kv_groups
 from sim.workload.accesses import GroupedAccesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
     )
     add_group_arguments(parser)
+    add_kv_groups(parser)
     parser.add_argument(
         "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
     )
@@ -56,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kv_groups is not None:
+        return run_hybrid(arguments, "curve", None)
     block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)

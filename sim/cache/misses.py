@@ -17,6 +17,7 @@ import numpy as np
 from measure.cache.interning import InternedChains, lay_out_chains, unlimited_hits
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
+from sim.cache.hybrid import run as run_hybrid
 from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions, run_requests
 from sim.cache.onebyone import lay_out as pool_requests
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
@@ -81,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kv_groups is not None:
+        return run_hybrid(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
     usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
     say_if_not_compiled(run_requests)
     with open_trace(arguments.trace) as reader:

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from measure.wording import factor
+from sim.cache.hybrid import run as run_hybrid
 from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import add_free_rule
+from sim.vllm.config import add_free_rule, add_kv_groups
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, finest_records, hashed_records, tokens_computed
@@ -103,7 +104,7 @@ class SlotCounts(HitCounts):
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("object_lru", "free_rule"),
+    "vllm": ("object_lru", "free_rule", "kv_groups"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
 }
@@ -147,9 +148,13 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         help="vLLM's number of KV blocks, the null block included, or inf (default): one fewer is usable",
     )
     add_free_rule(parser, default="vllm")
+    add_kv_groups(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    refuse_other_engines(arguments)
+    if arguments.kv_groups is not None:
+        return run_hybrid(arguments, "pool", parse_usable_blocks(arguments.num_gpu_blocks))
     counts = count_trace_hits(arguments)
     print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}) if arguments.json else describe(counts))
     return 0

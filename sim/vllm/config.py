@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sim.vllm.kvgroups import KvLayout, parse_groups
+from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES, FreeRule
 from tracefile.records.errors import InputError
 
@@ -79,11 +79,6 @@ class EngineConfig:
 
 MOST = 2**31 - 1
 """Of a setting that counts tokens, blocks or requests."""
-KV_GROUPS_HELP = (
-    "KV cache groups of a hybrid model and their blocks: KIND:TOKENS joined by +, such as full:16+window(1024):16*3; "
-    "kinds full, mla, window(TOKENS), chunk(TOKENS), mamba, mamba2, ring; match=TOKENS, retain=TOKENS and eagle are "
-    "--prefix-match-unit, --prefix-cache-retention-interval and the last block that speculative decoding drops"
-)
 _LEAST = {
     "num_gpu_blocks": 2,
     "block_size": 1,
@@ -115,7 +110,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="compute a prompt over several steps; if not, it waits for a step with room for all of it",
     )
     add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="order in which waiting requests are served")
-    add("--kv-groups", metavar="GROUPS", help=KV_GROUPS_HELP)
+    add_kv_groups(settings)
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
     add_free_rule(settings)
@@ -132,6 +127,16 @@ def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None =
     )
 
 
+def add_kv_groups(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--kv-groups",
+        metavar="GROUPS",
+        help="a hybrid model's KV cache groups and their blocks, KIND:TOKENS joined by +, such as "
+        "full:16+window(1024):16*3, or its config.json; docs/capacity.md has the kinds",
+    )
+
+
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     names = EngineConfig.__dataclass_fields__
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    found = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return {**found, "kv_groups": read_groups(arguments.kv_groups).name} if arguments.kv_groups else found

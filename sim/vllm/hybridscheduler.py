@@ -38,7 +38,7 @@ class HybridScheduler(Scheduler):
     def clip(self, request: Request, start: int, tokens: int) -> int:
         """Let a chunk of the prompt end at a block, before the last state worth keeping, or at it."""
         prefill_end = max(request.prompt_tokens, request.num_tokens - 1)
-        if start >= prefill_end:
+        if not self._clips or start >= prefill_end:
             return tokens
         size, unit, layout = self._state_block, self.config.block_size, self.layout
         drops, end = bool(layout.dropping), start + tokens

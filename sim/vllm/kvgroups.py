@@ -7,8 +7,10 @@ equal and lets the tokens in it differ.
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal, get_args
 
+from engines.modelconfig import kv_groups
 from tracefile.records.errors import InputError
 
 Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2", "ring"]
@@ -117,6 +119,16 @@ class KvLayout:
         return "+".join(
             [*counted, *([f"retain={'none' if self.retain is None else self.retain}"] * (self.retain != 0))]
         )
+
+
+def read_groups(text: str) -> KvLayout:
+    """Read groups from words, or from a model's ``config.json`` or its folder. Raises InputError."""
+    path, _, words = text.partition(".json+")
+    is_path = text.endswith(".json") or bool(words) or Path(text).is_dir()
+    if not is_path:
+        return parse_groups(text)
+    found = kv_groups(Path(f"{path}.json" if words else text))
+    return parse_groups(f"{found}+{words}" if words else found)
 
 
 def parse_groups(text: str) -> KvLayout:

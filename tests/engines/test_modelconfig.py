@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.modelconfig import kv_bytes_per_token
+from engines.modelconfig import kv_bytes_per_token, kv_groups
 from tracefile.records.errors import InputError
 
 LLAMA_8B = {
@@ -66,3 +66,67 @@ def test_what_the_rule_does_not_hold_for_is_refused_by_name(tmp_path: Path, conf
 def test_no_config_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected a model's config\.json or its folder"):
         kv_bytes_per_token(tmp_path)
+
+
+GEMMA_3_1B = {
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+}
+GPT_OSS_20B = {
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_NEXT_80B = {
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "torch_dtype": "bfloat16",
+}
+LLAMA_4_SCOUT = LLAMA_8B | {
+    "num_hidden_layers": 48,
+    "attention_chunk_size": 8192,
+    "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
+}
+BAMBA_9B = LLAMA_8B | {
+    "layers_block_type": ["attention" if place in (9, 18, 27) else "mamba" for place in range(32)],
+    **{"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA_8B, "full:16"),
+        (DEEPSEEK_V3, "mla:16"),
+        (LLAMA_8B | {"sliding_window": 4096}, "window(4096):16"),  # Mistral 7B v0.1
+        (GEMMA_3_1B, "window(512):16*6+full:16"),  # 22 and 4 layers
+        (GPT_OSS_20B, "window(128):16+full:16"),
+        (LLAMA_4_SCOUT, "chunk(8192):16*3+full:16"),
+        (QWEN3_NEXT_80B, "mamba:544*3+full:544"),  # the block that vLLM's log names
+        (BAMBA_9B, "mamba2:528*10+full:528"),
+    ],
+)
+def test_cache_groups(config: Any, expected: str, tmp_path: Path) -> None:
+    assert kv_groups(write(tmp_path, config)) == expected
+
+
+def test_cache_groups_of_unknown_layers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"layers: \['retention'\]; expected attention, "):
+        kv_groups(write(tmp_path, LLAMA_8B | {"layer_types": ["retention"] * 32}))
