@@ -1,6 +1,6 @@
 """A simulated sweep over a grid: its records, exactly as ``sim sweep --json`` writes them, and the same in words."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -156,7 +156,7 @@ def _members(sweep: GridSweep) -> str:
     )
 
 
-def reading(name: str):
+def reading(name: str) -> Callable[[float], str]:
     """Return the wording of a measure's numbers."""
     if name == COST:
         return lambda value: f"{value:.3g}"

@@ -1,7 +1,7 @@
 """A simulated sweep as one HTML page: what to change, the Pareto set, and each axis through the chosen point."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from report.pages.figures import DASHED, Figure, Trace, axis, figure, five_digits, line, plain, points
 from report.pages.page import Card, cohort_id, render
@@ -75,8 +75,8 @@ def _panels(sweep: GridSweep) -> list[Panel]:
 def _frontier(sweep: GridSweep) -> Figure:
     x, y = [five_digits(one) for one, _ in sweep.cloud], [five_digits(other) for _, other in sweep.cloud]
     data: list[Trace] = [points(x, y, -1, {"size": 5, "opacity": 0.35}, name="other points", hoverinfo="skip")]
-    x, y = ([_middle(point, name) for point in sweep.frontier] for name in (THROUGHPUT, sweep.latency))
-    data.append(line(x, y, 0, name="Pareto set", hoverinfo="skip"))
+    along, up = ([_middle(point, name) for point in sweep.frontier] for name in (THROUGHPUT, sweep.latency))
+    data.append(line(along, up, 0, name="Pareto set", hoverinfo="skip"))
     data += _marks(sweep, sweep.frontier, "circle", 0, "Pareto set", showlegend=False)
     for mark, (symbol, slot) in _LOOKS.items():
         data += _marks(sweep, [point for point in table_points(sweep) if mark in point.marks], symbol, slot, mark)
@@ -113,8 +113,10 @@ def _slice(sweep: GridSweep, name: str, own: Sequence[GridPoint], measure: str, 
     """Draw a measure by an axis; words and yes or no stand in the grid's order."""
     told = [point for point in own if point.middle(measure) is not None]
     values = [point.settings[name] for point in told]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    x = values if numbers else [plain(setting_text(value)) for value in values]
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values):
+        numbers = []
+    x: list[Any] = [*numbers] or [plain(setting_text(value)) for value in values]
     y = [_middle(point, measure) for point in told]
     look = {"size": 8, "symbol": "circle"}
     unit = "%{y:.1%}" if measure == "hit_rate" else "%{y:,.1f} ms"
@@ -127,7 +129,6 @@ def _slice(sweep: GridSweep, name: str, own: Sequence[GridPoint], measure: str, 
         if at:
             spot = {"size": 13, "symbol": symbol}
             data.append(points([x[place] for place in at], [y[place] for place in at], slot, spot, name=mark))
-    low, high = (min(values), max(values)) if numbers and values else (0, 0)
-    log = {"type": "log"} if numbers and low > 0 and high > 4 * low else {} if numbers else {"type": "category"}
+    scale = "category" if not numbers else "log" if 0 < 4 * min(numbers) < max(numbers) else "linear"
     y_axis = axis(title, tickformat=".0%") if measure == "hit_rate" else axis(title, rangemode="tozero")
-    return figure(data, axis(name, **log), y_axis)
+    return figure(data, axis(name, type=scale), y_axis)

@@ -1,4 +1,4 @@
-"""Grid of a sweep, from a TOML file: values along axes, the base beside which they stand, and flags for the command."""
+"""Grid of a sweep, from a TOML file: values along axes, and the base beside which they stand."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +14,12 @@ from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, combina
 from tracefile.records.errors import InputError
 
 MOST_POINTS: Final = 100_000
-FLAGS: Final[Mapping[str, type]] = {
-    "trace": str,
-    "latency-model": str,
-    "slo": list,
-    "gpu-price": float,
-    "gpus": int,
-}
-"""Flags that a grid may hold, and their types; paths are seen from the grid's folder."""
 _RANGE: Final = ("from", "to", "steps")
 _TYPES: Final = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "a word in quotes",
-    list: "words in brackets",
 }
 
 
@@ -39,7 +30,6 @@ class Grid:
     path: Path
     base: Scenario = AS_CAPTURED
     axes: Mapping[Axis, Sequence[Any]] = field(default_factory=dict)
-    flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def scenarios(self) -> list[Scenario]:
@@ -56,20 +46,14 @@ def read_grid(path: Path) -> Grid:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}; expected TOML") from None
     axes, base = _table(path, told, "axes"), _table(path, told, "base")
-    flags = {}
-    for key, value in told.items():
-        name = key.replace("_", "-")
-        if name not in FLAGS:
-            known = listed([*FLAGS, "[axes]", "[base]"])
-            raise InputError(f"{path}: {key}: no such key; expected some of {known}")
-        flags[name] = _typed(value, FLAGS[name], f"{path}: {key}")
-        if name in ("trace", "latency-model"):
-            flags[name] = path.parent / value
+    told.pop("sim", None)  # flags of this command, for --config
+    for key in told:
+        raise InputError(f"{path}: {key}: no such key; expected [axes], [base] or [sim.sweep]")
     chosen = AS_CAPTURED
     for key, value in base.items():
         axis, where = _axis(path, "base", key)
         chosen = axis.put(chosen, _value(axis, value, where))
-    found = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()), flags)
+    found = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()))
     count = prod(len(values) for values in found.axes.values())
     if not found.axes or count > MOST_POINTS:
         raise InputError(f"{path}: axes: {count:,} points, all combinations; expected 2 to {MOST_POINTS:,}")
@@ -130,7 +114,6 @@ def _placed(read: Callable[[], Any], where: str) -> Any:
 
 def _typed(value: Any, kind: type, where: str) -> Any:
     kinds = (int, float) if kind is float else kind
-    words = not isinstance(value, list) or all(isinstance(word, str) for word in value)
-    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool) or not words:
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
         raise InputError(f"{where}: {value!r}; expected {_TYPES[kind]}")
     return value

@@ -226,6 +226,13 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
 
 
+def checked_confidence(confidence: float) -> float:
+    """Return ``--confidence``. Raises InputError for what is no share of the members."""
+    if not 0.0 < confidence <= 1.0:
+        raise InputError(f"--confidence: {confidence:g}; expected more than 0 and at most 1")
+    return confidence
+
+
 def checked_members(members: int) -> int:
     """Return ``--members``. Raises InputError under two, which show no spread."""
     if members < 2:

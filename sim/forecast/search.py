@@ -26,6 +26,7 @@ from sim.forecast.scenarios import (
     Scenario,
     add_forecast_flags,
     add_scenario_flags,
+    checked_confidence,
     checked_members,
     plan,
     read_captured,
@@ -286,9 +287,7 @@ def parse_target(text: str, confidence: float) -> Target:
         )
     if found.limit <= 0.0:
         raise InputError(f"--target {text}: expected a limit above 0")
-    if not 0.0 < confidence <= 1.0:
-        raise InputError(f"--confidence: {confidence:g}; expected more than 0 and at most 1")
-    return Target(found.text, found.percentile / 100.0, found.limit, cohort, confidence)
+    return Target(found.text, found.percentile / 100.0, found.limit, cohort, checked_confidence(confidence))
 
 
 def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:

@@ -32,6 +32,7 @@ from sim.forecast.scenarios import (
     Load,
     Scenario,
     add_forecast_flags,
+    checked_confidence,
     checked_members,
     plan,
     read_captured,
@@ -73,16 +74,17 @@ class SweepConfig:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
-    parser.add_argument("trace", type=Path, nargs="?", help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, help="model.json from sim fit")
+    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="results, a row a point (GRID.parquet)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew instead of going on with a cut sweep")
     add_picture_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    choice = parser.add_argument_group("choice", "a flag that the grid holds, too, counts more here")
+    choice = parser.add_argument_group("choice")
     choice.add_argument(
         "--slo",
         action="append",
+        default=[],
         metavar="THRESHOLD",
         help="limit of the chosen point, as ttft.p90<=500ms or hit_rate>=30%% (default: today's TTFT p90; repeatable)",
     )
@@ -120,34 +122,23 @@ def _draw(found: GridSweep, pictures: Pictures) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> SweepConfig:
-    grid = read_grid(arguments.grid)
-    flags = {name.replace("-", "_"): value for name, value in grid.flags.items()}
-    told = {name: flags.get(name) if own is None else own for name, own in vars(arguments).items()}
-    for name in ("trace", "latency_model"):
-        if told[name] is None:
-            raise InputError(f"{name.replace('_', '-')}: missing; expected it in {grid.path} or on the command line")
-    price = told["gpu_price"]
+    price = arguments.gpu_price
     if price is not None and not 0.0 < price < float("inf"):
         raise InputError(f"--gpu-price: {price:g}; expected a price above 0")
-    if not 0.0 < told["confidence"] <= 1.0:
-        raise InputError(f"--confidence: {told['confidence']:g}; expected more than 0 and at most 1")
     for name in ("procs", "refine"):
-        if told[name] is not None and told[name] < 1:
-            raise InputError(f"--{name}: {told[name]}; expected 1 or more")
+        number = getattr(arguments, name)
+        if number is not None and number < 1:
+            raise InputError(f"--{name}: {number}; expected 1 or more")
+    slos = tuple(parse_slo(text) for text in arguments.slo)
     return SweepConfig(
-        grid=grid,
-        trace=told["trace"],
-        model=told["latency_model"],
-        output=told["output"] or grid.path.with_suffix(".parquet"),
-        choice=Choice(
-            tuple(parse_slo(text) for text in told["slo"] or ()),
-            told["confidence"],
-            price,
-            checked_gpus(told["gpus"]) or 1,
-        ),
-        paced=told["replay_sessions"],
-        members=checked_members(told["members"]),
-        **{name: told[name] for name in ("refine", "seed", "procs", "ray", "overwrite")},
+        grid=read_grid(arguments.grid),
+        trace=arguments.trace,
+        model=arguments.latency_model,
+        output=arguments.output or arguments.grid.with_suffix(".parquet"),
+        choice=Choice(slos, checked_confidence(arguments.confidence), price, checked_gpus(arguments.gpus) or 1),
+        paced=arguments.replay_sessions,
+        members=checked_members(arguments.members),
+        **{name: getattr(arguments, name) for name in ("refine", "seed", "procs", "ray", "overwrite")},
     )
 
 

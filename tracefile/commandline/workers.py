@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from typing import Any, Final, TypeVar
 
@@ -50,7 +49,7 @@ def results(
         yield from ((task, work(task)) for task in tasks)
     else:
         with _processes(procs, work) as pool:
-            yield from _in_turn(tasks, partial(pool.submit, _run), _first_future, procs)
+            yield from _in_turn(tasks, lambda task: pool.submit(_run, task), _first_future, procs)
 
 
 def _in_turn(tasks: Sequence[Task], submit: _Submit, first_done: _FirstDone, cores: int) -> Iterator[tuple[Task, Any]]:
@@ -96,9 +95,14 @@ _held: dict[Any, Callable[[Any], Any]] = {}
 def _hold(work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the processes
     _held[None] = work
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    assert parent is not None  # this is a child
+    parent.join()
+    os._exit(1)
 
 
 def _run(task: Any) -> Any:
