@@ -7,28 +7,32 @@ import sys
 from collections.abc import Callable, Sequence
 
 from tracefile.commandline.ending import run_command
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
-    "tap": "record an engine's traffic without its content: a reverse proxy",
-    "loadgen": "send synthetic load, and record what came back",
-    "replay": "send a captured trace as load to any engine",
-    "sim": "predict cache hits and latency from a trace",
-    "report": "compare traces: tables, gates and pages",
-    "tracefile": "inspect, check, convert, join and scale traces",
+    "tap": Subcommand("tap.__main__", "record an engine's traffic without its content: a reverse proxy"),
+    "loadgen": Subcommand("loadgen.__main__", "send synthetic load, and record what came back"),
+    "replay": Subcommand("replay.__main__", "send a captured trace as load to any engine"),
+    "sim": Subcommand("sim.__main__", "predict cache hits and latency from a trace"),
+    "report": Subcommand("report.__main__", "compare traces: tables, gates and pages"),
+    "tracefile": Subcommand("tracefile.__main__", "inspect, check, convert, join and scale traces"),
 }
+
+
+OWN = {
+    "init": Subcommand("kvtape.init", "write a TOML file of flags for the engine that runs on this machine"),
+    "doctor": Subcommand("kvtape.doctor", "check this machine and an engine before a capture, and say what to mend"),
+    "completion": Subcommand("kvtape.completion", "print a script that completes commands and flags in a shell"),
+}
+"""Subcommands that kvtape alone has."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command that ``argv`` begins with."""
-    parser = Parser(prog="kvtape", description="Record LLM traffic without its content, replay it, predict its cache.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        commands.add_parser(name, help=summary)
     if argv and argv[0] in COMMANDS:
         return chosen(argv[0])(argv[1:])
-    parser.parse_args(argv)
-    return 0
+    description = "Record LLM traffic without its content, replay it, predict its cache."
+    return run_subcommand("kvtape", description, COMMANDS | OWN, argv)
 
 
 def chosen(name: str) -> Callable[[Sequence[str]], int]:

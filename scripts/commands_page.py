@@ -1,17 +1,15 @@
 """``python -m scripts.commands_page``: write docs/commands.md from the commands' own help."""
 
 import argparse
-import contextlib
-import importlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from unittest import mock
+
+from kvtape.parsers import commands, parser_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
-PROGRAMS = ("tap", "loadgen", "replay", "sim", "report", "tracefile")
 MANY = 2
 """A flag with the same meaning in so many commands is described once."""
 HEAD = """# Commands and their flags
@@ -35,40 +33,6 @@ A trace is never overwritten without `--overwrite`. A `TRACE` may also be a trac
 `1.5h`. Thresholds of gates and searches: [metrics.md](metrics.md#gates). `--json` prints one object on stdout;
 everything else goes to stderr.
 """
-
-
-class HelpShown(Exception):  # noqa: N818
-    """Raised in place of printing help, with the parser that would print it."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser that answers ``COMMAND --help``."""
-
-    def show(parser: argparse.ArgumentParser, file: object = None) -> None:
-        raise HelpShown(parser)
-
-    package, *rest = command.split()
-    main = importlib.import_module(f"{package}.__main__").main
-    with mock.patch.object(argparse.ArgumentParser, "print_help", show), contextlib.suppress(SystemExit):
-        try:
-            main([*rest, "--help"])
-        except HelpShown as shown:
-            return shown.parser
-    raise AssertionError(f"{command} --help showed no help")
-
-
-def commands() -> Iterator[str]:
-    """Every command that does something: ``tap``, ``loadgen``, ``loadgen selftest``, ``sim pool`` …"""
-    for program in PROGRAMS:
-        parser = parser_of(program)
-        found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-        if not found:
-            yield program
-        names = [*getattr(parser, "_handled_before", ()), *(name for action in found for name in action.choices)]
-        yield from (f"{program} {name}" for name in names)
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

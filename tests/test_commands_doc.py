@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.commands_page import PAGE, PROGRAMS, commands, flags_of, page, parser_of
+from kvtape.parsers import PROGRAMS, commands, parser_of
+from scripts.commands_page import PAGE, flags_of, page
 from tracefile.commandline.parser import FLAGS
 
 ROOT = Path(__file__).parent.parent

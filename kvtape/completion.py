@@ -1,0 +1,58 @@
+"""``kvtape completion SHELL``: a script that completes commands, subcommands, flags, choices and files in a shell."""
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+
+from kvtape.parsers import PROGRAMS, parser_of, subcommands
+from tracefile.records.errors import InputError
+
+SHELLS = ("bash", "fish", "zsh")
+EPILOG = """\
+examples:
+  kvtape completion bash > ~/.local/share/bash-completion/completions/kvtape
+  kvtape completion zsh > ~/.zfunc/_kvtape      # a folder of fpath
+  kvtape completion fish --for sim > ~/.config/fish/completions/sim.fish
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``kvtape completion``."""
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    parser.add_argument(
+        "--for",
+        dest="program",
+        choices=("kvtape", *PROGRAMS),
+        default="kvtape",
+        metavar="COMMAND",
+        help=f"kvtape, or a command without it: {', '.join(PROGRAMS)} (default %(default)s)",
+    )
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Print the script."""
+    try:
+        import shtab  # noqa: PLC0415 - no other command needs it
+    except ImportError:
+        raise InputError("shtab is not installed; expected: pip install 'kvtape[completion]'") from None
+    parser = whole_parser(flags.program, shtab)
+    parser.prog = flags.program
+    print(shtab.complete(parser, flags.shell))
+    return 0
+
+
+def whole_parser(command: str, shtab: ModuleType) -> argparse.ArgumentParser:
+    """Return a command's parser with those of all its subcommands, and paths marked for ``shtab``."""
+    parser = parser_of(command)
+    for action in parser._actions:
+        if action.type is Path:
+            action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    names = subcommands(parser)
+    if names:
+        found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        below = next(found, None) or argparse.ArgumentParser.add_subparsers(parser)
+        for name, summary in names.items():
+            if name not in below.choices:
+                below.add_parser(name, help=summary)
+            below.choices[name] = whole_parser(f"{command} {name}", shtab)
+    return parser

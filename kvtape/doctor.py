@@ -1,0 +1,173 @@
+"""``kvtape doctor``: checks of this machine and of an engine before a capture, each with the way to mend it."""
+
+import argparse
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from engines.access import Access, add_access_arguments, read_access
+from engines.control import ControlClient
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
+from engines.recognition import find_dialect
+from tracefile.commandline.parser import VERSION
+from tracefile.commandline.printing import print_result, printable
+from tracefile.hashing.hashkey import key_path, load_key
+from tracefile.records.errors import InputError
+from wire.errors import WireError
+from wire.native import forms
+from wire.url import parse_listen
+
+EPILOG: Final = """\
+examples:
+  kvtape doctor
+  kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
+
+Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
+"""
+ROOMS: Final = ("engines", "loadgen", "measure", "replay", "report", "sim", "tap", "tracefile", "wire")
+SPEED_PACKAGES: Final = ("msgspec", "numpy", "numba", "uvloop")
+GIB: Final = 1 << 30
+LEAST_FREE_BYTES: Final = 2 * GIB
+LEAST_FILES: Final = 4096
+"""Open files of a tap with two thousand clients: a connection to each side of each."""
+
+State = Literal["ok", "look", "fail"]
+
+
+class Check(NamedTuple):
+    """Result of a check."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+    """Mend of a state that is not ok."""
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Content of ``--json``."""
+
+    checks: tuple[Check, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``kvtape doctor``."""
+    parser.add_argument("--url", metavar="URL", help="base URL of an engine to look at; default: none is asked")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="address for a tap (default %(default)s)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("."), metavar="PATH", help="trace to write, or its folder (default .)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; the lines go to stderr")
+    add_access_arguments(parser, "calls to the engine")
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Print every check; 1 if one failed."""
+    access = read_access(flags, url=flags.url)
+    found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _port(flags.listen)]
+    if flags.url is not None:
+        found += _engine(flags.url, access)
+    lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in found]
+    mends = [f"{each.name}: {printable(each.advice)}" for each in found if each.advice]
+    print_result(Diagnosis(tuple(found)), [*lines, *mends], as_json=flags.json)
+    return 1 if any(each.state == "fail" for each in found) else 0
+
+
+def _packages() -> Check:
+    """Compare the places of all rooms with this one's: other distributions have a ``tap`` or a ``sim``, too."""
+    home = Path(__file__).resolve().parent.parent
+    for room in ROOMS:
+        spec = importlib.util.find_spec(room)
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        if not any(Path(place).resolve().parent == home for place in places):
+            other = places[0] if places else "nowhere"
+            return Check("packages", "fail", f"{room} is imported from {other}, not from {home}", "pipx install kvtape")
+    return Check("packages", "ok", f"all commands are those of {home}")
+
+
+def _versions() -> Check:
+    told = [f"kvtape {VERSION}", f"Python {platform.python_version()}"]
+    for package in SPEED_PACKAGES:
+        try:
+            told.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            told.append(f"no {package}")
+    slow = forms() == "python"
+    advice = "a C compiler at pip install makes loadgen and the tap faster" if slow else ""
+    return Check("versions", "look" if slow else "ok", ", ".join([*told, f"{forms()} forms"]), advice)
+
+
+def _key() -> Check:
+    path = key_path()
+    if not path.exists():
+        return Check("key file", "ok", f"{path} is made at the first capture")
+    try:
+        key = load_key(path)
+    except InputError as error:
+        return Check("key file", "fail", str(error), "move it away; a new one starts new hashes")
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        return Check("key file", "look", f"{path} is read by other users", f"chmod 600 {path}")
+    return Check("key file", "ok", f"{path}, key {key.key_id}")
+
+
+def _disk(output: Path) -> Check:
+    folder = next(path for path in (output.resolve(), *output.resolve().parents) if path.is_dir())
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "fail", f"{folder} cannot be written", "another -o/--output")
+    free = shutil.disk_usage(folder).free
+    told = f"{free / GIB:,.1f} GiB free at {folder}"
+    return Check("disk", "ok", told) if free >= LEAST_FREE_BYTES else Check("disk", "look", told, "a larger disk")
+
+
+def _files() -> Check:
+    if sys.platform == "win32":
+        return Check("files", "ok", "no limit of open files")
+    import resource  # noqa: PLC0415 - Windows has none
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < LEAST_FILES:
+        return Check("files", "look", f"{soft} open files at most", f"ulimit -n {LEAST_FILES}: two for each client")
+    return Check("files", "ok", f"{soft if soft >= 0 else 'any number of'} open files")
+
+
+def _port(listen: str) -> Check:
+    try:
+        host, port = parse_listen(listen)
+    except WireError as error:
+        raise InputError(f"--listen: {error}") from None
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(found[0][4])
+    except OSError as error:
+        return Check("port", "fail", f"{listen}: {error.strerror or error}", "--listen with a free port")
+    return Check("port", "ok", f"{listen} is free")
+
+
+def _engine(url: str, access: Access) -> Iterator[Check]:
+    with ControlClient(url, access) as control:
+        try:
+            model = control.resolve_model("auto")
+        except InputError as error:
+            yield Check("engine", "fail", str(error), "its base URL, without /v1")
+            return
+        found, facts = find_dialect(control, "auto"), control.facts()
+        ready = readiness_of(control, found.dialect, facts)
+    yield Check("engine", "ok", ", ".join(target_words(url, model, facts, ready, found.evidence)))
+    for note in (*page_notes(facts), *readiness_notes(ready)):
+        yield Check("engine", "look", note)
+    if ready.has_reset is False:
+        yield Check("reset", "look", "no cache reset", found.dialect.reset_setting or "restart it between runs")
