@@ -20,7 +20,7 @@ from typing import Any
 from scripts import vllm_engine
 from scripts.demo import EngineKind, capture
 from scripts.engine_home import measuring_cores, on_core
-from scripts.fidelity.engines import count, engine, wait_until_idle
+from scripts.fidelity.engines import engine, preemptions, wait_until_idle
 from scripts.fidelity.loads import EngineSettings
 from scripts.job import Workspace
 
@@ -47,9 +47,9 @@ def measure(
         with engine(kind, work, settings, *STEP, *LONGEST) as url:
             for name in loads:
                 wait_until_idle(url)
-                before = count(url, "num_preemptions_total")
+                before = preemptions(url)
                 trace = capture(work, url, f"{name}-{blocks}", f"{LOADS[name]} --duration {seconds:g}s")
-                preempted = count(url, "num_preemptions_total") - before
+                preempted = preemptions(url) - before
                 text = work.run(f"audit {name} {blocks}", ["sim", "audit", trace, *STEP, "--json"])
                 yield {"blocks": blocks, "load": name, "engine_preemptions": preempted, **last_object(text)}
 

@@ -16,17 +16,16 @@ from scripts.engine_home import measuring_cores
 from scripts.fidelity.coreclock import clocked
 from scripts.fidelity.engines import (
     EngineKind,
-    count,
-    empty_cache,
     engine,
     engine_command,
     facts,
+    preemptions,
     probe,
     scheduler_of,
     served_model,
-    version,
+    wait_until_idle,
 )
-from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings, captures
+from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, SERVERS, Capture, EngineSettings, captures
 from scripts.fidelity.manifest import (
     Manifest,
     definition,
@@ -65,8 +64,9 @@ class Bench:
         trace.parent.mkdir(parents=True, exist_ok=True)
         trace.unlink(missing_ok=True)
         probes = probe(self.url, served_model(self.url), int(definition(capture), 16))
-        empty_cache(self.url)
-        preemptions = count(self.url, "num_preemptions_total")
+        wait_until_idle(self.url)
+        self.work.empty_cache(self.url)
+        preempted = preemptions(self.url)
         watch, stolen, began = Watch(), stolen_s(), datetime.now(UTC)
         with clocked(None if self.kind == "vllm-gpu" else measuring_cores()[1]) as core:
             command = self.replay(capture, trace) if capture.is_replay else self.send(capture, trace)
@@ -79,7 +79,7 @@ class Bench:
             definition=definition(capture),
             command=shown(command),
             engine_command=engine_command(self.kind, capture.engine),
-            engine_version=version(self.url),
+            engine_version=facts(self.url).engine.version or "unknown",
             kvtape_commit=commit(),
             machine=f"{conditions.machine}{gpu_engine.describe_gpu() if self.kind == 'vllm-gpu' else ''}",
             began_utc=began.isoformat(timespec="seconds"),
@@ -90,7 +90,7 @@ class Bench:
             probes_ms=probes,
             core_python_ms=core.python_ms,
             core_matrix_ms=core.matrix_ms,
-            preemptions=count(self.url, "num_preemptions_total") - preemptions,
+            preemptions=preemptions(self.url) - preempted,
             requests=len(load_trace(trace)[1]),
             digest=file_digest(trace),
         )
@@ -127,8 +127,9 @@ def capture_missing(
     for settings, group in missing_by_engine(out, wanted):
         if time.monotonic() + START_S + expected_s(out, group[0], everything) > ends_s:
             break
-        with engine(kind, work, settings) as url:
-            capture_each(Bench(kind, url, out, work), group, everything, ends_s)
+        own: EngineKind = kind if kind == "sim" else SERVERS.get(group[0].shape, kind)
+        with engine(own, work, settings) as url:
+            capture_each(Bench(own, url, out, work), group, everything, ends_s)
     for sentence in off_pace(out, list(everything)):
         print(sentence)
 
@@ -159,7 +160,7 @@ def capture_sized(kind: EngineKind, out: Path, shape: str, ends_s: float) -> int
             )
         settings, work = Capture(shape, "any").engine, Workspace(out / "work")
         with engine(kind, work, settings) as url:
-            told, scheduler = facts(url), scheduler_of(kind)
+            told, scheduler = facts(url).engine, scheduler_of(kind)
             cache_tokens = (told.num_gpu_blocks or 0) * (told.block_size or 0)
             sizes = sized_loads(probe_engine(url), scheduler, cache_tokens, told.max_model_len or CONTEXT)
             keep_sized_loads(out, shape, sizes)
@@ -171,7 +172,7 @@ def capture_sized(kind: EngineKind, out: Path, shape: str, ends_s: float) -> int
 
 def missing_by_engine(out: Path, wanted: Sequence[Capture]) -> Iterator[tuple[EngineSettings, list[Capture]]]:
     """Yield missing captures in order, in runs that share an engine; looked up again for each run."""
-    for settings, group in groupby(wanted, key=lambda capture: capture.engine):
+    for (settings, _), group in groupby(wanted, key=lambda capture: (capture.engine, SERVERS.get(capture.shape))):
         missing = [capture for capture in group if read_manifest(out, capture) is None]
         if missing:
             yield settings, missing

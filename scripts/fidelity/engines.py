@@ -1,7 +1,6 @@
-"""The engines under study: a real vLLM, or the embedded engine in its place, with the settings a capture asks for."""
+"""The engines under study: a real vLLM or SGLang, or the embedded engine, with the settings a capture asks for."""
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -9,28 +8,34 @@ from typing import Literal
 import httpx
 import numpy as np
 
-from engines.facts import PAGES, read_facts
-from scripts import gpu_engine, vllm_engine
-from scripts.fidelity.loads import SCHEDULER, EngineSettings
+from engines.control import ControlClient
+from engines.facts import EngineFacts
+from scripts import gpu_engine, sglang_engine, vllm_engine
+from scripts.fidelity.loads import SCHEDULER, SGLANG_KV_TOKENS, SGLANG_STEP_TOKENS, EngineSettings
 from scripts.job import Workspace
 from scripts.proxybench.processes import free_port
-from tracefile.records.schema import Engine
 
-EngineKind = Literal["sim", "vllm", "vllm-gpu"]
+EngineKind = Literal["sim", "vllm", "vllm-gpu", "sglang"]
 """The embedded engine, or a real one on this machine's CPU or GPU."""
 
 PROBE_TOKENS = 2048
 """One step of the engine, and long enough for its clock to matter more than the network's."""
 PROBES = 5
-_COUNTS = r"^vllm:{name}\{{[^}}]*\}} (\S+)$"
 
 
 @contextlib.contextmanager
 def engine(kind: EngineKind, work: Workspace, settings: EngineSettings, *flags: str) -> Iterator[str]:
     """An engine with ``flags`` of vLLM's names for the length of the ``with`` block; gives its URL."""
+    shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
+    if kind == "sglang":
+        sglang_engine.install(shape)
+        print(f"\n── engine: starting SGLang (half a minute): {settings}", flush=True)
+        extra = [*sglang_flags(settings), *flags]
+        with sglang_engine.running_sglang(shape, work.log("engine"), extra=extra) as url:
+            yield url
+        return
     if kind != "sim":
         home = gpu_engine if kind == "vllm-gpu" else vllm_engine
-        shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
         home.install(shape)
         print(f"\n── engine: starting vLLM (a minute or more): {settings}", flush=True)
         with home.running_vllm(shape, work.log("engine"), extra=[*vllm_flags(settings), *flags]) as url:
@@ -61,12 +66,24 @@ def vllm_flags(settings: EngineSettings) -> list[str]:
     return flags if settings.prefix_caching else [*flags, "--no-enable-prefix-caching"]
 
 
+def sglang_flags(settings: EngineSettings) -> list[str]:
+    """Settings as flags of SGLang, pages of as many tokens as vLLM's blocks; a prompt is computed in one step."""
+    flags = ["--page-size", str(vllm_engine.BLOCK_SIZE), "--max-total-tokens", str(SGLANG_KV_TOKENS)]
+    flags += ["--max-running-requests", "32", "--chunked-prefill-size", str(SGLANG_STEP_TOKENS)]
+    flags += ["--dtype", vllm_engine.fastest_dtype(), "--disable-overlap-schedule"]
+    return flags if settings.prefix_caching else [*flags, "--disable-radix-cache"]
+
+
 def engine_command(kind: EngineKind, settings: EngineSettings) -> str:
     """Command that starts the engine, without the parts that differ between machines."""
     if kind == "sim":
         return "sim serve"
-    home = gpu_engine if kind == "vllm-gpu" else vllm_engine
-    words = home.server_command(vllm_engine.ModelShape(settings.hidden, settings.layers), 0, vllm_flags(settings))[1:]
+    shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
+    if kind == "sglang":
+        words = sglang_engine.server_command(shape, 0, sglang_flags(settings))[1:]
+    else:
+        home = gpu_engine if kind == "vllm-gpu" else vllm_engine
+        words = home.server_command(shape, 0, vllm_flags(settings))[1:]
     return " ".join(word.replace(str(vllm_engine.HOME.directory), "~/.cache/kvtape/vllm") for word in words)
 
 
@@ -75,35 +92,25 @@ def scheduler_of(kind: EngineKind) -> tuple[str, ...]:
     return gpu_engine.SCHEDULER if kind == "vllm-gpu" else SCHEDULER
 
 
-def facts(url: str) -> Engine:
-    """Settings that a running engine tells."""
-    return read_facts(*(httpx.get(f"{url}{page}", timeout=30.0).text for page in PAGES)).engine
+def facts(url: str) -> EngineFacts:
+    """Settings and counters that a running engine tells."""
+    with ControlClient(url) as control:
+        return control.facts()
 
 
-def version(url: str) -> str:
-    """The engine's version, as it says."""
-    return str(httpx.get(f"{url}/version", timeout=30.0).json().get("version", "unknown"))
-
-
-def count(url: str, name: str) -> int:
-    """Value of a metric of the engine, summed over its labels."""
-    text = httpx.get(f"{url}/metrics", timeout=30.0).text
-    return round(sum(float(value) for value in re.findall(_COUNTS.format(name=name), text, re.MULTILINE)))
+def preemptions(url: str) -> int:
+    """Preemptions since the engine's start, by its own count."""
+    return round(facts(url).gauges.get("preemptions", 0.0))
 
 
 def wait_until_idle(url: str, timeout_s: float = 120.0) -> None:
     """Return once no request is left in the engine: a cache cannot be emptied while one holds blocks."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if not any(count(url, f"num_requests_{state}") for state in ("running", "waiting")):
+        gauges = facts(url).gauges
+        if not any(gauges.get(state) for state in ("running", "waiting")):
             return
         time.sleep(0.2)
-
-
-def empty_cache(url: str) -> None:
-    """Forget every prefix."""
-    wait_until_idle(url)
-    httpx.post(f"{url}/reset_prefix_cache", timeout=30.0).raise_for_status()
 
 
 def probe(url: str, model: str, seed: int) -> list[float]:

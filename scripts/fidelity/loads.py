@@ -58,6 +58,7 @@ class Rates:
     sessions_s: int = 90
     singles: float = 3.0
     """Requests a second."""
+    single_requests: int = 330
     burst: int = 20
     """Requests at once, every 8 s."""
 
@@ -66,13 +67,14 @@ def one_round(seed: int, rates: Rates) -> dict[str, str]:
     """Loads of one more round, all with seeds of their own: three calibrations, four gates."""
     long, short = (f"{_SESSION} --prefix-tokens {size} --output-tokens 16:64" for size in (10000, 3000))
     paced = f"--rate {rates.sessions:g} --duration {rates.sessions_s}s"
+    singles = f"--rate {rates.singles:g} --number {rates.single_requests}"
     often = f"--burst-size {rates.burst} --burst-every 8s --duration 48s"
     return {
         **{f"calibration-{k}": f"--pattern calibration {rates.calibration} --seed {seed + k}" for k in (1, 2, 3)},
         "session-fast": f"{long} {paced} --seed {seed + 4}",
         "session-short": f"{short} {paced} --seed {seed + 5}",
         # 330 requests, warm and cold below saturation: the one p99 here that is not the slowest few.
-        "poisson-long": f"--pattern poisson {_SINGLE} --rate {rates.singles:g} --number 330 --seed {seed + 6}",
+        "poisson-long": f"--pattern poisson {_SINGLE} {singles} --seed {seed + 6}",
         "burst": f"--pattern burst {_SINGLE} {often} --seed {seed + 7}",
     }
 
@@ -80,7 +82,26 @@ def one_round(seed: int, rates: Rates) -> dict[str, str]:
 # The later rounds were made after the model's shape was decided.
 LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
 LOADS |= {f"128x2-{name}": one_round(seed, Rates()) for name, seed in (("second", 100), ("third", 200))}
-SCHEDULERS: dict[str, tuple[str, ...]] = {}
+# SGLang's attention on a CPU takes three times as long, and as long behind a cached prefix as behind none.
+_SGLANG = Rates(
+    calibration="--prompt-tokens 64:4096 --parallel 16 --number 128",
+    sessions=0.15,
+    sessions_s=75,
+    singles=1.2,
+    single_requests=110,
+    burst=8,
+)
+LOADS["128x2-sglang"] = one_round(400, _SGLANG)
+del LOADS["128x2-sglang"]["session-fast"]
+SERVERS: dict[str, Literal["sglang"]] = {"128x2-sglang": "sglang"}
+"""Real engines that are no vLLM, by the rounds made on them."""
+SGLANG_KV_TOKENS, SGLANG_STEP_TOKENS = 200_000, 8192
+SCHEDULERS: dict[str, tuple[str, ...]] = {
+    "128x2-sglang": (
+        *("--max-num-seqs", "32", "--max-num-batched-tokens", str(SGLANG_STEP_TOKENS)),
+        *("--num-gpu-blocks", str(SGLANG_KV_TOKENS // 32 + 1), "--no-async-scheduling"),
+    )
+}
 """Flags of a model's scheduler, where they are not ``SCHEDULER``."""
 # vLLM tells neither; scripts/vllm_engine.py starts it so.
 SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
@@ -127,6 +148,14 @@ _ROUND = (
     "warm: calibration-3",
 )
 ORDER |= dict.fromkeys(("128x2-second", "128x2-third"), _ROUND)
+ORDER["128x2-sglang"] = (
+    "warm: calibration-1 session-short poisson-long burst",
+    "cold-replayed: session-short poisson-long burst",
+    "warm: calibration-2",
+    "again: session-short poisson-long burst",
+    "warm: calibration-3",
+    "uncached: session-short poisson-long burst",
+)
 
 
 @dataclass(frozen=True, slots=True)
