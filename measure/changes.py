@@ -113,7 +113,11 @@ def _together(found: Sequence[Change]) -> Iterator[Change]:
 
 
 def _freedom(series: Series, drift: float) -> float:
-    """Degrees of freedom of a step's error, by the drift's share of its variance (Satterthwaite)."""
+    """Degrees of freedom of a step's error, by the drift's share of its variance (Satterthwaite).
+
+    The expected drift's count even where none is told: without them half as many steps are found, and false alarms
+    are as many, because they come of windows whose own drift looks like 0.
+    """
     windows, own = len(series.places), float(np.median(series.log_errors**2))
     share = drift**2 / max(drift**2 + own, 1e-12)
     drifts, intervals = _OF_DRIFT * windows + _OF_EXPECTED, _OF_INTERVAL * windows

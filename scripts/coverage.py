@@ -1,22 +1,26 @@
 """Coverage of intervals, bands and gates: nominal against actual, on queues and engines that are known.
 
-    python -m scripts.coverage [intervals gates sessions limits] [--runs N] [--seed K]
+    python -m scripts.coverage [intervals gates sessions limits alarms] [--runs N] [--seed K]
 
 ``intervals``: of M/M/1 queues that begin empty, against quantiles pooled over many runs. ``gates``: bands and gates of
 a first-come-first-served engine whose work is known; its captures differ by a drift of their speed, and each forecast
 takes the drift from k captures, as ``sim fit`` does. ``sessions``: the real fit and validation of sessions of several
 turns on the simulated engine. ``limits``: by calculation, how often any test of the speed passes a model that is 15 %
-slow. docs/dev/statistics.md keeps the tables.
+slow. ``alarms``: days of ``sim watch`` over an engine that drifts as its model's captures did. docs/dev/statistics.md
+keeps the tables.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import numpy as np
+from scipy.signal import lfilter
 from scipy.special import nctdtr, ndtr, ndtri, stdtrit
 
 from measure.resampling import busy_units, draw_weights
@@ -36,11 +40,15 @@ from report.compare.ensembles import (
 )
 from report.compare.gates import BELOW_SATURATION, MIN_P
 from report.compare.results import LEVELS, CachedAgreement, Coverage, DurationError, PairCohort
-from scripts.knownengine import calibration, capture, known_engine, scaled, sessions
+from scripts.knownengine import calibration, capture, known_engine, scaled, sessions, steady
 from sim.fit.fitting import FitConfig, fit_traces
+from sim.fit.pace import Pace
 from sim.forecast.baselines import queued
 from sim.forecast.validate import ValidateConfig, validate
-from tracefile import Record
+from sim.latency.modelfile import Model, default_model, save_model
+from sim.watch.livepace import DriftAlarm, allowed_reach, is_outside
+from sim.watch.modelwatch import ModelWatch, WatchConfig
+from tracefile import Record, load_trace
 from tracefile.records.arrays import FloatArray
 
 LOADS = (
@@ -85,6 +93,9 @@ ENGINES = (
 )
 JUDGED_PER_FIT = 4
 """Judged loads that one fit forecasts, to spare fits."""
+DRIFTS = ((0.0, 1.0), (0.05, 0.25), (0.05, 1.0), (0.05, 6.0))
+"""Of an engine's speed, and hours that it lasts."""
+DAY_MIN, WINDOW_MIN, WATCHED_MIN, PER_S = 1440, 10, 12, 100.0
 CAPTURES, LOADS_JUDGED = (2, 3, 5, 10, 30), (1, 2, 3, 5)
 
 
@@ -238,6 +249,65 @@ def limit_rows() -> Iterator[list[str]]:
         yield [str(judged_loads), *cells]
 
 
+def alarm_rows(runs: int, seed: int) -> Iterator[list[str]]:
+    """Yield a row for each drift and number of fitted captures: alarms of ``sim watch`` in days of an unchanged engine.
+
+    Then those that last an hour, the share of time with an alarm, and of engines slower by 1.3 told within an hour.
+    """
+    error, reach = measured_error(seed)
+    for drift, hours in DRIFTS:
+        for captures in (3, 5, 10):
+            random, found = np.random.default_rng(seed), []
+            for _ in range(runs):
+                logs = random.normal(0.0, drift, captures)
+                spread = float(logs.std(ddof=1)) * np.sqrt(1.0 + 1.0 / captures)
+                model = msgspec.structs.replace(default_model(), drift_log_sd=spread, drift_freedom=captures - 1)
+                day = paces(random, drift, hours) - logs.mean() + random.normal(0.0, error, DAY_MIN)
+                on = watched(model, day, reach)
+                lengths = [len(list(same)) for is_on, same in groupby(on) if is_on]
+                told = watched(model, day[:60] + np.log(1.3), reach)
+                found.append((len(lengths), sum(length >= 60 for length in lengths), np.mean(on), any(told)))
+            alarms, long, share, told_share = np.mean(found, axis=0)
+            name = f"{drift:.0%}, lasting {hours:g} h" if drift else "none"
+            yield [name, str(captures), f"{alarms:.1f}", f"{long:.1f}", f"{share:.1%}", f"{told_share:.0%}"]
+
+
+def paces(random: np.random.Generator, drift: float, hours: float) -> FloatArray:
+    """Return log(pace) of each minute's last ten: a normal process of this deviation and correlation time."""
+    kept = float(np.exp(-1.0 / (60.0 * hours)))
+    steps = random.normal(0.0, drift, DAY_MIN + WINDOW_MIN - 1) * np.sqrt(1.0 - kept**2)
+    steps[0] = random.normal(0.0, drift)
+    each = lfilter([1.0], [1.0, -kept], steps)
+    return np.convolve(each, np.full(WINDOW_MIN, 1.0 / WINDOW_MIN), "valid")
+
+
+def watched(model: Model, logs: FloatArray, reach: float) -> list[bool]:
+    """Return at each judgement whether the alarm is on."""
+    alarm, allowed, on = DriftAlarm(), allowed_reach(model), []
+    log_sd = reach / Pace(1.0, 1.0, 7, 1_000).reach
+    for minute, log_pace in enumerate(logs.tolist()):
+        alarm.judge(outside=is_outside(Pace(float(np.exp(log_pace)), log_sd, 7, 1_000), allowed), at_ms=6e4 * minute)
+        on.append(alarm.drifted)
+    return on
+
+
+def measured_error(seed: int) -> tuple[float, float]:
+    """Return error and told reach of log(pace) at ``PER_S`` requests a second, by the watch of a known engine."""
+    engine = scaled(known_engine(), 0.1)
+    with TemporaryDirectory() as folder:
+        trace, path = Path(folder) / "t.jsonl", Path(folder) / "model.json"
+        save_model(engine, path)
+        load = steady(seed, PER_S, int(PER_S * 60.0 * WATCHED_MIN))
+        meta, records = load_trace(capture(trace, load, engine, seed))
+        watch, found = ModelWatch(WatchConfig(trace, path, {}, 6e4 * WINDOW_MIN, 6e4, members=2, seed=seed)), []
+        for record in sorted(records, key=lambda one: one.end_ms() or 0.0):
+            watch.take(record, meta)
+            if watch.is_due and (pace := watch.judge().pace):
+                found.append((np.log(pace.factor), np.log(pace.high / pace.factor)))
+    error, reach = np.array(found[1:]).T
+    return float(np.sqrt(np.mean(error**2))), float(np.median(reach))
+
+
 TABLES: dict[str, tuple[list[str], Callable[[int, int], Iterator[list[str]]]]] = {
     "intervals": (["utilization", "n", "given", *(f"{level} (closed)" for level in LEVELS)], interval_rows),
     "gates": (["model", "fitted", "judged", "inside band", *BELOW_SATURATION, "bands", "all gates"], gate_rows),
@@ -245,6 +315,7 @@ TABLES: dict[str, tuple[list[str], Callable[[int, int], Iterator[list[str]]]]] =
         ["model", "fitted", "judged", "cached tokens", *BELOW_SATURATION, "bands", "baselines", "all gates"],
         session_rows,
     ),
+    "alarms": (["drift", "fitted", "alarms a day", "of an hour", "time on", "× 1.3 told in 1 h"], alarm_rows),
     "limits": (["judged", *(f"{captures} fitted" for captures in CAPTURES)], lambda runs, seed: limit_rows()),
 }
 

@@ -87,6 +87,15 @@ def sessions(seed: int) -> Iterator[Record]:
         now_ms += random.exponential(1.5e3)
 
 
+def steady(seed: int, per_s: float, requests: int) -> Iterator[Record]:
+    """Yield short requests that share nothing, at random times."""
+    random, blocks, now_ms = np.random.default_rng(seed), Blocks(), 0.0
+    for number in range(requests):
+        tokens, output = int(random.integers(64, 256)), int(random.integers(8, 24))
+        yield _request((f"r{number}", f"r{number}"), now_ms, tokens, output, blocks.extend([], tokens + output))
+        now_ms += random.exponential(1e3 / per_s)
+
+
 def _request(ids: tuple[str, str], arrival_ms: float, tokens: int, output: int, chain: list[BlockHash]) -> Record:
     return Record(
         request_id=RequestId(ids[0]),

@@ -112,7 +112,7 @@ class Bench:
         flags = [*REPLAY_FLAGS[capture.way], *(["--replay-sessions"] if capture.has_sessions else [])]
         command: Command = ["replay", source, "--url", self.url, *flags, "-o", trace]
         self.work.run(f"{capture.shape} {capture.name}", command)
-        return ["replay", source.name, "--url", "$VLLM", *flags]
+        return ["replay", source.name, "--url", "$SGLANG" if self.kind == "sglang" else "$VLLM", *flags]
 
 
 def capture_missing(

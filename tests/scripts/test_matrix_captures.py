@@ -1,15 +1,19 @@
 """The fidelity matrix: what it captures, what it keeps, and one capture on the embedded engine."""
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
+from scripts.fidelity import capturing
 from scripts.fidelity.capturing import capture_missing, missing_by_engine
 from scripts.fidelity.coreclock import CoreClock, clocked, middle_mean
+from scripts.fidelity.engines import EngineKind, engine_command
 from scripts.fidelity.loads import LOADS, Capture, EngineSettings, captures
 from scripts.fidelity.manifest import (
     Manifest,
@@ -81,6 +85,27 @@ def test_a_way_needs_its_own_engine() -> None:
     assert engines["warm"] == engines["again"] == EngineSettings(256, 4)
     assert engines["small"] == EngineSettings(256, 4, blocks=520)
     assert engines["uncached"] == EngineSettings(256, 4, prefix_caching=False)
+
+
+def test_a_round_on_sglang_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model and settings are those of rounds on vLLM; it is an engine of its own all the same."""
+    started: list[str] = []
+
+    @contextlib.contextmanager
+    def engine(kind: str, *_: object) -> Iterator[str]:
+        started.append(kind)
+        yield "http://engine"
+
+    monkeypatch.setattr(capturing, "engine", engine)
+    monkeypatch.setattr(capturing, "capture_each", lambda *_: None)
+    wanted = [Capture("128x2-third", "burst"), Capture("128x2-sglang", "burst")]
+    kinds: tuple[EngineKind, ...] = ("vllm", "sim")
+    for asked in kinds:
+        capture_missing(asked, tmp_path, wanted, wanted)
+    assert started == ["vllm", "sglang", "sim", "sim"]
+    command = engine_command("sglang", Capture("128x2-sglang", "burst", "uncached").engine)
+    assert command.startswith("-m sglang.launch_server --model-path ~/.cache/kvtape/vllm/model-128x2 ")
+    assert command.endswith(" --disable-radix-cache")
 
 
 def test_what_is_whole_is_kept_and_the_rest_is_made_by_engine(tmp_path: Path) -> None:

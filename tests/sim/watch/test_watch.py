@@ -96,6 +96,29 @@ def test_hits_and_times_at_half_and_twice_the_cache(tmp_path: Path, served: Any)
     assert state.reported_hit_rate == pytest.approx(rate, abs=1e-5)
 
 
+def test_upstreams_are_engines_of_their_own(tmp_path: Path, served: Any) -> None:
+    """The same load on two engines at once: one queue or one cache for both would serve the second from the first's."""
+    meta, records = served
+
+    def went_to(upstream: str | None, record: Record, **changes: Any) -> Record:
+        name = RequestId(f"{record.request_id}-{upstream}")
+        return msgspec.structs.replace(record, request_id=name, upstream=upstream, **changes)
+
+    both = [went_to(upstream, record) for record in records for upstream in ("http://a:1", "http://b:1")]
+    refused = went_to(None, records[40], status="error", ttft_ms=None, itl_ms=[], itl_tokens=[], output_tokens=None)
+    trace = write(tmp_path / "t.jsonl", meta, [*both[:81], refused, *both[81:]])
+    code, state = watched(tmp_path, trace, engine_model())
+    assert (code, state.requests, state.pace and state.pace.factor) == (0, 2 * 319, 1.0)
+    assert state.notes == ["2 engines, each by its own requests; settings as of one"]
+    # To the digit as of one engine alone: the tests above.
+    seen = {(row.cohort, row.level): (row.n, row.seen_ms, row.predicted.middle) for row in state.ttft}
+    assert (seen["all", "p50"], seen["all", "p99"]) == ((2 * 319, 19.95, 19.95), (2 * 319, 93.575, 93.575))
+    rate = 311 * 80 * BLOCK / (319 * (82 * BLOCK + 5))
+    sizes = {row.cache: (row.hit_rate, row.ttft["p50"].middle) for row in state.caches}
+    warm = (pytest.approx(rate, abs=1e-5), 19.95)
+    assert sizes == {"half": (0.0, 93.575), "today": warm, "twice": warm}
+
+
 def test_a_model_that_is_too_slow_by_a_fifth_is_told_once(
     tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
