@@ -10,7 +10,7 @@ from scripts.fidelity.steps import ANSWERS, PREFILLS
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",
     "small": "A cache too small for the load",
-    "uncached": "Cold, measured with `--no-enable-prefix-caching`, forecast from the warm capture",
+    "uncached": "Cold, measured with the prefix cache off, forecast from the warm capture",
     "cold-replayed": "Cold, measured by `replay --cold-prompts`, forecast from the warm capture",
 }
 DECODES = "Steps of decodes alone, by the answers in them: captured over model, with prefixes shared and not"
