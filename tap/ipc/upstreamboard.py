@@ -20,12 +20,13 @@ HELD_TOKENS: Final = 2
 """All their prompt tokens."""
 CELLS: Final = 3
 EJECTION_CELLS: Final = 4
-STATE_CELLS: Final = EJECTION_CELLS + ADAPTER_SLOTS
+SESSION_CELLS: Final = 1 << 13
+STATE_CELLS: Final = EJECTION_CELLS + ADAPTER_SLOTS + SESSION_CELLS
 DEFAULT_SIZE: Final = BoardSize()
 
 
 class PrefixTable:
-    """Keys of sessions and prefixes that an upstream was sent, each in the one cell that its value names.
+    """Keys of prefixes, or of sessions, that an upstream was sent, each in the one cell that its value names.
 
     A new key replaces the old one of its cell. Of the keys of a table with N cells, 63 % are lost once N more were
     added. Each request writes its keys again, so the table forgets unused keys first, like a cache of its size.
@@ -123,6 +124,11 @@ class UpstreamBoard:
         """Return the cells of an upstream's ejection."""
         start = self._states + slot * STATE_CELLS
         return self._cells[start : start + EJECTION_CELLS]
+
+    def sessions(self, slot: int) -> PrefixTable:
+        """Return the keys of sessions whose latest request went to an upstream: no prefix takes their cells."""
+        start = self._states + slot * STATE_CELLS + EJECTION_CELLS + ADAPTER_SLOTS
+        return PrefixTable(self._cells[start : start + SESSION_CELLS])
 
     def adapters(self, slot: int) -> AdapterKeys:
         start = self._states + slot * STATE_CELLS + EJECTION_CELLS

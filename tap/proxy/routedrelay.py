@@ -98,7 +98,7 @@ def picked(upstreams: Upstreams, head: RequestHead, reads: Sequence[bytes]) -> A
     """Choose an upstream by the start of a body."""
     if not reads:
         return upstreams.pick(head)
-    model = model_name(reads) if upstreams.loras else None
+    model = model_name(reads, upstreams.route_bytes) if upstreams.loras else None
     keys = prompt_start(reads, upstreams.route_bytes)
     return upstreams.pick(head, keys, adapter=model if model in upstreams.loras else None)
 

@@ -29,7 +29,6 @@ CONNECT_TIMEOUT_S = 5.0
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 """Headers with the client's conversation id; the first one present counts."""
 SESSION_SEED = 0x5E5510
-"""Seed of the keys of sessions in an upstream's table, among those of prefixes."""
 ADAPTER_SEED = 0xADA97E5
 MAX_PROMPT_TOKENS = 1 << 20
 """Most that a request counts for: a length is the client's word, and the counts are shared by all."""
@@ -56,6 +55,7 @@ class Upstream:
         "pool",
         "proxy_headers",
         "requests",
+        "sessions",
         "slot",
         "stopped",
         "table",
@@ -90,7 +90,8 @@ class Upstream:
         self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
         self.counts = board.row(worker)[entry.slot * CELLS : (entry.slot + 1) * CELLS]
         """This worker's part of the counts."""
-        self.table, self.adapters = board.table(entry.slot), board.adapters(entry.slot)
+        self.table = board.table(entry.slot)
+        self.sessions, self.adapters = board.sessions(entry.slot), board.adapters(entry.slot)
         self.engine = RoutedEngine(place=entry.slot, name=self.name, seed=engine_seed(self.name))
         self.ejection = Ejection(eject_after, board.ejection(entry.slot))
         self.watched = False
@@ -118,7 +119,7 @@ class Upstream:
 
     def has_session(self, key: int) -> bool:
         """Return True if the session's latest request went here."""
-        return self.table.overlap((key,)) == 1
+        return self.sessions.overlap((key,)) == 1
 
     def take(self, entry: UpstreamEntry) -> None:
         """Take its state from the supervisor; one that was out and is back has an empty cache."""
@@ -129,6 +130,7 @@ class Upstream:
     def lose_cache(self) -> None:
         """Forget what was sent to it."""
         self.table.clear()
+        self.sessions.clear()
         self.adapters.clear()
 
     async def reach(self) -> ServerConnection:
@@ -230,8 +232,8 @@ class Choice(Assignment):
             upstream.counts[HELD_TOKENS] += request.prompt_tokens
         if self._session_key is not None and not upstream.has_session(self._session_key):
             for one in self._everyone:
-                one.table.remove((self._session_key,))
-            upstream.table.add((self._session_key,))
+                one.sessions.remove((self._session_key,))
+            upstream.sessions.add((self._session_key,))
         if request.adapter is not None:
             upstream.adapters.use(adapter_key(request.adapter))
         if self._policy.learner is not None:
@@ -420,14 +422,14 @@ class Upstreams:
     ) -> RoutedEngine:
         """Bring an upstream's counts up to date.
 
-        Keys end with the bytes that were read. Where all of them are known and the session's latest turn ran, the rest
-        of the prompt is taken as known, too: sessions on one long prefix differ behind these bytes alone.
+        Keys end with the bytes that were read. Where most of them are known and the session's latest turn ran, the
+        rest of the prompt is taken as known, too: sessions on one long prefix differ behind these bytes alone.
         """
         engine = upstream.engine
         engine.requests, engine.prefill_tokens, engine.held_tokens = self.board.totals(upstream.slot)
         engine.overlap = overlap = upstream.table.overlap(keys) if keys else 0
         pieces = int(prompt_tokens / PIECE_TOKENS)
-        if session_key is not None and overlap == len(keys) < pieces and upstream.has_session(session_key):
+        if session_key is not None and overlap * 2 >= len(keys) < pieces and upstream.has_session(session_key):
             engine.overlap = pieces
         return engine
 

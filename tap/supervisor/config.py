@@ -345,7 +345,7 @@ def cache_blocks(facts: EngineFacts) -> int:
 
 SPARE_SLOTS = 16
 """Room for upstreams of later reloads of ``--upstreams FILE``."""
-MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 10, 1 << 14, 1 << 17
+MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 8, 1 << 14, 1 << 17
 
 
 def board_size(config: TapConfig, facts: EngineFacts) -> BoardSize:

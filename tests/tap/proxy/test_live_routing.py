@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router, users
@@ -19,7 +19,7 @@ from tap.ipc.upstreamboard import UpstreamBoard
 from tap.proxy import routedrelay
 from tap.proxy.ejection import UNTIL
 from tap.proxy.livepolicy import LivePolicy, live_policy
-from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstreams, adapter_key
+from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstream, Upstreams, adapter_key
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
@@ -359,6 +359,29 @@ def test_an_upstream_that_one_worker_ejected_is_out_for_all_until_ones_trial() -
     assert {picked(third, None) for _ in range(4)} == {"http://engine-1:8000"}
     successor.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
     assert len({picked(successor, None) for _ in range(4)}) == 2, "the slot is another's"
+
+
+@settings(max_examples=15)
+@given(st.randoms(use_true_random=False))
+@pytest.mark.parametrize("policy", ["prefix", "cost"])
+def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: Any) -> None:
+    """Twelve prefixes of more bytes than are read, more keys than a table of 256 cells keeps."""
+    board = UpstreamBoard(size=BoardSize(slots=2, keys=256))
+    upstreams = Upstreams([entry(0), entry(1)], live_policy(policy), board=board)
+    prefixes = [[random.getrandbits(64) for _ in range(31)] for _ in range(12)]
+    homes: dict[str, Upstream] = {}
+    for _ in range(60):
+        number = random.randrange(20)
+        session, keys = f"s{number}", prefixes[number % 12]
+        lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
+        asked = parse_request_head(f"POST / HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
+        home = homes.get(session)
+        known = home is not None and 2 * home.table.overlap(keys) >= len(keys)
+        assignment = upstreams.pick(asked, keys)
+        assert not known or assignment.upstream is home
+        homes[session] = assignment.upstream
+        assignment.begin()
+        assignment.end()
 
 
 def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_are() -> None:

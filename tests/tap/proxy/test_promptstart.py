@@ -68,9 +68,11 @@ def test_reads_behind_the_start_are_not_joined() -> None:
         ([b'{"model": "tuned", "prompt": "x"}'], "tuned"),
         ([b'{"stream":true,"mod', b'el" : "tun', b'ed-2"}'], "tuned-2"),
         ([b'{"model": "a\\u0062"}'], None),
-        ([b'{"prompt": "' + b"x" * 2000 + b'", "model": "tuned"}'], None),
+        ([b'{"prompt": "' + b"x" * 2000 + b'", "model": "tuned"}'], "tuned"),
+        ([b'{"prompt": "' + b"x" * MOST + b'", "model": "tuned"}'], None),
+        ([rb'{"prompt": "say \"model\": \"other\"", "model": "tuned"}'], "tuned"),
         ([], None),
     ],
 )
 def test_the_models_name_is_read_from_the_start(reads: list[bytes], name: str | None) -> None:
-    assert model_name(reads) == name
+    assert model_name(reads, MOST) == name
