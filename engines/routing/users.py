@@ -78,7 +78,8 @@ class GuardedPolicy:
             return place
         if place is not _FAILED:
             shown = f"{place}" if place is None or isinstance(place, int | float) else f"a {type(place).__name__}"
-            self._fault("nonsense", f"returned {shown}; expected a place from 0 to {len(engines) - 1}", now_s)
+            expected = f"a place from 0 to {len(engines) - 1}"
+            self._fault("nonsense", f"returned {shown}; expected {expected}; least-loaded routes instead", now_s)
         return FALLBACK(request, engines)
 
     def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
@@ -102,10 +103,12 @@ class GuardedPolicy:
             self._ticks = MOST_TICKS
         except (Exception, SystemExit) as error:
             words = type(error).__name__ if isinstance(error, RuntimeError) else failure_words(error)
-            self._fault("raised", f"raised {words}", now_s)
+            instead = "least-loaded routes instead" if call is self._policy else "it has not learnt of that request"
+            self._fault("raised", f"raised {words}; {instead}", now_s)
         if self._ticks >= MOST_TICKS or thread_time() - self._began_s >= MOST_S:
             self._suspended_s = now_s + SUSPENDED_S
-            self._fault("blocked", f"took more than {MOST_S * 1e3:g} ms; suspended for {SUSPENDED_S:g} s", now_s)
+            suspended = f"suspended for {SUSPENDED_S:g} s; least-loaded routes instead"
+            self._fault("blocked", f"took more than {MOST_S * 1e3:g} ms; {suspended}", now_s)
             return _FAILED
         return found
 
@@ -137,7 +140,7 @@ class GuardedPolicy:
         self.faults[kind] += 1
         if now_s - self._said_s >= SAID_EVERY_S:
             self._said_s = now_s
-            print(f"--route {self._name}: {what}; least-loaded routes instead", file=sys.stderr, flush=True)
+            print(f"--route {self._name}: {what}", file=sys.stderr, flush=True)
 
 
 class _Watch:

@@ -1,5 +1,6 @@
 """Request bodies as bytes, ready to write: a 10,000-token prompt is serialised in well under a millisecond."""
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from functools import cache
@@ -23,19 +24,24 @@ LONG_DIGITS = 6
 
 
 def encode_ids(token_ids: TokenIds) -> bytes:
-    """JSON array of the ids, each padded with spaces to a fixed width: 20 times faster."""
+    """JSON array of the ids, each padded with spaces: 20 times faster."""
     return padded(token_ids) or msgspec.json.encode(token_ids.tolist())
 
 
 def padded_ids(token_ids: TokenIds) -> bytes | None:
-    """The array by one table lookup; null: an id has too many digits."""
+    """The array by table lookups; null: an id has too many digits.
+
+    Ids before the first long one have five places whatever follows: prompts that share ids share their bytes, by which
+    routers know them.
+    """
     if not len(token_ids):
         return b"[]"
-    for digits in (SHORT_DIGITS, LONG_DIGITS):
-        try:
-            return b"[" + _digit_table(digits).take(token_ids).tobytes()[:-1] + b"]"
-        except IndexError:  # an id of more digits: looking for the largest first costs as much again
-            continue
+    with contextlib.suppress(IndexError):  # an id of more digits: looking for the largest first costs as much again
+        return b"[" + _digit_table(SHORT_DIGITS).take(token_ids).tobytes()[:-1] + b"]"
+    first_long = int(np.argmax(token_ids >= 10**SHORT_DIGITS))
+    start = _digit_table(SHORT_DIGITS).take(token_ids[:first_long]).tobytes()
+    with contextlib.suppress(IndexError):
+        return b"[" + start + _digit_table(LONG_DIGITS).take(token_ids[first_long:]).tobytes()[:-1] + b"]"
     return None
 
 

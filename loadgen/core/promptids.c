@@ -65,7 +65,8 @@ static void write_id(char *to, uint32_t id, int width)
     to[width] = ',';
 }
 
-/* padded_ids(ids) -> JSON array of a uint32 array's ids, each padded to five or six places; None: an id has more. */
+/* padded_ids(ids) -> JSON array of a uint32 array's ids, each padded to five places, from the first longer one on to
+   six; None: an id has more. */
 static PyObject *padded_ids(PyObject *module, PyObject *object)
 {
     Py_buffer view;
@@ -80,13 +81,18 @@ static PyObject *padded_ids(PyObject *module, PyObject *object)
         PyBuffer_Release(&view);
         Py_RETURN_NONE;
     }
-    int width = largest < 100000 ? 5 : 6;
-    PyObject *made = PyBytes_FromStringAndSize(NULL, count ? count * (width + 1) + 1 : 2);
+    Py_ssize_t shorts = 0;
+    while (shorts < count && ids[shorts] < 100000)
+        shorts++;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, count ? shorts * 6 + (count - shorts) * 7 + 1 : 2);
     if (made != NULL) {
         char *to = PyBytes_AsString(made);
         *to++ = '[';
-        for (Py_ssize_t at = 0; at < count; at++, to += width + 1)
+        for (Py_ssize_t at = 0; at < count; at++) {
+            int width = at < shorts ? 5 : 6;
             write_id(to, ids[at], width);
+            to += width + 1;
+        }
         to[count ? -1 : 0] = ']';
     }
     PyBuffer_Release(&view);

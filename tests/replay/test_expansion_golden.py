@@ -56,11 +56,11 @@ def prompt_of(case: dict[str, Any]) -> list[int]:
 
 
 def json_of(tokens: list[int]) -> bytes:
-    """Right-aligned in five places, in six if an id needs them, not aligned at all beyond."""
+    """Right-aligned in five places, in six from the first id on that needs them, not aligned at all beyond."""
     if max(tokens) >= 1_000_000:
         return ("[" + ",".join(map(str, tokens)) + "]").encode()
-    width = 5 if max(tokens) < 100_000 else 6
-    return ("[" + ",".join(f"{token:{width}d}" for token in tokens) + "]").encode()
+    shorts = next((place for place, token in enumerate(tokens) if token >= 100_000), len(tokens))
+    return ("[" + ",".join(f"{token:{5 if at < shorts else 6}d}" for at, token in enumerate(tokens)) + "]").encode()
 
 
 def expanded(case: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.uint32]]:
@@ -118,6 +118,13 @@ def test_one_key_longer_than_a_piece() -> None:
 @given(st.lists(st.sampled_from([0, 9, 10, 99_999, 100_000, 999_999, 1_000_000, (1 << 31) - 1]), min_size=1))
 def test_ids_of_any_size_are_json(ids: list[int]) -> None:
     assert encode_ids(np.array(ids, dtype=np.uint32)) == json_of(ids)
+
+
+@given(st.lists(st.sampled_from([0, 99_999, 100_000, 999_999]), min_size=1), st.integers(0, 999_999))
+def test_prompts_that_share_ids_share_their_bytes(ids: list[int], further: int) -> None:
+    """Routers know a prompt by its bytes: a long id of a later turn must not move those before it."""
+    short, longer = (encode_ids(np.array(some, dtype=np.uint32)) for some in (ids, [*ids, further]))
+    assert longer.startswith(short[:-1] + b",")
 
 
 def test_no_ids_are_an_empty_array() -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engines.routing import RoutedEngine, RoutedRequest, RoutingCosts, engine_seed, make_router, parse_route, users
+from engines.routing import (
+    RoutedEngine,
+    RoutedRequest,
+    Router,
+    RoutingCosts,
+    engine_seed,
+    make_router,
+    parse_route,
+    users,
+)
 from engines.routing.users import GuardedPolicy
 from sim.latency.modelfile import default_model
 from tracefile import InputError, Record, RequestId, SessionId
@@ -225,3 +234,24 @@ def test_a_policy_that_blocks_in_a_thread_is_interrupted(
         assert pool.submit(policy, request(3), ENGINES).result(timeout=60) == 0
     assert policy.faults == {"blocked": 1, "suspended": 1}
     assert "suspended for 60 s" in capsys.readouterr().err
+
+
+def test_a_policy_that_fails_to_learn_routes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own:
+        def __call__(self, request: RoutedRequest, engines: object) -> int:
+            return 2
+
+        def sent(self, request: RoutedRequest, engine: object) -> None:
+            raise KeyError("secret")
+
+        def ended(self, request: RoutedRequest, engine: object, now_s: float) -> None:
+            raise KeyError("secret")
+
+    router = Router(NAMES, GuardedPolicy("mine.py:Own", Own()))
+    assert router.choose(request(0)) == 2
+    router.sent(request(0), 2)
+    router.ended(0, 1.0)
+    assert router.choose(request(1)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("--route mine.py:Own: raised KeyError at test_routes.py:")
+    assert line.endswith("; it has not learnt of that request")
