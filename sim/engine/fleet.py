@@ -8,6 +8,7 @@ import numpy as np
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, link_children
+from sim.engine.steplog import StepLog
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
 from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
@@ -64,11 +65,13 @@ class Fleet:
         *,
         keeps_steps: bool = False,
         route: CompiledRoute = ASKS,
+        logs: Sequence[StepLog] = (),
     ) -> None:
         """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine.
         ``keeps_steps``: timelines hold all steps; if not, as many as requests in flight need: memory that is not new
-        is faster."""
+        is faster. ``logs``: of each engine's steps; empty: none is kept."""
         self.arrivals, self.engines, self._seed, self._keeps_steps = arrivals, engines, seed, keeps_steps
+        self._logs = logs
         self._alone = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
         self._next_think_ms = _next_think_ms(arrivals)
         router = router_state(arrivals, engines[0].config.block_size, len(engines), route)
@@ -86,7 +89,7 @@ class Fleet:
         self.life_of: IntArray = np.full(len(arrivals), NONE) if route is ASKS else router.sent["engine"]
         """Life in which each request last was; NONE: no engine got it."""
         for place, life in enumerate(self.lives):
-            note(self._addresses[place], ENGINE_STATE, life.state)
+            self._hand_out(place, life.state)
 
     def results(self) -> Iterator[RequestResult]:
         """Yield the results of all requests, which have ended."""
@@ -194,6 +197,8 @@ class Fleet:
     def restart(self, engine: int, at_ms: float) -> None:
         """Let an engine begin at ``at_ms`` with nothing cached: a new life, unless it has not served in this one."""
         now = self.lives[self.current[engine]].state
+        if self._logs:
+            self._logs[engine].end_life(now)
         if now.clock["num_steps"][0] == 0 and not (self.life_of == self.current[engine]).any():
             now.clock["now_ms"] = at_ms
             return
@@ -202,7 +207,24 @@ class Fleet:
         self.current[engine] = len(self.lives)
         self.lives.append(Life(engine, state))
         self.state.engines[engine] = (np.inf, np.inf, 0)
+        self._hand_out(engine, state)
+
+    def _hand_out(self, engine: int, state: SimState) -> None:
         note(self._addresses[engine], ENGINE_STATE, state)
+        if self._logs:
+            self._log(engine, state)
+
+    def _log(self, engine: int, state: SimState) -> bool:
+        """Write an engine's steps and show it two more of its timeline; return whether there were any."""
+        row, parts = self._addresses[engine], [part.ctypes.data for part in state.timeline]
+        shown = np.isin(row["address"], parts)
+        before, limit = int(row["length"][shown][0]), self._logs[engine].catch_up(state)
+        row["length"][shown] = limit = min(limit, len(state.timeline.ends_ms))
+        return limit > before
+
+    def end_logs(self) -> None:
+        for engine, log in enumerate(self._logs):
+            log.end_life(self.lives[self.current[engine]].state)
 
     def _cold(self, engine: int, life: int) -> SimState:
         one, count = self.engines[engine], len(self.engines)
@@ -225,6 +247,8 @@ class Fleet:
         number = self.current[engine]
         life = self.lives[number]
         state, earlier = life.state, life.earlier_steps
+        if self._logs and self._log(engine, state):
+            return
         if int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms):
             first = 0 if self._keeps_steps else self._first_step_in_use(engine, state)
             if first > len(state.timeline.ends_ms) // 2:
@@ -238,7 +262,7 @@ class Fleet:
                 token_steps=np.append(steps, np.zeros_like(steps)), itl_ms=np.append(itl_ms, np.zeros_like(itl_ms))
             )
         self.lives[number] = Life(engine, state, earlier)
-        note(self._addresses[engine], ENGINE_STATE, state)
+        self._hand_out(engine, state)
 
     def _first_step_in_use(self, engine: int, state: SimState) -> int:
         """First step that carries a token of a request in flight, or of one whose end was not told."""

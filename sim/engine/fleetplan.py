@@ -13,6 +13,7 @@ from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, True
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
 from sim.engine.routerstate import ASKS, by_table, compiled_route
+from sim.engine.steplog import StepLog
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -21,6 +22,7 @@ from tracefile.records.errors import InputError
 
 CAPTURED = "captured"
 """Route of a fleet whose requests go where they went in the capture."""
+NO_ADAPTER_FLEET = "--adapter-load: adapters are loaded by a fleet with a policy; expected --route POLICY"
 MOST_REPLICAS = 512
 _TOKENS = 1000
 """Of the prefill by which engines of a mixed fleet are compared."""
@@ -134,8 +136,9 @@ def run_fleet(
     *,
     judged: bool = False,
     keeps_steps: bool = False,
+    logs: Sequence[StepLog] = (),
 ) -> Dispatch:
-    """Run a workload through a fleet to its end."""
+    """Run a workload through a fleet to its end. ``logs``: of each engine's steps, or none."""
     kills = sum(isinstance(event, Kill) for event in plan.events)
     route, router, caches = plan.parsed_route(), None, None
     if route is None:
@@ -147,7 +150,7 @@ def run_fleet(
         router = _router(route, engines, caches, plan.adapters.slots)
         needs_python = judged or plan.events or load.has_adapters
         compiled = ASKS if needs_python else compiled_route(route, router.engines)
-    fleet = Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps, route=compiled)
+    fleet = Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps or bool(logs), route=compiled, logs=logs)
     if compiled is not ASKS:
         dispatch = Dispatch(fleet, load, None)
     else:
@@ -157,6 +160,7 @@ def run_fleet(
             fleet, load, router, incidents=incidents, caches=caches, adapters=plan.adapters, judged=judged
         )
     dispatch.run()
+    fleet.end_logs()
     return dispatch
 
 

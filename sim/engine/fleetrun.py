@@ -3,6 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from measure.table import table_lines
 from measure.wording import NOTHING
 from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
-from sim.engine.fleetplan import CAPTURED, FleetPlan, engines_of, fleet_plan, run_fleet
+from sim.engine.fleetplan import CAPTURED, NO_ADAPTER_FLEET, FleetPlan, engines_of, fleet_plan, run_fleet
 from sim.engine.incidents import settings_of
 from sim.engine.results import RequestResult
+from sim.engine.steplog import StepLog
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -74,9 +76,7 @@ def asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
     if arguments.max_loras < 1:
         raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
     if arguments.adapter_load and (not asked or arguments.route == CAPTURED):
-        raise InputError("--adapter-load: adapters are loaded by a fleet with a policy; expected --route POLICY")
-    if asked and arguments.steps is not None:
-        raise InputError("--steps: of one engine; expected it without --replicas, --route and --event")
+        raise InputError(NO_ADAPTER_FLEET)
     if arguments.regret is not None and (not asked or arguments.route == CAPTURED):
         raise InputError("--regret: nothing chooses an engine; expected --replicas with a policy in --route")
     if not asked and len(models) > 1:
@@ -90,14 +90,18 @@ def simulate_fleet(
     models: Sequence[Model],
     config_of: Callable[[Model], EngineConfig],
     seed: int | None,
+    *,
+    open_logs: Callable[[Sequence[FleetEngine]], AbstractContextManager[Sequence[StepLog]]],
 ) -> "FleetRun":
-    """Run ``arrivals`` through the fleet that the flags ask for."""
+    """Run ``arrivals`` through the fleet that the flags ask for, with logs of the engines' steps or none."""
     load = RoutedLoad(arrivals, config_of(models[0]).block_size)
     plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
     assert plan is not None
     plan = replace(plan, adapters=AdapterLoad(arguments.max_loras, 1e3 * arguments.adapter_load))
     engines = engines_of(plan, models, config_of)
-    return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed, judged=arguments.regret is not None))
+    with open_logs(engines) as logs:
+        judged = arguments.regret is not None
+        return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed, judged=judged, logs=logs))
 
 
 class FleetRun:

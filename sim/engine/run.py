@@ -5,9 +5,10 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from measure.quantiles import quantile_place
 from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from measure.table import table_lines
 from measure.wording import NOTHING
+from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import add_fleet_flags
 from sim.engine.fleetrun import FleetSummary, asks_fleet, fleet_lines, simulate_fleet
 from sim.engine.results import FAILURES, FinishOrder, predicted_meta
@@ -174,7 +176,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
     parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
     parser.add_argument(
-        "--steps", type=Path, metavar="FILE", help="write the engine's steps as JSON Lines, for report show --steps"
+        "--steps",
+        type=Path,
+        metavar="FILE",
+        help="write the engine's steps as JSON Lines, for report show --steps; of a fleet's engine 2 to FILE with .2",
     )
     parser.add_argument(
         "--regret", type=Path, metavar="FILE", help="write what each choice of a fleet's router lost as JSON Lines"
@@ -245,7 +250,10 @@ def _predict_fleet(
     if arguments.regret is not None:
         check_new(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret")
     overrides = engine_overrides(arguments)
-    found = simulate_fleet(arguments, arrivals, models, lambda one: engine_with(one.engine, overrides), seed)
+    logs = partial(_fleet_logs, arguments, header)
+    found = simulate_fleet(
+        arguments, arrivals, models, lambda one: engine_with(one.engine, overrides), seed, open_logs=logs
+    )
     header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
     order, tally = FinishOrder(), Tally()
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
@@ -269,10 +277,33 @@ def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> 
     if arguments.steps is None:
         yield loop.run
         return
+    with _step_log(arguments, arguments.steps, header, engine) as log:
+        yield log.run
+
+
+@contextmanager
+def _step_log(arguments: argparse.Namespace, path: Path, header: Meta, engine: EngineConfig) -> Iterator[StepLog]:
     inputs = [arguments.trace, *arguments.latency_model, arguments.output]
-    with lines_file(arguments.steps, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
+    with lines_file(path, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
         take(msgspec.json.encode(header_of(header, engine.usable_blocks)) + b"\n")
-        yield StepLog(take).run
+        yield StepLog(take)
+
+
+@contextmanager
+def _fleet_logs(
+    arguments: argparse.Namespace, header: Meta, engines: Sequence[FleetEngine]
+) -> Iterator[Sequence[StepLog]]:
+    """Give a log for each engine where ``--steps`` is given: of engine 2 in ``steps.2.jsonl``, from 0 on."""
+    if arguments.steps is None:
+        yield ()
+        return
+    name, dot, ending = arguments.steps.name.partition(".")
+    paths = [arguments.steps.with_name(f"{name}.{place}{dot}{ending}") for place in range(len(engines))]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(_step_log(arguments, path, header, engine.config))
+            for path, engine in zip(paths, engines, strict=True)
+        ]
 
 
 def with_gaps_as_numbers(record: Record) -> Record:

@@ -19,6 +19,7 @@ class StepLog:
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self._take = take
+        self._written = 0
         self._encoder = msgspec.json.Encoder()
 
     def run(self, state: SimState) -> int:
@@ -32,6 +33,18 @@ class StepLog:
             self._write(state, first, end)
             if stop != FULL or end == first or end + 1 >= len(timeline.ends_ms):
                 return stop
+
+    def catch_up(self, state: SimState) -> int:
+        """Write a fleet's engine's steps since the last call; return how many its timeline may hold at the next."""
+        end = int(state.clock["num_steps"][0])
+        self._write(state, self._written, end)
+        self._written = end
+        return end + _TWO
+
+    def end_life(self, state: SimState) -> None:
+        """Write the steps left of an engine that ends, or that starts anew with an empty timeline."""
+        self.catch_up(state)
+        self._written = 0
 
     def _write(self, state: SimState, first: int, end: int) -> None:
         scheduler, timeline = state.scheduler, state.timeline

@@ -1,6 +1,7 @@
 """Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import CAPTURED, FleetPlan, run_fleet
+from sim.forecast import ensemble
 from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.forecast.scenarios import Load
@@ -31,22 +33,35 @@ def forecast_load(
 ) -> Forecast:
     """Forecast a load on every member as its scenario deploys it; ``done`` and ``threads``: see ``forecast``."""
     deployed = [load.deployment.model(one) for one in members]
-    run_one = _run_one_of(load)
+    run_one = _run_one_of(load, deployed, seed)
     return forecast(load.arrivals, load.engine, deployed, seed=seed, done=done, threads=threads, run_one=run_one)
 
 
-def _run_one_of(load: Load) -> RunOne | None:
+def _run_one_of(load: Load, members: Sequence[Model], seed: int) -> RunOne | None:
     """Return a function that runs a load's fleet on a member's model and noise; None: the load is of one engine."""
     plan = load.fleet
     if plan is None:
         return None
     routed = RoutedLoad(load.arrivals, load.engine.block_size)
+    other_of: dict[int, Model] = {}
+    if load.other is not None:
+        drawn = ensemble.members(load.other.model, len(members), seed)
+        others = [load.deployment.model(one) for one in drawn]
+        other_of = {id(one): other for one, other in zip(members, others, strict=True)}
 
     def run_member(model: Model, seed: int | None) -> Seen:
-        engines = [FleetEngine(name, load.engine, model) for name in plan.names]
-        return _seen(run_fleet(load.arrivals, routed, engines, plan, seed))
+        return _seen(run_fleet(load.arrivals, routed, _engines(load, plan, model, other_of.get(id(model))), plan, seed))
 
     return run_member
+
+
+def _engines(load: Load, plan: FleetPlan, model: Model, other: Model | None) -> list[FleetEngine]:
+    """Return the engines of a fleet; ``other``: model of every second one."""
+    mine = [FleetEngine(name, load.engine, model) for name in plan.names]
+    if load.other is None or other is None:
+        return mine
+    config = load.other.engine
+    return [replace(one, config=config, model=other) if place % 2 else one for place, one in enumerate(mine)]
 
 
 def _seen(dispatch: Dispatch) -> Seen:
@@ -84,21 +99,24 @@ def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun
         point = run_point(load.arrivals, load.engine, model)
         return point, demand_of(point, load.arrivals, load.engine, model), None
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
-    engines = [FleetEngine(name, load.engine, model) for name in load.fleet.names]
+    other = None if load.other is None else load.deployment.model(load.other.model)
+    engines = _engines(load, load.fleet, model, other)
     judged = judged and load.fleet.route != CAPTURED
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=judged, keeps_steps=True)
-    fleet, costs = dispatch.fleet, np.array(model.costs)
+    fleet, costs = dispatch.fleet, [np.array(engine.model.costs) for engine in engines]
     by_engine = np.zeros(len(engines))
     rows = [life.state.timeline.rows[: int(life.state.clock["num_steps"][0])] for life in fleet.lives]
     for life, own in zip(fleet.lives, rows, strict=True):
-        by_engine[life.engine] += float((own.sum(axis=0) * costs[: own.shape[1]]).sum())
-    busiest = [number for number, life in enumerate(fleet.lives) if life.engine == int(by_engine.argmax())]
+        by_engine[life.engine] += float((own.sum(axis=0) * costs[life.engine][: own.shape[1]]).sum())
+    place = int(by_engine.argmax())
+    engine = engines[place]
+    busiest = [number for number, life in enumerate(fleet.lives) if life.engine == place]
     state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
     state.runs["parent"] = fleet.state.runs["parent"]
     counts = np.concatenate([rows[number] for number in busiest])
-    point = PointRun(state, counts, costs[: counts.shape[1]])
+    point = PointRun(state, counts, costs[place][: counts.shape[1]])
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
-    demand = demand_of(point, load.arrivals, load.engine, model, own=load.arrivals.take(places))
+    demand = demand_of(point, load.arrivals, engine.config, engine.model, own=load.arrivals.take(places))
     return point, demand, _routing(dispatch, load.fleet, by_engine)
 
 

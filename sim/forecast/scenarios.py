@@ -11,16 +11,26 @@ from typing import Any
 import numpy as np
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of
-from sim.engine.fleetplan import CAPTURED, FleetPlan, add_fleet_flags, fleet_plan, replicas_of, upstream_names
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, whole
+from sim.engine.dispatch import AdapterLoad
+from sim.engine.fleetplan import (
+    CAPTURED,
+    NO_ADAPTER_FLEET,
+    FleetPlan,
+    add_fleet_flags,
+    fleet_plan,
+    replicas_of,
+    upstream_names,
+)
 from sim.engine.incidents import parse_event
-from sim.latency.modelfile import Model, engine_with
+from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import linked_records
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.commandline.durations import duration
 
 MOST_SCENARIOS = 200
 BASELINE = "as captured"
@@ -38,15 +48,20 @@ class Scenario:
     route: str | None = None
     """None: as captured with its engines, else round-robin."""
     events: tuple[str, ...] = ()
+    mixed_with: str | None = None
+    """model.json of every second engine."""
+    adapter_load_s: float = 0.0
+    max_loras: int = 1
     deployment: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``Deployment`` that are not its defaults."""
 
     @property
     def differences(self) -> dict[str, int | float | str | bool]:
         """Settings that are not the capture's, by name."""
-        fleet = {"replicas": self.replicas, "route": self.route, "events": ", ".join(self.events) or None}
-        known = {name: value for name, value in fleet.items() if value is not None}
-        return {**self.settings, **self.deployment, **known}
+        names = ("replicas", "route", "mixed_with", "adapter_load_s", "max_loras")
+        fleet = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(AS_CAPTURED, name)}
+        events = {"events": ", ".join(self.events)} if self.events else {}
+        return {**self.settings, **self.deployment, **fleet, **events}
 
     @property
     def name(self) -> str:
@@ -97,6 +112,14 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherEngine:
+    """Every second engine of a mixed fleet."""
+
+    engine: EngineConfig
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A scenario's planned arrivals and engine."""
 
@@ -108,6 +131,8 @@ class Load:
     fleet: FleetPlan | None = None
     """None: one engine."""
     deployment: Deployment = AS_DEPLOYED
+    other: OtherEngine | None = None
+    """None: all engines are equal."""
 
     @property
     def most_blocks(self) -> int:
@@ -160,7 +185,23 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     )
     arrivals = at_rate(arrivals, scenario.rate)
     horizon_ms = float(arrivals.arrival_ms.max()) + captured.tail_ms
-    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment)
+    other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)
+    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment, other)
+
+
+def _other_engine(captured: Captured, scenario: Scenario, engine: EngineConfig, fleet: FleetPlan | None) -> OtherEngine:
+    path = str(scenario.mixed_with)
+    if fleet is None or len(fleet.names) == 1:
+        raise InputError(f"--mixed-with: {path} for one engine; expected --replicas 2 or more")
+    model = load_model(Path(path))
+    model.refuse_fit_traces(captured.digest, captured.path)
+    own = captured_engine(model.engine, captured.meta, captured.records)
+    own = engine_with(own, _same_memory(own, scenario.settings))
+    if own.block_size != engine.block_size:
+        raise InputError(
+            f"--mixed-with: {path}: blocks of {own.block_size} tokens beside {engine.block_size}; expected --block-size"
+        )
+    return OtherEngine(own, model)
 
 
 def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:
@@ -174,7 +215,12 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
             return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment
         replicas = len(upstreams)
     told = None if replicas is None else str(replicas)
-    return engine, fleet_plan(told, route, scenario.events, lambda: upstreams), deployment
+    found = fleet_plan(told, route, scenario.events, lambda: upstreams)
+    if scenario.adapter_load_s and (found is None or found.route == CAPTURED):
+        raise InputError(NO_ADAPTER_FLEET)
+    if found is not None:
+        found = replace(found, adapters=AdapterLoad(scenario.max_loras, 1e3 * scenario.adapter_load_s))
+    return engine, found, deployment
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
@@ -311,6 +357,13 @@ def _route(flag: str, word: str) -> str:
     return word
 
 
+def _duration(flag: str, word: str) -> float:
+    try:
+        return duration(word)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{flag}: {error}") from None
+
+
 def _events(flag: str, word: str) -> tuple[str, ...]:
     """Return an event; an empty word is none, beside which a grid has others."""
     if not word:
@@ -386,6 +439,24 @@ AXES = (
     Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), say=lambda n: f"{n} replica{'s' * (n != 1)}"),
     Axis("route", str, "POLICY", read=_route, say=str),
     Axis("event", str, "EVENT", read=_events, field="events", say=", ".join),
+    Axis(
+        "mixed-with",
+        str,
+        "MODEL",
+        "model.json of every second engine, of other hardware",
+        lambda _, word: word,
+        say=lambda path: f"mixed with {path}",
+    ),
+    Axis(
+        "adapter-load",
+        str,
+        "TIME",
+        "delay of a request whose LoRA adapter is not resident (default 0)",
+        _duration,
+        field="adapter_load_s",
+        say=lambda load_s: f"adapter load {load_s:g} s",
+    ),
+    Axis("max-loras", int, "N", "adapters resident on an engine at once (default 1)", whole(1)),
     *(Axis(name, *one) for name, one in DEPLOYMENT_FLAGS.items()),
 )
 """Everything in which scenarios may differ, in the order of their names and of a grid's columns."""

@@ -2,7 +2,8 @@
 
 Source: applied-compute/trie (trie/types.py, ``Workload.from_jsonl_row``). Prompts of a run are random for each row, so
 sessions share nothing, and a later prompt begins with all before it: the hashes are made to say that. Rows have no
-arrivals; a later turn comes its tool's latency after the response before.
+arrivals: all sessions begin at once. A later turn comes its tool's latency after the response before; its arrival is
+that of responses without a duration.
 """
 
 from collections.abc import Iterator, Sequence
@@ -86,8 +87,9 @@ class TrieDecoder:
 
     def _records(self, turns: Iterator[TrieTurn]) -> Iterator[Record]:
         name = f"trie-{self._rows}"
-        tokens = 0
+        tokens, arrival_ms = 0, 0.0
         for number, turn in enumerate(turns, start=1):
+            arrival_ms += turn.tool_latency_ms or 0.0
             prompt_tokens = tokens + turn.new_tokens
             tokens = prompt_tokens + turn.output_tokens
             yield Record(
@@ -96,6 +98,7 @@ class TrieDecoder:
                 session_source="explicit",
                 parent_id=RequestId(f"{name}.{number - 1}") if number > 1 else None,
                 turn=number,
+                arrival_ms=arrival_ms,
                 think_ms=turn.tool_latency_ms,
                 prompt_tokens=prompt_tokens,
                 output_tokens=turn.output_tokens,
