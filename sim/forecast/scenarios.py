@@ -113,7 +113,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
-    """Every second engine of a mixed fleet."""
+    """Settings and model of every second engine of a mixed fleet."""
 
     engine: EngineConfig
     model: Model
