@@ -119,7 +119,14 @@ def _curve_traces(row: Row, curve: Curve, slot: int) -> list[Trace]:
     return traces
 
 
-_NAMES: Final = {"num-gpu-blocks": "KV blocks", "replicas": "replicas", "rate": "rate, as a multiple of the capture's"}
+_NAMES: Final = {
+    "num-gpu-blocks": "KV blocks",
+    "replicas": "replicas",
+    "host-blocks": "KV blocks on the host",
+    "prefill-workers": "prefill workers",
+    "decode-workers": "decode workers",
+    "rate": "rate, as a multiple of the capture's",
+}
 
 
 def search_figures(found: Search) -> dict[str, Figure]:

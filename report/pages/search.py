@@ -11,7 +11,7 @@ from measure.table import table_lines
 from report.pages.whatif import Span, span_text
 
 SCHEMA: Final = "kvtape-search/1"
-Quantity = Literal["num-gpu-blocks", "replicas", "rate"]
+Quantity = Literal["num-gpu-blocks", "replicas", "rate", "host-blocks", "prefill-workers", "decode-workers"]
 Outcome = Literal["found", "all hold", "none holds", "interrupted"]
 """``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
 

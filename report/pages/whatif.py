@@ -92,6 +92,21 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that failed as an engine died or none was up."""
 
 
+class TiersSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic of the memory behind the pool, of a run without noise."""
+
+    loads: int
+    loaded_tokens: int
+    read_gb: float
+    written_gb: float
+    kept_blocks: int
+    evicted_blocks: int
+    mean_load_tokens: float
+    """Of a transfer to the pool."""
+    break_even_gb_per_s: Span | None
+    """Bandwidth from which such a transfer is faster than computing its tokens. Null: nothing was loaded."""
+
+
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """TTFT survival: the share of requests still without a first token after each time."""
 
@@ -125,6 +140,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Null: measured, not forecast."""
     routing: Routing | None = None
     """Null: one engine."""
+    tiers: TiersSaid | None = None
+    """Null: no memory behind the pool."""
     warnings: list[str] = []
     """Conditions that no capture showed."""
     assumptions: list[str] = []
@@ -244,7 +261,19 @@ def _gate_line(gate: EffectGate) -> str:
 def load_sentence(row: Row) -> str:
     """Return the work that a row's load asks for; of a fleet, its routing and the work of the busiest engine."""
     said = _demand_sentence(row)
-    return said if row.routing is None else f"{_routing_sentence(row.routing)}. Busiest engine: {said}"
+    said = said if row.routing is None else f"{_routing_sentence(row.routing)}. Busiest engine: {said}"
+    return said if row.tiers is None else f"{said}. {_tiers_sentence(row.tiers)}"
+
+
+def _tiers_sentence(tiers: TiersSaid) -> str:
+    said = (
+        f"Memory behind the pool: {tiers.loaded_tokens:,} tokens loaded in {tiers.loads:,} transfers "
+        f"({tiers.read_gb:,.1f} GB read, {tiers.written_gb:,.1f} GB written)"
+    )
+    if tiers.break_even_gb_per_s is None:
+        return said
+    least = span_text(tiers.break_even_gb_per_s, lambda value: f"{value:.2g}")
+    return f"{said}; {tiers.mean_load_tokens:,.0f} tokens a transfer, which pays from {least} GB/s on against computing"
 
 
 def _demand_sentence(row: Row) -> str:

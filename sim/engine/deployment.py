@@ -1,11 +1,12 @@
-"""Layout of a deployment, beyond the captured engine: GPUs; and its assumptions.
+"""Layout of a deployment: memory behind the pool, prefill and decode workers, tensor parallelism; and its assumptions.
 
 Nothing in a capture tells of these, so that each brings assumptions: a result carries their list.
 """
 
+import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -13,8 +14,15 @@ import numpy as np
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.terms import STEP_TERMS
 from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrivals
+from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
 
+Write = Literal["through", "evict"]
+"""Time at which a block goes to the host: when its prompt is computed, or when the pool evicts it."""
+Load = Literal["beside", "layerwise"]
+"""``beside``: a request waits for its blocks while others run, as in vLLM. ``layerwise``: it runs at once, and its step
+lasts as long as the transfer at least."""
 MOST_WORKERS = 512
 
 
@@ -22,15 +30,65 @@ MOST_WORKERS = 512
 class Deployment:
     """Layout of engines and memory. Raises InputError naming the flag of what cannot be."""
 
+    host_blocks: int = 0
+    """Blocks that the host's memory holds for each engine; 0: none."""
+    disk_blocks: int = 0
+    kv_bytes_per_token: int = 0
+    """KV cache of a token over all layers; 0: not told."""
+    host_gb_per_s: float = 25.0
+    """Each way, at once."""
+    host_latency_ms: float = 0.05
+    """Of each transfer."""
+    disk_gb_per_s: float = 3.0
+    disk_latency_ms: float = 0.5
+    tier_write: Write = "through"
+    tier_load: Load = "beside"
+    prefetch: bool = False
+    """Read blocks from the disk into the host's memory when a request comes, not when it is admitted."""
+    shared_tiers: bool = False
+    """One host memory and disk for all engines of a fleet; each has links of its own."""
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    kv_link_gb_per_s: float = 25.0
+    """Link of each decode worker, over which the KV of prompts comes."""
+    kv_link_latency_ms: float = 1.0
     tensor_parallel: int = 1
     """GPUs of an engine, as a multiple of the captured engine's."""
     tensor_parallel_overhead: float = 0.1
     """Communication for each further GPU, as a share of a step's work on one."""
 
+    def __post_init__(self) -> None:
+        if self.disk_blocks and not self.host_blocks:
+            raise InputError("--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too")
+        if (self.prefill_workers == 0) != (self.decode_workers == 0):
+            raise InputError("--prefill-workers, --decode-workers: expected both or none")
+        if (self.host_blocks or self.prefill_workers) and not self.kv_bytes_per_token:
+            raise InputError("--kv-bytes-per-token: not told; expected the KV cache's bytes of a token over all layers")
+        if self.host_blocks and self.prefill_workers:
+            raise InputError("--host-blocks: not simulated behind prefill and decode workers; expected one of the two")
+        if self.shared_tiers and not self.host_blocks:
+            raise InputError("--shared-tiers: nothing is shared; expected --host-blocks")
+
+    @property
+    def tiers(self) -> "Deployment | None":
+        """Return this, if there is memory behind the pool."""
+        return self if self.host_blocks else None
+
+    @property
+    def workers(self) -> int:
+        return self.prefill_workers + self.decode_workers
+
     @property
     def gpus(self) -> int:
         """GPUs of a replica, as a multiple of the captured engine's."""
         return self.tensor_parallel
+
+    def require_room(self, arrivals: Arrivals, block_size: int) -> None:
+        """Raise InputError if a tier is smaller than a prompt."""
+        longest = int((arrivals.prompt_tokens[arrivals.runs] // block_size).max(initial=0))
+        for flag, blocks in (("--host-blocks", self.host_blocks), ("--disk-blocks", self.disk_blocks)):
+            if 0 < blocks < longest:
+                raise InputError(f"{flag}: {blocks} blocks; expected {longest} or more, as many as the longest prompt")
 
     def engine(self, engine: EngineConfig, settings: Any) -> dict[str, Any]:
         """Return settings of an engine of this many GPUs, besides those asked for: the pool grows with them."""
@@ -52,8 +110,31 @@ class Deployment:
         draws = (np.array(model.draws) * divided).tolist() if model.draws else []
         return msgspec.structs.replace(model, parameters=parameters, draws=draws)
 
+    def meta(self) -> dict[str, Any]:
+        """Return what a predicted trace's header tells of this; empty: the captured deployment."""
+        usual = asdict(Deployment())
+        told = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        said = list(self.assumptions())
+        return {"deployment": told, "assumptions": said} if said else {}
+
     def assumptions(self) -> Iterator[str]:
         """Yield what a result with this layout assumes and no capture can confirm."""
+        if self.host_blocks:
+            yield (
+                f"host memory: {self.host_gb_per_s:g} GB/s each way and {self.host_latency_ms:g} ms a transfer, one "
+                f"after another; copies slow no step; {self.kv_bytes_per_token:,} bytes of KV a token"
+            )
+            yield "host memory evicts the least recently used block, the deepest of a prompt first, as vLLM's LRU"
+        if self.disk_blocks:
+            yield f"disk: {self.disk_gb_per_s:g} GB/s each way and {self.disk_latency_ms:g} ms a transfer"
+        if self.shared_tiers:
+            yield "a shared memory answers all engines at once: only each engine's own link is a limit"
+        if self.prefill_workers:
+            yield (
+                f"KV of a prompt goes to its decode worker at {self.kv_link_gb_per_s:g} GB/s after "
+                f"{self.kv_link_latency_ms:g} ms, one prompt after another; a prefill worker frees it at once"
+            )
+            yield "the first token comes from the decode worker, which computes the prompt's last token again"
         if self.tensor_parallel > 1:
             yield (
                 f"{self.tensor_parallel} times the GPUs: a step's work takes (1 + {self.tensor_parallel_overhead:g} × "
@@ -102,19 +183,82 @@ def one_of(*words: str) -> Callable[[str, str], str]:
     return read
 
 
+def _duration_ms(flag: str, word: str) -> float:
+    try:
+        return 1e3 * duration(word)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{flag}: {error}") from None
+
+
 def _share(flag: str, word: str) -> float:
     return 0.0 if word == "0" else positive(flag, word)
 
 
 Reader = Callable[[str, str], Any]
 """Reads a flag's word, given the flag. Raises InputError."""
-DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader]] = {
-    "tensor-parallel": (int, "N", "GPUs, as a multiple of the captured engine's", whole(1, MOST_WORKERS)),
+_SWITCH = one_of("on", "off")
+DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
+    "host-blocks": (int, "N", "KV blocks that each engine's host keeps behind the pool", whole(0), "host_blocks"),
+    "disk-blocks": (int, "N", "KV blocks that a disk keeps behind the host's memory", whole(0), "disk_blocks"),
+    "kv-bytes-per-token": (int, "N", "KV cache of a token over all layers", whole(1), "kv_bytes_per_token"),
+    "host-gb-per-s": (float, "X", "link to the host's memory, each way (default 25)", positive, "host_gb_per_s"),
+    "host-latency": (str, "TIME", "of each transfer (default 0.05ms)", _duration_ms, "host_latency_ms"),
+    "disk-gb-per-s": (float, "X", "the disk, each way (default 3)", positive, "disk_gb_per_s"),
+    "disk-latency": (str, "TIME", "of each transfer (default 0.5ms)", _duration_ms, "disk_latency_ms"),
+    "tier-write": (
+        str,
+        "WHEN",
+        "blocks go to the host when their prompt is computed (through, default) or when the pool evicts them (evict)",
+        one_of(*get_args(Write)),
+        "tier_write",
+    ),
+    "tier-load": (
+        str,
+        "HOW",
+        "a request waits for its blocks while others run (beside, the default), or runs at once, in a step at least as "
+        "long as the transfer (layerwise)",
+        one_of(*get_args(Load)),
+        "tier_load",
+    ),
+    "prefetch": (bool, "", "read from the disk when a request comes, not when it is admitted", _SWITCH, "prefetch"),
+    "shared-tiers": (bool, "", "one host memory and disk for all engines of a fleet", _SWITCH, "shared_tiers"),
+    "prefill-workers": (int, "N", "engines that only compute prompts", whole(0, MOST_WORKERS), "prefill_workers"),
+    "decode-workers": (int, "N", "engines that only generate", whole(0, MOST_WORKERS), "decode_workers"),
+    "kv-link-gb-per-s": (float, "X", "link to each decode worker (default 25)", positive, "kv_link_gb_per_s"),
+    "kv-link-latency": (str, "TIME", "of each prompt's transfer (default 1ms)", _duration_ms, "kv_link_latency_ms"),
+    "tensor-parallel": (
+        int,
+        "N",
+        "GPUs, as a multiple of the captured engine's",
+        whole(1, MOST_WORKERS),
+        "tensor_parallel",
+    ),
     "tensor-parallel-overhead": (
         float,
         "X",
         "communication for each further GPU, as a share of the work (default 0.1)",
         _share,
+        "tensor_parallel_overhead",
     ),
 }
-"""By flag, after whose name a field of ``Deployment`` is called: kind and metavar of its value, help, reader."""
+"""By flag: kind and metavar of its value, help, reader, field of ``Deployment``."""
+
+
+def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of a deployment."""
+    group = parser.add_argument_group("deployment", "memory behind the pool, workers, GPUs (docs/capacity.md)")
+    for name, (kind, metavar, said, _, _) in DEPLOYMENT_FLAGS.items():
+        if kind is bool:
+            group.add_argument(f"--{name}", action="store_true", help=said)
+        else:
+            group.add_argument(f"--{name}", metavar=metavar, help=said)
+
+
+def deployment_of(arguments: argparse.Namespace) -> Deployment:
+    """Return the deployment that flags ask for. Raises InputError."""
+    found: dict[str, Any] = {}
+    for name, (kind, _, _, read, field) in DEPLOYMENT_FLAGS.items():
+        given = getattr(arguments, name.replace("-", "_"))
+        if given not in (None, False):
+            found[field] = True if kind is bool else read(f"--{name}", given)
+    return Deployment(**found)

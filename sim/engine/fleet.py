@@ -5,15 +5,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, link_children
 from sim.engine.steplog import StepLog
+from sim.engine.tiers import Role
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
 from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
 from sim.kernels.fleet import Fleet as FleetState
-from sim.kernels.layout import NONE, Records, SimState, Timeline
+from sim.kernels.layout import NONE, Records, SimState, Tier, Timeline
 from sim.kernels.loop import twice_as_long
 from sim.kernels.routing import Router
 from sim.latency.modelfile import Model
@@ -36,6 +38,8 @@ class FleetEngine:
     name: str
     config: EngineConfig
     model: Model
+    deployment: Deployment | None = None
+    role: Role = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class Fleet:
         self._pools = list(router_pools(arrivals, router, route))
         for row, pool in self._pools:
             note(self._addresses[len(engines) + row], POOL, pool)
+        self._shared: Tier | None = None
+        """Memory behind the pools, if it is one for all engines."""
         self.lives = [Life(place, self._cold(place, 0)) for place in range(len(engines))]
         self.current = list(range(len(engines)))
         """Number of each engine's life now."""
@@ -88,6 +94,7 @@ class Fleet:
         self._seen = np.zeros(len(engines), SEEN)
         self.life_of: IntArray = np.full(len(arrivals), NONE) if route is ASKS else router.sent["engine"]
         """Life in which each request last was; NONE: no engine got it."""
+        self.state.engines["hands_over"] = [one.role == "prefill" for one in engines]
         for place, life in enumerate(self.lives):
             self._hand_out(place, life.state)
 
@@ -139,6 +146,12 @@ class Fleet:
         """Let the request at ``place``, which has just come, come again later; its client waits meanwhile."""
         self._moved.add(place)
         self._arrive(place, self.now_ms + by_ms)
+
+    def forward(self, place: int, before: int, engine: int) -> None:
+        """Let a request go on at a decode worker: its client has waited, its hits were those of its prefill worker."""
+        self._moved.add(place)
+        requests = [self.lives[self.current[one]].state.scheduler.requests for one in (before, engine)]
+        requests[1]["cached_tokens"][place] = requests[0]["cached_tokens"][place]
 
     def look(self, place: int) -> Records:
         """Return SEEN of each engine for the request at ``place``, which has just come."""
@@ -206,7 +219,7 @@ class Fleet:
         state.clock["now_ms"] = at_ms
         self.current[engine] = len(self.lives)
         self.lives.append(Life(engine, state))
-        self.state.engines[engine] = (np.inf, np.inf, 0)
+        self.state.engines[engine] = (np.inf, np.inf, 0, self.engines[engine].role == "prefill")
         self._hand_out(engine, state)
 
     def _hand_out(self, engine: int, state: SimState) -> None:
@@ -237,10 +250,22 @@ class Fleet:
             engine_seed(self._seed, engine if life < count else life),
             first_steps=FIRST_STEPS,
             token_room=min(asked, max(int(_SPARE_TOKENS * asked / count), 2 * most)) + 1,
+            deployment=one.deployment,
+            role=one.role,
         )
         state.clock["num_arrivals"] = 0
+        if one.deployment is not None and one.deployment.shared_tiers:
+            self._shared = self._shared or state.scheduler.tier
+            tier = state.scheduler.tier._replace(
+                counts=self._shared.counts, blocks=self._shared.blocks, table=self._shared.table
+            )
+            state = state._replace(scheduler=state.scheduler._replace(tier=tier))
         state.scheduler.settings["pauses"] = 1
         state.runs["next_think_ms"] = self._next_think_ms
+        if one.role == "prefill":  # ends with the first token, and may be elsewhere at once
+            requests = state.scheduler.requests
+            requests["last_token"][:-1] = requests["prompt_tokens"][:-1] + 1
+            state.runs["next_think_ms"] = 0.0
         return state
 
     def _make_room(self, engine: int) -> None:

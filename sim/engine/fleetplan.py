@@ -2,18 +2,21 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engines.routing.costs import prefill_ms
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router, parse_route
+from sim.engine.deployment import Deployment
 from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, TrueCaches, costs_of
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
 from sim.engine.routerstate import ASKS, by_table, compiled_route
 from sim.engine.steplog import StepLog
+from sim.engine.tiers import Role
+from sim.engine.workers import WorkerDispatch
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -127,6 +130,26 @@ def engines_of(
     return engines
 
 
+def workers_plan(deployment: Deployment, route: str | None) -> FleetPlan:
+    """Return the fleet of prefill and decode workers; ``route``: among prefill workers."""
+    names = [f"prefill {number}" for number in range(deployment.prefill_workers)]
+    names += [f"decode {number}" for number in range(deployment.decode_workers)]
+    if route == CAPTURED:
+        raise InputError(f"--route {CAPTURED}: the capture has no such workers; expected another route")
+    return FleetPlan(tuple(names), route or "least-loaded")
+
+
+def deployed(engines: Sequence[FleetEngine], deployment: Deployment) -> list[FleetEngine]:
+    """Return the engines with the memory and work that they have in a deployment."""
+    if deployment.tiers is None and not deployment.workers:
+        return list(engines)
+    roles: list[Role] = ["prefill"] * deployment.prefill_workers + ["decode"] * deployment.decode_workers
+    return [
+        replace(one, deployment=deployment, role=role)
+        for one, role in zip(engines, roles or ["both"] * len(engines), strict=True)
+    ]
+
+
 def run_fleet(
     arrivals: Arrivals,
     load: RoutedLoad,
@@ -141,6 +164,14 @@ def run_fleet(
     """Run a workload through a fleet to its end. ``logs``: of each engine's steps, or none."""
     kills = sum(isinstance(event, Kill) for event in plan.events)
     route, router, caches = plan.parsed_route(), None, None
+    prefill = [engine for engine in engines if engine.role == "prefill"]
+    if prefill and route is not None:
+        fleet = Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps, logs=logs)
+        decode = engines[len(prefill) :]
+        routers = _router(route, prefill, None, 1), _router(parse_route("least-loaded"), decode, None, 1)
+        workers = WorkerDispatch(fleet, load, *routers)
+        workers.run()
+        return workers
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
         compiled = by_table([0 if name is None else places[name] for name in load.upstreams])

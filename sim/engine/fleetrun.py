@@ -12,12 +12,23 @@ import numpy as np
 
 from measure.table import table_lines
 from measure.wording import NOTHING
+from sim.engine.deployment import Deployment
 from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
-from sim.engine.fleetplan import CAPTURED, NO_ADAPTER_FLEET, FleetPlan, engines_of, fleet_plan, run_fleet
+from sim.engine.fleetplan import (
+    CAPTURED,
+    NO_ADAPTER_FLEET,
+    FleetPlan,
+    deployed,
+    engines_of,
+    fleet_plan,
+    run_fleet,
+    workers_plan,
+)
 from sim.engine.incidents import settings_of
 from sim.engine.results import RequestResult
 from sim.engine.steplog import StepLog
+from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -84,24 +95,39 @@ def asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
     return asked
 
 
+@dataclass(frozen=True, slots=True)
+class DeployedRun:
+    """A run's engines as they are deployed, and its noise."""
+
+    config_of: Callable[[Model], EngineConfig]
+    deployment: Deployment
+    seed: int | None
+
+
 def simulate_fleet(
     arguments: argparse.Namespace,
     arrivals: Arrivals,
     models: Sequence[Model],
-    config_of: Callable[[Model], EngineConfig],
-    seed: int | None,
+    run: DeployedRun,
     *,
     open_logs: Callable[[Sequence[FleetEngine]], AbstractContextManager[Sequence[StepLog]]],
 ) -> "FleetRun":
     """Run ``arrivals`` through the fleet that the flags ask for, with logs of the engines' steps or none."""
-    load = RoutedLoad(arrivals, config_of(models[0]).block_size)
-    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
+    load = RoutedLoad(arrivals, run.config_of(models[0]).block_size)
+    plan = (
+        workers_plan(run.deployment, arguments.route)
+        if run.deployment.workers
+        else fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
+    )
     assert plan is not None
     plan = replace(plan, adapters=AdapterLoad(arguments.max_loras, 1e3 * arguments.adapter_load))
-    engines = engines_of(plan, models, config_of)
+    engines = deployed(
+        [replace(one, model=run.deployment.model(one.model)) for one in engines_of(plan, models, run.config_of)],
+        run.deployment,
+    )
     with open_logs(engines) as logs:
         judged = arguments.regret is not None
-        return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed, judged=judged, logs=logs))
+        return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, run.seed, judged=judged, logs=logs))
 
 
 class FleetRun:
@@ -122,6 +148,10 @@ class FleetRun:
     @property
     def engine_steps(self) -> int:
         return sum(life.engine_steps for life in self._dispatch.fleet.lives)
+
+    @property
+    def traffic(self) -> TierTraffic:
+        return traffic_of([life.state for life in self._dispatch.fleet.lives])
 
     def meta(self) -> dict[str, Any]:
         """Return settings that decided the run besides one engine's settings."""

@@ -20,12 +20,14 @@ from measure.quantiles import quantile_place
 from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from measure.table import table_lines
 from measure.wording import NOTHING
+from sim.engine.deployment import Deployment, add_deployment_flags, deployment_of
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import add_fleet_flags
-from sim.engine.fleetrun import FleetSummary, asks_fleet, fleet_lines, simulate_fleet
+from sim.engine.fleetrun import DeployedRun, FleetSummary, asks_fleet, fleet_lines, simulate_fleet
 from sim.engine.results import FAILURES, FinishOrder, predicted_meta
 from sim.engine.steplog import StepLog
 from sim.engine.streaming import StreamingRun
+from sim.engine.tiers import TierTraffic, traffic_sentence
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.kernels.layout import SimState
@@ -76,6 +78,10 @@ class Summary:
     cohorts: list[CohortSummary]
     fleet: FleetSummary | None = None
     """None: one engine."""
+    tiers: TierTraffic | None = None
+    """None: no memory behind the pool."""
+    assumptions: tuple[str, ...] = ()
+    """Of memory, workers and GPUs: nothing here could confirm them."""
 
     @property
     def is_overrun(self) -> bool:
@@ -169,6 +175,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_flags(parser)
     add_fleet_flags(parser, several=False)
+    add_deployment_flags(parser)
     parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
     parser.add_argument(
         "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
@@ -200,12 +207,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def predict_trace(arguments: argparse.Namespace) -> Summary:
-    trace, seed = arguments.trace, None if arguments.no_noise else arguments.seed
+    trace, seed, deployment = arguments.trace, None if arguments.no_noise else arguments.seed, deployment_of(arguments)
     models = [load_model(path) for path in arguments.latency_model]
     model, digest = models[0], trace_digest(trace)
     for one in models:
         one.refuse_fit_traces(digest, trace)
-    engine = engine_with(model.engine, engine_overrides(arguments))
+    engine = _deployed(model, arguments, deployment)
     say_if_not_compiled(loop.run)
     with open_trace(trace) as reader:
         refuse_other_attention(reader.meta, trace)
@@ -220,28 +227,46 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         )
         said = verdict_sentence(arguments.latency_model[0], model, digest, reader.meta)
         print(f"sim run: {said}", file=sys.stderr)
-        header = msgspec.structs.replace(header, extra={**header.extra, "validation": said})
+        header = msgspec.structs.replace(header, extra={**header.extra, "validation": said, **deployment.meta()})
         parts = arrivals_in_parts(reader, engine, arguments)
         first = next(parts)  # what is wrong with the trace is said before there is an output
         inputs = [trace, *arguments.latency_model]
-        if asks_fleet(arguments, models):
+        deployment.require_room(first.arrivals, engine.block_size)
+        if asks_fleet(arguments, models) or deployment.workers:
             arrivals = first.arrivals.followed_by(*(part.arrivals for part in parts))
-            return _predict_fleet(arguments, header, arrivals, models, seed)
+            run = DeployedRun(lambda one: _deployed(one, arguments, deployment), deployment, seed)
+            summary = _predict_fleet(arguments, header, arrivals, models, run)
+            return replace(summary, assumptions=tuple(deployment.assumptions()))
         with (
             _loop(arguments, header, engine) as run_on,
             new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer,
         ):
-            simulation, tally = StreamingRun(engine, model, seed, run_on), Tally()
+            simulation, tally = (
+                StreamingRun(engine, deployment.model(model), seed, run_on, deployment=deployment.tiers),
+                Tally(),
+            )
             records = predicted_records(
                 chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not arguments.cold_prompts
             )
             for record in records:
                 writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
-        return tally.summary(simulation.preemptions, simulation.engine_steps)
+        summary = tally.summary(simulation.preemptions, simulation.engine_steps)
+        return replace(summary, tiers=simulation.traffic, assumptions=tuple(deployment.assumptions()))
+
+
+def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:
+    """Return a model's engine with the settings that the flags and the deployment ask for."""
+    overrides = engine_overrides(arguments)
+    engine = engine_with(model.engine, overrides)
+    return engine_with(engine, deployment.engine(engine, overrides))
 
 
 def _predict_fleet(
-    arguments: argparse.Namespace, header: Meta, arrivals: Arrivals, models: list[Model], seed: int | None
+    arguments: argparse.Namespace,
+    header: Meta,
+    arrivals: Arrivals,
+    models: list[Model],
+    run: DeployedRun,
 ) -> Summary:
     """Predict a whole trace on the fleet that the flags ask for."""
     inputs = [arguments.trace, *arguments.latency_model]
@@ -249,11 +274,8 @@ def _predict_fleet(
     regret_inputs = [*inputs, arguments.output]
     if arguments.regret is not None:
         check_new(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret")
-    overrides = engine_overrides(arguments)
     logs = partial(_fleet_logs, arguments, header)
-    found = simulate_fleet(
-        arguments, arrivals, models, lambda one: engine_with(one.engine, overrides), seed, open_logs=logs
-    )
+    found = simulate_fleet(arguments, arrivals, models, run, open_logs=logs)
     header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
     order, tally = FinishOrder(), Tally()
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
@@ -268,7 +290,7 @@ def _predict_fleet(
             for line in found.regret_lines():
                 take(line)
     summary = tally.summary(found.preemptions, found.engine_steps)
-    return replace(summary, fleet=found.summary(records))
+    return replace(summary, fleet=found.summary(records), tiers=found.traffic if run.deployment.tiers else None)
 
 
 @contextmanager
@@ -388,6 +410,9 @@ def _as_text(summary: Summary, output: Path) -> str:
     lines += table_lines(["TTFT ms", "n", "p50", "p90", "p99"], rows, "<", gap="    ")
     if summary.fleet is not None:
         lines += fleet_lines(summary.fleet)
+    if summary.tiers is not None:
+        lines.append(traffic_sentence(summary.tiers))
+    lines += [f"assumed: {one}" for one in summary.assumptions]
     if summary.is_overrun:
         came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
         lines.append(

@@ -9,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from measure.cache.chains import chain_places
+from sim.engine.deployment import Deployment
+from sim.engine.tiers import Role, lay_out_tier
 from sim.kernels import layout
 from sim.kernels.layout import NONE, Draws, Pool, Records, Scheduler, SimState, Timeline
 from sim.kernels.pool import empty_pool
@@ -34,14 +36,24 @@ def build_state(
     config: EngineConfig,
     model: Model,
     seed: int | None = None,
+    *,
     first_steps: int = FIRST_STEPS,
+    deployment: Deployment | None = None,
 ) -> SimState:
     room = int(arrivals.output_tokens.sum())
-    return lay_out(arrivals, config, model, seed, first_steps=first_steps, token_room=room)
+    return lay_out(arrivals, config, model, seed, first_steps=first_steps, token_room=room, deployment=deployment)
 
 
 def lay_out(
-    arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, *, first_steps: int, token_room: int
+    arrivals: Arrivals,
+    config: EngineConfig,
+    model: Model,
+    seed: int | None,
+    *,
+    first_steps: int,
+    token_room: int,
+    deployment: Deployment | None = None,
+    role: Role = "both",
 ) -> SimState:
     """Lay out one of several parts of a workload; ``token_room``: tokens that its arenas hold."""
     settings = _settings(config, model.frontend_placement)
@@ -49,6 +61,7 @@ def lay_out(
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
+    tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
@@ -62,6 +75,7 @@ def lay_out(
         scheduler=Scheduler(
             settings=settings,
             pool=_pool(config, settings, keys, int(np.sort(blocks)[-most_running:].sum())),
+            tier=tier,
             requests=requests,
             running=np.zeros(most_running, np.int64),
             shares=np.zeros((2, most_running), layout.SHARE),
@@ -76,7 +90,7 @@ def lay_out(
         clock=clock,
         runs=runs,
         arrivals=arrival_heap(runs, roots),
-        events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
+        events=np.zeros((3 if tier.state["is_on"][0] else 2) * len(arrivals) + 1, layout.EVENT),
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
         draws=_draws(arrivals.ids, model, seed),

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.chains import chain_places
+from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.simstate import arrival_heap, lay_out
+from sim.engine.tiers import TierTraffic, in_list, traffic_of
 from sim.kernels import layout
-from sim.kernels.layout import NONE, Pool, Records, SimState
+from sim.kernels.layout import NONE, Pool, Records, SimState, Tier
 from sim.kernels.loop import FULL, NOT_CHAINED, run
 from sim.kernels.pool import with_keys
 from sim.latency.modelfile import Model
@@ -45,9 +47,16 @@ class StreamingRun:
     """Run whose arrivals are handed over in parts, by earliest possible time, parents before their children."""
 
     def __init__(
-        self, config: EngineConfig, model: Model, seed: int | None, run_on: Callable[[SimState], int] = run
+        self,
+        config: EngineConfig,
+        model: Model,
+        seed: int | None,
+        run_on: Callable[[SimState], int] = run,
+        *,
+        deployment: Deployment | None = None,
     ) -> None:
         """``run_on``: the loop, or one that logs."""
+        self._deployment = deployment
         self._run_on = run_on
         self._config = config
         self._model = model
@@ -69,6 +78,11 @@ class StreamingRun:
         if self._state is None:
             return 0
         return self._earlier_steps + _engine_steps(self._state, int(self._state.clock["num_steps"][0]))
+
+    @property
+    def traffic(self) -> TierTraffic | None:
+        """Traffic of the memory behind the pool; None: there is none."""
+        return None if self._state is None or self._deployment is None else traffic_of([self._state])
 
     @property
     def in_flight_ms(self) -> FloatArray:
@@ -130,19 +144,10 @@ class StreamingRun:
         old = self._state
         if old is None or self._arrivals is None:
             self._arrivals, self._told = part, np.zeros(len(part), bool)
-            return lay_out(
-                part, self._config, self._model, self._seed, first_steps=FIRST_STEPS, token_room=FIRST_TOKENS
-            )
+            return self._laid_out(part, FIRST_STEPS, FIRST_TOKENS)
         kept = _places_in_use(old)
         arrivals = _without_gone(self._arrivals.take(kept).followed_by(part))
-        new = lay_out(
-            arrivals,
-            self._config,
-            self._model,
-            self._seed,
-            first_steps=len(old.timeline.ends_ms),
-            token_room=len(old.token_steps),
-        )
+        new = self._laid_out(arrivals, len(old.timeline.ends_ms), len(old.token_steps))
         speaking = np.flatnonzero(_has_tokens(old))
         first_step = _first_step_in_use(old, speaking)
         self._earlier_steps += _engine_steps(old, first_step)
@@ -153,7 +158,19 @@ class StreamingRun:
         pool = _moved_pool(old.scheduler.pool, new.scheduler.pool)
         self._told = np.append(self._told[kept], np.zeros(len(part), bool))
         self._arrivals = arrivals
-        return new._replace(scheduler=new.scheduler._replace(pool=pool))
+        tier = _moved_tier(old.scheduler.tier, new.scheduler.tier, kept, _moved_to(old, kept))
+        return new._replace(scheduler=new.scheduler._replace(pool=pool, tier=tier))
+
+    def _laid_out(self, arrivals: Arrivals, first_steps: int, token_room: int) -> SimState:
+        return lay_out(
+            arrivals,
+            self._config,
+            self._model,
+            self._seed,
+            first_steps=first_steps,
+            token_room=token_room,
+            deployment=self._deployment,
+        )
 
     def _with_room(self, state: SimState) -> SimState:
         """Drop what only ended requests needed; lengthen the arrays if that is not enough."""
@@ -213,6 +230,7 @@ def _places_in_use(state: SimState) -> IntArray:
     used[state.events["code"][: clock["num_events"]] % len(used)] = True
     used[state.jobs[clock["first_job"] : clock["last_job"]]] = True
     used[state.done["code"][: clock["num_done"]]] = True
+    used[in_list(scheduler.tier, "first_ended")] = True
     return np.flatnonzero(used)
 
 
@@ -271,6 +289,18 @@ def _moved_pool(before: Pool, after: Pool) -> Pool:
     holds = np.zeros(max(len(after.holds), num_holds + 1), layout.HOLD)
     holds[: num_holds + 1] = before.holds[: num_holds + 1]
     return with_keys(before, after.keys)._replace(holds=holds)
+
+
+def _moved_tier(before: Tier, after: Tier, kept: IntArray, moved_to: IntArray) -> Tier:
+    if not before.state["is_on"][0]:
+        return after
+    rows = before.requests[kept]
+    rows["next"] = np.where(rows["next"] >= 0, moved_to[rows["next"]], NONE)
+    after.requests[: len(kept)] = rows
+    for name in ("first_loading", "first_ended", "last_ended"):
+        place = int(before.state[name][0])
+        before.state[name] = NONE if place == NONE else moved_to[place]
+    return before._replace(requests=after.requests)
 
 
 def _move_runs(old: SimState, new: SimState, kept: IntArray) -> None:

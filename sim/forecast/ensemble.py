@@ -18,6 +18,7 @@ from scipy.special import ndtri, stdtrit
 from measure.cache.chains import chain_places
 from measure.quantiles import interval_places, quantile
 from measure.resampling import CONFIDENCE
+from sim.engine.deployment import Deployment
 from sim.engine.simstate import FIRST_STEPS, build_state, with_model
 from sim.kernels import layout
 from sim.kernels.layout import SimState
@@ -102,13 +103,14 @@ def forecast(
     done: Callable[[], object] = lambda: None,
     threads: int | None = None,
     run_one: RunOne | None = None,
+    deployment: Deployment | None = None,
 ) -> Forecast:
     """Run ``arrivals`` on every member, ``threads`` at a time, None: one per core; ``done`` is called after each.
 
     Member i's noise depends on ``seed`` and i alone; None: the noise's medians. ``run_one``: runs a member and returns
-    its columns (``sim.forecast.fleets``); None: one engine.
+    its columns (``sim.forecast.fleets``); None: one engine, with the memory of ``deployment``.
     """
-    run_one = run_one or _on_one_engine(arrivals, config, members[0])
+    run_one = run_one or _on_one_engine(arrivals, config, members[0], deployment)
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
         noise_seed = None
@@ -131,9 +133,9 @@ def forecast(
     return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
 
 
-def _on_one_engine(arrivals: Arrivals, config: EngineConfig, model: Model) -> RunOne:
-    most_steps = int(arrivals.output_tokens.sum())
-    template = build_state(arrivals, config, model, first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
+def _on_one_engine(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None) -> RunOne:
+    first_steps = min(max(int(arrivals.output_tokens.sum()), FEWEST_STEPS), FIRST_STEPS)
+    template = build_state(arrivals, config, model, first_steps=first_steps, deployment=deployment)
     return lambda member, seed: _seen(run_state(with_model(template, arrivals, member, seed)))
 
 

@@ -11,7 +11,8 @@ from measure.cache.chains import chain_places
 from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
-from sim.engine.fleetplan import CAPTURED, FleetPlan, run_fleet
+from sim.engine.fleetplan import CAPTURED, FleetPlan, deployed, run_fleet
+from sim.engine.tiers import traffic_of
 from sim.forecast import ensemble
 from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
@@ -19,6 +20,7 @@ from sim.forecast.scenarios import Load
 from sim.kernels import layout
 from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model
+from sim.latency.terms import TERMS
 
 Seen = dict[str, npt.NDArray[Any]]
 
@@ -32,9 +34,17 @@ def forecast_load(
     threads: int | None = None,
 ) -> Forecast:
     """Forecast a load on every member as its scenario deploys it; ``done`` and ``threads``: see ``forecast``."""
-    deployed = [load.deployment.model(one) for one in members]
-    run_one = _run_one_of(load, deployed, seed)
-    return forecast(load.arrivals, load.engine, deployed, seed=seed, done=done, threads=threads, run_one=run_one)
+    models = [load.deployment.model(one) for one in members]
+    return forecast(
+        load.arrivals,
+        load.engine,
+        models,
+        seed=seed,
+        done=done,
+        threads=threads,
+        run_one=_run_one_of(load, models, seed),
+        deployment=load.deployment.tiers,
+    )
 
 
 def _run_one_of(load: Load, members: Sequence[Model], seed: int) -> RunOne | None:
@@ -50,7 +60,8 @@ def _run_one_of(load: Load, members: Sequence[Model], seed: int) -> RunOne | Non
         other_of = {id(one): other for one, other in zip(members, others, strict=True)}
 
     def run_member(model: Model, seed: int | None) -> Seen:
-        return _seen(run_fleet(load.arrivals, routed, _engines(load, plan, model, other_of.get(id(model))), plan, seed))
+        engines = deployed(_engines(load, plan, model, other_of.get(id(model))), load.deployment)
+        return _seen(run_fleet(load.arrivals, routed, engines, plan, seed))
 
     return run_member
 
@@ -96,27 +107,32 @@ def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun
     """
     model = load.deployment.model(model)
     if load.fleet is None:
-        point = run_point(load.arrivals, load.engine, model)
+        point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
         return point, demand_of(point, load.arrivals, load.engine, model), None
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     other = None if load.other is None else load.deployment.model(load.other.model)
-    engines = _engines(load, load.fleet, model, other)
-    judged = judged and load.fleet.route != CAPTURED
+    engines = deployed(_engines(load, load.fleet, model, other), load.deployment)
+    judged = judged and load.fleet.route != CAPTURED and not load.deployment.workers
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=judged, keeps_steps=True)
     fleet, costs = dispatch.fleet, [np.array(engine.model.costs) for engine in engines]
     by_engine = np.zeros(len(engines))
     rows = [life.state.timeline.rows[: int(life.state.clock["num_steps"][0])] for life in fleet.lives]
     for life, own in zip(fleet.lives, rows, strict=True):
-        by_engine[life.engine] += float((own.sum(axis=0) * costs[life.engine][: own.shape[1]]).sum())
+        weights = costs[life.engine][: own.shape[1]].copy()
+        if load.deployment.workers:  # decode workers take more steps, of which each costs a constant
+            weights[[term.work == "step" for term in TERMS[: own.shape[1]]]] = 0.0
+        by_engine[life.engine] += float((own.sum(axis=0) * weights).sum())
     place = int(by_engine.argmax())
     engine = engines[place]
     busiest = [number for number, life in enumerate(fleet.lives) if life.engine == place]
     state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
     state.runs["parent"] = fleet.state.runs["parent"]
     counts = np.concatenate([rows[number] for number in busiest])
-    point = PointRun(state, counts, costs[place][: counts.shape[1]])
+    traffic = traffic_of([life.state for life in fleet.lives])
+    point = PointRun(state, counts, costs[place][: counts.shape[1]], traffic)
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
-    demand = demand_of(point, load.arrivals, engine.config, engine.model, own=load.arrivals.take(places))
+    served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
+    demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)
     return point, demand, _routing(dispatch, load.fleet, by_engine)
 
 

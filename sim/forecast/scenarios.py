@@ -21,6 +21,7 @@ from sim.engine.fleetplan import (
     fleet_plan,
     replicas_of,
     upstream_names,
+    workers_plan,
 )
 from sim.engine.incidents import parse_event
 from sim.latency.modelfile import Model, engine_with, load_model
@@ -185,6 +186,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     )
     arrivals = at_rate(arrivals, scenario.rate)
     horizon_ms = float(arrivals.arrival_ms.max()) + captured.tail_ms
+    deployment.require_room(arrivals, engine.block_size)
     other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)
     return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment, other)
 
@@ -210,6 +212,10 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
     engine = engine_with(engine, deployment.engine(engine, scenario.settings))
     upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
+    if deployment.workers:
+        if replicas is not None or scenario.events:
+            raise InputError("--prefill-workers: they are the engines; expected no --replicas and no --event")
+        return engine, workers_plan(deployment, route), deployment
     if replicas is None and len(upstreams) > 1:
         if route in (None, CAPTURED) and not scenario.events:
             return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment

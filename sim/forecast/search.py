@@ -8,8 +8,9 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from sim.forecast.ensemble import Forecast, members
 from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.saturation import extrapolations
 from sim.forecast.scenarios import (
+    AS_CAPTURED,
+    AXIS_OF,
     Captured,
     Load,
     Scenario,
@@ -41,6 +44,7 @@ from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 
+MINIMIZED = tuple(one for one in get_args(Quantity) if one != "rate")
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
 REPLICAS = (1, 16)
@@ -113,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--minimize", choices=["num-gpu-blocks", "replicas"], help="what to find the least of")
+    wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of")
     wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of")
     parser.add_argument(
         "--target", required=True, metavar="THRESHOLD", help="[COHORT.]ttft.pNN<=LIMIT, such as turns2+.ttft.p90<=500ms"
@@ -245,17 +249,13 @@ class _Judge:
 
 
 def _at(config: SearchConfig, value: float) -> Scenario:
-    if config.quantity == "rate":
-        return replace(config.scenario, rate=value)
-    if config.quantity == "replicas":
-        return replace(config.scenario, replicas=round(value))
-    return replace(config.scenario, settings={**config.scenario.settings, "num_gpu_blocks": round(value)})
+    return AXIS_OF[config.quantity].put(config.scenario, value if config.quantity == "rate" else round(value))
 
 
 def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
     if config.quantity == "rate":
         return RATES
-    if config.quantity == "replicas":
+    if config.quantity not in ("num-gpu-blocks", "host-blocks"):
         return REPLICAS
     load = plan(captured, config.scenario)
     size = load.engine.block_size
@@ -294,8 +294,8 @@ def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:
     if len(scenarios) > 1:
         raise InputError(f"{len(scenarios)} scenarios; expected one value of each flag, as {quantity} is varied")
     one = scenarios[0] if scenarios else Scenario({})
-    given = {"rate": one.rate != 1.0, "replicas": one.replicas, "num-gpu-blocks": "num_gpu_blocks" in one.settings}
-    if given[quantity]:
+    axis = AXIS_OF[quantity]
+    if axis.value_in(one) != axis.value_in(AS_CAPTURED):
         raise InputError(f"--{quantity}: it is what is searched; expected --between to limit it")
     return one
 
@@ -306,7 +306,7 @@ def _between(text: str, quantity: Quantity) -> tuple[float, float]:
     except ValueError:
         low = high = 0.0
     whole = low == round(low) and high == round(high)
-    least = {"num-gpu-blocks": 2, "replicas": 1, "rate": 0.0}[quantity]
+    least = {"num-gpu-blocks": 2, "rate": 0}.get(quantity, 1)
     if not 0.0 < low < high < float("inf") or (quantity != "rate" and (low < least or not whole)):
         kind = "two numbers above 0" if quantity == "rate" else f"two whole numbers from {least} on"
         raise InputError(f"--between: {text!r}; expected {kind}, the smaller first")

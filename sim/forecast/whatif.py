@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from measure.cohorts import ALL
@@ -14,6 +15,7 @@ from measure.thresholds import Threshold
 from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
+from sim.forecast.breakeven import tiers_said
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import interval, members
 from sim.forecast.fleets import forecast_load
@@ -133,7 +135,8 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
             summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
-            rows.append(_row(asked, summaries, base, measured, model))
+            row = _row(asked, summaries, base, measured, model)
+            rows.append(msgspec.structs.replace(row, tiers=tiers_said(load, summaries[-1].run.traffic, drawn)))
     except KeyboardInterrupt:
         if not summaries:
             raise

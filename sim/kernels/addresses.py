@@ -13,7 +13,7 @@ from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 
 from sim.kernels import layout
-from sim.kernels.layout import SOURCES, Draws, Pool, Records, Scheduler, SimState, Timeline, record
+from sim.kernels.layout import SOURCES, Draws, Pool, Records, Scheduler, SimState, Tier, Timeline, record
 
 ADDRESS = record(f"address length width {SOURCES}")
 """An array of one dimension, ``width`` 1, or of two."""
@@ -43,6 +43,14 @@ ENGINE_STATE = shape_of(
         Scheduler,
         settings=layout.SETTINGS,
         pool=POOL,
+        tier=shape_of(
+            Tier,
+            state=layout.TIERS,
+            counts=layout.TIER_COUNTS,
+            blocks=layout.TIER_BLOCK,
+            table=_INTS,
+            requests=layout.TIER_REQUEST,
+        ),
         requests=layout.REQUEST,
         running=_PLACES,
         shares=[layout.SHARE],

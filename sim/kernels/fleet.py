@@ -13,7 +13,7 @@ import numpy as np
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, reader, shape_of
 from sim.kernels.compiling import entry, kernel
-from sim.kernels.layout import AS_RECORDED, NO_OUTCOME, NONE, Places, Records, SimState, record
+from sim.kernels.layout import AS_RECORDED, NO_OUTCOME, NONE, OK, Places, Records, SimState, record
 from sim.kernels.loop import DONE, FULL, NOT_CHAINED, run
 from sim.kernels.pool import lookup
 from sim.kernels.requestruns import end_ms, next_ms, pop, push, release_children
@@ -29,8 +29,9 @@ SEEN = record("cached_tokens prefill_tokens prefill_depth decodes kv_tokens is_f
 """An engine as it is when a request comes: tokens of its prompt that are cached; outstanding prefill of other requests
 and the sum of its tokens times their depth; requests decoding, on so many KV tokens; 1: ``max_num_seqs`` requests run;
 time that the step takes still that runs now."""
-FLEET_ENGINE = record("num_in_flight", times="resumes_ms bound_ms")
-"""``resumes_ms``: nothing happens in it before; ``bound_ms``: no session that waits for it goes on before."""
+FLEET_ENGINE = record("num_in_flight hands_over", times="resumes_ms bound_ms")
+"""``hands_over``: a prefill worker, whose requests come to the router again at their end; ``resumes_ms``: nothing
+happens in it before; ``bound_ms``: no session that waits for it goes on before."""
 
 
 class Fleet(NamedTuple):
@@ -227,13 +228,17 @@ def _collect(fleet: Fleet, state: SimState, engine: int) -> float:
     for number in range(known.num_in_flight):
         place = places[number]
         here, whole = state.runs[place], fleet.runs[place]
-        if whole.num_seen == 0 and here.num_seen > 0:
+        if whole.num_seen == 0 and here.num_seen > 0 and not known.hands_over:
             whole.num_seen = 1
             _note(fleet, state.timeline.seen_ms[state.token_steps[here.first_token]], 2 * place + FIRST_TOKEN)
         if here.outcome == NO_OUTCOME:
             places[kept] = place
             kept += 1
             least_ms = min(least_ms, here.next_think_ms)
+            continue
+        if known.hands_over and here.outcome == OK:
+            push(fleet.arrivals, fleet.clock[0].num_arrivals, end_ms(here), place)
+            fleet.clock[0].num_arrivals += 1
             continue
         moved_ms = here.arrival_ms - whole.arrival_ms
         whole.outcome, whole.num_seen = here.outcome, here.num_seen

@@ -36,8 +36,8 @@ def sources_digest() -> str:
 SOURCES = f"sources_{sources_digest()}"
 """Field that names the kernels' version and holds nothing. A record of every entry's arguments has it: otherwise the
 machine code on disk would outlive a change in another file."""
-WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
-"""State of a request; ABSENT: the scheduler has not got it."""
+WAITING, RUNNING, FINISHED, ABSENT, LOADING = range(5)
+"""State of a request; ABSENT: the scheduler has not got it; LOADING: it waits for blocks from a tier."""
 NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED, LOST, NO_ENGINE = map(np.int64, range(8))
 OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded", "lost", "no_engine")
 """Of a fleet alone: the request's engine died while it streamed; no engine was up when it came."""
@@ -104,6 +104,27 @@ beside the next step. ``step_end_ms``: of the engine's last step; minus infinity
 that began at ``start_ms`` and has ``left_ms`` to go; it goes on at ``resumes_ms`` or later."""
 
 
+HOST, DISK = range(2)
+"""Tiers behind the pool (``sim.kernels.tiers``)."""
+TIERS = record(
+    "is_on remote layerwise on_eviction prefetch host_blocks disk_blocks block_size first_loading first_ended "
+    f"last_ended loads loaded_tokens stored_blocks disk_read_blocks disk_stored_blocks {SOURCES}",
+    times="now_ms token_ms latency_ms disk_token_ms disk_latency_ms read_free_ms write_free_ms disk_read_free_ms "
+    "disk_write_free_ms step_until_ms",
+)
+"""An engine's links, and what went over them. ``remote``: prompts come whole over the link, from prefill workers;
+``…_free_ms``: all transfers asked for so far are done then; ``step_until_ms``: no step ends before. ``first_…``: of
+requests being loaded, and of those that ended and whose blocks do not count as used yet."""
+TIER_COUNTS = record("host_used disk_used host_evicted disk_evicted evicted_key evicted_kind round")
+"""``round``: number of the last look at blocks that must not displace each other."""
+TIER_BLOCK = record("key kind older newer next_in_slot round", times="ready_ms busy_ms")
+"""A block that a tier keeps, readable from ``ready_ms`` on and in transit until ``busy_ms``. The first two are the ends
+of the tiers' lists by use."""
+TIER_REQUEST = record("first stored next noted", times="done_ms")
+"""``first`` to ``stored``: depths of a request's blocks that it stored or loaded; ``done_ms``: end of its transfer, of
+which the step loop knows if it is ``noted``; ``next``: in a list of ``TIERS``."""
+
+
 class Pool(NamedTuple):
     """The free queue and the prefix cache, by segments of chains."""
 
@@ -121,11 +142,25 @@ class Pool(NamedTuple):
     """What is known of every request's chain and of every segment's."""
 
 
+class Tier(NamedTuple):
+    """Blocks behind the pool; ``counts``, ``blocks`` and ``table`` may be several engines'."""
+
+    state: Records
+    counts: Records
+    blocks: Records
+    """TIER_BLOCK: two ends of lists, the host's, the disk's."""
+    table: Ints
+    """By a key's slot, of 2**n: the block entered last."""
+    requests: Records
+    """TIER_REQUEST by place; one row if there are no tiers."""
+
+
 class Scheduler(NamedTuple):
     """Requests waiting and running on the pool."""
 
     settings: Records
     pool: Pool
+    tier: Tier
     requests: Records
     """REQUEST by place in the workload; one more, the two ends of the waiting line."""
     running: Places

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 
+from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.frontend import run_alone, run_beside
 from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, Draws, SimState, Timeline
-from sim.kernels.requestruns import deliver_events, end, hand_over, next_ms, receive
-from sim.kernels.scheduler import can_cross, cross, finish_step, forget_due, is_due, note_due, schedule
+from sim.kernels.requestruns import await_loads, deliver_events, end, hand_over, next_ms, receive
+from sim.kernels.scheduler import finish_step, schedule
 from sim.latency import noise, terms
 from tracefile.hashing.splitmix64 import GOLDEN, mix64
 from tracefile.records.arrays import FloatArray
@@ -115,8 +116,11 @@ def _compose(state: SimState, slot: int) -> bool:
     scheduler = state.scheduler
     if scheduler.state[0].num_running + scheduler.state[0].num_waiting == 0:
         return False
+    step, now_ms, tier = scheduler.steps[slot], state.clock[0].now_ms, scheduler.tier.state[0]
+    tier.now_ms = now_ms
     schedule(scheduler, slot)
-    step, now_ms = scheduler.steps[slot], state.clock[0].now_ms
+    if tier.is_on:
+        await_loads(state)
     state.clock[0].preemptions += step.preempted
     for number in range(step.count - step.admitted, step.count):
         request_run = state.runs[scheduler.shares[slot, number].place]
@@ -241,6 +245,7 @@ def _begin(state: SimState) -> None:
     start_ms, step_ms = clock.now_ms, _row_ms(state.costs, row)
     clock.start_ms = start_ms
     clock.left_ms = step_ms * _step_factor(state, start_ms, step_ms) + clock.carried_ms
+    clock.left_ms = max(clock.left_ms, state.scheduler.tier.state[0].step_until_ms - start_ms)
     clock.carried_ms = 0.0
 
 

@@ -189,10 +189,10 @@ def release(pool: Pool, request: Any) -> None:
 @kernel
 def _segment_at(pool: Pool, request: Any, depth: int) -> int:
     """Return the segment that begins with the request's block ``depth``; NONE: that block is not cached."""
-    kind, key = PRIVATE, _private_key(request.serial, depth)
+    kind, key = PRIVATE, private_key(request.serial, depth)
     if depth < request.known_keys:
         kind, key = KNOWN, pool.keys[request.first_key + depth]
-    number = pool.table[_first_slot(key, len(pool.table))]
+    number = pool.table[first_slot(key, len(pool.table))]
     while number != NONE:
         segment = pool.segments[number]
         if np.uint64(segment.first_key) == key and segment.kind == kind:
@@ -205,7 +205,7 @@ def _segment_at(pool: Pool, request: Any, depth: int) -> int:
 
 
 @kernel
-def _private_key(serial: int, depth: int) -> np.uint64:
+def private_key(serial: int, depth: int) -> np.uint64:
     return np.uint64(serial << 32 | depth)
 
 
@@ -362,10 +362,10 @@ def _enter(pool: Pool, number: int) -> None:
     segment = pool.segments[number]
     if not _can_be_found(segment):
         return
-    key = _private_key(segment.base, segment.start)
+    key = private_key(segment.base, segment.start)
     if segment.kind == KNOWN:
         key = pool.keys[segment.base + segment.start]
-    slot = _first_slot(key, len(pool.table))
+    slot = first_slot(key, len(pool.table))
     segment.first_key = np.int64(key)
     segment.next_in_slot = pool.table[slot]
     pool.table[slot] = number
@@ -379,7 +379,7 @@ def _can_be_found(segment: Any) -> bool:
 @kernel
 def _leave(pool: Pool, number: int) -> None:
     segments, table = pool.segments, pool.table
-    slot = _first_slot(np.uint64(segments[number].first_key), len(table))
+    slot = first_slot(np.uint64(segments[number].first_key), len(table))
     if table[slot] == number:
         table[slot] = segments[number].next_in_slot
         return
@@ -390,7 +390,7 @@ def _leave(pool: Pool, number: int) -> None:
 
 
 @kernel
-def _first_slot(key: np.uint64, slots: int) -> np.int64:
+def first_slot(key: np.uint64, slots: int) -> np.int64:
     """Slot of ``key`` in a hash table of ``slots``, a power of two."""
     mixed = key * _GOLDEN
     return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(slots - 1))

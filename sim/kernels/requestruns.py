@@ -11,7 +11,9 @@ from sim.kernels.layout import (
     ABORTED,
     ABSENT,
     AS_RECORDED,
+    LOADING,
     NO_OUTCOME,
+    NONE,
     OK,
     PARENT_FAILED,
     SHARED_CORE,
@@ -20,7 +22,8 @@ from sim.kernels.layout import (
     Records,
     SimState,
 )
-from sim.kernels.scheduler import abort, accepts, add
+from sim.kernels.scheduler import abort, accepts, add, take_up
+from sim.kernels.tiers import prefetch
 
 
 @kernel
@@ -48,11 +51,14 @@ def deliver_events(state: SimState) -> None:
         time_ms, code = state.events[0].time_ms, state.events[0].code
         pop(state.events, clock.num_events)
         clock.num_events -= 1
-        # Entries before aborts, each by place: the code counts the entries first.
-        if code < len(state.runs):
-            _enter(state, code, time_ms)
-        else:
-            _abort(state, code - len(state.runs))
+        # Entries before aborts before ends of loads, each by place: the code counts the entries first.
+        kind, place = code // len(state.runs), code % len(state.runs)
+        if kind == 0:
+            _enter(state, place, time_ms)
+        elif kind == 1:
+            _abort(state, place)
+        elif state.scheduler.requests[place].state == LOADING:
+            take_up(state.scheduler, place)
 
 
 @kernel
@@ -131,7 +137,22 @@ def _enter(state: SimState, place: int, time_ms: float) -> None:
     run = state.runs[place]
     if run.outcome == NO_OUTCOME:
         run.entry_ms = time_ms
+        tier = state.scheduler.tier.state[0]
+        if tier.prefetch:
+            tier.now_ms = time_ms
+            prefetch(state.scheduler.pool, state.scheduler.tier, state.scheduler.requests[place])
         add(state.scheduler, place)
+
+
+@kernel
+def await_loads(state: SimState) -> None:
+    """Note when the requests come back that begin to wait for blocks from a tier."""
+    tier = state.scheduler.tier
+    place = tier.state[0].first_loading
+    while place != NONE and not tier.requests[place].noted:
+        tier.requests[place].noted = 1
+        _at(state, tier.requests[place].done_ms, place + 2 * len(state.runs))
+        place = tier.requests[place].next
 
 
 @kernel

@@ -3,16 +3,23 @@
 ``is_quiet`` says that nothing has happened since the last step was composed that could let the queue's head in: the
 step loop may then repeat that step without composing it. What is called for every request in every step gets only the
 arrays that it needs: handing over all of them takes longer than the work.
-
-While all requests only decode, each fills a block and takes a new one every ``block_size`` steps, and the scheduler
-need not compose those steps: ``cross`` does what happens at such block boundaries.
 """
 
 from typing import Any
 
-from sim.kernels.compiling import kernel
-from sim.kernels.layout import FINISHED, RUNNING, WAITING, Scheduler
+from sim.kernels.compiling import kernel, stay_apart
+from sim.kernels.layout import FINISHED, LOADING, RUNNING, WAITING, Scheduler
 from sim.kernels.pool import hold, lookup, publish, release, take
+from sim.kernels.tiers import (
+    WAIT,
+    end_loading,
+    load,
+    note_ended,
+    reserved_blocks,
+    seek,
+    stash,
+    store_step,
+)
 from sim.vllm import rules
 
 _lookup_limit = kernel(rules.lookup_limit)
@@ -51,6 +58,8 @@ def schedule(scheduler: Scheduler, slot: int) -> None:
     if step.preempted == 0 and state.num_waiting > 0:
         _admit_waiting(scheduler, slot, most)
     step.repeated_tokens = scheduler.pool.counts[0].num_repeated * settings.block_size
+    if scheduler.tier.state[0].is_on:
+        store_step(scheduler, slot)
 
 
 @kernel
@@ -87,7 +96,9 @@ def finish_step(scheduler: Scheduler, slot: int) -> int:
 def abort(scheduler: Scheduler, place: int) -> None:
     """Take a request out that is not finished, its blocks freed at once, whatever it was doing."""
     was_running = scheduler.requests[place].state == RUNNING
-    if not was_running:
+    if scheduler.requests[place].state == LOADING:
+        end_loading(scheduler.tier, place)
+    elif not was_running:
         _leave_queue(scheduler, place)
     _retire(scheduler, place)
     if was_running:
@@ -137,6 +148,7 @@ def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
 @kernel
 def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
     requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
+    tier = scheduler.tier.state[0]
     block_size, chunks = scheduler.settings[0].block_size, scheduler.settings[0].enable_chunked_prefill
     budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
     end = len(requests) - 1
@@ -147,9 +159,23 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         following = request.next_waiting
         if request.stale_steps > 0:
             continue  # a token of before its preemption is still to come; the next in line may go first
-        most_hits = _lookup_limit(request.num_tokens, block_size, request.prompt_logprobs)
-        hits, idle = lookup(pool, request, most_hits)
-        tokens = min(request.num_tokens - hits * block_size, most)
+        loaded, hits, idle, end_of_load = request.num_blocks > 0, request.num_blocks, 0, 0
+        tokens = request.num_tokens - request.num_computed
+        if loaded:
+            _publish_loaded(scheduler, place)
+        else:
+            most_hits = _lookup_limit(request.num_tokens, block_size, request.prompt_logprobs)
+            hits, idle = lookup(pool, request, most_hits)
+            if tier.is_on:
+                end_of_load = seek(scheduler, place, hits)
+                if end_of_load == WAIT:
+                    continue
+                if end_of_load > hits and not tier.layerwise:
+                    if not _begin_load(scheduler, place, hits, idle, end_of_load):
+                        break
+                    continue
+            tokens = request.num_tokens - max(hits, end_of_load) * block_size
+        tokens = min(tokens, most)
         if not chunks and tokens > budget:
             break
         tokens = min(tokens, budget)
@@ -159,11 +185,81 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         _leave_queue(scheduler, place)
         scheduler.running[state.num_running] = place
         state.num_running += 1
-        _adopt(scheduler, place, hits)
+        if not loaded:
+            _adopt(scheduler, place, hits)
+        if end_of_load > hits:
+            tier.step_until_ms = max(tier.step_until_ms, _take_loaded(scheduler, place, end_of_load))
+            _publish_loaded(scheduler, place)
+        request.state = RUNNING
         _extend(scheduler, place, request.num_computed + tokens)
         step.admitted += 1
         _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
         budget -= tokens
+
+
+@kernel
+def _begin_load(scheduler: Scheduler, place: int, hits: int, idle: int, end: int) -> bool:
+    """Let a request wait for its blocks up to ``end`` from a tier; False: the pool has no room for them."""
+    stay_apart()
+    num_free, request = scheduler.pool.counts[0].num_free, scheduler.requests[place]
+    if _blocks_needed(_blocks_for(request.num_tokens, scheduler.settings[0].block_size), hits, idle) > num_free:
+        return False
+    if _blocks_needed(end, hits, idle) > num_free - reserved_blocks(scheduler):
+        return False
+    _leave_queue(scheduler, place)
+    _adopt(scheduler, place, hits)
+    own, tier = scheduler.tier.requests[place], scheduler.tier.state[0]
+    own.done_ms, own.next, own.noted = _take_loaded(scheduler, place, end), tier.first_loading, 0
+    tier.first_loading = place
+    request.state = LOADING
+    return True
+
+
+@kernel
+def _take_loaded(scheduler: Scheduler, place: int, end: int) -> float:
+    """Give an adopted request room for blocks up to ``end`` from a tier; return the time at which they are there."""
+    request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
+    hits = request.num_blocks
+    if scheduler.tier.state[0].on_eviction:
+        stash(scheduler.pool, scheduler.tier, end - hits)
+    take(scheduler.pool, end - hits)
+    done_ms = load(scheduler, place, hits, end)
+    request.num_blocks = end
+    request.room_tokens = end * block_size
+    request.num_computed = min(end * block_size, request.num_tokens - 1)
+    if request.preemptions == 0 and not scheduler.tier.state[0].remote:
+        request.cached_tokens = min(end * block_size, request.num_tokens)
+    return done_ms
+
+
+@kernel
+def _publish_loaded(scheduler: Scheduler, place: int) -> None:
+    request = scheduler.requests[place]
+    full = min(request.num_blocks, request.num_tokens // scheduler.settings[0].block_size)
+    if full > request.num_hashed:
+        publish(scheduler.pool, request, request.num_hashed, full)
+        count_hashed(scheduler, place, full)
+
+
+@kernel
+def take_up(scheduler: Scheduler, place: int) -> None:
+    """Queue a request whose blocks have come from a tier: before all that hold none, after those that do."""
+    end_loading(scheduler.tier, place)
+    scheduler.requests[place].state = WAITING
+    before = _last_holder(scheduler)
+    if scheduler.settings[0].by_priority:
+        before = _before_in_line(scheduler, place, before, len(scheduler.requests) - 1)
+    _queue_after(scheduler, before, place)
+    scheduler.state[0].is_quiet = 0
+
+
+@kernel
+def _last_holder(scheduler: Scheduler) -> int:
+    """Return the last of those at the front of the line that hold blocks from a tier; its end, if none does."""
+    requests, place = scheduler.requests, len(scheduler.requests) - 1
+    while requests[requests[place].next_waiting].num_blocks > 0:
+        place = requests[place].next_waiting
+    return place
 
 
 @kernel
@@ -228,7 +324,6 @@ def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
         _record_admission(scheduler, place, hit_tokens)
     if request.cached_tokens < 0:
         request.cached_tokens = hit_tokens
-    request.state = RUNNING
     request.num_blocks = hits
     request.num_computed = hit_tokens
     request.room_tokens = hit_tokens
@@ -255,6 +350,8 @@ def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
     if lacking > 0:
         if lacking > pool.counts[0].num_free:
             return False
+        if scheduler.tier.state[0].on_eviction:
+            stash(pool, scheduler.tier, lacking)
         take(pool, lacking)
         request.num_blocks += lacking
         request.room_tokens += lacking * block_size
@@ -303,12 +400,14 @@ def _preempt(scheduler: Scheduler, place: int) -> None:
     request.state = WAITING
     request.stale_steps = request.steps_in_flight
     request.preemptions += 1
-    _queue(scheduler, place, len(scheduler.requests) - 1)
+    _queue(scheduler, place, _last_holder(scheduler))
 
 
 @kernel
 def _retire(scheduler: Scheduler, place: int) -> None:
     _give_back(scheduler, place)
+    if scheduler.tier.state[0].is_on:
+        note_ended(scheduler.tier, place)
     scheduler.requests[place].state = FINISHED
     scheduler.state[0].is_quiet = 0
 
@@ -327,12 +426,19 @@ def _give_back(scheduler: Scheduler, place: int) -> None:
 @kernel
 def _queue(scheduler: Scheduler, place: int, before: int) -> None:
     """Let a request wait: after ``before``, or where its priority puts it."""
-    requests, end = scheduler.requests, len(scheduler.requests) - 1
     if scheduler.settings[0].by_priority:
-        before = requests[end].previous_waiting
-        while before != end and _goes_first(requests[place], requests[before], place < before):
-            before = requests[before].previous_waiting
+        last = scheduler.requests[len(scheduler.requests) - 1].previous_waiting
+        before = _before_in_line(scheduler, place, last, _last_holder(scheduler))
     _queue_after(scheduler, before, place)
+
+
+@kernel
+def _before_in_line(scheduler: Scheduler, place: int, before: int, end: int) -> int:
+    """Return the one after whom a request's priority puts it, from ``before`` towards the front, to ``end``."""
+    requests = scheduler.requests
+    while before != end and _goes_first(requests[place], requests[before], place < before):
+        before = requests[before].previous_waiting
+    return before
 
 
 @kernel
@@ -360,79 +466,3 @@ def _leave_queue(scheduler: Scheduler, place: int) -> None:
     requests[before].next_waiting = after
     requests[after].previous_waiting = before
     scheduler.state[0].num_waiting -= 1
-
-
-@kernel
-def note_due(scheduler: Scheduler) -> None:
-    """Note when the running requests' last blocks get full while they all only decode."""
-    block_size = scheduler.settings[0].block_size
-    for position in range(scheduler.state[0].num_running - 1, -1, -1):
-        step = -scheduler.requests[scheduler.running[position]].num_computed % block_size
-        scheduler.also_due[position] = scheduler.due[step]
-        scheduler.due[step] = position + 1
-
-
-@kernel
-def forget_due(scheduler: Scheduler) -> None:
-    block_size = scheduler.settings[0].block_size
-    for position in range(scheduler.state[0].num_running):
-        scheduler.due[-scheduler.requests[scheduler.running[position]].num_computed % block_size] = 0
-
-
-@kernel
-def is_due(scheduler: Scheduler, step: int) -> bool:
-    """Return whether a block is taken or filled in the ``step``-th step after ``note_due``."""
-    taking, filling = _due(scheduler, step)
-    return bool(taking != 0 or filling != 0)
-
-
-@kernel
-def can_cross(scheduler: Scheduler, step: int) -> bool:
-    """Return whether there are blocks for all, and no newly cached block that could let the queue's head in."""
-    state, settings = scheduler.state[0], scheduler.settings[0]
-    may_admit = (
-        state.num_waiting > 0
-        and state.num_running < settings.max_num_seqs
-        and state.num_running < settings.max_num_batched_tokens
-    )
-    taking, filling = _due(scheduler, step)
-    count = 0
-    while taking != 0:
-        count += 1
-        taking = scheduler.also_due[taking - 1]
-    while may_admit and filling != 0:
-        request = scheduler.requests[scheduler.running[filling - 1]]
-        if request.num_hashed < request.known_keys:
-            return False
-        filling = scheduler.also_due[filling - 1]
-    return bool(count <= scheduler.pool.counts[0].num_free)
-
-
-@kernel
-def cross(scheduler: Scheduler, step: int) -> None:
-    """Take and cache the step's blocks in the scheduler's order; composing ahead, blocks taken are full at its end."""
-    ahead = scheduler.settings[0].composes_ahead
-    taking, filling = _due(scheduler, step)
-    while taking != 0 or filling != 0:
-        if taking != 0 and (ahead or filling == 0 or taking <= filling):
-            request = scheduler.requests[scheduler.running[taking - 1]]
-            take(scheduler.pool, 1)
-            request.num_blocks += 1
-            request.room_tokens += scheduler.settings[0].block_size
-            taking = scheduler.also_due[taking - 1]
-        else:
-            place = scheduler.running[filling - 1]
-            request = scheduler.requests[place]
-            publish(scheduler.pool, request, request.num_hashed, request.num_hashed + 1)
-            count_hashed(scheduler, place, request.num_hashed + 1)
-            filling = scheduler.also_due[filling - 1]
-
-
-@kernel
-def _due(scheduler: Scheduler, step: int) -> tuple[int, int]:
-    """Return position + 1 of the first request that takes a block in that step, and of the first that fills one."""
-    settings = scheduler.settings[0]
-    taking = scheduler.due[step % settings.block_size]
-    if settings.composes_ahead:
-        return taking, taking
-    return taking, scheduler.due[(step + 1) % settings.block_size]

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state
+from sim.engine.tiers import in_list
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
 from sim.kernels.compiling import entry
@@ -38,6 +40,11 @@ def _finish(scheduler: Any, slot: int) -> None:
     kernels.finish_step(scheduler, slot)
 
 
+@entry
+def _take_up(scheduler: Any, place: int) -> None:
+    kernels.take_up(scheduler, place)
+
+
 Content = tuple[int, int]
 """A block's key, and its place in the line of those under that key."""
 
@@ -45,7 +52,7 @@ Content = tuple[int, int]
 class CompiledScheduler:
     """Requests by their place in the given order."""
 
-    def __init__(self, config: EngineConfig, requests: Sequence[Request]) -> None:
+    def __init__(self, config: EngineConfig, requests: Sequence[Request], deployment: Deployment | None = None) -> None:
         arrivals = [
             Arrival(
                 Record(
@@ -62,13 +69,30 @@ class CompiledScheduler:
             for one in requests
         ]
         model = make_model({"t0_ms": 1.0}, config)
-        self._scheduler = build_state(columns(arrivals), config, model).scheduler
+        self._scheduler = build_state(columns(arrivals), config, model, deployment=deployment).scheduler
         self._scheduler.requests["arrival_ms"][:-1] = [one.arrival_ms for one in requests]
         self._preemptions = self._scheduler.requests["preemptions"].copy()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.state["num_running"][0] + self._scheduler.state["num_waiting"][0])
+        queues = self._scheduler.state[0]
+        return bool(queues["num_running"] + queues["num_waiting"]) or bool(self.loading)
+
+    @property
+    def tier(self) -> layout.Tier:
+        return self._scheduler.tier
+
+    @property
+    def loading(self) -> list[int]:
+        """Places of the requests that wait for blocks from a tier, the first to begin first."""
+        return in_list(self.tier, "first_loading")[::-1]
+
+    def loaded_blocks(self, place: int) -> int:
+        request = self._scheduler.requests[place]
+        return int(request["num_blocks"] - request["num_hashed"])
+
+    def take_up(self, place: int) -> None:
+        _take_up(self._scheduler, place)
 
     def add(self, place: int) -> None:
         _add(self._scheduler, place)

@@ -1,0 +1,112 @@
+"""Tiers behind the pool, laid out for the compiled engine, and their traffic after a run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sim.engine.deployment import Deployment
+from sim.kernels import layout
+from sim.kernels.layout import NONE, SimState, Tier
+from sim.kernels.tiers import LISTS
+
+Role = Literal["both", "prefill", "decode"]
+"""Work of an engine; ``decode``: prompts come with their KV."""
+MOST_SLOTS = 1 << 20
+_NEVER = 1 << 62
+
+
+def lay_out_tier(requests: int, deployment: Deployment | None, block_size: int, role: Role = "both") -> Tier:
+    """Lay out empty tiers for so many requests; None: there are none."""
+    state = np.zeros(1, layout.TIERS)
+    state["first_loading"] = state["first_ended"] = state["last_ended"] = NONE
+    state["step_until_ms"] = -np.inf
+    blocks = np.zeros(LISTS, layout.TIER_BLOCK)
+    blocks["older"] = blocks["newer"] = range(LISTS)
+    counts = np.zeros(1, layout.TIER_COUNTS)
+    by_place = np.zeros(1, layout.TIER_REQUEST)
+    slots = 1
+    if deployment is not None and (deployment.host_blocks or role == "decode"):
+        _set_links(state, deployment, block_size, remote=role == "decode")
+        capacity = deployment.host_blocks + deployment.disk_blocks
+        blocks = np.append(blocks, np.zeros(capacity, layout.TIER_BLOCK))
+        slots = 1 << min(capacity, MOST_SLOTS).bit_length()
+        by_place = np.zeros(requests + 1, layout.TIER_REQUEST)
+        by_place["first"] = _NEVER
+    return Tier(state, counts, blocks, np.zeros(slots, np.int32), by_place)
+
+
+def _set_links(state: layout.Records, deployment: Deployment, block_size: int, *, remote: bool) -> None:
+    gb_per_s, latency_ms = deployment.host_gb_per_s, deployment.host_latency_ms
+    if remote:
+        gb_per_s, latency_ms = deployment.kv_link_gb_per_s, deployment.kv_link_latency_ms
+    values = {
+        "is_on": True,
+        "remote": remote,
+        "layerwise": deployment.tier_load == "layerwise",
+        "on_eviction": deployment.tier_write == "evict",
+        "prefetch": deployment.prefetch,
+        "host_blocks": deployment.host_blocks,
+        "disk_blocks": deployment.disk_blocks,
+        "block_size": block_size,
+        "token_ms": deployment.kv_bytes_per_token / gb_per_s / 1e6,
+        "latency_ms": latency_ms,
+        "disk_token_ms": deployment.kv_bytes_per_token / deployment.disk_gb_per_s / 1e6,
+        "disk_latency_ms": deployment.disk_latency_ms,
+    }
+    for name, value in values.items():
+        state[name] = value
+    for name in ("read_free_ms", "write_free_ms", "disk_read_free_ms", "disk_write_free_ms"):
+        state[name] = -np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class TierTraffic:
+    """Blocks and tokens that went to and from a run's tiers."""
+
+    loads: int
+    loaded_tokens: int
+    stored_blocks: int
+    host_blocks: int
+    """In the host's memory at the end; and evicted from it."""
+    host_evicted: int
+    disk_read_blocks: int
+    disk_stored_blocks: int
+    disk_blocks: int
+    disk_evicted: int
+
+
+def traffic_of(states: list[SimState]) -> TierTraffic:
+    """Return the traffic of a run's engines."""
+    tiers = [state.scheduler.tier for state in states]
+    stores = {id(tier.counts): tier.counts[0] for tier in tiers}.values()
+    own = {
+        name: sum(int(tier.state[name][0]) for tier in tiers)
+        for name in ("loads", "loaded_tokens", "stored_blocks", "disk_read_blocks", "disk_stored_blocks")
+    }
+    return TierTraffic(
+        **own,
+        host_blocks=sum(int(one["host_used"]) for one in stores),
+        host_evicted=sum(int(one["host_evicted"]) for one in stores),
+        disk_blocks=sum(int(one["disk_used"]) for one in stores),
+        disk_evicted=sum(int(one["disk_evicted"]) for one in stores),
+    )
+
+
+def traffic_sentence(traffic: TierTraffic) -> str:
+    said = (
+        f"memory behind the pool: {traffic.loaded_tokens:,} tokens loaded in {traffic.loads:,} transfers, "
+        f"{traffic.stored_blocks:,} blocks stored, {traffic.host_blocks:,} kept and {traffic.host_evicted:,} evicted"
+    )
+    if traffic.disk_stored_blocks:
+        said += f"; disk: {traffic.disk_read_blocks:,} blocks read, {traffic.disk_stored_blocks:,} written"
+    return said
+
+
+def in_list(tier: Tier, first: str) -> list[int]:
+    """Return the places in a list of ``TIERS``: of requests being loaded, or of ended ones."""
+    found, place = [], int(tier.state[first][0])
+    while place != NONE:
+        found.append(place)
+        place = int(tier.requests["next"][place])
+    return found

@@ -1,0 +1,276 @@
+"""Host memory and disk behind the pool: answers by hand, and laws of conservation."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment
+from sim.engine.dispatch import RoutedLoad
+from sim.engine.fleet import Fleet, FleetEngine
+from sim.engine.fleetplan import deployed, run_fleet, workers_plan
+from sim.engine.simstate import build_state
+from sim.engine.streaming import StreamingRun
+from sim.engine.tiers import in_list, traffic_of
+from sim.kernels import layout
+from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
+from sim.kernels.tiers import LISTS
+from sim.latency.modelfile import make_model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
+from tests.sim.engine.test_compiled import load
+from tests.sim.fleets import COSTS
+from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.errors import InputError
+
+CONFIG = EngineConfig(block_size=4, num_gpu_blocks=6, max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False)
+LINK: dict[str, Any] = {"kv_bytes_per_token": 1_000_000, "host_gb_per_s": 1.0, "host_latency_ms": 2.0}
+"""A millisecond a token, two a transfer."""
+
+
+def chained(*requests: tuple[float, list[int], int]) -> Arrivals:
+    """Arrivals of these times, blocks, and further prompt tokens; each has one token of output."""
+    records = [
+        Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=arrival_ms,
+            prompt_tokens=4 * len(blocks) + more,
+            output_tokens=1,
+            block_hashes=[BlockHash(block) for block in blocks],
+        )
+        for number, (arrival_ms, blocks, more) in enumerate(requests)
+    ]
+    return plan_arrivals(Meta(block_size=4), records, 4)
+
+
+def run(arrivals: Arrivals, config: EngineConfig = CONFIG, **deployed: Any) -> SimState:
+    return run_state(
+        build_state(arrivals, config, make_model(COSTS, config), deployment=Deployment(**LINK, **deployed))
+    )
+
+
+def cached(state: SimState) -> list[int]:
+    found: list[int] = state.scheduler.requests["cached_tokens"][:-1].tolist()
+    return found
+
+
+AGAIN = ((0.0, [1, 2, 3, 4], 0), (100.0, [5, 6, 7, 8], 0), (200.0, [1, 2, 3, 4], 4))
+"""The second displaces three of the first's four blocks, which the third asks for."""
+
+
+def test_a_request_waits_for_its_blocks_beside_the_others() -> None:
+    state = run(chained(*AGAIN), host_blocks=8)
+    assert cached(state) == [0, 0, 16]
+    # Entry at 201 ms; 2 ms and 12 tokens on the link; a step of 4 ms and 4 tokens.
+    assert state.runs["ttft_ms"].tolist() == pytest.approx([6.6, 6.6, 1.0 + 14.0 + 4.4])
+    traffic = traffic_of([state])
+    assert (traffic.loads, traffic.loaded_tokens, traffic.stored_blocks, traffic.host_blocks) == (1, 12, 9, 8)
+
+
+def test_a_transfer_by_layers_stretches_the_step() -> None:
+    state = run(chained(*AGAIN), host_blocks=8, tier_load="layerwise")
+    assert cached(state) == [0, 0, 16]
+    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + 14.0)
+
+
+def test_blocks_go_to_the_host_when_the_pool_evicts_them() -> None:
+    state = run(chained(*AGAIN), host_blocks=8, tier_write="evict")
+    assert cached(state) == [0, 0, 16]
+    assert traffic_of([state]).stored_blocks >= 3
+    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + 14.0 + 4.4)
+
+
+def test_a_disk_keeps_what_the_host_evicts() -> None:
+    """The host has room for the second's blocks alone; the first's come from the disk, 3 ms a token and 5 ms."""
+    deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 3, "disk_latency_ms": 5.0}
+    state = run(chained(*AGAIN), **deployed)
+    assert cached(state) == [0, 0, 16]
+    # Of blocks 2, 3 and 4, one is on the host still: two are read in 5 + 24 ms, then three copied in 2 + 12.
+    read = traffic_of([state]).disk_read_blocks
+    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + (5.0 + 12.0 * read) + 14.0 + 4.4)
+
+
+def test_links_that_cost_nothing_and_a_large_host_hit_like_an_unlimited_pool() -> None:
+    rng = np.random.default_rng(1)
+    chains = [[int(root), *(10 * int(root) + step for step in range(1, 4))] for root in rng.integers(1, 9, 60)]
+    arrivals = chained(*((50.0 * number, chain, 1) for number, chain in enumerate(chains)))
+    free = {"kv_bytes_per_token": 1, "host_gb_per_s": 1e9, "host_latency_ms": 0.0}
+    small = run_state(
+        build_state(arrivals, CONFIG, make_model(COSTS, CONFIG), deployment=Deployment(**free, host_blocks=500))
+    )
+    large = EngineConfig(block_size=4, num_gpu_blocks=500, max_num_seqs=8, async_scheduling=False)
+    assert cached(small) == cached(run_state(build_state(arrivals, large, make_model(COSTS, large))))
+
+
+def shared_load(seed: int, requests: int) -> Arrivals:
+    """Conversations on a small pool, some at once, some aborted."""
+    return plan_arrivals(Meta(block_size=4), load(random.Random(seed), requests, 12.0), 4)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    host=st.sampled_from([16, 40, 400]),
+    disk=st.sampled_from([0, 30, 400]),
+    write=st.sampled_from(["through", "evict"]),
+    how=st.sampled_from(["beside", "layerwise"]),
+    prefetch=st.booleans(),
+    ahead=st.booleans(),
+)
+def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
+    *, seed: int, host: int, disk: int, write: Any, how: Any, prefetch: bool, ahead: bool
+) -> None:
+    config = EngineConfig(
+        block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
+    )
+    arrivals = shared_load(seed, 40)
+    deployed = Deployment(
+        **LINK, host_blocks=host, disk_blocks=disk, tier_write=write, tier_load=how, prefetch=prefetch
+    )
+    state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
+    assert (state.runs["outcome"] != layout.NO_OUTCOME).all()
+    assert state.scheduler.pool.counts["num_free"][0] == config.usable_blocks
+    tier, traffic = state.scheduler.tier, traffic_of([state])
+    assert traffic.host_blocks <= host
+    assert traffic.disk_blocks <= disk
+    kept = tier.blocks[LISTS:]
+    for level, first, count in ((0, 0, traffic.host_blocks), (1, host, traffic.disk_blocks)):
+        rows = kept[first : first + count]
+        assert len({(int(row["key"]), int(row["kind"])) for row in rows}) == count
+        in_line, number = 0, int(tier.blocks["newer"][level])
+        while number != level:
+            in_line, number = in_line + 1, int(tier.blocks["newer"][number])
+        assert in_line == count
+    entered = traffic.stored_blocks + traffic.disk_read_blocks
+    assert traffic.host_blocks + traffic.host_evicted <= entered
+    if not disk:
+        assert traffic.host_blocks + traffic.host_evicted == entered
+        assert traffic.disk_blocks == traffic.disk_read_blocks == 0
+    assert not in_list(tier, "first_loading")
+    assert_hits_are_possible(arrivals, state)
+
+
+def assert_hits_are_possible(arrivals: Arrivals, state: SimState) -> None:
+    """A hit is of blocks that a request before it had, in its prompt or in its output."""
+    order = np.argsort(np.nan_to_num(state.runs["entry_ms"], nan=np.inf), kind="stable").tolist()
+    seen: set[int] = set()
+    starts = np.cumsum(arrivals.known) - arrivals.known
+    for place in order:
+        chain = arrivals.hashes[starts[place] : starts[place] + arrivals.known[place]].tolist()
+        hit = int(state.scheduler.requests["cached_tokens"][place]) // 4
+        assert hit <= len(arrivals.hashes)
+        if hit > 0 and state.scheduler.requests["preemptions"][place] == 0:
+            assert set(chain[:hit]) <= seen
+        seen |= set(chain)
+
+
+def test_a_run_in_parts_is_the_run_at_once() -> None:
+    config = EngineConfig(block_size=4, num_gpu_blocks=60, max_num_seqs=4, max_num_batched_tokens=32)
+    arrivals, model = shared_load(3, 120), make_model(COSTS, config)
+    arrivals = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
+    deployed = Deployment(**LINK, host_blocks=60, disk_blocks=100, prefetch=True)
+    order = np.argsort(arrivals.arrival_ms, kind="stable")
+    whole = run_state(build_state(arrivals.take(order), config, model, deployment=deployed))
+    parts = np.array_split(order, 6)
+    run, cached_tokens = StreamingRun(config, model, None, deployment=deployed), {}
+    for number, part in enumerate(parts):
+        until_ms = arrivals.arrival_ms[parts[number + 1]].min() if number + 1 < len(parts) else np.inf
+        for results in run.feed(arrivals.take(part), float(until_ms)):
+            cached_tokens |= {one.record.request_id: (one.cached_tokens, one.ttft_ms) for one in results}
+    for place, name in enumerate(arrivals.take(order).ids):
+        tokens, ttft_ms = int(whole.scheduler.requests["cached_tokens"][place]), whole.runs["ttft_ms"][place]
+        assert cached_tokens[RequestId(name)] == (
+            None if tokens < 0 else tokens,
+            None if np.isnan(ttft_ms) else pytest.approx(ttft_ms),
+        )
+    assert run.traffic == traffic_of([whole])
+
+
+def test_engines_that_share_a_host_find_each_others_blocks() -> None:
+    arrivals = chained((0.0, [1, 2, 3, 4], 0), (100.0, [1, 2, 3, 4], 4))
+    model = make_model(COSTS, CONFIG)
+    for shared, hits in ((False, [0, 0]), (True, [0, 16])):
+        deployed = Deployment(**LINK, host_blocks=8, shared_tiers=shared)
+        fleet = Fleet(arrivals, [FleetEngine(name, CONFIG, model, deployed) for name in ("a", "b")], None)
+        place = fleet.advance()
+        while place >= 0:
+            place = fleet.advance(place, place)
+        found = [int(fleet.lives[place].state.scheduler.requests["cached_tokens"][place]) for place in (0, 1)]
+        assert found == hits
+
+
+@pytest.mark.parametrize(
+    ("deployed", "said"),
+    [
+        ({"disk_blocks": 5}, "--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too"),
+        ({"host_blocks": 5}, "--kv-bytes-per-token: not told; expected the KV cache's bytes of a token"),
+        ({"prefill_workers": 1}, "--prefill-workers, --decode-workers: expected both or none"),
+        ({"shared_tiers": True}, "--shared-tiers: nothing is shared; expected --host-blocks"),
+    ],
+)
+def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Deployment(**deployed)
+    assert str(refused.value).startswith(said)
+
+
+def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
+    with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
+        Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
+
+
+def test_a_link_of_no_bandwidth_is_refused() -> None:
+    _, _, _, read, _ = DEPLOYMENT_FLAGS["host-gb-per-s"]
+    with pytest.raises(InputError, match="--host-gb-per-s: '0'; expected a number above 0"):
+        read("--host-gb-per-s", "0")
+
+
+def test_a_prompt_is_computed_on_one_worker_and_its_output_on_another() -> None:
+    """16 tokens: 5.6 ms on the prefill worker; 1 ms and 16 ms on the link; a step of the last token, 4.1 ms; then 5."""
+    records = [
+        Record(
+            request_id=RequestId("r"),
+            arrival_ms=0.0,
+            prompt_tokens=16,
+            output_tokens=3,
+            block_hashes=[BlockHash(block) for block in range(4)],
+        )
+    ]
+    arrivals, model = plan_arrivals(Meta(block_size=4), records, 4), make_model(COSTS, CONFIG)
+    deployed_as = Deployment(
+        prefill_workers=1, decode_workers=1, kv_bytes_per_token=1_000_000, kv_link_gb_per_s=1.0, kv_link_latency_ms=1.0
+    )
+    plan = workers_plan(deployed_as, None)
+    engines = deployed([FleetEngine(name, CONFIG, model) for name in plan.names], deployed_as)
+    dispatch = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, plan, None)
+    (result,) = dispatch.fleet.results()
+    assert (result.outcome, result.output_tokens, result.cached_tokens) == ("ok", 3, 0)
+    assert result.record.upstream == "decode 0"
+    # Each worker's API server takes 1 ms.
+    assert result.ttft_ms == pytest.approx(1.0 + 5.6 + 1.0 + 1.0 + 16.0 + 4.1)
+    assert msgspec.json.decode(result.itl_ms) == pytest.approx([5.0, 5.0])
+
+
+def test_workers_serve_every_request_and_move_every_prompt_once() -> None:
+    config = EngineConfig(block_size=4, num_gpu_blocks=200, max_num_seqs=8, max_num_batched_tokens=64)
+    arrivals, model = shared_load(5, 80), make_model(COSTS, config)
+    one = run_state(build_state(arrivals, config, model))
+    deployed_as = Deployment(prefill_workers=2, decode_workers=3, kv_bytes_per_token=1000)
+    plan = workers_plan(deployed_as, "session")
+    engines = deployed([FleetEngine(name, config, model) for name in plan.names], deployed_as)
+    fleet = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, plan, None).fleet
+    runs = fleet.state.runs
+    assert (runs["outcome"] != layout.NO_OUTCOME).all()
+    served = runs["outcome"] == layout.OK
+    assert (served == (one.runs["outcome"] == layout.OK))[~np.isfinite(arrivals.abort_after_ms)].all()
+    assert (fleet.life_of[served] >= 2).all()
+    moved = sum(int(life.state.scheduler.tier.state["loads"][0]) for life in fleet.lives)
+    assert moved >= served.sum()
+    for life in fleet.lives:
+        assert life.state.scheduler.pool.counts["num_free"][0] == config.usable_blocks

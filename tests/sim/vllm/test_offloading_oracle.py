@@ -1,0 +1,89 @@
+"""Our tier of host memory, compiled, against vLLM's own OffloadingConnector: every step of many random workloads."""
+
+import json
+import os
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.engine.deployment import Deployment
+from sim.vllm.config import EngineConfig
+from tests.sim.oracles.compiled_scheduler import CompiledScheduler
+from tests.sim.vllm.test_vllm_oracle import Keys, Workload, make_workload, our_request
+
+SCRIPT = Path(__file__).parents[1] / "oracles" / "vllm_offloading.py"
+MOST_STEPS = 5000
+
+
+def make_tiered(seed: int) -> Workload:
+    """A synchronous workload whose requests all end by their length, and a host that may be full."""
+    workload = make_workload(2 * seed)
+    for request in workload["requests"]:
+        request["max_tokens"], request["abort_step"] = len(request["output"]), None
+        request["output"] = [token + 10 for token in request["output"]]
+    config = workload["config"]
+    config |= {"host_blocks": (40, 80, 300)[seed % 3], "enable_prefix_caching": True, "async_scheduling": False}
+    return workload
+
+
+def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
+    """The workload on our compiled scheduler, in the words of ``vllm_offloading.py``; a step is a millisecond."""
+    settings = dict(workload["config"])
+    host_blocks = settings.pop("host_blocks")
+    config = EngineConfig(max_model_len=4096 if settings["enable_chunked_prefill"] else None, **settings)
+    deployed = Deployment(host_blocks=host_blocks, kv_bytes_per_token=1, host_gb_per_s=1e12, host_latency_ms=0.0)
+    specs, keys = workload["requests"], Keys()
+    scheduler = CompiledScheduler(config, [our_request(one, config.block_size, keys) for one in specs], deployed)
+    pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
+    steps: list[dict[str, Any]] = []
+    while (pending or scheduler.has_work) and len(steps) < MOST_STEPS:
+        while pending and specs[pending[0]]["step"] <= len(steps):
+            scheduler.add(pending.popleft())
+        scheduler.tier.state["now_ms"] = len(steps)
+        scheduler.schedule(0)
+        loading = scheduler.loading
+        steps.append(
+            {
+                "scheduled": [[specs[place]["id"], *share] for place, *share in scheduler.shares(0)],
+                "loaded": sorted([specs[place]["id"], scheduler.loaded_blocks(place)] for place in loading),
+                "kept": int(scheduler.tier.counts["host_used"][0]),
+            }
+        )
+        scheduler.finish_step(0)
+        for place in loading:
+            scheduler.take_up(place)
+    return steps
+
+
+@pytest.mark.vllm
+def test_every_step_is_vllms() -> None:
+    python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
+    if not python or not model:
+        pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
+    count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
+    workloads = [make_tiered(seed) for seed in range(count)]
+    answer = subprocess.run(
+        [python, str(SCRIPT), model],
+        input=json.dumps(workloads),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    loaded = 0
+    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+        ours = compiled_steps(workload)
+        for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
+            assert our_step == their_step, f"workload {seed}, step {number}"
+        assert len(ours) == len(theirs), f"workload {seed}"
+        loaded += sum(blocks for step in ours for _, blocks in step["loaded"])
+    assert loaded > 5 * count
+
+
+def test_the_workloads_end_on_our_scheduler() -> None:
+    for seed in range(6):
+        assert compiled_steps(make_tiered(seed))
