@@ -226,6 +226,7 @@ def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[
             "events": ", ".join(scenario.events) or None,
             "rate": scenario.rate,
             "cold_prompts": scenario.cold_prompts or captured.cold,
+            **{name: getattr(scenario, name) for name in ("mixed_with", "adapter_load_s", "max_loras")},
         }
     )
     return {axis.name: told[axis.own_field] for axis in AXES}, told["gpus"]
