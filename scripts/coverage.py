@@ -257,7 +257,7 @@ def alarm_rows(runs: int, seed: int) -> Iterator[list[str]]:
     error, reach = measured_error(seed)
     for drift, hours in DRIFTS:
         for captures in (3, 5, 10):
-            random, found = np.random.default_rng(seed), []
+            random, found = np.random.default_rng(seed), list[list[float]]()
             for _ in range(runs):
                 logs = random.normal(0.0, drift, captures)
                 spread = float(logs.std(ddof=1)) * np.sqrt(1.0 + 1.0 / captures)
@@ -266,8 +266,8 @@ def alarm_rows(runs: int, seed: int) -> Iterator[list[str]]:
                 on = watched(model, day, reach)
                 lengths = [len(list(same)) for is_on, same in groupby(on) if is_on]
                 told = watched(model, day[:60] + np.log(1.3), reach)
-                found.append((len(lengths), sum(length >= 60 for length in lengths), np.mean(on), any(told)))
-            alarms, long, share, told_share = np.mean(found, axis=0)
+                found.append([len(lengths), sum(length >= 60 for length in lengths), sum(on) / len(on), any(told)])
+            alarms, long, share, told_share = np.mean(np.array(found), axis=0)
             name = f"{drift:.0%}, lasting {hours:g} h" if drift else "none"
             yield [name, str(captures), f"{alarms:.1f}", f"{long:.1f}", f"{share:.1%}", f"{told_share:.0%}"]
 

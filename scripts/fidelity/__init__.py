@@ -1,1 +1,1 @@
-"""Forecasts held to captures of a real vLLM."""
+"""Forecasts held to captures of real engines."""
