@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from measure import wording
-from measure.cacheuse import CacheUse, CauseShare, Distribution, Window
+from measure.cacheuse import CacheUse, CauseShare, Distribution, PolicyHits, Window
 from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, plain
 from report.pages.page import render
 from tracefile.records.errors import InputError
@@ -28,6 +28,8 @@ class OneCurve(msgspec.Struct, frozen=True):
     hit_tokens_low: list[float] = []
     hit_tokens_high: list[float] = []
     use: list[CacheUse] = []
+    policies: list[PolicyHits] = []
+    """Of eviction, requests one at a time; empty: not asked for."""
     kv_bytes_per_token: int | None = None
     """Null: not told, and no size is shown in GiB."""
 
@@ -146,6 +148,7 @@ def render_curves(files: CurveFiles) -> str:
         headlines=headlines(files) or [f"Prefix cache of {', '.join(files.labels)}"],
         defined="docs/curves.md",
         files=files,
+        policies=named_policies(files),
         used=[(name, curve, use) for name, curve in _named_curves(files) for use in curve.use],
         at_zero={"distance": at_zero(files, _distance_tokens), "time": at_zero(files, _time_s)},
     )
@@ -178,12 +181,20 @@ def _named_curves(files: CurveFiles) -> Iterator[tuple[str, OneCurve]]:
             yield f"{label}, {curve.block_size}-token blocks" if len(file.curves) > 1 else label, curve
 
 
+def named_policies(files: CurveFiles) -> list[tuple[str, OneCurve, PolicyHits]]:
+    return [(name, curve, policy) for name, curve in _named_curves(files) for policy in curve.policies]
+
+
 def hits_figure(files: CurveFiles) -> Figure | None:
     """Hit rate by cache size; None without a curve that hits anything."""
     data: list[Trace] = []
     for slot, (name, curve) in enumerate(_named_curves(files)):
         if curve.sizes:
             data += _hits_lines(name, curve, slot)
+    for slot, (name, curve, policy) in enumerate(named_policies(files), start=len(data)):
+        x = [size * curve.block_size for size in policy.sizes]
+        y = [round(hits * curve.block_size / (curve.input_tokens or 1), 6) for hits in policy.hit_blocks]
+        data.append(_line(f"{name}: {policy.evict}", x, y, slot, DASHED) | {"line": {"shape": "linear"}})
     return _lines(data, "cache (tokens)", "hit tokens of prompt tokens")
 
 

@@ -12,13 +12,17 @@ from engines.modelconfig import kv_bytes_per_token
 from measure.cache.accesses import Accesses
 from measure.cache.hitcurve import HitCurve, hit_curve
 from measure.cache.stackdepth import access_depths, resident_owners
-from measure.cacheuse import CacheUse, GroupUse
+from measure.cacheuse import CacheUse, GroupUse, PolicyHits
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from sim.cache.hybrid import run as run_hybrid
+from sim.cache.onebyone import read_requests
+from sim.cache.policies import SHARES as POLICY_SHARES
+from sim.cache.policies import compare_policies, describe_policies, parse_policies
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.vllm.config import add_kv_groups
+from sim.vllm.eviction import EVICT_HELP
 from sim.workload.accesses import GroupedAccesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
@@ -45,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_group_arguments(parser)
     add_kv_groups(parser)
     parser.add_argument(
+        "--evict", metavar="POLICY,…", help=f"the pool's hits under policies side by side, with the bound; {EVICT_HELP}"
+    )
+    parser.add_argument(
         "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
     )
     parser.add_argument(
@@ -64,15 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
     block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
+    evicts = [] if arguments.evict is None else parse_policies(arguments.evict)
     if arguments.sample is not None:
         return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
     curves, texts = [], []
     for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
         curve = hit_curve(accesses)
         uses = use_at(accesses, curve, grouping, cache_tokens)
-        curves += [{**curve_as_json(curve, uses), "kv_bytes_per_token": kv_bytes}] if arguments.json else []
-        text = describe(curve, cache_tokens, uses, kv_bytes)
-        texts.append("\n".join([text, *describe_groups(accesses.groups, uses)]))
+        policies = policies_at(arguments.trace, evicts, curve, cache_tokens)
+        shown = {"kv_bytes_per_token": kv_bytes, "policies": [asdict(one) for one in policies]}
+        curves += [{**curve_as_json(curve, uses), **shown}] if arguments.json else []
+        lines = [describe(curve, cache_tokens, uses, kv_bytes), *describe_groups(accesses.groups, uses)]
+        texts.append("\n".join([*lines, *describe_policies(policies, curve.block_size, curve.input_tokens)]))
     return _print(arguments, curves, texts)
 
 
@@ -87,8 +97,9 @@ def _kv_bytes(arguments: argparse.Namespace) -> int | None:
 def _run_sampled(
     arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int], kv_bytes: int | None
 ) -> int:
-    if arguments.by is not None:
-        raise InputError("--by: given with --sample; expected one of them: groups need the whole trace")
+    for flag, given in (("--by", arguments.by), ("--evict", arguments.evict)):
+        if given is not None:
+            raise InputError(f"{flag}: given with --sample; expected one of them: it needs the whole trace")
     sampling = Sampling(rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed)
     curves, texts = [], []
     for block_size in block_sizes:
@@ -124,6 +135,17 @@ def parse_numbers(text: str | None, flag: str) -> list[int]:
     if numbers and numbers[0] < 1:
         raise InputError(f"{flag}: {text!r}; expected positive numbers with commas between")
     return numbers
+
+
+def policies_at(trace: Path, evicts: list[str], curve: HitCurve, cache_tokens: list[int]) -> list[PolicyHits]:
+    """Hits under each policy in caches of ``cache_tokens``, or else of certain shares of the max hits."""
+    if not evicts or not curve.max_hit_blocks:
+        return []
+    sizes = [tokens // curve.block_size for tokens in cache_tokens]
+    sizes = sizes or sorted({curve.size_for_share(share) for share in POLICY_SHARES})
+    with open_trace(trace) as reader:
+        parts = list(read_requests(reader, engine_chains(reader.meta, curve.block_size)))
+    return compare_policies(parts, evicts, [size for size in sizes if size], curve.block_size)
 
 
 def use_at(

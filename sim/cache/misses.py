@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(hashed_batches(reader), chains, grouping)
-    found = attribute(prompts, usable_blocks, arguments.free_rule, grouping)
+    found = attribute(prompts, usable_blocks, arguments.free_rule, grouping, arguments.evict)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
@@ -111,13 +111,18 @@ def lay_out(batches: Iterable[tuple[Batch, Hashes]], chains: Chains, grouping: G
 
 
 def attribute(
-    prompts: Prompts, usable_blocks: int | None, free_rule: FreeRule = "vllm", grouping: Grouping | None = None
+    prompts: Prompts,
+    usable_blocks: int | None,
+    free_rule: FreeRule = "vllm",
+    grouping: Grouping | None = None,
+    evict: str = "vllm",
 ) -> Attribution:
     """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
     laid_out = _lay_out_all(prompts)
     fits = np.concatenate([np.empty(0, bool), *(part.fits(usable_blocks) for part in prompts.parts)])
     names, group, rule = _grouped(prompts, laid_out, grouping)
-    causes, evictions = _ask_pool(laid_out, fits, group, OneByOnePool(usable_blocks, free_rule), prompts.block_size)
+    pool = OneByOnePool(usable_blocks, free_rule, evict, laid_out.requests[fits], prompts.block_size)
+    causes, evictions = _ask_pool(laid_out, fits, group, pool, prompts.block_size)
     place = np.zeros_like(group)
     return Attribution(
         block_size=prompts.block_size,

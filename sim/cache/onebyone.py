@@ -3,11 +3,13 @@
 The pool is the simulator's compiled one. Its arrays grow with what is cached, so memory does not follow the trace.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from measure.cache.chains import chain_places
+from measure.cache.interning import leading
 from sim.kernels import layout
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.layout import SOURCES, Ints, Places, Pool, Records, record
@@ -26,6 +28,7 @@ from sim.kernels.pool import (
     take,
     with_keys,
 )
+from sim.vllm.eviction import BELADY, parse_evict
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
 from sim.workload.chain import Chains, hashed_batches, known_blocks, leading_keys
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
@@ -37,10 +40,11 @@ UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
 FIRST_ROOM = 1 << 12
 """Copies of segments that there is room for at first."""
-NO_KEYS = np.empty(0, np.uint64)
+NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    f"prompt_logprobs hits cached_blocks seen_blocks {SOURCES}"
+    f"prompt_logprobs hits cached_blocks seen_blocks worth {SOURCES}",
+    times="arrival_ms",
 )
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
 ``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
@@ -76,11 +80,24 @@ class Requests(NamedTuple):
 class OneByOnePool:
     """The pool between requests, of so many blocks; None: unlimited."""
 
-    def __init__(self, usable_blocks: int | None, free_rule: FreeRule = "vllm") -> None:
-        settings = np.zeros(1, layout.SETTINGS)
+    def __init__(
+        self,
+        usable_blocks: int | None,
+        free_rule: FreeRule = "vllm",
+        evict: str = "vllm",
+        requests: Records | None = None,
+        block_size: int = 0,
+    ) -> None:
+        """``requests``: all that there will be, in one run, under another policy of eviction than vLLM's."""
+        settings, eviction = np.zeros(1, layout.SETTINGS), parse_evict(evict)
         settings["enable_prefix_caching"], settings["free_rule"] = True, FREE_RULES.index(free_rule)
-        blocks = UNLIMITED if usable_blocks is None else usable_blocks
-        self._pool = empty_pool(settings, blocks, NO_KEYS, records=0, holds=0, slots=1)
+        settings["evict"], settings["evict_limit"], settings["block_size"] = *eviction, block_size
+        usable, records, levels = UNLIMITED if usable_blocks is None else usable_blocks, 0, None
+        if requests is not None and eviction.policy:
+            records = usable = min(int(requests["num_blocks"].sum()), usable)
+            levels = len(requests) + 1 if eviction.policy == BELADY else None
+        settings["usable_blocks"], slots = usable, 1 << (2 * records).bit_length()
+        self._pool = empty_pool(settings, usable, NO_KEYS, records=records, holds=0, slots=slots, levels=levels)
 
     @property
     def evicted_blocks(self) -> int:
@@ -91,12 +108,20 @@ class OneByOnePool:
         done, most = 0, int(requests["num_blocks"].max(initial=0))
         self._pool = pool = with_keys(self._pool, keys)
         pool.counts["num_holds"] = pool.counts["free_hold"] = 0
+        policy = pool.settings["evict"][0]
+        if policy == BELADY:
+            self._pool = pool._replace(uses=next_uses(keys, requests))
+        if policy and evictions is not None:
+            self._pool = self._pool._replace(evicted=np.zeros(most + 1, np.uint64))
         while done < len(requests):
-            self._pool = pool = _with_room(pool, most)
+            self._pool = pool = self._pool if policy else _with_room(self._pool, most)
             done = run_requests(pool, requests, done, evictions or note_evictions(0, np.zeros(0, np.int64)))
         if pool.counts["not_chained"][0]:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return np.asarray(requests["hits"])
+
+
+_NO_REQUESTS = Requests(NO_ROWS, NO_ROWS, NO_ROWS, NO_KEYS, np.empty(0, REQUEST))
 
 
 def read_requests(reader: TraceReader, chains: Chains) -> Iterator[Requests]:
@@ -114,9 +139,47 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests["prompt_logprobs"] = unread = batch.numbers("prompt_logprobs")[rows]
     requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size, unread), known)
     requests["serial"] = NO_SERIAL
+    requests["arrival_ms"] = batch.times("arrival_ms")[rows]
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
     keys = leading_keys(hashes, hashes.starts[rows], known, chains.factor)
     return Requests(rows, prompt_tokens, computed, keys, requests)
+
+
+def pool_of(
+    parts: Iterable[Requests], usable_blocks: int | None, free_rule: FreeRule, evict: str, block_size: int
+) -> tuple[OneByOnePool, Iterable[Requests]]:
+    """Return the pool, and the parts; under another policy of eviction than vLLM's, all as one."""
+    if not parse_evict(evict).policy:
+        return OneByOnePool(usable_blocks, free_rule), parts
+    whole = joined(parts)
+    requests = whole.requests[whole.fits(usable_blocks)]
+    return OneByOnePool(usable_blocks, free_rule, evict, requests, block_size), [whole]
+
+
+def joined(parts: Iterable[Requests]) -> Requests:
+    """Return the requests of all ``parts`` as one."""
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    whole = Requests(*columns) if columns else _NO_REQUESTS
+    known = whole.requests["known_keys"]
+    whole.requests["first_key"] = np.cumsum(known) - known
+    return whole
+
+
+def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
+    """Worth of each key's next lookup by a later request: the sooner it comes, the more; 0: it never comes."""
+    known, limits, last = requests["known_keys"], requests["most_hits"], len(requests)
+    request_of = np.repeat(np.arange(last), known)
+    numbers = np.unique(keys[chain_places(requests["first_key"], known)], return_inverse=True)[1]
+    looked_up = leading(np.append(0, np.cumsum(known)), limits)
+    order = np.argsort(numbers, kind="stable")
+    # By key and then by request; of what follows under the same key, the least is the next.
+    found = numbers[order] * (last + 1) + np.where(looked_up[order], request_of[order], last)
+    following = np.minimum.accumulate(np.append(found[1:], numbers.max(initial=0) * (last + 1) + last)[::-1])[::-1]
+    uses = np.zeros(len(keys), np.int64)
+    uses[chain_places(requests["first_key"], known)[order]] = last - np.minimum(
+        following - numbers[order] * (last + 1), last
+    )
+    return uses
 
 
 def note_evictions(keys: int, group: IntArray) -> Evictions:
@@ -148,11 +211,17 @@ def run_requests(pool: Pool, requests: Records, first: int, evictions: Evictions
             return number
         if len(evictions.evictor):
             _look_back(pool, request, number, evictions)
+        pool.counts[0].now_ms = request.arrival_ms
         request.hits = hold(pool, request, request.most_hits)
         request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
         if len(evictions.evictor):
             _note_evictions(pool, request.num_blocks - request.hits, number, evictions)
+        evicted = pool.counts[0].evicted_blocks
         take(pool, request.num_blocks - request.hits)
+        for place in range(evicted, pool.counts[0].evicted_blocks if len(pool.evicted) else evicted):
+            key = pool.evicted[place % len(pool.evicted)]
+            if key > 0:
+                evictions.evictor[key - np.uint64(1)] = number
         publish(pool, request, request.hits, request.full_blocks)
         release(pool, request)
         if pool.counts[0].not_chained:
@@ -177,6 +246,8 @@ def _look_back(pool: Pool, request: Any, number: int, evictions: Evictions) -> N
 @kernel
 def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -> None:
     """Note the evictor of the ``count`` blocks at the queue's head, which are taken next."""
+    if len(pool.blocks):
+        return
     count -= min(count, pool.counts[0].num_unhashed)
     copy = pool.copies[QUEUE].after
     while count > 0:

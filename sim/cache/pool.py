@@ -18,7 +18,7 @@ from sim.cache.hybrid import run as run_hybrid
 from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import add_free_rule, add_kv_groups
+from sim.vllm.config import add_evict, add_free_rule, add_kv_groups
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, finest_records, hashed_records, tokens_computed
@@ -104,7 +104,7 @@ class SlotCounts(HitCounts):
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("object_lru", "free_rule", "kv_groups"),
+    "vllm": ("object_lru", "free_rule", "kv_groups", "evict"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
 }
@@ -149,6 +149,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_free_rule(parser, default="vllm")
     add_kv_groups(parser)
+    add_evict(parser, default="vllm")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -176,12 +177,12 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
         chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)
-        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule)
+        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule, arguments.evict)
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
     """Raise InputError for a flag that only another engine has."""
-    defaults = {"free_rule": "vllm", "object_lru": False}
+    defaults = {"free_rule": "vllm", "evict": "vllm", "object_lru": False}
     for engine, names in OWN_FLAGS.items():
         given = [name for name in names if getattr(arguments, name) not in (None, defaults.get(name))]
         if given and engine != arguments.engine:
@@ -192,17 +193,24 @@ def refuse_other_engines(arguments: argparse.Namespace) -> None:
 
 
 def count_pool_hits(
-    reader: TraceReader, chains: Chains, usable_blocks: int | None, free_rule: FreeRule = "vllm"
+    reader: TraceReader,
+    chains: Chains,
+    usable_blocks: int | None,
+    free_rule: FreeRule = "vllm",
+    evict: str = "vllm",
 ) -> HitCounts:
-    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time."""
+    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time.
+
+    Under another policy of eviction than vLLM's, the whole trace is in memory.
+    """
     # The other caches need no compiled code.
-    from sim.cache.onebyone import OneByOnePool, read_requests, run_requests  # noqa: PLC0415
+    from sim.cache.onebyone import pool_of, read_requests, run_requests  # noqa: PLC0415
     from sim.kernels.compiling import say_if_not_compiled  # noqa: PLC0415
 
     say_if_not_compiled(run_requests)
-    pool = OneByOnePool(usable_blocks, free_rule)
+    pool, parts = pool_of(read_requests(reader, chains), usable_blocks, free_rule, evict, chains.block_size)
     counts = HitCounts(block_size=chains.block_size, usable_blocks=usable_blocks)
-    for part in read_requests(reader, chains):
+    for part in parts:
         fits = part.fits(usable_blocks)
         counts.requests += len(fits)
         counts.rejected += int((~fits).sum())

@@ -18,6 +18,7 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
+from sim.vllm.eviction import parse_evict
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray, UInt64Array
@@ -127,7 +128,10 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     if config.kv_groups is not None:
         raise InputError(f"kv_groups: {config.kv_groups}; expected one group: the compiled engine has no others")
+    eviction = parse_evict(config.evict)
     values = {
+        "evict": eviction.policy,
+        "evict_limit": eviction.limit,
         "free_rule": FREE_RULES.index(config.free_rule),
         "by_priority": config.scheduling_policy == "priority",
         "composes_ahead": config.async_scheduling,

@@ -26,6 +26,7 @@ from sim.engine.fleetplan import (
 from sim.engine.incidents import parse_event
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import EngineConfig
+from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import linked_records
@@ -370,6 +371,11 @@ def _duration(flag: str, word: str) -> float:
         raise InputError(f"{flag}: {error}") from None
 
 
+def _evict(flag: str, word: str) -> str:
+    parse_evict(word, flag)
+    return word
+
+
 def _events(flag: str, word: str) -> tuple[str, ...]:
     """Return an event; an empty word is none, beside which a grid has others."""
     if not word:
@@ -434,6 +440,7 @@ AXES = (
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
     Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", one_of(*FREE_RULES)),
+    Axis("evict", str, "POLICY", EVICT_HELP, _evict),
     Axis(
         "no-prefix-caching",
         bool,

@@ -20,7 +20,7 @@ Places = npt.NDArray[np.int64]
 
 SIM = Path(__file__).parent.parent
 SHARED = (
-    *(SIM / name for name in ("latency/noise.py", "latency/terms.py", "vllm/rules.py")),
+    *(SIM / name for name in ("latency/noise.py", "latency/terms.py", "vllm/eviction.py", "vllm/rules.py")),
     *(SIM.parent / f"engines/routing/{name}.py" for name in ("costs", "prefix", "records")),
     Path(splitmix64.__file__),
 )
@@ -53,32 +53,42 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens pauses"
+    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
 )
-"""``pauses``: the engine stands still within a step where unknown arrivals may come; of a fleet's engines."""
+"""``evict``, ``evict_limit``: a policy of ``sim.vllm.eviction`` and its setting. ``pauses``: the engine stands still
+within a step where unknown arrivals may come; of a fleet's engines."""
 SEGMENT = record("kind base start end first_key copy next_in_slot")
 """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]``. ``copy``: the first in line; of a
 free segment, the next free one."""
 COPY = record("segment references deeper before after previous_twin next_twin")
 """Some blocks in the free queue or held; ``deeper``: the copy that was cut off last; ``after``: of a free one, the
 next."""
+BLOCK = record(
+    "key kind state parent children references hits depth most_depth level queue before after next_in_slot is_entered",
+    times="used_ms",
+)
+"""A block of ``sim.kernels.blocks``. ``parent``: the block before it in its chain; ``children``: cached ones after it;
+``queue``: the ring that it stands in, whose end has its length as ``hits``; ``used_ms``: when it was last freed."""
 HOLD = record("copy end next")
 """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
 POOL = record(
     "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
-    "num_twins not_chained num_repeated"
+    "num_twins not_chained num_repeated lowest hand returning of_second",
+    times="now_ms aimed",
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
 free again in lists from ``free_…`` on; ``num_twins``: copies but for the first of each segment; ``not_chained``: a key
-was met at two depths; ``num_repeated``: holds of blocks that another request held before."""
+was met at two depths; ``num_repeated``: holds of blocks that another request held before. Of policies of eviction: a
+level that none is below, SIEVE's hand, and ARC's state."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
-    "prompt_logprobs first_key known_keys serial first_hold last_hold tail",
+    "prompt_logprobs first_key known_keys serial first_hold last_hold tail worth",
     times="arrival_ms",
 )
 """``first_key``: where the keys of its chain that the trace knows begin, ``known_keys`` of them; the others are its own
-by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper."""
+by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper. ``worth``: of its blocks,
+under a policy that asks for it."""
 REQUEST_RUN = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms "
@@ -140,6 +150,12 @@ class Pool(NamedTuple):
     """By a first key's slot, of 2**n: the segment entered last; it leads to the others."""
     keys: UInt64Array
     """What is known of every request's chain and of every segment's."""
+    blocks: Records
+    """BLOCK by number; empty under vLLM's own policy, and the others do without segments, copies and holds."""
+    uses: Places
+    """Beside ``keys``, for Belady's policy: worth of the next use."""
+    evicted: UInt64Array
+    """Ring of 1 + the known keys evicted last, each at its number; empty: nobody asks."""
 
 
 class Tier(NamedTuple):

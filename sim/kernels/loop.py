@@ -117,7 +117,7 @@ def _compose(state: SimState, slot: int) -> bool:
     if scheduler.state[0].num_running + scheduler.state[0].num_waiting == 0:
         return False
     step, now_ms, tier = scheduler.steps[slot], state.clock[0].now_ms, scheduler.tier.state[0]
-    tier.now_ms = now_ms
+    tier.now_ms = scheduler.pool.counts[0].now_ms = now_ms
     schedule(scheduler, slot)
     if tier.is_on:
         await_loads(state)

@@ -15,29 +15,41 @@ from typing import Any
 
 import numpy as np
 
-from sim.kernels import layout
+from sim.kernels import blocks, layout
+from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, UNHASHED, first_slot, private_key
 from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.layout import Pool, Records
+from sim.vllm.eviction import LEVELS
 from sim.vllm.rules import goes_to_tail
-from tracefile.hashing.splitmix64 import GOLDEN
 from tracefile.records.arrays import UInt64Array
 
-NONE = 0
 QUEUE = 0
 """The copy that is both ends of the free queue."""
-KNOWN, PRIVATE, UNHASHED = range(3)
-"""A segment's kind: its keys are in ``keys``; only the request of serial number ``base`` has them; it has none."""
-NO_SERIAL = -1
-"""Of a request that never looks up its private blocks: they need not be found."""
 _LOOKS = 7
-_GOLDEN = np.uint64(GOLDEN)
 _goes_to_tail = kernel(goes_to_tail)
+_lookup_block, _hold_blocks, _take_blocks = blocks.lookup, blocks.hold, blocks.take
+_publish_blocks, _release_blocks = blocks.publish, blocks.release
 
 
-def empty_pool(settings: Records, usable: int, keys: UInt64Array, *, records: int, holds: int, slots: int) -> Pool:
-    """Return a pool of ``usable`` free blocks with room for so many segments and copies, and for so many holds."""
-    counts = np.zeros(1, layout.POOL)
+def empty_pool(
+    settings: Records,
+    usable: int,
+    keys: UInt64Array,
+    *,
+    records: int,
+    holds: int,
+    slots: int,
+    levels: int | None = None,
+) -> Pool:
+    """Return a pool of ``usable`` free blocks with room for so many segments and copies, and for so many holds; or
+    under a policy of eviction, of ``levels`` if it has not its own number of them, for so many blocks."""
+    counts, policy = np.zeros(1, layout.POOL), int(settings["evict"][0])
     counts["num_free"] = counts["num_unhashed"] = usable
+    rows = np.zeros(0, layout.BLOCK)
+    if policy:
+        levels = levels or LEVELS.get(policy, 1)
+        rows, records, holds = blocks.empty_blocks(policy, records, levels), 0, 0
+        counts["num_copies"] = levels
     return Pool(
         settings,
         counts,
@@ -46,6 +58,9 @@ def empty_pool(settings: Records, usable: int, keys: UInt64Array, *, records: in
         holds=np.zeros(holds + 1, layout.HOLD),
         table=np.zeros(slots, np.int32),
         keys=keys,
+        blocks=rows,
+        uses=np.zeros(0, np.int64),
+        evicted=np.zeros(0, np.uint64),
     )
 
 
@@ -65,6 +80,8 @@ def with_keys(pool: Pool, keys: UInt64Array) -> Pool:
 def lookup(pool: Pool, request: Any, most: int) -> tuple[int, int]:
     """Count the leading cached blocks of the request's chain, of ``most``, and those of them without a holder."""
     stay_apart()
+    if pool.settings[0].evict and pool.settings[0].enable_prefix_caching:
+        return _lookup_block(pool, request, most)
     depth, idle = 0, 0
     if not pool.settings[0].enable_prefix_caching:
         return depth, idle
@@ -83,6 +100,8 @@ def lookup(pool: Pool, request: Any, most: int) -> tuple[int, int]:
 def hold(pool: Pool, request: Any, most: int) -> int:
     """Give the request the leading cached blocks of its chain, of ``most``, off the free queue; return their number."""
     stay_apart()
+    if pool.settings[0].evict:
+        return int(_hold_blocks(pool, request, most))
     depth = 0
     while depth < most:
         number = _segment_at(pool, request, depth)
@@ -106,6 +125,9 @@ def hold(pool: Pool, request: Any, most: int) -> int:
 def take(pool: Pool, count: int) -> None:
     """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
     stay_apart()
+    if pool.settings[0].evict:
+        _take_blocks(pool, count)
+        return
     counts, copies = pool.counts[0], pool.copies
     counts.num_free -= count
     unhashed = min(count, counts.num_unhashed)
@@ -135,6 +157,9 @@ def publish(pool: Pool, request: Any, start: int, end: int) -> None:
     stay_apart()
     if not pool.settings[0].enable_prefix_caching:
         return
+    if pool.settings[0].evict:
+        _publish_blocks(pool, request, start, end)
+        return
     depth = start
     while depth < end:
         known = depth < request.known_keys
@@ -157,6 +182,9 @@ def publish(pool: Pool, request: Any, start: int, end: int) -> None:
 def release(pool: Pool, request: Any) -> None:
     """Rule 3: release a request's blocks, leaf first; blocks without another holder become free."""
     stay_apart()
+    if pool.settings[0].evict:
+        _release_blocks(pool, request)
+        return
     counts, copies, holds = pool.counts[0], pool.copies, pool.holds
     hold, last, hashed = request.first_hold, copies[QUEUE].before, 0
     while hold != NONE:
@@ -202,11 +230,6 @@ def _segment_at(pool: Pool, request: Any, depth: int) -> int:
             return NONE
         number = segment.next_in_slot
     return NONE
-
-
-@kernel
-def private_key(serial: int, depth: int) -> np.uint64:
-    return np.uint64(serial << 32 | depth)
 
 
 @kernel
@@ -280,6 +303,8 @@ def _cut(pool: Pool, number: int, depth: int) -> None:
 
 @kernel
 def index_segments(pool: Pool) -> None:
+    if pool.settings[0].evict:
+        return
     pool.table[:] = 0
     for number in range(1, pool.counts[0].num_segments + 1):
         _enter(pool, number)
@@ -292,6 +317,8 @@ def has_room(pool: Pool, blocks: int) -> bool:
     A cut adds a copy for each copy of its segment; a request cuts three times at most (hit, eviction, second copy).
     """
     counts = pool.counts[0]
+    if pool.settings[0].evict:
+        return True
     return bool(counts.num_copies + 8 * (counts.num_twins + 1) + 3 * blocks < len(pool.copies))
 
 
@@ -387,13 +414,6 @@ def _leave(pool: Pool, number: int) -> None:
     while segments[before].next_in_slot != number:
         before = segments[before].next_in_slot
     segments[before].next_in_slot = segments[number].next_in_slot
-
-
-@kernel
-def first_slot(key: np.uint64, slots: int) -> np.int64:
-    """Slot of ``key`` in a hash table of ``slots``, a power of two."""
-    mixed = key * _GOLDEN
-    return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(slots - 1))
 
 
 @kernel

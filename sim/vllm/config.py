@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from sim.vllm.eviction import BELADY, EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES, FreeRule
 from tracefile.records.errors import InputError
@@ -35,6 +36,8 @@ class EngineConfig:
     kv_groups: str | None = None
     """Groups of a hybrid model (``sim.vllm.kvgroups``); None: one of full attention. ``block_size`` is then the tokens
     between two block hashes."""
+    evict: str = "vllm"
+    """Policy of eviction with its settings, as ``--evict`` names it."""
     async_scheduling: bool = True
     """The engine composes the next step while one runs. The scheduler obeys the order in which it is called; it is the
     engine's loop that reads this."""
@@ -54,6 +57,8 @@ class EngineConfig:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
             )
+        if parse_evict(self.evict, "evict").policy == BELADY:
+            raise InputError("evict: belady: it has to know the order of requests; expected sim curve, pool or misses")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < (self.max_model_len or 0):
             raise InputError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is too small without chunked prefill; expected "
@@ -114,6 +119,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
     add_free_rule(settings)
+    add_evict(settings)
 
 
 def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None = None) -> None:
@@ -134,6 +140,10 @@ def add_kv_groups(parser: argparse._ActionsContainer) -> None:
         help="a hybrid model's KV cache groups and their blocks, KIND:TOKENS joined by +, such as "
         "full:16+window(1024):16*3, or its config.json; docs/capacity.md has the kinds",
     )
+
+
+def add_evict(parser: argparse._ActionsContainer, default: str | None = None) -> None:
+    parser.add_argument("--evict", metavar="POLICY", default=default, help=EVICT_HELP)
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixtur
         "hit_tokens": [12, 24, 28, 32, 36],
         "use": [],
         "kv_bytes_per_token": None,
+        "policies": [],
     }
 
 

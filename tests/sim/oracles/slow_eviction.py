@@ -1,0 +1,252 @@
+"""A pool that evicts by a policy, one request at a time, said plainly: lists that are searched whole."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sim.vllm.eviction import POLICIES, parse_evict
+
+
+@dataclass(eq=False)
+class Block:
+    """A cached block, or an evicted one whose key is kept."""
+
+    key: object
+    above: "Block | None"
+    below: int = 0
+    depth: int = 0
+    hits: int = 0
+    level: int = 0
+    most_depth: int = 0
+    used_ms: float = -math.inf
+    held: bool = True
+    came_back: bool = False
+    known: bool = True
+    """Others may have its key."""
+
+    @property
+    def is_bound(self) -> bool:
+        return self.held or self.below > 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request: keys of all its full blocks, those that may hit, and the blocks that it needs at its end."""
+
+    keys: Sequence[object]
+    most_hits: int
+    num_blocks: int
+    known: int = 0
+    """Leading keys that others may have too."""
+    arrival_ms: float = 0.0
+    worth: int = 0
+
+
+@dataclass
+class SlowPool:
+    """``usable`` blocks of ``block_size`` tokens; ``future``: all requests, for Belady's policy."""
+
+    usable: int
+    evict: str
+    block_size: int
+    future: Sequence[Wanted] = ()
+    cached: dict[object, Block] = field(default_factory=dict)
+    evicted: int = 0
+    order: list[Block] = field(default_factory=list)
+    """Blocks as the policy has them in line."""
+    main: list[Block] = field(default_factory=list)
+    """Second line of ARC and S3-FIFO."""
+    forgotten: list[object] = field(default_factory=list)
+    forgotten_main: list[object] = field(default_factory=list)
+    asked: list[object] = field(default_factory=list)
+    hand: Block | None = None
+    aimed: float = 0.0
+    returning: int = 0
+    of_second: bool = False
+    served: int = 0
+
+    def __post_init__(self) -> None:
+        eviction = parse_evict(self.evict)
+        self.name, self.limit = POLICIES[eviction.policy], eviction.limit
+
+    @property
+    def num_free(self) -> int:
+        return self.usable - len(self.cached)
+
+    def serve(self, wanted: Wanted) -> int:
+        hits = 0
+        held: list[Block] = []
+        for key in wanted.keys[: wanted.most_hits]:
+            block = self.cached.get(key)
+            if block is None or (self.name == "ttl" and block.used_ms + self.limit < wanted.arrival_ms):
+                break
+            hits += 1
+            held.append(block)
+            self._hold(block)
+        self._recall(wanted, hits)
+        self._make_room(wanted.num_blocks - hits)
+        above = held[-1] if held else None
+        for depth in range(hits, len(wanted.keys)):
+            key = wanted.keys[depth]
+            block = self.cached.get(key)
+            if block is None:
+                block = Block(key, above, depth=depth, known=depth < wanted.known)
+                block.came_back = self._came_back(key)
+                if block.came_back and self.name == "arc":
+                    for one in (block, *held):
+                        one.hits = max(one.hits, 1)
+                self.cached[key] = block
+                if above is not None:
+                    above.below += 1
+            else:
+                self._hold(block)
+            held.append(block)
+            above = block
+        for block in reversed(held):
+            block.held = False
+            block.used_ms = wanted.arrival_ms
+            block.most_depth = max(block.most_depth, wanted.num_blocks)
+            self._join(block, wanted)
+        self.served += 1
+        return hits
+
+    def _hold(self, block: Block) -> None:
+        block.hits += 1
+        block.held = True
+        if self.name not in ("fifo", "sieve", "s3-fifo"):
+            for line in (self.order, self.main):
+                if block in line:
+                    line.remove(block)
+
+    def _join(self, block: Block, wanted: Wanted) -> None:
+        if block in self.order or block in self.main:
+            return
+        small_full = self.evicted == 0 and len(self.order) >= self.usable // 10
+        if (self.name == "s3-fifo" and (block.came_back or small_full)) or (self.name == "arc" and block.hits):
+            self.main.append(block)
+            return
+        if self.name == "workload":
+            block.level = max(wanted.worth, block.level if block.below else 0)
+        if self.name == "slru" and block.hits:
+            block.level = 1
+        self.order.append(block)
+        protected = [one for one in self.order if one.level == 1]
+        if self.name == "slru" and len(protected) > self.usable * 4 // 5:
+            protected[0].hits = protected[0].level = 0
+            self.order.remove(protected[0])
+            self.order.append(protected[0])
+
+    def _make_room(self, count: int) -> None:
+        while self.num_free < count:
+            getattr(self, "_evict_" + {"arc": "arc", "sieve": "sieve", "s3-fifo": "s3", "fifo": "fifo"}.get(
+                self.name, "least"))()  # fmt: skip
+            self.evicted += 1
+
+    def _evict_least(self) -> None:
+        """Of the idle blocks that none follows: the first in line of those of the least rank."""
+        self._drop(min((block for block in self.order if not block.is_bound), key=self._rank))
+
+    def _rank(self, block: Block) -> float:
+        if self.name == "lfu":
+            return min(block.hits, 255)
+        if self.name in ("slru", "workload"):
+            return block.level
+        if self.name == "tail":
+            size = self.block_size
+            return 0 if block.depth * size >= block.most_depth * size - self.limit else 1
+        if self.name == "belady":
+            uses = (
+                number
+                for number in range(self.served, len(self.future))
+                if block.key
+                in self.future[number].keys[: min(self.future[number].most_hits, self.future[number].known)]
+            )
+            return -next(uses, len(self.future))
+        return 0
+
+    def _evict_fifo(self) -> None:
+        while self.order[0].is_bound:
+            self.order.append(self.order.pop(0))
+        self._drop(self.order[0])
+
+    def _evict_sieve(self) -> None:
+        place = self.order.index(self.hand) if self.hand else 0
+        while self.order[place].is_bound or self.order[place].hits:
+            if not self.order[place].is_bound:
+                self.order[place].hits = 0
+            place = (place + 1) % len(self.order)
+        self.hand = self.order[place + 1] if place + 1 < len(self.order) else None
+        self._drop(self.order[place])
+
+    def _evict_s3(self) -> None:
+        small = self.usable // 10
+        if len(self.main) <= self.usable - small:
+            while self.order:
+                block = self.order[0]
+                if not block.is_bound and block.hits < 2:
+                    self._drop(block)
+                    if block.known:
+                        if self.forgotten and len(self.forgotten) >= self.usable * 9 // 10:
+                            self.forgotten.pop(0)
+                        self.forgotten.append(block.key)
+                    return
+                block.hits = 0
+                self.main.append(self.order.pop(0))
+        while True:
+            block = self.main[0]
+            if not block.is_bound and block.hits == 0:
+                self._drop(block)
+                return
+            if not block.is_bound:
+                block.hits = min(block.hits, 3) - 1
+            self.main.append(self.main.pop(0))
+
+    def _evict_arc(self) -> None:
+        returning = self.returning > 0
+        if returning:
+            self.returning -= 1
+        elif len(self.order) + len(self.forgotten) + 1 > self.usable:
+            if len(self.order) >= self.usable:
+                self._drop(self.order[0])
+                return
+            self.forgotten = self.forgotten[1:]
+        elif len(self.order + self.main) + len(self.forgotten + self.forgotten_main) >= 2 * self.usable:
+            self.forgotten_main = self.forgotten_main[1:]
+        first, tie = len(self.order), returning and self.of_second
+        of_first = first > self.aimed or not self.main or (first == self.aimed and tie) or self.main[0].is_bound
+        block = self.order[0] if first and of_first else self.main[0]
+        self._drop(block)
+        if block.known:
+            (self.forgotten if first and of_first else self.forgotten_main).append(block.key)
+
+    def _recall(self, wanted: Wanted, hits: int) -> None:
+        self.returning = 0
+        for key in wanted.keys[hits : wanted.known]:
+            if key not in self.forgotten and key not in self.forgotten_main:
+                continue
+            self.of_second = key in self.forgotten_main
+            if self.of_second:
+                self.aimed = max(self.aimed - max(len(self.forgotten) / len(self.forgotten_main), 1), 0)
+                self.forgotten_main.remove(key)
+            else:
+                more = max(len(self.forgotten_main) / len(self.forgotten), 1)
+                self.aimed = min(self.aimed + more, self.usable)
+                self.forgotten.remove(key)
+            self.returning += 1
+            self.asked = [*self.asked, key][-self.usable :]
+
+    def _came_back(self, key: object) -> bool:
+        for line in (self.asked, self.forgotten, self.forgotten_main):
+            if key in line:
+                line.remove(key)
+                return True
+        return False
+
+    def _drop(self, block: Block) -> None:
+        assert not block.is_bound, "a block that another needs"
+        for line in (self.order, self.main):
+            if block in line:
+                line.remove(block)
+        del self.cached[block.key]
+        if block.above is not None:
+            block.above.below -= 1
