@@ -192,7 +192,7 @@ def hits_figure(files: CurveFiles) -> Figure | None:
         if curve.sizes:
             data += _hits_lines(name, curve, slot)
     for slot, (name, curve, policy) in enumerate(named_policies(files), start=len(data)):
-        x = [size * curve.block_size for size in policy.sizes]
+        x = [float(size * curve.block_size) for size in policy.sizes]
         y = [round(hits * curve.block_size / (curve.input_tokens or 1), 6) for hits in policy.hit_blocks]
         data.append(_line(f"{name}: {policy.evict}", x, y, slot, DASHED) | {"line": {"shape": "linear"}})
     return _lines(data, "cache (tokens)", "hit tokens of prompt tokens")

@@ -11,12 +11,10 @@ import numpy as np
 from measure.cache.chains import chain_places
 from measure.cache.interning import leading
 from sim.kernels import layout
+from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.layout import SOURCES, Ints, Places, Pool, Records, record
 from sim.kernels.pool import (
-    KNOWN,
-    NO_SERIAL,
-    NONE,
     QUEUE,
     empty_pool,
     has_room,

@@ -57,7 +57,7 @@ def hits_of_requests(whole: Requests, usable_blocks: int | None, evict: str, blo
 
 
 def _policy_hits(evict: str, sizes: Sequence[int], hits: IntArray, usual: IntArray, rate: float) -> PolicyHits:
-    gains = (hits - usual) * rate
+    gains = np.asarray((hits - usual) * rate, np.float64)
     return PolicyHits(
         evict=evict,
         sizes=[*sizes],
