@@ -104,7 +104,7 @@ class SlotCounts(HitCounts):
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("object_lru", "free_rule", "kv_groups", "evict"),
+    "vllm": ("object_lru", "free_rule", "kv_groups"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
 }
@@ -149,7 +149,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_free_rule(parser, default="vllm")
     add_kv_groups(parser)
-    add_evict(parser, default="vllm")
+    add_evict(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -177,17 +177,19 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
         chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)
-        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule, arguments.evict)
+        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule, arguments.evict or "vllm")
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
     """Raise InputError for a flag that only another engine has."""
-    defaults = {"free_rule": "vllm", "evict": "vllm", "object_lru": False}
+    defaults = {"free_rule": "vllm", "object_lru": False}
     for engine, names in OWN_FLAGS.items():
         given = [name for name in names if getattr(arguments, name) not in (None, defaults.get(name))]
         if given and engine != arguments.engine:
             flags = ", ".join(map(flag_of, given))
             raise InputError(f"{flags}: only with --engine {engine}; expected without --engine {arguments.engine}")
+    if arguments.evict is not None and (arguments.engine == "llamacpp" or arguments.object_lru):
+        raise InputError(f"--evict: {arguments.evict}; expected a pool of vLLM's or SGLang's")
     if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":
         raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")
 
@@ -291,8 +293,9 @@ def count_radix_hits(
         if not pool.fits(prompt, record.output_tokens or 0):
             counts.rejected += 1
             continue
-        scored = bool(record.prompt_logprobs)
-        counts.count_tokens(record, pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored))
+        scored, priority = bool(record.prompt_logprobs), record.priority or 0
+        found = pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored, priority=priority)
+        counts.count_tokens(record, found)
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // size

@@ -142,8 +142,8 @@ def add_kv_groups(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_evict(parser: argparse._ActionsContainer, default: str | None = None) -> None:
-    parser.add_argument("--evict", metavar="POLICY", default=default, help=EVICT_HELP)
+def add_evict(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--evict", metavar="POLICY", help=EVICT_HELP)
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,20 +1,31 @@
 """Policies of eviction: the compiled pool against one that searches lists, and Belady's against every choice."""
 
 import itertools
+import random
+import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cache.onebyone import REQUEST, OneByOnePool, lay_out
-from sim.kernels.blocks import NO_SERIAL
-from sim.vllm.eviction import POLICIES
+from sim.engine.simstate import build_state
+from sim.kernels.blocks import CACHED, NO_SERIAL
+from sim.kernels.layout import Pool
+from sim.kernels.loop import run_state
+from sim.latency.modelfile import make_model
+from sim.vllm.config import EngineConfig
+from sim.vllm.eviction import LEVELS, POLICIES, parse_evict
+from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains
 from tests.sim.cache.test_segments import BLOCK, traffic
 from tests.sim.oracles.slow_eviction import SlowPool, Wanted
-from tracefile import Meta, Record
+from tracefile import BlockHash, InputError, Meta, Record, RequestId
 from tracefile.records.batches import RecordBatch
 
 OBJECTS = {  # hits of libcachesim 0.3.5 by cache size on ``objects()``; its LFU agrees too
@@ -103,3 +114,83 @@ def test_on_single_objects_policies_hit_as_in_libcachesim() -> None:
         for size, expected in zip((20, 50, 100, 200, 400), hits, strict=True):
             pool = OneByOnePool(size, "vllm", evict, requests, 1)
             assert pool.run(keys, requests.copy()).sum() == expected, (evict, size)
+
+
+RUNNING = tuple(one for one in CHOICES if one not in ("belady", "workload") and "ttl" not in one)
+
+
+def pool_after(records: Sequence[Record], config: EngineConfig) -> tuple[Pool, list[int]]:
+    """Return the pool after a simulated run, and each request's cached tokens."""
+    model = make_model({"t0_ms": 4.3, "per_decode_ms": 0.9, "frontend_base_ms": 1.7}, config)
+    state = run_state(build_state(plan_arrivals(Meta(block_size=BLOCK), list(records), BLOCK), config, model))
+    return state.scheduler.pool, state.scheduler.requests["cached_tokens"][:-1].tolist()
+
+
+def check_blocks(pool: Pool) -> None:
+    """Raise AssertionError unless all blocks are idle, counted, queued, and cached behind those before them."""
+    rows = pool.blocks[: int(pool.counts["num_copies"][0])]
+    free, row = set(), int(pool.counts["free_copy"][0])
+    while row:
+        free.add(row)
+        row = int(rows[row]["after"])
+    levels = LEVELS.get(int(pool.settings["evict"][0]), 1)
+    cached = [row for row in range(levels, len(rows)) if row not in free and rows[row]["state"] == CACHED]
+    below = Counter(int(rows[row]["parent"]) for row in cached)
+    assert all(int(rows[row]["children"]) == below[row] and not rows[row]["references"] for row in cached)
+    assert set(below) - {0} <= set(cached), "a block without the one before it"
+    queued = [row for row in range(levels, len(rows)) if row not in free]
+    assert rows["hits"][:levels].sum() == len(queued)
+    assert len(cached) + int(pool.counts["num_unhashed"][0]) == int(pool.counts["num_free"][0])
+    assert pool.counts["num_free"][0] == pool.settings["usable_blocks"][0]
+
+
+def test_a_run_of_requests_that_never_meet_hits_as_one_at_a_time() -> None:
+    rng = random.Random(3)
+    records: list[Record] = []
+    for number in range(60):
+        prompt, earlier = rng.randrange(1, 12) * BLOCK + 1, rng.choice(records).block_hashes if records else None
+        chain = [*(earlier or ())][: rng.randrange(12)][: prompt // BLOCK]
+        chain += [BlockHash(100 * number + depth + 1) for depth in range(len(chain), prompt // BLOCK)]
+        records.append(
+            Record(
+                request_id=RequestId(f"r{number}"),
+                arrival_ms=1e6 * number,
+                prompt_tokens=prompt,
+                output_tokens=rng.randrange(1, 9),
+                block_hashes=chain,
+            )
+        )
+    for evict in RUNNING:
+        config = EngineConfig(num_gpu_blocks=31, block_size=BLOCK, evict=evict)
+        pool, cached = pool_after(records, config)
+        check_blocks(pool)
+        hits, evicted = compiled_hits(records, 30, evict)
+        assert cached == [BLOCK * hit for hit in hits], evict
+        assert int(pool.counts["evicted_blocks"][0]) == evicted, evict
+
+
+@settings(max_examples=40, deadline=None)
+@given(traffic(), st.integers(14, 40), st.sampled_from(RUNNING))
+def test_requests_at_once_leave_whole_chains_behind(records: list[Record], usable: int, evict: str) -> None:
+    timed = [msgspec.structs.replace(one, arrival_ms=2.0 * place) for place, one in enumerate(records)]
+    config = EngineConfig(num_gpu_blocks=usable + 1, block_size=BLOCK, max_num_batched_tokens=32, evict=evict)
+    check_blocks(pool_after(timed, config)[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mru", "'mru'; expected one of vllm, lru"),
+        ("lru:after=3s", "'lru:after=3s': setting 'after'; expected lru alone, which has none"),
+        ("ttl:after=3", "ttl:after=3"),
+        ("tail:limit=3", "setting 'limit'; expected threshold, next"),
+    ],
+)
+def test_a_policy_that_there_is_not_is_named(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        parse_evict(text)
+
+
+def test_an_engine_cannot_know_the_future() -> None:
+    with pytest.raises(InputError, match="evict: belady: it has to know the order of requests"):
+        EngineConfig(num_gpu_blocks=9, evict="belady")

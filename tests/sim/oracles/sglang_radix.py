@@ -4,9 +4,9 @@
 
 Needs SGLang (tried with 0.5.23 and a CPU build of torch) and nothing of this project: tests run it under SGLang's own
 Python. A workload is either requests, one after the other, or operations on the bare tree:
-``{"room", "page_size", "chunk", "requests": [{"tokens", "prompt"}]}``, token ids of all that is computed and how many
-of them are the prompt; ``{"page_size", "operations": [[name, tokens, number, hold]]}``. What the scheduler does
-between SGLang's calls is written out here.
+``{"room", "page_size", "chunk", "evict", "requests": [{"tokens", "prompt", "priority"}]}``, token ids of all that is
+computed and how many of them are the prompt; ``{"page_size", "operations": [[name, tokens, number, hold]]}``. What the
+scheduler does between SGLang's calls is written out here.
 """
 
 import json
@@ -48,7 +48,9 @@ class Rows:
 class Pool:
     """The cache over a pool, and what was evicted: each node's last token and length."""
 
-    def __init__(self, page: int, chunk: int | None, room: int, requests: int, *, bare: bool = False) -> None:
+    def __init__(
+        self, page: int, chunk: int | None, room: int, requests: int, *, bare: bool = False, evict: str = "lru"
+    ) -> None:
         self.page, self.chunk = page, chunk
         kind = {"dtype": torch.float16, "device": "cpu", "kvcache": None, "need_sort": False}
         self.allocator: Any
@@ -66,6 +68,7 @@ class Pool:
                 page_size=self.page,
                 tree_components=(ComponentType.FULL,),
                 tree_core_backend="python",
+                eviction_policy=evict,
             )
         )
         self.evicted: list[tuple[int, int]] = []
@@ -91,7 +94,7 @@ class Pool:
             finished=lambda: False,
             extra_key=None,
             cache_salt=None,
-            priority=0,
+            priority=spec["priority"],
             session_id=None,
             session=None,
             kv_rotation_base=None,
@@ -142,7 +145,8 @@ class Pool:
 def run_requests(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The states after each request."""
     specs = workload["requests"]
-    pool, states = Pool(workload["page_size"], workload["chunk"], workload["room"], len(specs)), []
+    room, evict = workload["room"], workload["evict"]
+    pool, states = Pool(workload["page_size"], workload["chunk"], room, len(specs), evict=evict), []
     for number, spec in enumerate(specs):
         request, hits = pool.start(number, spec)
         pool.finish(request)
