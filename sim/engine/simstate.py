@@ -63,6 +63,8 @@ def lay_out(
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
+    if settings["evict"][0] and tier.state["is_on"][0] and tier.state["on_eviction"][0]:
+        raise InputError(f"evict: {config.evict}; expected vllm where a tier is written on eviction")
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)

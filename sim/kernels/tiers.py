@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from sim.kernels.blocks import KNOWN, PRIVATE, UNHASHED, first_slot, private_key
 from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.layout import DISK, HOST, NONE, Pool, Records, Scheduler, Tier
-from sim.kernels.pool import KNOWN, PRIVATE, QUEUE, UNHASHED, first_slot, lookup, private_key
+from sim.kernels.pool import QUEUE, lookup
 from sim.vllm import rules
 
 NO_BLOCK = 0
