@@ -143,11 +143,10 @@ def deployed(engines: Sequence[FleetEngine], deployment: Deployment) -> list[Fle
     """Return the engines with the memory and work that they have in a deployment."""
     if deployment.tiers is None and not deployment.workers:
         return list(engines)
-    roles: list[Role] = ["prefill"] * deployment.prefill_workers + ["decode"] * deployment.decode_workers
-    return [
-        replace(one, deployment=deployment, role=role)
-        for one, role in zip(engines, roles or ["both"] * len(engines), strict=True)
-    ]
+    roles: list[Role] = ["both"] * len(engines)
+    if deployment.workers:
+        roles = ["prefill" if number < deployment.prefill_workers else "decode" for number in range(len(engines))]
+    return [replace(one, deployment=deployment, role=role) for one, role in zip(engines, roles, strict=True)]
 
 
 def run_fleet(

@@ -14,9 +14,9 @@ from sim.latency.modelfile import Model
 from tracefile.records.arrays import FloatArray
 
 
-def tiers_said(load: Load, traffic: TierTraffic, members: Sequence[Model]) -> TiersSaid | None:
+def tiers_said(load: Load, traffic: TierTraffic | None, members: Sequence[Model]) -> TiersSaid | None:
     """Return what a load's run moved to and from the host's memory; None: it has none."""
-    if load.deployment.tiers is None:
+    if traffic is None or load.deployment.tiers is None:
         return None
     block_gb = load.deployment.kv_bytes_per_token * load.engine.block_size / 1e9
     mean = traffic.loaded_tokens / traffic.loads if traffic.loads else 0.0

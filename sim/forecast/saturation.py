@@ -50,7 +50,8 @@ class PointRun:
     counts: FloatArray
     """Counts by step and term: a row's terms, in the order of ``TERMS``."""
     costs: FloatArray
-    traffic: TierTraffic
+    traffic: TierTraffic | None = None
+    """Of the memory behind the pool."""
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None = None) -> PointRun:

@@ -100,7 +100,7 @@ def test_links_that_cost_nothing_and_a_large_host_hit_like_an_unlimited_pool() -
     rng = np.random.default_rng(1)
     chains = [[int(root), *(10 * int(root) + step for step in range(1, 4))] for root in rng.integers(1, 9, 60)]
     arrivals = chained(*((50.0 * number, chain, 1) for number, chain in enumerate(chains)))
-    free = {"kv_bytes_per_token": 1, "host_gb_per_s": 1e9, "host_latency_ms": 0.0}
+    free: dict[str, Any] = {"kv_bytes_per_token": 1, "host_gb_per_s": 1e9, "host_latency_ms": 0.0}
     small = run_state(
         build_state(arrivals, CONFIG, make_model(COSTS, CONFIG), deployment=Deployment(**free, host_blocks=500))
     )
@@ -178,7 +178,8 @@ def test_a_run_in_parts_is_the_run_at_once() -> None:
     order = np.argsort(arrivals.arrival_ms, kind="stable")
     whole = run_state(build_state(arrivals.take(order), config, model, deployment=deployed))
     parts = np.array_split(order, 6)
-    run, cached_tokens = StreamingRun(config, model, None, deployment=deployed), {}
+    run = StreamingRun(config, model, None, deployment=deployed)
+    cached_tokens: dict[str, tuple[int | None, float | None]] = {}
     for number, part in enumerate(parts):
         until_ms = arrivals.arrival_ms[parts[number + 1]].min() if number + 1 < len(parts) else np.inf
         for results in run.feed(arrivals.take(part), float(until_ms)):
@@ -254,7 +255,7 @@ def test_a_prompt_is_computed_on_one_worker_and_its_output_on_another() -> None:
     assert result.record.upstream == "decode 0"
     # Each worker's API server takes 1 ms.
     assert result.ttft_ms == pytest.approx(1.0 + 5.6 + 1.0 + 1.0 + 16.0 + 4.1)
-    assert msgspec.json.decode(result.itl_ms) == pytest.approx([5.0, 5.0])
+    assert msgspec.json.decode(msgspec.json.encode(result.itl_ms)) == pytest.approx([5.0, 5.0])
 
 
 def test_workers_serve_every_request_and_move_every_prompt_once() -> None:

@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-import vllm_scheduler
+import vllm_scheduler  # type: ignore[import-not-found]
 from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.utils.hashing import sha256
@@ -27,7 +27,7 @@ OFFLOADING = KVTransferConfig(
 vllm_scheduler.VllmConfig = functools.partial(VllmConfig, kv_transfer_config=OFFLOADING)
 
 
-class Manager(CPUOffloadingManager):
+class Manager(CPUOffloadingManager):  # type: ignore[misc]
     """vLLM's, but blocks that another request of the step stores count as used by both, as with us.
 
     vLLM's own counts them for the first alone: one of sixty workloads then evicts other blocks.
@@ -42,7 +42,7 @@ class Manager(CPUOffloadingManager):
         return prepared
 
 
-class Run(vllm_scheduler.Run):
+class Run(vllm_scheduler.Run):  # type: ignore[misc]
     """One workload on one scheduler with a connector of so many blocks."""
 
     def __init__(self, model: ModelConfig, workload: dict[str, Any]) -> None:
