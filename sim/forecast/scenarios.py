@@ -92,6 +92,8 @@ class Captured:
     """The engine's settings: those that the trace tells or shows, else the model's."""
     paced: bool
     """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
+    planned: dict[tuple[int, bool, bool], tuple[Arrivals, float]] = field(default_factory=dict, compare=False)
+    """Arrivals as captured and where the capture ends, by what they depend on: kept, as scenarios share them."""
 
     @property
     def cold(self) -> bool:
@@ -176,17 +178,22 @@ def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record])
 def plan(captured: Captured, scenario: Scenario) -> Load:
     """Plan the capture's load under ``scenario``. Raises InputError naming a setting that no engine could have."""
     engine, fleet, deployment = engines_asked(captured, scenario)
-    arrivals = plan_arrivals(
-        captured.meta,
-        list(captured.records),
-        engine.block_size,
-        path=str(captured.path),
-        cold_prompts=scenario.cold_prompts or captured.cold,
-        replay_sessions=captured.paced,
-        needs_hashes=engine.enable_prefix_caching,
-    )
+    cold = scenario.cold_prompts or captured.cold
+    key = (engine.block_size, cold, engine.enable_prefix_caching)
+    if key not in captured.planned:
+        arrivals = plan_arrivals(
+            captured.meta,
+            list(captured.records),
+            engine.block_size,
+            path=str(captured.path),
+            cold_prompts=cold,
+            replay_sessions=captured.paced,
+            needs_hashes=engine.enable_prefix_caching,
+        )
+        captured.planned[key] = arrivals, captured.tail_ms
+    arrivals, tail_ms = captured.planned[key]
     arrivals = at_rate(arrivals, scenario.rate)
-    horizon_ms = float(arrivals.arrival_ms.max()) + captured.tail_ms
+    horizon_ms = float(arrivals.arrival_ms.max()) + tail_ms
     deployment.require_room(arrivals, engine.block_size)
     other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)
     return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment, other)
@@ -457,7 +464,7 @@ AXES = (
         str,
         "MODEL",
         "model.json of every second engine, of other hardware",
-        lambda _, word: word,
+        lambda _, word: word or None,
         say=lambda path: f"mixed with {path}",
     ),
     Axis(
