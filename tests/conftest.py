@@ -125,3 +125,12 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """A cluster of two workers on this machine; its address."""
+    ray = pytest.importorskip("ray")
+    context = ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield str(context.address_info["gcs_address"])
+    ray.shutdown()

@@ -5,7 +5,7 @@ keep their noise under another cache, rate or setting, so that most of it cancel
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +92,12 @@ def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> 
     farther = beyond_log_sd * ndtri((random.permutation(count) + 1.0) / (count + 1)) if beyond_log_sd else 0.0
     speeds = np.exp(model.drift_log_sd * scores + farther).tolist()
     return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
+
+
+def no_draws(model: Model) -> Iterator[str]:
+    """Yield a note on a model whose members all have its own parameters."""
+    if not model.draws:
+        yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"
 
 
 def forecast(

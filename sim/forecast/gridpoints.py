@@ -147,7 +147,6 @@ class GridPoints:
             gpu_price=choice.gpu_price,
             count=len(points),
             refined=sum(point.members > 1 for point in points),
-            notes=list(self._notes(points)),
             today=today,
             chosen=chosen,
             frontier=[points[at] for at in self._frontier().best()],
@@ -180,8 +179,9 @@ class GridPoints:
             for point, marks in zip(self._points, marks_of, strict=True)
         ]
 
-    def _notes(self, points: Sequence[GridPoint]) -> Iterator[str]:
-        front = self._frontier()
+    def notes(self) -> Iterator[str]:
+        """Yield what a reader of the choice must know."""
+        points, front = self._points, self._frontier()
         single = sum(points[at].members == 1 for at in dict.fromkeys([*front.best(), *front.near()]))
         if single:
             yield f"{single:,} points near the frontier have one member: --refine says how many may have more"

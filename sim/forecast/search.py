@@ -18,7 +18,7 @@ from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
-from sim.forecast.ensemble import Forecast, members
+from sim.forecast.ensemble import Forecast, members, no_draws
 from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.saturation import extrapolations
 from sim.forecast.scenarios import (
@@ -273,8 +273,7 @@ def _notes(evaluated: Sequence[Evaluated], scale: Scale, model: Model) -> Iterat
     if beyond:
         said = ", ".join(f"{value:g}" for value in beyond)
         yield f"not monotone: the target holds again at {said}, though not at {values[failed]:g}, which is easier"
-    if not model.draws:
-        yield "the model has no draws of its parameters (fit it again): the confidence is about noise and drift only"
+    yield from no_draws(model)
 
 
 def parse_target(text: str, confidence: float) -> Target:

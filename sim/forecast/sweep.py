@@ -20,7 +20,7 @@ from report.files.measured import Lacking
 from report.output import Pictures, add_picture_arguments, pictures_of
 from report.sweeps.grid import GridSweep, sweep_lines
 from sim.forecast.effectgates import parse_slo
-from sim.forecast.ensemble import members
+from sim.forecast.ensemble import members, no_draws
 from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.gridpoints import Choice, GridPoints, key_of
@@ -211,6 +211,7 @@ class Sweep:
             requests=len(self._captured.records),
             seed=config.seed,
             members=config.members,
+            notes=[*no_draws(self._model), *points.notes()],
         )
 
     def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:

@@ -17,7 +17,7 @@ from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.breakeven import tiers_said
 from sim.forecast.effectgates import judge, parse_gate
-from sim.forecast.ensemble import interval, members
+from sim.forecast.ensemble import interval, members, no_draws
 from sim.forecast.fleets import forecast_load
 from sim.forecast.saturation import Demand, beyond_fit, borrowed_parameters, extrapolations, open_parameters
 from sim.forecast.scenarios import (
@@ -283,8 +283,7 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
     unstreamed = sum(record.stream is False for record in captured.records)
     if unstreamed:
         yield f"{unstreamed:,} requests were not streamed: the measured TTFT leaves them out, forecasts do not"
-    if not model.draws:
-        yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"
+    yield from no_draws(model)
     if any(record.status not in ("ok", "error") for record in captured.records):
         yield "clients that aborted abort after the same wait here"
     if captured.engine != model.engine:

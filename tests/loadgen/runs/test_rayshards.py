@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +55,6 @@ def test_without_ray_the_flag_says_what_to_install(
         main(flags)
     with pytest.raises(InputError, match="--resume: with --ray"):
         main([*flags, "--resume"])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """A cluster of two workers on this machine; its address."""
-    ray = pytest.importorskip("ray")
-    context = ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield str(context.address_info["gcs_address"])
-    ray.shutdown()
 
 
 def run_on(cluster: str, engine: Any, trace: Path, *flags: str) -> "subprocess.CompletedProcess[str]":

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,17 @@ def test_a_sweep_that_is_cut_goes_on_to_the_same_bytes(
     assert not journal.exists()
     refined = sum(row["members"] == 3 for row in pq.read_table(cut).to_pylist())
     assert next(calls) == 7 + refined - 3  # what was there is not computed again
+
+
+@pytest.mark.ray
+def test_one_core_two_cores_and_a_cluster_give_the_same_bytes(cluster: str, folder: Path, tmp_path: Path) -> None:
+    outputs = [tmp_path / f"{name}.parquet" for name in ("one", "two", "cluster")]
+    for output, flags in zip(outputs, ([], ["--procs", "2"], ["--ray", cluster]), strict=True):
+        command = [sys.executable, "-m", "sim", *swept(folder, output, *flags)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    first, *others = (output.read_bytes() for output in outputs)
+    assert others == [first, first]
 
 
 def test_a_journal_of_another_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
