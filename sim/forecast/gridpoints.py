@@ -216,20 +216,16 @@ def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[
         engine, fleet, deployment = engines_asked(captured, scenario)
     except InputError as error:
         raise InputError(f"{grid.path}: {scenario.name}: {error}") from None
-    told = (
-        asdict(engine)
-        | asdict(deployment)
-        | {
-            "replicas": 1 if fleet is None else len(fleet.names),
-            "gpus": deployment.gpus * (1 if fleet is None else len(fleet.names)),
-            "route": None if fleet is None else fleet.route,
-            "events": ", ".join(scenario.events) or None,
-            "rate": scenario.rate,
-            "cold_prompts": scenario.cold_prompts or captured.cold,
-            **{name: getattr(scenario, name) for name in ("mixed_with", "adapter_load_s", "max_loras")},
-        }
-    )
-    return {axis.name: told[axis.own_field] for axis in AXES}, told["gpus"]
+    replicas = 1 if fleet is None else len(fleet.names)
+    told = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
+    told |= asdict(engine) | asdict(deployment)
+    told |= {
+        "replicas": replicas,
+        "route": None if fleet is None else fleet.route,
+        "events": ", ".join(scenario.events) or None,
+        "cold_prompts": scenario.cold_prompts or captured.cold,
+    }
+    return {axis.name: told[axis.own_field] for axis in AXES}, deployment.gpus * replicas
 
 
 def _told(captured: Captured, grid: Grid) -> Scenario:

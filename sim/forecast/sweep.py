@@ -65,7 +65,7 @@ class SweepConfig:
     choice: Choice
     paced: bool | None = None
     members: int = 32
-    refine: int = 24
+    refine: int = 16
     seed: int = 0
     procs: int | None = None
     ray: str | None = None
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpus_argument(choice)
     add_forecast_flags(parser)
     parser.add_argument(
-        "--refine", type=int, default=24, metavar="N", help="points at most that get all members (default 24)"
+        "--refine", type=int, default=16, metavar="N", help="points at most that get all members (default 16)"
     )
     parser.add_argument("--procs", type=int, metavar="N", help="processes here (default: one per core)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on this Ray cluster (auto: this machine's cluster)")
