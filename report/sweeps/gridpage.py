@@ -20,7 +20,7 @@ from report.sweeps.grid import (
 )
 from report.trace.panels import Panel
 
-_LOOKS: Final = {"today": ("diamond", 2), "knee": ("square", 3), "chosen": ("star", 1)}
+_LOOKS: Final = {"today": ("diamond", 2), "knee": ("square-open", 3), "chosen": ("star", 1)}
 """Symbol and colour of a marked point."""
 
 
@@ -89,11 +89,11 @@ def _marks(sweep: GridSweep, some: Sequence[GridPoint], symbol: str, slot: int, 
     if not told:
         return []
     x, y = ([_middle(point, name) for point in told] for name in (THROUGHPUT, sweep.latency))
-    hover = "%{text}: %{y:,.1f} ms at %{x:,.1f} tokens/s per GPU<extra></extra>"
-    text = [plain(point.name or "today's") for point in told]
+    hover = "%{customdata}: %{y:,.1f} ms at %{x:,.1f} tokens/s per GPU<extra></extra>"
+    names = [plain(point.name or "today's") for point in told]
     reach = {"error_y": _reach([point.measures[sweep.latency] for point in told])}
-    look = {"size": 9 if symbol == "circle" else 13, "symbol": symbol}
-    return [points(x, y, slot, look, name=name, text=text, hovertemplate=hover, **reach, **more)]
+    look = {"size": {"circle": 9, "star": 16}.get(symbol, 13), "symbol": symbol}
+    return [points(x, y, slot, look, name=name, customdata=names, hovertemplate=hover, **reach, **more)]
 
 
 def _middle(point: GridPoint, name: str) -> float | None:
