@@ -10,12 +10,13 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from measure.table import table_lines
 from sim.vllm.config import EngineConfig
 from sim.vllm.hybridscheduler import HybridScheduler
-from sim.vllm.kvgroups import KvLayout, read_groups
+from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from sim.vllm.request import Request
 from sim.vllm.rules import blocks_for
 from sim.workload.chain import Chains, finest_records
@@ -142,9 +143,9 @@ class HybridPool:
         return request.num_tokens
 
 
-def read_prompts(path: object, layout: KvLayout) -> tuple[list[Prompt], int]:
+def read_prompts(path: Path, layout: KvLayout) -> tuple[list[Prompt], int]:
     """Requests of a trace with block hashes, and the trace's block size. Raises InputError if it is too coarse."""
-    with open_trace(path) as reader:  # type: ignore[arg-type]
+    with open_trace(path) as reader:
         size = reader.meta.block_size or 1
         meta, records = finest_records(reader, size if layout.match_unit % size == 0 else 1)
         fine = Chains(meta)
@@ -312,6 +313,22 @@ def describe(counts: HybridCounts, *, cohorts: bool) -> list[str]:
         ]
         rows.append([CAUSES[cause], f"{counts.tokens[cause]:,}", *shares, ", ".join(groups) or "–"])
     return lines + table_lines(["cause", "tokens", "% of input", *names, "groups"], rows, "<")
+
+
+def told_losses(path: Path, config: EngineConfig) -> str:
+    """Return a line on the hits of an engine's groups, what took the rest, and what would not."""
+    layout = parse_groups(config.kv_groups or "")
+    prompts, block_size = read_prompts(path, layout)
+    counts = count_hits(prompts, layout, config.usable_blocks, unlimited_hits(prompts, layout))
+    whole = counts.input_tokens or 1
+    groups = {cause: ", ".join(counts.by_group.get(cause, ())) or "all groups" for cause in CAUSES}
+    lost = [
+        f"{CAUSES[cause]} {counts.tokens[cause] / whole:.2%} ({groups[cause]})"
+        for cause in ("block", "common_multiple", "dropped_block", "not_kept", "evicted")
+        if counts.tokens[cause]
+    ]
+    told = f"{layout.name}, requests one at a time: {counts.hit_rate:.2%} hit; lost: {', '.join(lost) or 'nothing'}"
+    return "; ".join([told, *advice(prompts, layout, counts, block_size)[1:]])
 
 
 def describe_sizes(found: Sequence[HybridCounts]) -> list[str]:

@@ -41,6 +41,10 @@ class FleetEngine:
     deployment: Deployment | None = None
     role: Role = "both"
 
+    def __post_init__(self) -> None:
+        if self.config.kv_groups is not None:
+            raise InputError(f"kv_groups: {self.config.kv_groups}; expected one group in a fleet of engines")
+
 
 @dataclass(frozen=True, slots=True)
 class Life:

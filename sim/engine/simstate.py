@@ -22,7 +22,6 @@ from sim.vllm.eviction import parse_evict
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""
@@ -128,8 +127,6 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
 
 
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
-    if config.kv_groups is not None:
-        raise InputError(f"kv_groups: {config.kv_groups}; expected one group: the compiled engine has no others")
     eviction = parse_evict(config.evict)
     values = {
         "evict": eviction.policy,

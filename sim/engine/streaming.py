@@ -57,6 +57,8 @@ class StreamingRun:
     ) -> None:
         """``run_on``: the loop, or one that logs."""
         self._deployment = deployment
+        if config.kv_groups is not None:
+            raise InputError(f"kv_groups: {config.kv_groups}; expected one group: sim what-if has several")
         self._run_on = run_on
         self._config = config
         self._model = model

@@ -25,8 +25,9 @@ from sim.engine.fleetplan import (
 )
 from sim.engine.incidents import parse_event
 from sim.latency.modelfile import Model, engine_with, load_model
-from sim.vllm.config import EngineConfig
+from sim.vllm.config import KV_GROUPS_HELP, EngineConfig
 from sim.vllm.eviction import EVICT_HELP, parse_evict
+from sim.vllm.kvgroups import parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import linked_records
@@ -195,6 +196,8 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     arrivals = at_rate(arrivals, scenario.rate)
     horizon_ms = float(arrivals.arrival_ms.max()) + tail_ms
     deployment.require_room(arrivals, engine.block_size)
+    if engine.kv_groups is not None and (deployment.host_blocks or deployment.workers):
+        raise InputError("--kv-groups: not simulated with tiers or prefill and decode workers; expected one of the two")
     other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)
     return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment, other)
 
@@ -252,10 +255,16 @@ def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
 
 
 def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    size = settings.get("block_size")
-    if size is None or size < 1 or "num_gpu_blocks" in settings:
-        return dict(settings)
-    return {**settings, "num_gpu_blocks": engine.usable_blocks * engine.block_size // size + 1}
+    found, groups = dict(settings), settings.get("kv_groups")
+    size, held = found.get("block_size"), 1
+    if groups is not None:
+        layout = parse_groups(groups)
+        found["block_size"] = layout.match_unit
+        # A block holds as many tokens as the largest, of one group's layers.
+        size, held = max(group.block_size for group in layout.groups), len(layout.groups)
+    if size is None or size < 1 or "num_gpu_blocks" in found:
+        return found
+    return {**found, "num_gpu_blocks": engine.usable_blocks * engine.block_size * held // size + 1}
 
 
 def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
@@ -448,6 +457,7 @@ AXES = (
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
     Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", one_of(*FREE_RULES)),
     Axis("evict", str, "POLICY", EVICT_HELP, _evict),
+    Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(
         "no-prefix-caching",
         bool,

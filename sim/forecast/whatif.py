@@ -15,6 +15,7 @@ from measure.thresholds import Threshold
 from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
+from sim.cache.hybrid import told_losses
 from sim.forecast.breakeven import tiers_said
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import interval, members, no_draws
@@ -24,6 +25,7 @@ from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
     Captured,
+    Load,
     Scenario,
     add_forecast_flags,
     add_scenario_flags,
@@ -158,7 +160,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
             *_borrowed(model, summaries),
         ],
         unchanged=_unchanged(rows, summaries, base),
-        notes=list(_notes(captured, model, config)),
+        notes=[*_notes(captured, model, config), *_group_notes(captured, [load for _, load in loads])],
         rows=rows,
         gates=judge(config.gates, rows),
     )
@@ -264,6 +266,12 @@ def _said(demand: Demand) -> DemandSaid:
     numbers = ("utilization", "prefill", "decode", "frontend", "capacity", "in_flight_growth_per_s")
     said = {name: finite(getattr(demand, name)) for name in numbers}
     return DemandSaid(in_flight_at_end=demand.in_flight_at_end, saturated=demand.is_saturated, **said)
+
+
+def _group_notes(captured: Captured, loads: Sequence[Load]) -> Iterator[str]:
+    for load in loads:
+        if load.engine.kv_groups is not None and load.engine.enable_prefix_caching:
+            yield told_losses(captured.path, load.engine)
 
 
 def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[str]:

@@ -53,6 +53,10 @@ class EngineConfig:
             if getattr(self, name) not in get_args(words):
                 known = " or ".join(get_args(words))
                 raise InputError(f"{name}: {getattr(self, name)!r} is unknown; expected {known}")
+        if self.kv_groups is not None and self.evict != "vllm":
+            raise InputError(
+                f"evict: {self.evict} with kv_groups {self.kv_groups}; expected vllm's policy or one group"
+            )
         if self.layout is not None and self.layout.match_unit != self.block_size:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
@@ -84,6 +88,10 @@ class EngineConfig:
 
 MOST = 2**31 - 1
 """Of a setting that counts tokens, blocks or requests."""
+KV_GROUPS_HELP = (
+    "a hybrid model's KV cache groups and their blocks, KIND:TOKENS joined by +, such as full:16+window(1024):16*3, or "
+    "its config.json; docs/capacity.md has the kinds"
+)
 _LEAST = {
     "num_gpu_blocks": 2,
     "block_size": 1,
@@ -134,12 +142,7 @@ def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None =
 
 
 def add_kv_groups(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--kv-groups",
-        metavar="GROUPS",
-        help="a hybrid model's KV cache groups and their blocks, KIND:TOKENS joined by +, such as "
-        "full:16+window(1024):16*3, or its config.json; docs/capacity.md has the kinds",
-    )
+    parser.add_argument("--kv-groups", metavar="GROUPS", help=KV_GROUPS_HELP)
 
 
 def add_evict(parser: argparse._ActionsContainer) -> None:

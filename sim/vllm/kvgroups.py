@@ -19,7 +19,7 @@ Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2", "ring"]
 ``ring``: a buffer of one block that is never cached."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _STATE: Final = ("mamba", "mamba2")
-_GROUP: Final = re.compile(r"(\w+)(?:\(([\w,]*)\))?:(\d+)(?:\*(\d+))?")
+_GROUP: Final = re.compile(r"(\w+)(?:\(([\w/]*)\))?:(\d+)(?:\*(\d+))?")
 GRAMMAR: Final = "full:16+window(1024):16*3, for example"
 
 
@@ -45,7 +45,7 @@ class KvGroup:
     @property
     def name(self) -> str:
         inside = [str(self.span)] * (self.span > 0) + ["draft"] * self.draft
-        return f"{self.kind}{'(' + ','.join(inside) + ')' if inside else ''}:{self.block_size}"
+        return f"{self.kind}{'(' + '/'.join(inside) + ')' if inside else ''}:{self.block_size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def parse_groups(text: str) -> KvLayout:
 def _parse_group(word: str) -> list[KvGroup]:
     found = _GROUP.fullmatch(word)
     kind = next((one for one in KINDS if found and found[1] == one), None)
-    inside = [one for one in (found[2] or "").split(",") if one] if found else []
+    inside = [one for one in (found[2] or "").split("/") if one] if found else []
     spans = [int(one) for one in inside if one.isdecimal()]
     draft = "draft" in inside
     needs_span = kind in ("window", "chunk")

@@ -104,7 +104,7 @@ def kv_groups(groups: list[Group], unit: int, retain: int | None, eagle: bool) -
     words = []
     for group in groups:
         inside = [str(group.get("span"))] * ("span" in group) + ["draft"] * group.get("draft", False)
-        words.append(f"{group['kind']}{'(' + ','.join(inside) + ')' if inside else ''}:{group['block_size']}")
+        words.append(f"{group['kind']}{'(' + '/'.join(inside) + ')' if inside else ''}:{group['block_size']}")
     words += [f"match={unit}"] * (len(groups) > 1) + ["eagle"] * eagle
     return "+".join([*words, f"retain={'none' if retain is None else retain}"])
 
