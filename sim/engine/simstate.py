@@ -22,6 +22,7 @@ from sim.vllm.eviction import parse_evict
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""

@@ -53,10 +53,6 @@ class EngineConfig:
             if getattr(self, name) not in get_args(words):
                 known = " or ".join(get_args(words))
                 raise InputError(f"{name}: {getattr(self, name)!r} is unknown; expected {known}")
-        if self.kv_groups is not None and self.evict != "vllm":
-            raise InputError(
-                f"evict: {self.evict} with kv_groups {self.kv_groups}; expected vllm's policy or one group"
-            )
         if self.layout is not None and self.layout.match_unit != self.block_size:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
