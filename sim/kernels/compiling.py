@@ -62,9 +62,9 @@ def say_if_not_compiled(compiled: Any) -> None:
     """Tell on stderr that a first run compiles the entry, unless machine code of some version is on disk."""
     folder = compiled.stats.cache_path
     if folder is None:
-        often = "in each run (about 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
+        often = "in each run (about 40 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
     elif any(Path(folder).glob(f"*.{compiled.__name__}-*.nbi")):
         return
     else:
-        often = "once for this installation (about 20 s) …"
+        often = "once for this installation (about 40 s) …"
     print(f"sim: compiling the simulator, {often}", file=sys.stderr, flush=True)

@@ -18,6 +18,6 @@ def test_a_user_who_can_write_no_folder_compiles_in_each_process(
     assert kept(doubled)(21) == 42
     say_if_not_compiled(entry(doubled))
     assert capsys.readouterr().err == (
-        "sim: compiling the simulator, in each run (about 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR "
+        "sim: compiling the simulator, in each run (about 40 s); expected a folder to keep it in, as NUMBA_CACHE_DIR "
         "names one\n"
     )
