@@ -21,7 +21,7 @@ from sim.forecast.scenarios import (
 )
 from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
-from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
 
 
 def parsed(*flags: str) -> list[Scenario]:
@@ -170,3 +170,17 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
         assert read.paced is paced
         hashes = [key for arrival in plan(read, Scenario({})).arrivals.objects() for key in arrival.hashes]
         assert (len(set(hashes)) == len(hashes)) is cold
+
+
+def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
+    records = [
+        Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, output_tokens=2, block_hashes=[1, 2])
+    ]
+    (scenario,) = parsed("--kv-groups", "full:64+window(128):64*3+match=32", "--no-prefix-caching")
+    engine = plan(captured(records, paced=False), scenario).engine
+    assert (engine.kv_groups, engine.block_size) == ("full:64+window(128):64*3+match=32", 32)
+    # 4,095 blocks of 32 tokens of all layers are as many bytes as 8,190 of 64 tokens of a quarter of them.
+    assert engine.num_gpu_blocks == 8191
+    (other,) = parsed("--kv-groups", "full:32", "--host-blocks", "9", "--kv-bytes-per-token", "8")
+    with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
+        plan(captured(records, paced=False), other)
