@@ -200,8 +200,7 @@ def run(arguments: argparse.Namespace) -> int:
     with without_collector():
         summary = predict_trace(arguments)
     found = {**asdict(summary), "hit_rate": summary.hit_rate}
-    if summary.fleet is None:
-        del found["fleet"]
+    found = {name: value for name, value in found.items() if value or name not in ("fleet", "tiers", "assumptions")}
     print(json.dumps(found) if arguments.json else _as_text(summary, arguments.output))
     return 1 if summary.unservable and not summary.steps else 0
 

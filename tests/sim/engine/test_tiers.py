@@ -226,6 +226,13 @@ def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
         Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
 
 
+def test_a_header_tells_of_a_deployment_and_its_assumptions() -> None:
+    assert Deployment().meta() == {}
+    told = Deployment(**LINK, host_blocks=9).meta()
+    assert told["deployment"] == {**LINK, "host_blocks": 9}
+    assert told["assumptions"][0].startswith("host memory: 1 GB/s each way and 2 ms a transfer")
+
+
 def test_a_link_of_no_bandwidth_is_refused() -> None:
     _, _, _, read, _ = DEPLOYMENT_FLAGS["host-gb-per-s"]
     with pytest.raises(InputError, match="--host-gb-per-s: '0'; expected a number above 0"):
