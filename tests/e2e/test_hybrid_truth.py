@@ -48,9 +48,11 @@ def batches(rng: random.Random) -> list[list[dict[str, Any]]]:
     def tokens(count: int) -> list[int]:
         return [rng.randrange(10, 1000) for _ in range(count)]
 
-    system, made, earlier = tokens(700), [], []
+    system = tokens(700)
+    made: list[list[dict[str, Any]]] = []
+    earlier: list[list[int]] = []
     for _ in range(14):
-        batch = []
+        batch: list[dict[str, Any]] = []
         for _ in range(rng.choice([1, 1, 2, 4])):
             longer = (
                 rng.choice(earlier) if earlier and rng.random() < 0.5 else system[: rng.choice([100, 240, 500, 700])]
@@ -74,7 +76,7 @@ def test_cached_tokens_are_vllms(model: dict[str, Any], groups: str, tmp_path: P
         pytest.skip("KVTAPE_VLLM_PYTHON does not name a vLLM")
     (tmp_path / "config.json").write_text(json.dumps(model))
     assert kv_groups(tmp_path, 32) == groups
-    plan = {"engine": ENGINE, "batches": batches(random.Random(3))}
+    plan: dict[str, Any] = {"engine": ENGINE, "batches": batches(random.Random(3))}
     command = [python, str(SCRIPT), str(tmp_path)]
     told = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=170, check=False)
     assert told.returncode == 0, told.stderr[-2000:]
@@ -93,7 +95,7 @@ def test_cached_tokens_are_vllms(model: dict[str, Any], groups: str, tmp_path: P
         )
     )
     keys: dict[tuple[int, ...], int] = {}
-    cached = []
+    cached: list[int | None] = []
     for batch, answers in zip(plan["batches"], theirs["found"], strict=True):
         requests = []
         for one, answer in zip(batch, answers, strict=True):

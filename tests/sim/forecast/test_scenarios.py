@@ -21,7 +21,7 @@ from sim.forecast.scenarios import (
 )
 from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
+from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
 
 
 def parsed(*flags: str) -> list[Scenario]:
@@ -173,9 +173,9 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
 
 
 def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
-    records = [
-        Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, output_tokens=2, block_hashes=[1, 2])
-    ]
+    hashes = [BlockHash(1), BlockHash(2)]
+    asked = Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, output_tokens=2, block_hashes=hashes)
+    records = [asked]
     (scenario,) = parsed("--kv-groups", "full:64+window(128):64*3+match=32", "--no-prefix-caching")
     engine = plan(captured(records, paced=False), scenario).engine
     assert (engine.kv_groups, engine.block_size) == ("full:64+window(128):64*3+match=32", 32)
