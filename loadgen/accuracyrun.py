@@ -22,8 +22,7 @@ from loadgen.accuracy.harness import (
     save,
     version,
 )
-from loadgen.accuracy.job import AccuracyJob
-from loadgen.accuracy.question import Answer, Question, QuestionForm, likelihood
+from loadgen.accuracy.question import AccuracyJob, Answer, Question, QuestionForm, likelihood
 from loadgen.core.request import origin_of
 from loadgen.loadrun import run_config
 from loadgen.plan.config import LoadConfig

@@ -20,8 +20,7 @@ from loadgen.runs.outcome import RunOutcome, outcome_of
 from loadgen.runs.progress import RunProgress, TargetRate
 from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
-from loadgen.runs.shardprocess import ShardProcess
-from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
+from loadgen.runs.shards import CORES_A_SHARD, Header, Host, ShardProcess, Shards
 from measure.metrics.client import with_delays
 from tracefile import InputError, Meta, Workload
 from tracefile.commandline.workers import usable_cores

@@ -8,8 +8,7 @@ import msgspec
 
 from loadgen.runs.shardmessages import Done, Failed, Progress
 from loadgen.runs.shards import Zero
-from measure.samples import Sample
-from measure.tally import Counts, Recent
+from measure.tally import Counts, Recent, Sample
 
 WINDOW_S = 10.0
 SILENT_S = 2.0

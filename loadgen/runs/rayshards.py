@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.runs.shardmessages import Failed, FromParent, FromShard, Setup
-from loadgen.runs.shardprocess import Hear, ShardProcess
-from loadgen.runs.shards import CORES_A_SHARD, ClockOffset, Host
+from loadgen.runs.shards import CORES_A_SHARD, ClockOffset, Hear, Host, ShardProcess
 from tracefile import InputError
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.workers import ray_cluster, ray_error, ray_fault, require_version

@@ -16,7 +16,6 @@ from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
-from report.compare.advice import advice
 from report.compare.baselines import judge_baselines, losing_p
 from report.compare.cells import (
     MIN_CELL,
@@ -32,7 +31,7 @@ from report.compare.ensembles import (
     middle_run,
     with_members,
 )
-from report.compare.gates import LOSING_P, Gate, check_gate, parse_gate, standard_gates
+from report.compare.gates import LOSING_P, Gate, advice, check_gate, parse_gate, standard_gates
 from report.compare.headline import doubts, headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared, resolve_truths
 from report.compare.provenance import (

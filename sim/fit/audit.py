@@ -15,12 +15,12 @@ from typing import Any
 
 from sim.fit.capturedschedule import CapturedSchedule, reconstruct
 from sim.fit.radixaudit import (
+    Audited,
     Difference,
     RadixAudit,
     add_radix_arguments,
     audit_radix,
     describe_radix,
-    difference_lines,
     radix_settings,
 )
 from sim.fit.schedule import Admitted, Reconstruction
@@ -38,26 +38,16 @@ _NEIGHBOURS = 4
 _SHIFTS = (1, -1, 2, -2)
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """Reported and reconstructed cached tokens of one trace, side by side."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit(Audited):
+    """Audit by vLLM's rules."""
 
     engine: EngineConfig
     assumed: dict[str, Any]
-    requests: int
-    exact: int
-    prompt_tokens: int
-    reported_tokens: int
-    predicted_tokens: int
     preemptions: int
     evicted_blocks: int
     misplaced: int
     """Requests whose first token comes out in another step than it was seen in."""
-    differences: list[Difference]
-
-    @property
-    def exact_share(self) -> float:
-        return self.exact / self.requests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,19 +117,15 @@ def _compare(
 
 def describe(audit: Audit, path: Path) -> str:
     engine = audit.engine
-    reported, predicted = (tokens / audit.prompt_tokens for tokens in (audit.reported_tokens, audit.predicted_tokens))
-    lines = [
-        f"{path}: {audit.exact:,} of {audit.requests:,} requests ({audit.exact_share:.1%}) have the cached tokens that "
-        f"the rules give them",
-        f"of {audit.prompt_tokens:,} prompt tokens cached: {reported:.2%} reported, {predicted:.2%} by the rules; "
-        f"{audit.preemptions:,} preemptions, {audit.evicted_blocks:,} blocks evicted",
+    settings = [
         f"{engine.num_gpu_blocks:,} blocks of {engine.block_size} tokens, {engine.max_num_seqs} sequences and "
         f"{engine.max_num_batched_tokens:,} tokens a step, "
         f"{'a step composed ahead' if engine.async_scheduling else 'one step at a time'}"
         + (f" (assumed: {', '.join(audit.assumed)})" if audit.assumed else ""),
         f"{audit.requests - audit.misplaced:,} first tokens in the step they were seen in",
     ]
-    return "\n".join([*lines, *difference_lines(audit.differences)])
+    lost = f"{audit.preemptions:,} preemptions, {audit.evicted_blocks:,} blocks evicted"
+    return audit.described(str(path), "the rules give", lost, settings)
 
 
 def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> list[Difference]:

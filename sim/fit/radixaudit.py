@@ -83,24 +83,41 @@ class Served:
         return self.record.prompt_tokens or 0
 
 
-@dataclass(frozen=True, slots=True)
-class RadixAudit:
-    """Reported cached tokens and those of the rules, side by side."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """Reported cached tokens of a trace and those of an engine's rules, side by side."""
 
-    config: RadixConfig
-    block_size: int
-    """Tokens to which the trace tells what prompts share."""
     requests: int
     exact: int
     prompt_tokens: int
     reported_tokens: int
     predicted_tokens: int
-    evicted_tokens: int
     differences: list[Difference]
 
     @property
     def exact_share(self) -> float:
         return self.exact / self.requests
+
+    def described(self, path: str, rules: str, lost: str, settings: Sequence[str]) -> str:
+        """Return the audit for a terminal; ``lost``: evictions in words."""
+        reported, predicted = (tokens / self.prompt_tokens for tokens in (self.reported_tokens, self.predicted_tokens))
+        lines = [
+            f"{path}: {self.exact:,} of {self.requests:,} requests ({self.exact_share:.1%}) have the cached tokens "
+            f"that {rules} them",
+            f"of {self.prompt_tokens:,} prompt tokens cached: {reported:.2%} reported, {predicted:.2%} by the rules; "
+            f"{lost}",
+        ]
+        return "\n".join([*lines, *settings, *difference_lines(self.differences)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RadixAudit(Audited):
+    """Audit by SGLang's rules."""
+
+    config: RadixConfig
+    block_size: int
+    """Tokens to which the trace tells what prompts share."""
+    evicted_tokens: int
 
 
 def add_radix_arguments(parser: argparse.ArgumentParser) -> None:
@@ -283,14 +300,8 @@ def _first_users(served: Sequence[Served]) -> dict[int, int]:
 
 def describe_radix(audit: RadixAudit, path: str) -> str:
     config = audit.config
-    reported, predicted = (tokens / audit.prompt_tokens for tokens in (audit.reported_tokens, audit.predicted_tokens))
     room = "unlimited" if config.max_total_num_tokens is None else f"{config.max_total_num_tokens:,} tokens"
     exactness = "the token" if audit.block_size == 1 else f"{audit.block_size} tokens"
-    lines = [
-        f"{path}: {audit.exact:,} of {audit.requests:,} requests ({audit.exact_share:.1%}) have the cached tokens that "
-        "the rules of SGLang's radix cache give them",
-        f"of {audit.prompt_tokens:,} prompt tokens cached: {reported:.2%} reported, {predicted:.2%} by the rules; "
-        f"{audit.evicted_tokens:,} tokens evicted",
-        f"{room} in pages of {config.page_size}; what prompts share is known to {exactness}",
-    ]
-    return "\n".join([*lines, *difference_lines(audit.differences)])
+    settings = [f"{room} in pages of {config.page_size}; what prompts share is known to {exactness}"]
+    rules = "the rules of SGLang's radix cache give"
+    return audit.described(path, rules, f"{audit.evicted_tokens:,} tokens evicted", settings)

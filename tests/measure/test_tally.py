@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measure import samples
+from measure import tally
 from measure.quantiles import quantile
-from measure.samples import Sample
-from measure.tally import Tally
+from measure.tally import Sample, Tally
 from tracefile import Record, RequestId
 
 
@@ -59,7 +58,7 @@ def test_parts_add_up_to_the_whole_folded_or_not(parts: list[list[float]], folde
 
 
 def test_a_large_sample_takes_bounded_room_and_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "EXACT_VALUES", 1000)
+    monkeypatch.setattr(tally, "EXACT_VALUES", 1000)
     drawn = random.Random(1)
     values = [drawn.lognormvariate(3.0, 1.5) for _ in range(50_000)]
     sample = Sample()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from loadgen.runs.progress import RunProgress, remaining_s
 from loadgen.runs.shardmessages import Done, Failed, Progress
 from loadgen.runs.shards import Zero
-from measure.samples import Sample
-from measure.tally import Counts, Recent, Tally
+from measure.tally import Counts, Recent, Sample, Tally
 
 
 @pytest.fixture

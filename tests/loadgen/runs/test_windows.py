@@ -1,8 +1,7 @@
 """The last ten seconds of a run, and nothing older."""
 
 from loadgen.runs.progress import RateWindow, RecentWindow
-from measure.samples import Sample
-from measure.tally import Recent
+from measure.tally import Recent, Sample
 
 
 def recent(*ttft_ms: float) -> Recent:
