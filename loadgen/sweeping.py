@@ -420,5 +420,4 @@ def _control(config: LoadConfig) -> ControlClient:
 
 
 def tell(text: str) -> None:
-    """Print a line of progress."""
     print(f"{PROG}: {text}" if not text.startswith("  ") else text, file=sys.stderr, flush=True)

@@ -178,6 +178,10 @@ class Recent:
         for mine, theirs in zip(self.samples, other.samples, strict=True):
             mine.take_out(theirs)
 
+    def fold(self) -> None:
+        for sample in self.samples:
+            sample.fold()
+
     @property
     def samples(self) -> tuple[Sample, Sample, Sample]:
         return self.ttft_ms, self.itl_ms, self.lag_ms
@@ -211,8 +215,7 @@ class Tally(Counts):
     def take_recent(self) -> Recent:
         """Return the samples since the last call, folded."""
         recent, self.recent = self.recent, Recent()
-        for sample in recent.samples:
-            sample.fold()
+        recent.fold()
         return recent
 
     def merge(self, other: "Tally") -> None:

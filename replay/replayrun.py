@@ -171,7 +171,9 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
     if engine.name is None and found.certain:
         engine = msgspec.structs.replace(engine, name=found.dialect.name)
     # A cold run's hashes equal no other run's, whatever the capture's key was.
-    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else _to_the_block(survey.meta.hash)
+    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else survey.meta.hash
+    if hashes is not None:
+        hashes = msgspec.structs.replace(hashes, branches=None)
     return Meta(
         source="replay",
         model=model,
@@ -189,10 +191,6 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
         ),
         extra=counters,
     )
-
-
-def _to_the_block(hashes: HashInfo | None) -> HashInfo | None:
-    return None if hashes is None else msgspec.structs.replace(hashes, branches=None)
 
 
 def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:

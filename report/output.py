@@ -37,7 +37,6 @@ class Pictures:
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--html`` and ``--images``."""
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
     parser.add_argument("--images", type=Path, metavar="DIR", help="write the page's figures there, as SVG and PNG")
 

@@ -48,7 +48,7 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
         _export(config, meta_of(reader.meta), converted())
     if index:
         told = f"{later_turns:,} later turns of sessions" if later_turns else NO_CHAINS
-        print(f"{config.output}: {told}", file=sys.stderr)
+        _say(config, told)
     return 0
 
 
@@ -69,9 +69,9 @@ def _export(config: Config, meta: Meta, records: Iterable[Record]) -> None:
     loss = Loss()
     lines = export_lines(config.to, Export(meta, records, config.trace, loss))
     write_lines(config.output, lines, inputs=[config.trace], overwrite=config.overwrite)
-    print(f"{config.output}: {loss.kept:,} requests as {config.to}; lost: {TARGETS[config.to].lost}", file=sys.stderr)
+    _say(config, f"{loss.kept:,} requests as {config.to}; lost: {TARGETS[config.to].lost}")
     for sentence in loss.lines():
-        print(f"{config.output}: {sentence}", file=sys.stderr)
+        _say(config, sentence)
 
 
 def cut_trace(config: Config, reader: TraceReader) -> int:
@@ -87,7 +87,7 @@ def cut_trace(config: Config, reader: TraceReader) -> int:
             sessions.add(record)
     taken = sessions.taken(part)
     _write(config, reader.meta, cut(counted(reader, "records read again"), taken), lambda: reader.latest_meta)
-    print(f"{config.output}: {len(taken):,} of {len(sessions.begins_ms):,} sessions", file=sys.stderr)
+    _say(config, f"{len(taken):,} of {len(sessions.begins_ms):,} sessions")
     return 0
 
 
@@ -102,11 +102,8 @@ def anonymize_trace(config: Config, reader: TraceReader) -> int:
     zero_ms = 0.0 if math.isinf(zero_ms) else zero_ms
     records = anonymize(counted(reader, "records written"), pseudonyms, zero_ms, config.round_s * 1000)
     _write(config, anonymous_meta(reader.meta), records)
-    print(
-        f"{config.output}: still told: lengths, shared prefixes, order, times to {config.round_s * 1000:g} ms, "
-        "endpoints, the engine's settings",
-        file=sys.stderr,
-    )
+    told = f"lengths, shared prefixes, order, times to {config.round_s * 1000:g} ms, endpoints, the engine's settings"
+    _say(config, f"still told: {told}")
     return 0
 
 
@@ -130,11 +127,11 @@ def _write_mean_sessions(config: Config, reader: TraceReader, digest: str) -> in
     assert header.block_size is not None
     starts_ms = [session[0].arrival_ms for session in means.ordered()]
     _write(config, header, mean_records(mean, starts_ms, header.block_size))
-    print(
-        f"{config.output}: {len(starts_ms):,} sessions of {mean.turns} turns: prompt {mean.input_prompt:,} tokens,"
-        f" response {mean.response:,}, then {mean.new_tokens:,} new after {mean.think_ms / 1000:.3g} s, "
+    _say(
+        config,
+        f"{len(starts_ms):,} sessions of {mean.turns} turns: prompt {mean.input_prompt:,} tokens, "
+        f"response {mean.response:,}, then {mean.new_tokens:,} new after {mean.think_ms / 1000:.3g} s, "
         f"final response {mean.final_response:,}",
-        file=sys.stderr,
     )
     return 0
 
@@ -155,7 +152,7 @@ def join_traces(config: Config) -> int:
                     writer.write(record)
                 writer.change_meta(reader.latest_meta)
                 warn(reader)
-    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    _say(config, f"{writer.count} records")
     return 0
 
 
@@ -213,12 +210,16 @@ def _write(
             writer.write(record)
         if latest_meta is not None:
             writer.change_meta(latest_meta())
-    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    _say(config, f"{writer.count} records")
 
 
 def _first_meta(trace: str) -> Meta:
     with open_trace(trace) as reader:
         return reader.meta
+
+
+def _say(config: Config, told: str) -> None:
+    print(f"{config.output}: {told}", file=sys.stderr)
 
 
 def warn(reader: TraceReader) -> None:

@@ -172,7 +172,6 @@ class AccuracyJob:
 
     @property
     def load_id(self) -> str:
-        """Name by which equal questions are known."""
         digest = hashlib.sha256()
         for question in self.questions:
             digest.update(question_digest(question))

@@ -15,7 +15,6 @@ SHIPPED = ("agentic-coding", "code-qa", "office-work")
 
 
 def shipped_path(name: str) -> Path:
-    """File of a shipped workload."""
     return Path(__file__).parent / "workloads" / f"{name}.jsonl.zst"
 
 

@@ -6,6 +6,7 @@ of one ``session_id`` are one conversation. ``timestamp`` is their fixed schedul
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +64,7 @@ def read_aiperf(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]
 def _session(turns: list[tuple[str, AiperfTurn]]) -> DatasetSession:
     made = [_turn(where, turn) for where, turn in turns]
     if len(made) > 1 and _is_system(turns[0][1]):
-        return [_with_before(made[0].quoted[0], made[1]), *made[2:]]
+        return [replace(made[1], quoted=(made[0].quoted[0], *made[1].quoted)), *made[2:]]
     return made
 
 
@@ -81,7 +82,3 @@ def _turn(where: str, turn: AiperfTurn) -> DatasetTurn:
 
 def _is_system(turn: AiperfTurn) -> bool:
     return turn.role == "system" and turn.delay is turn.timestamp is turn.output_length is None
-
-
-def _with_before(system: VerbatimMessage, turn: DatasetTurn) -> DatasetTurn:
-    return DatasetTurn(quoted=(system, *turn.quoted), output_tokens=turn.output_tokens, think_ms=turn.think_ms)

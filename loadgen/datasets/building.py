@@ -52,7 +52,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command."""
     args = parser().parse_args(argv)
     name, path = parse_dataset(args.dataset)
     if path is None:
@@ -80,7 +79,6 @@ def _conversations(args: Namespace, path: Path) -> Iterator[bytes]:
 
 
 def _workload(args: Namespace, name: str, path: Path) -> Iterator[bytes]:
-    """Rows of a trie workload."""
     options = _Settings.of(args).options()
     sessions = (
         session[: args.max_turns]

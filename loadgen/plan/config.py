@@ -141,7 +141,6 @@ class LoadConfig:
 
     @property
     def tokens_from(self) -> int:
-        """Seed of the tokens."""
         return self.seed if self.token_seed is None else self.token_seed
 
     @property

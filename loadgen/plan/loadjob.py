@@ -393,12 +393,11 @@ class OpenLoad:
     def _ahead(self) -> Iterator[Send]:
         """The plan with its first send already made: it may need the whole dataset."""
         if self._sends is None:
-            sends = self._staged() if self.load.workload.config.pattern == "calibration" else self.load.plan()
+            config = self.load.workload.config
+            staged = config.pattern == "calibration"
+            sends = iter(StagedPlan(self.load, waves(config)).plan()) if staged else self.load.plan()
             self._sends = chain(list(islice(sends, 1)), sends)
         return self._sends
-
-    def _staged(self) -> Iterator[Send]:
-        return iter(StagedPlan(self.load, waves(self.load.workload.config)).plan())
 
     def digest_share(self) -> int:
         return self.survey.digest_share

@@ -144,9 +144,9 @@ class RunProgress:
         self._sent.add(now_s, counts.started)
         self._tokens.add(now_s, counts.output_tokens)
         self._recent.forget(now_s)
-        ttft, itl, lag = map(
-            _p50_p99, (self._recent.whole.ttft_ms, self._recent.whole.itl_ms, self._recent.whole.lag_ms)
-        )
+        waits: dict[str, float | None] = {}
+        for name, sample in zip(("ttft", "itl", "lag"), self._recent.whole.samples, strict=True):
+            waits[f"{name}_p50_ms"], waits[f"{name}_p99_ms"] = _p50_p99(sample)
         return Status(
             elapsed_s=round(now_s, 3),
             remaining_s=self._remaining_s(now_s, counts),
@@ -160,12 +160,7 @@ class RunProgress:
             target_rate=None if self._target_rate is None else self._target_rate(now_s),
             rate=round(self._sent.per_s(), 3),
             output_tokens_per_s=round(self._tokens.per_s(), 3),
-            ttft_p50_ms=ttft[0],
-            ttft_p99_ms=ttft[1],
-            itl_p50_ms=itl[0],
-            itl_p99_ms=itl[1],
-            lag_p50_ms=lag[0],
-            lag_p99_ms=lag[1],
+            **waits,
             hit_rate=round(counts.cached_tokens / counts.looked_up_tokens, 4) if counts.looked_up_tokens else None,
             shards=[self._shard(index, now_s) for index in range(len(self._where))],
         )

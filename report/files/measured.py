@@ -44,7 +44,6 @@ def write_json(path: Path, told: Any) -> None:
 
 
 def write_jsonl(table: Table, path: Path) -> None:
-    """Write an object for each row."""
     encoder = msgspec.json.Encoder()
     with open(path, "wb") as file:
         for part in parts(table):

@@ -33,7 +33,6 @@ def render_drift(page: DriftPage) -> str:
 
 
 def drift_figures(page: DriftPage) -> dict[str, Figure]:
-    """Return the page's figures by id."""
     return {panel.id: panel.figure for panel in drift_panels(page) if panel.figure is not None}
 
 

@@ -45,17 +45,14 @@ Drawn = Sequence[tuple[Chapter, Sequence[Panel]]]
 
 
 def draw_chapters(measured: Measured) -> Drawn:
-    """Draw every panel of the page."""
     return [(chapter, [panel for draw in chapter.draws for panel in draw(measured)]) for chapter in CHAPTERS]
 
 
 def trace_figures(drawn: Drawn) -> dict[str, Figure]:
-    """Return the page's figures by id."""
     return {panel.id: panel.figure for _, panels in drawn for panel in panels if panel.figure is not None}
 
 
 def render_trace(measured: Measured, drawn: Drawn) -> str:
-    """Return the page of a measured trace."""
     metrics, run = measured.metrics, measured.run
     return render(
         "trace.html.jinja",

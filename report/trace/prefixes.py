@@ -17,7 +17,6 @@ _LABELLED: Final = 0.09
 
 
 def prefix_panels(measured: Measured) -> list[Panel]:
-    """Return the tree of prefixes."""
     study, place = measured.study, "prefixes"
     if study is None:
         return [Panel(place, _TITLE, missing="The trace has no block hashes.")]

@@ -82,7 +82,6 @@ LOG_FROM: Final = 20.0
 
 
 def shape_panels(measured: Measured) -> list[Panel]:
-    """Return a panel for each axis."""
     samples = shape_samples(measured.run)
     named = any(session is not None for session in measured.run.sessions)
     panels = []

@@ -298,7 +298,6 @@ def _open_folder(folder: Path) -> list[FittedWindow]:
 
 
 def describe_window(window: FittedWindow) -> str:
-    """Return a window in a line."""
     told = f"{window.window}: {window.requests:,} requests"
     if window.status == "skipped" or window.pace is None:
         return f"{told}: skipped: {window.reason}"

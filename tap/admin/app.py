@@ -1,7 +1,7 @@
 """Pages of the admin port, made at most once a second and shared by all readers: health, metrics, a live page."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Final, TypeVar
@@ -13,7 +13,7 @@ from markupsafe import Markup
 from prometheus_client.core import Metric
 
 from measure.exposition import MEDIA_TYPE, Families, Row, exposition
-from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, empty_counts
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts
 from measure.modelstate import ModelState
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.modelview import cache_ttft_seconds, ttft_seconds
@@ -32,7 +32,9 @@ def tap_metrics(state: LiveState, now_s: float) -> Iterator[Metric]:
     yield from _worker_metrics(workers)
     yield from _service_metrics(state, now_s)
     yield from _upstream_metrics(state)
-    yield _overhead(workers, recorder)
+    overheads: list[tuple[Sequence[str], HistogramCounts]] = [((part,), one) for part, one in state.overheads().items()]
+    text = "Time spent in the tap, response parts of a sample."
+    yield TAP.histogram("overhead_seconds", text, OVERHEAD_S, overheads, ["part"])
     if recorder is not None:
         yield from _recorder_metrics(recorder)
     if state.model is not None:
@@ -177,19 +179,6 @@ def _cache_feed_metrics(feeds: Sequence[CacheFeedStats]) -> Iterator[Metric]:
         yield TAP.counter(name, text, [((one.upstream,), getattr(one, field)) for one in feeds], ["upstream"])
     lags = [((one.upstream,), one.lag_s) for one in feeds if one.lag_s is not None]
     yield TAP.gauge("kv_lag_seconds", "From the engine's clock to the taking in of its events.", lags, ["upstream"])
-
-
-def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:
-    response_head, chunk = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
-    for _, worker in workers:
-        add_counts(response_head, worker.response_head)
-        add_counts(chunk, worker.chunk)
-    rows: list[tuple[Sequence[str], HistogramCounts]] = [(("response_head",), response_head), (("chunk",), chunk)]
-    if recorder is not None:
-        rows.append((("request_head",), recorder.request_head))
-    return TAP.histogram(
-        "overhead_seconds", "Time spent in the tap, response parts of a sample.", OVERHEAD_S, rows, ["part"]
-    )
 
 
 def _by_worker(workers: Sequence[tuple[int, WorkerStats]], values: Sequence[float]) -> list[Row]:

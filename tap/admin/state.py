@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
 from measure.modelstate import ModelState, read_state
 from tap.admin.cachecurve import CacheCurve
 from tap.admin.survival import SurvivalCurves
@@ -144,6 +145,14 @@ class LiveState:
     def engine(self) -> Engine:
         known = None if self.service is None else self.service.engine
         return Engine() if known is None else known
+
+    def overheads(self) -> dict[str, HistogramCounts]:
+        """Return the time spent in the tap by part of the exchange."""
+        parts = {"response_head": empty_counts(OVERHEAD_S), "chunk": empty_counts(OVERHEAD_S)}
+        for worker in self.workers.values():
+            add_counts(parts["response_head"], worker.response_head)
+            add_counts(parts["chunk"], worker.chunk)
+        return parts if self.recorder is None else parts | {"request_head": self.recorder.request_head}
 
     def reasons_against_upstreams(self) -> dict[str, str | None]:
         """Return, by upstream, the reason against new sessions there; null: it gets some."""

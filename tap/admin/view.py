@@ -11,7 +11,7 @@ import msgspec
 
 from measure import cohorts, wording
 from measure.cohorts import MAIN
-from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts, quantile_bound
+from measure.histogram import OVERHEAD_S, HistogramCounts, quantile_bound
 from tap.admin.cachecurve import SIZES
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.modelview import Fact, ModelView, model_view
@@ -132,7 +132,7 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         prefixes=prefixes(state, now_s),
         recorder=recorder_facts(state),
         processes=process_facts(state),
-        drops=drop_facts(state),
+        drops=[Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())],
         model=None if state.setup.model_state is None else model_view(state.model, time.time()),
     )
 
@@ -360,10 +360,6 @@ def recorder_facts(state: LiveState) -> list[Fact]:
     return facts
 
 
-def drop_facts(state: LiveState) -> list[Fact]:
-    return [Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())]
-
-
 def process_facts(state: LiveState) -> list[Fact]:
     facts = []
     service = state.service
@@ -397,20 +393,20 @@ def upstream_facts(state: LiveState) -> list[Fact]:
     return facts
 
 
+_OVERHEADS: Final = {
+    "request_head": "Added to a request's head",
+    "response_head": "Added to a response's head",
+    "chunk": "Added to a read of a stream",
+}
+
+
 def _overhead_facts(state: LiveState) -> list[Fact]:
-    response_head, chunk = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
-    for worker in state.workers.values():
-        add_counts(response_head, worker.response_head)
-        add_counts(chunk, worker.chunk)
-    parts = [("Added to a response's head", response_head), ("Added to a read of a stream", chunk)]
-    if state.recorder is not None:
-        parts.insert(0, ("Added to a request's head", state.recorder.request_head))
-    return [Fact(f"{name}, p50 · p99", text) for name, counts in parts if (text := _bounds_text(counts)) is not None]
-
-
-def _bounds_text(counts: HistogramCounts) -> str | None:
-    """Return the bounds of the p50 and the p99; null for no values."""
-    return f"≤ {_bound_text(counts, 0.5)} · ≤ {_bound_text(counts, 0.99)}" if counts.count else None
+    parts = state.overheads()
+    return [
+        Fact(f"{title}, p50 · p99", f"≤ {_bound_text(counts, 0.5)} · ≤ {_bound_text(counts, 0.99)}")
+        for part, title in _OVERHEADS.items()
+        if (counts := parts.get(part)) is not None and counts.count
+    ]
 
 
 def _bound_text(counts: HistogramCounts, level: float) -> str:

@@ -41,7 +41,6 @@ def map_cells(path: Path | None, count: int) -> memoryview:
 
 
 def clear_cells(cells: memoryview) -> None:
-    """Set cells to zero."""
     cells[:] = memoryview(bytes(len(cells) * CELL_BYTES)).cast("Q")
 
 

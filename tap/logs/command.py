@@ -131,7 +131,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command."""
     args = parser().parse_args(argv)
     if args.block_size < 1:
         raise InputError(f"--block-size {args.block_size}; expected 1 or more")

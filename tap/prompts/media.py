@@ -104,7 +104,7 @@ def ids_with_media(
         size = sizes.get(run.digest)
         if size is None or len(ids) + size > MAX_IDS:
             return MediaIds(ids, whole=False, solved=False)
-        ids += _filler(run.digest, size)
+        ids += array("I", hashlib.shake_128(run.digest).digest(4 * size))  # different for each content
         at = run.end
     return MediaIds([*ids, *one[at:]], whole=True, solved=solved)
 
@@ -132,11 +132,6 @@ def _run(body: Mapping[str, Any], holder: int, ids: Sequence[int], place: int) -
     return Run(start, end, hashlib.blake2b(said, digest_size=16).digest())
 
 
-def _filler(digest: bytes, size: int) -> Sequence[int]:
-    """Return as many ids as the engine has tokens there, different for each content."""
-    return array("I", hashlib.shake_128(digest).digest(4 * size))
-
-
 def _common_beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
     common = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
     if len(common) == min(len(one), len(other)):
@@ -153,8 +148,5 @@ def _with_text(body: Mapping[str, Any], holders: Sequence[int], text: str) -> di
 
 def _has_media(message: object) -> bool:
     content = message.get("content") if isinstance(message, dict) else None
-    return isinstance(content, list) and any(_is_media(part) for part in content)
-
-
-def _is_media(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in parts)

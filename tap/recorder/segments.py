@@ -137,7 +137,6 @@ class SegmentedTrace:
         )
 
     def left_files(self) -> list[LeftFile]:
-        """Return the files left since the last call."""
         left, self._left = self._left, []
         return left
 

@@ -19,7 +19,7 @@ from sim.serving.requests.fields import (
     decode_body,
     decode_prompts,
 )
-from sim.serving.requests.tools import Tool, named_choice, tools_of
+from sim.serving.requests.tools import named_choice, tools_of
 from sim.serving.requests.vocabulary import Spelling, Vocabulary
 
 DEFAULT_TOKENS = 16
@@ -103,7 +103,9 @@ class CompletionVoice(Voice):
     def _choice(self, delta: Delta) -> dict[str, Any]:
         place = delta.generation.place
         prompt = self._asked.prompts[place // self._choices]
-        text = self._echoed(prompt) + delta.text(self._vocabulary)
+        # As from vLLM, the prompt's text does not stand beside its ids.
+        echoed = self._vocabulary.decode(prompt) if self._asked.echo and not self._with_ids else ""
+        text = echoed + delta.text(self._vocabulary)
         logprobs = None
         if self._asked.top_logprobs is not None:
             offset = self._offsets.get(place, len(self._vocabulary.decode(prompt)) if self._asked.echo else 0)
@@ -126,10 +128,6 @@ class CompletionVoice(Voice):
             "prompt_logprobs": None if scored is None else named_logprobs(self._vocabulary, prompt, scored),
             "prompt_token_ids": prompt if first else None,
         }
-
-    def _echoed(self, prompt: list[int]) -> str:
-        """The prompt's text where the response has it; as from vLLM, none beside its ids."""
-        return self._vocabulary.decode(prompt) if self._asked.echo and not self._with_ids else ""
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
@@ -157,7 +155,8 @@ class Chats(Api):
         messages = [message.joined() for message in request.messages]
         generation_prompt = request.add_generation_prompt is not False
         prompt = service.vocabulary.render_chat(messages, request.tools or [], generation_prompt=generation_prompt)
-        tools, choice = choose_tools(_tools(request.tools), _choice(request.tool_choice))
+        functions = tools_of(tool.get("function") for tool in request.tools or () if isinstance(tool, dict))
+        tools, choice = choose_tools(functions, _choice(request.tool_choice))
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         top = check_top_logprobs(request.top_logprobs or 0) if request.logprobs else None
         return Asked(
@@ -261,10 +260,6 @@ def _finish_reason(delta: Delta) -> str | None:
     if delta.finish_reason == "stop" and call is not None and not call.is_named:
         return "tool_calls"
     return delta.finish_reason
-
-
-def _tools(tools: list[Any] | None) -> list[Tool]:
-    return tools_of(tool.get("function") for tool in tools or () if isinstance(tool, dict))
 
 
 def _choice(choice: Any) -> str | None:

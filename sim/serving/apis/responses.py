@@ -8,7 +8,7 @@ from sim.serving.apis.voice import Api, Delta, Usage, Voice, named_event
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, ContentPart, GenerationFields, choose_tools, decode_body
-from sim.serving.requests.tools import Tool, named_choice, tools_of
+from sim.serving.requests.tools import named_choice, tools_of
 from sim.serving.requests.vocabulary import Message
 
 
@@ -54,7 +54,8 @@ class Responses(Api):
             if getattr(request, name):
                 raise ApiError(f"{name}: this engine stores no responses", param=name)
         tools = request.tools or []
-        offered, choice = choose_tools(_tools(tools), _choice(request.tool_choice))
+        functions = tools_of(tool for tool in tools if tool.get("type") == "function")
+        offered, choice = choose_tools(functions, _choice(request.tool_choice))
         fields = GenerationFields(
             model=request.model,
             stream=request.stream,
@@ -229,10 +230,6 @@ def _text(content: str | list[ContentPart] | None) -> str:
         if part.text is None:
             raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param="input")
     return "".join(part.text or "" for part in content)
-
-
-def _tools(tools: list[dict[str, Any]]) -> list[Tool]:
-    return tools_of(tool for tool in tools if tool.get("type") == "function")
 
 
 def _choice(choice: Any) -> str | None:

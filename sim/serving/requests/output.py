@@ -60,7 +60,7 @@ def draw_output(
     stops: Sequence[str] = (),
 ) -> Output:
     """Return the output for ``prompt`` (ids as little-endian u32), a call where ``tool`` is given, then blanks."""
-    stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=_stream_seed(seed, choice)))
+    stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=(seed * GOLDEN + choice) & MASK64))
     if tool is not None:
         return _call_output(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
     natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
@@ -97,10 +97,6 @@ def _call_output(call: ToolCall, vocabulary: Vocabulary, limits: OutputLimits) -
     if limits.ignore_eos or len(token_ids) >= limits.max_tokens:
         return Output(token_ids[: limits.max_tokens], "length", call)
     return Output([*token_ids, vocabulary.end_id], "stop", call)
-
-
-def _stream_seed(seed: int, choice: int) -> int:
-    return (seed * GOLDEN + choice) & MASK64
 
 
 def _natural_length(stream: np.uint64, limits: OutputLimits) -> int:
