@@ -16,22 +16,16 @@ if TYPE_CHECKING:
     from tracefile.files.reading import open_trace
     from tracefile.records.errors import InputError
 
-_HOMES = {
-    "InputError": "tracefile.records.errors",
-    "Scenario": "sim.forecast.scenarios",
-    "compare_traces": "kvtape.pictures",
-    "draw": "kvtape.pictures",
-    "fit_model": "kvtape.modelling",
-    "forecast": "kvtape.modelling",
-    "measure_trace": "kvtape.traces",
-    "open_trace": "tracefile.files.reading",
-    "read_frame": "kvtape.traces",
-    "read_run": "kvtape.traces",
-    "run_load": "kvtape.runs",
-    "run_replay": "kvtape.runs",
-    "write_images": "kvtape.pictures",
+_MODULES = {
+    "kvtape.modelling": "fit_model forecast",
+    "kvtape.pictures": "compare_traces draw write_images",
+    "kvtape.runs": "run_load run_replay",
+    "kvtape.traces": "measure_trace read_frame read_run",
+    "sim.forecast.scenarios": "Scenario",
+    "tracefile.files.reading": "open_trace",
+    "tracefile.records.errors": "InputError",
 }
-"""Module of each name."""
+"""Names by module."""
 
 __all__ = [
     "InputError",
@@ -50,7 +44,7 @@ __all__ = [
 ]
 
 
-__getattr__ = late_names(__name__, _HOMES)
+__getattr__ = late_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

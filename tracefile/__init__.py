@@ -30,34 +30,18 @@ if TYPE_CHECKING:
     )
     from tracefile.sessions import SessionIndex, SessionInference, infer_sessions
 
-_HOMES = {
-    "SCHEMA": "tracefile.records.schema",
-    "BlockHash": "tracefile.records.schema",
-    "BlockHasher": "tracefile.hashing.blockhash",
-    "Engine": "tracefile.records.schema",
-    "HashInfo": "tracefile.records.schema",
-    "HashKey": "tracefile.hashing.blockhash",
-    "InputError": "tracefile.records.errors",
-    "Meta": "tracefile.records.schema",
-    "Record": "tracefile.records.schema",
-    "RequestId": "tracefile.records.schema",
-    "SessionId": "tracefile.records.schema",
-    "SessionIndex": "tracefile.sessions",
-    "SessionInference": "tracefile.sessions",
-    "TraceFormat": "tracefile.records.schema",
-    "TraceReader": "tracefile.records.reader",
-    "TraceWriter": "tracefile.files.writing",
-    "Workload": "tracefile.records.schema",
-    "downsample": "tracefile.hashing.blockhash",
-    "encode_record": "tracefile.records.encoding",
-    "infer_sessions": "tracefile.sessions",
-    "keyed_id": "tracefile.hashing.blockhash",
-    "load_key": "tracefile.hashing.blockhash",
-    "load_trace": "tracefile.files.reading",
-    "open_trace": "tracefile.files.reading",
-    "trace_digest": "tracefile.files.digest",
+_MODULES = {
+    "tracefile.files.digest": "trace_digest",
+    "tracefile.files.reading": "load_trace open_trace",
+    "tracefile.files.writing": "TraceWriter",
+    "tracefile.hashing.blockhash": "BlockHasher HashKey downsample keyed_id load_key",
+    "tracefile.records.encoding": "encode_record",
+    "tracefile.records.errors": "InputError",
+    "tracefile.records.reader": "TraceReader",
+    "tracefile.records.schema": "SCHEMA BlockHash Engine HashInfo Meta Record RequestId SessionId TraceFormat Workload",
+    "tracefile.sessions": "SessionIndex SessionInference infer_sessions",
 }
-"""Module of each name."""
+"""Names by module."""
 
 __all__ = [
     "SCHEMA",
@@ -87,4 +71,4 @@ __all__ = [
     "trace_digest",
 ]
 
-__getattr__ = late_names(__name__, _HOMES)
+__getattr__ = late_names(__name__, _MODULES)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def late_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``, whose names are in the modules ``homes``."""
+def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of ``package``, by its names in each of the ``modules``, with blanks between them."""
+    homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def imported(name: str) -> Any:
         if name not in homes:
