@@ -125,11 +125,5 @@ def ttft_errors_ms(served: Sequence[Served], told_ns: Mapping[str, float]) -> Sa
     )
 
 
-def lags_ms(received: Times, rate: float) -> Sample:
-    """Delay of each arrival against equal gaps; the earliest has delay 0."""
-    ahead_ns = np.sort(received) - np.arange(len(received)) * 1e9 / rate
-    return (ahead_ns - ahead_ns.min()) / 1e6 if len(ahead_ns) else ahead_ns
-
-
 def quantile(sample: Sample, level: float) -> float | None:
     return order_statistic(np.sort(sample), level) if len(sample) else None

@@ -10,7 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.selftest.command import truth_server
-from loadgen.selftest.truth import Truth, count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
+from loadgen.selftest.truth import (
+    Sample,
+    Times,
+    Truth,
+    count_between,
+    quantile,
+    received_ns,
+    steady_part,
+    ttft_errors_ms,
+)
 from scripts.loadbench.cases import Case
 from scripts.loadbench.subjects import Subject
 from scripts.loadbench.tree import TreeCost, TreeWatch
@@ -125,3 +134,9 @@ def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
         processes=cost.processes,
         complaint=ran.complaint,
     )
+
+
+def lags_ms(received: Times, rate: float) -> Sample:
+    """Return the delay of each arrival against equal gaps; the earliest has delay 0."""
+    ahead_ns = np.sort(received) - np.arange(len(received)) * 1e9 / rate
+    return (ahead_ns - ahead_ns.min()) / 1e6 if len(ahead_ns) else ahead_ns

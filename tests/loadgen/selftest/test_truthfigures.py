@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from loadgen.selftest.truth import Served, lags_ms, quantile, received_ns, steady_part, steady_rate, ttft_errors_ms
+from loadgen.selftest.truth import Served, quantile, received_ns, steady_part, steady_rate, ttft_errors_ms
+from scripts.loadbench.runs import lags_ms
 
 MS = 1_000_000
 
