@@ -1,7 +1,7 @@
 """Layout of a trace in columns: a Parquet file's name, its footer and its columns.
 
 Every field of a record is a column of its name, with three exceptions. The two lists of hashes are one chain, stored
-in parts (``tracefile.parquet.chaincoding``). ``rest`` is a JSON object of everything without a column: unknown fields
+in parts (``tracefile.parquet.writing``). ``rest`` is a JSON object of everything without a column: unknown fields
 and numbers beyond 64 bits. A row group needs no other row group, so readers and writers hold one at a time.
 """
 

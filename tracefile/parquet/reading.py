@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tracefile.parquet.arrowschema import CHAIN_COLUMNS, allowed_words, arrow_schema, field_types
-from tracefile.parquet.chaincoding import ChainDecoder
 from tracefile.parquet.layout import FOOTER_KEY, REST, Footer
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import NO_LIST, Batch, Hashes, RecordBatch
@@ -69,8 +68,7 @@ class ColumnsReader(TraceReader):
 
     def results(self) -> Iterator[Record | InputError]:
         for group in range(self._file.num_row_groups):
-            count = self._file.metadata.row_group(group).num_rows
-            for result in group_records(self._group(group), count, self.path, self._row):
+            for result in self._batch(group).results():
                 self._row += 1
                 yield result
         self._over = True
@@ -78,7 +76,7 @@ class ColumnsReader(TraceReader):
     def batches(self) -> Iterator[Batch]:
         """Iterate over row groups: as columns, or as records where a row has values without a column."""
         for group in range(self._file.num_row_groups):
-            batch = ColumnBatch(self._group(group), self._file.metadata.row_group(group).num_rows, self.path, self._row)
+            batch = self._batch(group)
             if batch.is_plain:
                 self._row += len(batch)
                 yield batch
@@ -90,14 +88,14 @@ class ColumnsReader(TraceReader):
             yield RecordBatch(records)
         self._over = True
 
-    def _group(self, group: int) -> dict[str, pa.Array]:
+    def _batch(self, group: int) -> "ColumnBatch":
+        described = self._file.metadata.row_group(group)
         try:
-            table = self._file.read_row_group(
-                group, use_threads=False, columns=_columns_with_values(self._file.metadata.row_group(group))
-            )
+            table = self._file.read_row_group(group, use_threads=False, columns=_columns_with_values(described))
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self.path}: row {self._row + 1}: damaged ({error}); expected a whole file") from None
-        return {name: _without_nan(table.column(name).combine_chunks()) for name in table.column_names}
+        columns = {name: _without_nan(table.column(name).combine_chunks()) for name in table.column_names}
+        return ColumnBatch(columns, described.num_rows, self.path, self._row)
 
 
 def _without_nan(column: pa.Array) -> pa.Array:
@@ -185,7 +183,7 @@ class ColumnBatch:
         return "request_id" in checked and not faults_of(checked, self._count) and not out_of_bounds_in(self._columns)
 
     def results(self) -> Iterator[Record | InputError]:
-        return group_records(self._columns, self._count, self._path, self._first_row)
+        return group_records(self._columns, self.hashes(), self._path, self._first_row)
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
         column = self._columns.get(name)
@@ -233,14 +231,9 @@ class ColumnBatch:
         at = pa.array(rows)
         taken = {name: column.take(at) for name, column in self._columns.items()}
         found = []
-        for record, row in zip(group_records(taken, len(rows), self._path, 0), rows.tolist(), strict=True):
+        picked = Hashes(hashes.values, *(part[rows] for part in hashes[1:]))
+        for record in group_records(taken, picked, self._path, 0):
             assert isinstance(record, Record)  # as the batch is plain
-            start, prompt, output = (int(part[row]) for part in hashes[1:])
-            middle, end = start + max(prompt, 0), start + max(prompt, 0) + max(output, 0)
-            if prompt != NO_LIST:
-                record.block_hashes = hashes.values[start:middle].tolist()
-            if output != NO_LIST:
-                record.output_block_hashes = hashes.values[middle:end].tolist()
             found.append(record)
         return found
 
@@ -270,7 +263,8 @@ class ColumnBatch:
         own = np.maximum(self.numbers("prompt_blocks"), 0) + np.maximum(self.numbers("output_blocks"), 0)
         for row in np.flatnonzero(own > counts)[:1].tolist():
             raise InputError(
-                f"{self._path}: row {self._first_row + row + 1}: {_beyond(int(own[row]), int(counts[row]))}"
+                f"{self._path}: row {self._first_row + row + 1}: prompt_blocks: {own[row]} hashes with the output's; "
+                f"expected at most the {counts[row]} of its chain"
             )
         for row in np.flatnonzero(wrong)[:1].tolist():
             raise InputError(
@@ -283,8 +277,11 @@ Values = Sequence[Any]
 HashList = list[BlockHash] | None
 
 
-def group_records(columns: dict[str, pa.Array], count: int, path: str, first_row: int) -> Iterator[Record | InputError]:
-    """The ``count`` records of one row group; a column that is not there has nothing to say."""
+def group_records(
+    columns: dict[str, pa.Array], hashes: Hashes, path: str, first_row: int
+) -> Iterator[Record | InputError]:
+    """The records of one row group with these hashes; a column that is not there has nothing to say."""
+    count = len(hashes.starts)
     known = {
         name: values
         for name in field_types()
@@ -295,10 +292,10 @@ def group_records(columns: dict[str, pa.Array], count: int, path: str, first_row
     faults = faults_of(known, count)
     rows = zip(*known.values(), strict=True)
     rest: Iterable[dict[str, Any] | None] = rest_of(columns, path, first_row) or repeat(None, count)
-    chains = _chains(columns, count, path, first_row)
     own, new_record = known_fields(Record), _constructor(tuple(known))
     bounded = out_of_bounds_in(columns)
-    for number, (values, (prompt, output), other) in enumerate(zip(rows, chains, rest, strict=True), first_row + 1):
+    whole = zip(rows, _hash_lists(hashes), rest, strict=True)
+    for number, (values, (prompt, output), other) in enumerate(whole, first_row + 1):
         if number - first_row - 1 in faults:
             yield InputError(f"{path}: row {number}: {faults[number - first_row - 1]}")
             continue
@@ -370,35 +367,13 @@ def faults_of(known: dict[str, Values], count: int) -> dict[int, str]:
     return faults
 
 
-def _beyond(said: int, there: int) -> str:
-    return f"prompt_blocks: {said} hashes with the output's; expected at most the {there} of its chain"
-
-
-def _chains(columns: dict[str, pa.Array], count: int, path: str, first_row: int) -> Iterator[tuple[HashList, HashList]]:
-    """Each row's two lists of hashes; raises InputError where a chain has no beginning."""
-    numbers = {
-        name: values
-        for name, kind in CHAIN_COLUMNS.items()
-        if name in columns and not pa.types.is_list(kind)
-        if (values := _python_values(columns[name])) is not None
-    }
-    prompts, outputs, rows, lengths = (
-        numbers.get(name, [None] * count) for name in ("prompt_blocks", "output_blocks", "prefix_row", "prefix_blocks")
-    )
-    new = _lists(columns["new_hashes"]) if "new_hashes" in columns else [[] for _ in range(count)]
-    decoder = ChainDecoder()
-    coded = enumerate(zip(prompts, outputs, rows, lengths, new, strict=True), first_row + 1)
-    for number, (prompt, output, row, blocks, added) in coded:
-        try:
-            chain = decoder.decode(row or 0, blocks or 0, added)
-        except InputError as error:
-            raise InputError(f"{path}: row {number}: {error}") from None
-        end = prompt or 0
-        if end + (output or 0) > len(chain):
-            raise InputError(f"{path}: row {number}: {_beyond(end + (output or 0), len(chain))}")
+def _hash_lists(hashes: Hashes) -> Iterator[tuple[HashList, HashList]]:
+    """Yield each row's hashes of its prompt and of its output."""
+    for start, prompt, output in zip(*(part.tolist() for part in hashes[1:]), strict=True):
+        middle = start + max(prompt, 0)
         yield (
-            None if prompt is None else chain[:end],  # type: ignore[misc]
-            None if output is None else chain[end : end + output],
+            None if prompt == NO_LIST else hashes.values[start:middle].tolist(),
+            None if output == NO_LIST else hashes.values[middle : middle + output].tolist(),
         )
 
 

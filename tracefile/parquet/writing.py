@@ -6,7 +6,7 @@ import math
 import os
 from array import array
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracefile.parquet.arrowschema import HASHES, arrow_schema, field_types
-from tracefile.parquet.chaincoding import ChainEncoder
 from tracefile.parquet.layout import FOOTER_KEY, Footer
 from tracefile.records.encoding import encode_record, meta_object
 from tracefile.records.errors import InputError
@@ -165,3 +164,55 @@ def _chain_columns(records: list[Record], rest: list[dict[str, Any]]) -> list[pa
         pa.array([chain.prefix_blocks for chain in coded], pa.int32()),
         pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.array(new, np.uint64))),
     ]
+
+
+Chain = list[int]
+
+
+class CodedChain(NamedTuple):
+    """Chain of one row."""
+
+    prefix_row: int | None
+    """The row, of the same group, that the chain begins like. None: it begins anew."""
+    prefix_blocks: int
+    """How many leading blocks it takes from there."""
+    new: "array[int]"
+    """The hashes after them, 64 bits each."""
+
+
+class ChainEncoder:
+    """Codes a group's chains in the order of its rows: a prefix of an earlier chain, and what is new.
+
+    The new runs are the segments of a tree: each names the row whose run holds the block that it continues, and how
+    many blocks stand before it. Nothing is assumed of the hashes: what is no chain, such as ids that come again
+    elsewhere, is stored as it is.
+    """
+
+    def __init__(self) -> None:
+        self._chains: list[Chain] = []
+        self._rows: dict[int, int] = {}
+        """By hash: the row whose run holds it."""
+
+    def encode(self, chain: Chain) -> CodedChain:
+        """The next row's chain; raises OverflowError, and takes nothing in, if a hash is not of 64 bits."""
+        blocks = self._known(chain)
+        row = self._rows[chain[blocks - 1]] if blocks else None
+        new = array("Q", chain[blocks:])
+        here = len(self._chains)
+        self._chains.append(chain)
+        for known in chain[blocks:]:
+            self._rows.setdefault(known, here)
+        return CodedChain(row, blocks, new)
+
+    def _known(self, chain: Chain) -> int:
+        """Leading blocks that an earlier row has: where one is known, so are those before it."""
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if chain[middle - 1] in self._rows:
+                low = middle
+            else:
+                high = middle - 1
+        if low and self._chains[self._rows[chain[low - 1]]][:low] == chain[:low]:
+            return low
+        return 0
