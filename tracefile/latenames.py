@@ -12,7 +12,7 @@ def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     def imported(name: str) -> Any:
         if name not in homes:
-            expected = f"; expected one of {', '.join(homes)}" if not name.startswith("_") else ""
+            expected = f"; expected one of {', '.join(sorted(homes))}" if not name.startswith("_") else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{expected}")
         found = getattr(importlib.import_module(homes[name]), name)
         setattr(sys.modules[package], name, found)
