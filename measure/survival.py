@@ -5,6 +5,7 @@ Without failures it equals ``scipy.stats.ecdf`` of ``CensoredData``; that functi
 session bootstrap, which reweights one sorted sample, and the live page, whose waits are counts by time bucket.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,6 +66,16 @@ def make_waits(time_ms: FloatArray, end: npt.NDArray[np.int8], row: IntArray, un
     """Sort a sample by time, ends before censorings."""
     order = np.lexsort((end, time_ms))
     return Waits(time_ms[order], end[order], row[order], unobserved)
+
+
+def pooled_waits(samples: Sequence[Waits]) -> Waits:
+    """Return several samples together."""
+    return make_waits(
+        np.concatenate([one.time_ms for one in samples]),
+        np.concatenate([one.end for one in samples]),
+        np.concatenate([one.row for one in samples]),
+        sum(one.unobserved for one in samples),
+    )
 
 
 def incidence(waits: Waits, weights: npt.NDArray[np.integer[Any]] | None = None) -> FloatArray:

@@ -16,7 +16,7 @@ from measure.cohorts import ALL
 from measure.quantiles import quantile, quantile_place
 from measure.resampling import FEWEST_UNITS, effective_units, interval, resample
 from measure.runs import Run
-from measure.survival import Waits, incidence, make_waits, quantiles, survival_at
+from measure.survival import Waits, incidence, pooled_waits, quantiles, survival_at
 from report.compare.cells import (
     JUDGED_LEVELS,
     LEVEL_SHARES,
@@ -136,7 +136,7 @@ def measure_ensemble(
     members: Sequence[Waits], session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None
 ) -> Cell:
     """Middle and band over the members' samples of one metric in one cohort; draws resample each member's sessions."""
-    pooled = _pooled(members)
+    pooled = pooled_waits(members)
     if not len(pooled):
         return empty_cell(pooled, len(members))
     present = [member for member in members if len(member)]
@@ -156,15 +156,6 @@ def measure_ensemble(
     curve = Curve(times_ms, _middle(survival), low, high)
     return Cell(
         pooled, sessions, effective_n, _middle(of_members), low_ms, high_ms, drawn_ms, curve, len(members), members_ms
-    )
-
-
-def _pooled(members: Sequence[Waits]) -> Waits:
-    return make_waits(
-        np.concatenate([member.time_ms for member in members]),
-        np.concatenate([member.end for member in members]),
-        np.concatenate([member.row for member in members]),
-        sum(member.unobserved for member in members),
     )
 
 

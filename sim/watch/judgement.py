@@ -8,7 +8,7 @@ import numpy as np
 
 from measure.modelstate import COHORTS, LEVELS, CacheRow, Estimate, TtftRow
 from measure.runs import make_run
-from measure.survival import Waits, incidence, make_waits, quantiles
+from measure.survival import Waits, incidence, pooled_waits, quantiles
 from measure.waits import first_token_waits as seen_first_tokens
 from sim.fit.factualhits import with_factual_hits
 from sim.forecast.ensemble import Forecast, forecast, interval, members
@@ -194,11 +194,7 @@ def _held_blocks(load: EngineLoad, hits: IntArray, block_size: int) -> int:
 
 def _at_levels(waits: Sequence[Waits]) -> FloatArray:
     """Quantiles of several samples together; infinite where too few have an event."""
-    whole = make_waits(
-        np.concatenate([one.time_ms for one in waits]),
-        np.concatenate([one.end for one in waits]),
-        np.concatenate([one.row for one in waits]),
-    )
+    whole = pooled_waits(waits)
     return quantiles(whole, incidence(whole), _LEVELS) if len(whole) else np.full(len(_LEVELS), np.inf)
 
 
