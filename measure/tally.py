@@ -257,3 +257,13 @@ def gaps_per_token(record: Record) -> Iterable[float]:
     if record.itl_tokens.count(1) == len(record.itl_tokens):
         return record.itl_ms
     return (gap / tokens for gap, tokens in zip(record.itl_ms, record.itl_tokens, strict=True) if tokens)
+
+
+LATE_MS = 5.0
+LATE_SHARE_OF_TTFT = 0.01
+"""Lag |arrival − schedule| of requests that no concurrency limit queued, from which latencies are not trusted."""
+
+
+def late_limit_ms(ttft_p50_ms: float | None) -> float:
+    """Return the most lag, in ms, of a request that is not late. Null: no first token came."""
+    return max(LATE_MS, LATE_SHARE_OF_TTFT * (ttft_p50_ms or 0.0))

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.runs.progress import RunProgress, ShardStatus, Status
-from measure.metrics.client import LATE_MS
+from measure.tally import LATE_MS
 from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.progress import clock
 

@@ -9,17 +9,9 @@ import numpy as np
 from measure.metrics.results import Client, Statistics
 from measure.metrics.statistics import quantile_of, statistics_of
 from measure.runs import Run
+from measure.tally import late_limit_ms
 from tracefile.records.arrays import FloatArray
 from tracefile.records.schema import Meta, Workload
-
-LATE_MS = 5.0
-LATE_SHARE_OF_TTFT = 0.01
-
-
-def late_limit_ms(ttft_p50_ms: float | None) -> float:
-    """Return the most lag, in ms, of a request that is not late. Null: no first token came."""
-    return max(LATE_MS, LATE_SHARE_OF_TTFT * (ttft_p50_ms or 0.0))
-
 
 DELAYS: Final = "client_delays"
 """Key of the header's ``workload`` that a run's end adds: ``loop_ms`` and ``crossing_ms``, each as statistics."""

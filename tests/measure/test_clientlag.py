@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from measure.metrics.client import late_limit_ms, measure_client
+from measure.metrics.client import measure_client
 from measure.metrics.health import check_lag
 from measure.metrics.results import Client
 from measure.runs import load_run
+from measure.tally import late_limit_ms
 from report.__main__ import main
 from tracefile import Meta, Record, RequestId, TraceWriter, Workload
 from tracefile.records.schema import Source
