@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tracefile.exporters.blockids import BlockIds
+from tracefile.exporters.blocklines import BlockIds
 from tracefile.exporters.loss import Loss, with_lengths
 from tracefile.importers.trie import TrieTurn, trie_row
 from tracefile.records.schema import Record, RequestId

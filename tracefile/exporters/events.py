@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from tracefile.exporters.blockids import BlockIds
+from tracefile.exporters.blocklines import BlockIds
 from tracefile.exporters.loss import NO_PROMPT_TOKENS, Loss, with_arrivals, with_lengths
 from tracefile.importers.dynamo import DYNAMO_SCHEMA, KEPT
 from tracefile.records.schema import Meta, Record

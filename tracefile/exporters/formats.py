@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tracefile.exporters.blockids import BlockIds
-from tracefile.exporters.blocklines import bailian_lines, by_arrival, guidellm_line, mooncake_line, timed_line
+from tracefile.exporters.blocklines import BlockIds, bailian_lines, by_arrival, guidellm_line, mooncake_line, timed_line
 from tracefile.exporters.conversations import aiperf_lines, trie_lines
 from tracefile.exporters.events import dynamo_lines, otlp_lines, vcr_lines
 from tracefile.exporters.loss import Loss
