@@ -7,6 +7,7 @@ evalscope's ``swe_smith``) reads; one with lengths, such as any trace, becomes r
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 from multiprocessing import get_context
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.core.lengths import LengthDistribution, parse_tokens
+from loadgen.core.lengths import parse_tokens
 from loadgen.datasets import DATASETS, parse_dataset
 from loadgen.datasets.rows import rows
 from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, TokenizerLengths
@@ -70,8 +71,8 @@ def main(argv: Sequence[str]) -> int:
 def _conversations(args: Namespace, path: Path) -> Iterator[bytes]:
     """Yield an object of enough trajectories' sessions, in the file's order, however many workers there are."""
     number = args.number or DEFAULT_NUMBER
-    settings = _Settings.of(args)
-    found = list(islice(counted(_sessions(settings, path, args.workers), "sessions"), number))
+    sessions = _sessions(args.tokenizer, _options(args), path, args.workers)
+    found = list(islice(counted(sessions, "sessions"), number))
     if len(found) < number:
         raise InputError(f"{path}: {len(found)} sessions of that length; expected {number}, or a smaller --number")
     turns = [[{"messages": [quoted.message for quoted in turn.quoted]} for turn in session] for session in found]
@@ -79,7 +80,7 @@ def _conversations(args: Namespace, path: Path) -> Iterator[bytes]:
 
 
 def _workload(args: Namespace, name: str, path: Path) -> Iterator[bytes]:
-    options = _Settings.of(args).options()
+    options = _counted_by(args.tokenizer, _options(args))
     sessions = (
         session[: args.max_turns]
         for session in DATASETS[name].read(path, options)
@@ -90,58 +91,42 @@ def _workload(args: Namespace, name: str, path: Path) -> Iterator[bytes]:
         yield msgspec.json.encode(row) + b"\n"
 
 
-class _Settings(msgspec.Struct, frozen=True):
-    """Settings that a worker needs, for its process to make the tokenizer from."""
+def _options(args: Namespace) -> DatasetOptions:
+    return DatasetOptions(
+        lengths=ESTIMATED,
+        counts_outputs=False,
+        seed=args.seed,
+        min_turns=args.min_turns,
+        max_turns=args.max_turns,
+        first_turn_tokens=parse_tokens("--first-turn-length", args.first_turn_length),
+        subsequent_turn_tokens=parse_tokens("--subsequent-turn-length", args.subsequent_turn_length),
+    )
 
-    tokenizer: str | None
-    seed: int
-    min_turns: int | None
-    max_turns: int | None
-    first_turn_tokens: LengthDistribution | None
-    subsequent_turn_tokens: LengthDistribution | None
 
-    @staticmethod
-    def of(args: Namespace) -> "_Settings":
-        return _Settings(
-            None if args.tokenizer is None else str(args.tokenizer),
-            args.seed,
-            args.min_turns,
-            args.max_turns,
-            parse_tokens("--first-turn-length", args.first_turn_length),
-            parse_tokens("--subsequent-turn-length", args.subsequent_turn_length),
-        )
-
-    def options(self) -> DatasetOptions:
-        return DatasetOptions(
-            lengths=ESTIMATED if self.tokenizer is None else _tokenizer(self.tokenizer),
-            counts_outputs=False,
-            seed=self.seed,
-            min_turns=self.min_turns,
-            max_turns=self.max_turns,
-            first_turn_tokens=self.first_turn_tokens,
-            subsequent_turn_tokens=self.subsequent_turn_tokens,
-        )
+def _counted_by(tokenizer: Path | None, options: DatasetOptions) -> DatasetOptions:
+    return options if tokenizer is None else replace(options, lengths=_tokenizer(tokenizer))
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(path: str) -> TokenizerLengths:
-    return TokenizerLengths(LocalTokenizer(Path(path)))
+def _tokenizer(path: Path) -> TokenizerLengths:
+    return TokenizerLengths(LocalTokenizer(path))
 
 
-def _sessions(settings: _Settings, path: Path, workers: int) -> Iterator[DatasetSession]:
+def _sessions(tokenizer: Path | None, options: DatasetOptions, path: Path, workers: int) -> Iterator[DatasetSession]:
     numbered = ((index, where, row) for index, (where, row) in enumerate(rows(path)))
     if workers == 1:
-        options = settings.options()
+        options = _counted_by(tokenizer, options)
         yield from chain.from_iterable(row_sessions(row, where, options, index) for index, where, row in numbered)
         return
     # Not forked: a tokenizer's threads do not survive it.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         while task := list(islice(numbered, 2 * workers * ROWS_A_TASK)):
             parts = [task[at : at + ROWS_A_TASK] for at in range(0, len(task), ROWS_A_TASK)]
-            for done in [pool.submit(_task, settings, part) for part in parts]:
+            for done in [pool.submit(_task, tokenizer, options, part) for part in parts]:
                 yield from done.result()
 
 
-def _task(settings: _Settings, task: Sequence[Row]) -> list[DatasetSession]:
-    options = settings.options()
+def _task(tokenizer: Path | None, options: DatasetOptions, task: Sequence[Row]) -> list[DatasetSession]:
+    """Return the sessions of some rows; the tokenizer is loaded in this process."""
+    options = _counted_by(tokenizer, options)
     return [session for index, where, row in task for session in row_sessions(row, where, options, index)]

@@ -17,6 +17,7 @@ from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError
 from tracefile.commandline.durations import duration
+from tracefile.commandline.parser import same_named
 from tracefile.storage.output import MODEL, check_output
 
 
@@ -100,18 +101,13 @@ def read_config(arguments: argparse.Namespace) -> FitConfig:
     terms = arguments.term
     if arguments.borrow_from is not None and (terms or arguments.frontend != "auto"):
         raise InputError("--term, --api-server: given with --borrow-from, whose model decides both; expected neither")
-    return FitConfig(
-        traces=tuple(arguments.traces),
-        output=arguments.output,
-        overrides=engine_overrides(arguments),
-        bootstrap=arguments.bootstrap,
-        seed=arguments.seed,
-        cached=arguments.cached,
-        frontend=None if arguments.frontend == "auto" else arguments.frontend,
-        extra_terms=tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
-        residuals=arguments.residuals,
-        borrow_from=arguments.borrow_from,
-    )
+    made = {
+        "traces": tuple(arguments.traces),
+        "overrides": engine_overrides(arguments),
+        "frontend": None if arguments.frontend == "auto" else arguments.frontend,
+        "extra_terms": tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
+    }
+    return FitConfig(**(same_named(FitConfig, arguments) | made))
 
 
 def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
