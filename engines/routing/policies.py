@@ -24,6 +24,8 @@ class PolicySettings:
     """overlap: weight of the prefill against the tokens held."""
     adapter_load_tokens: float = 1000.0
     """overlap, cost, workload: prefill tokens that loading a missing LoRA adapter takes as long as."""
+    adapter_slots: int = 1
+    """tap: LoRA adapters that an engine keeps, vLLM's ``max_loras``; simulated engines tell their own."""
     statistics: SessionStatistics | None = None
     """workload: statistics of a trace to begin with. None: learnt from the requests alone."""
 

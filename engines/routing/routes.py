@@ -124,7 +124,7 @@ def _setting(text: str, word: str) -> tuple[str, Any]:
         except InputError as error:
             raise InputError(f"--route {text}: {error}") from None
     whole = name == "index_blocks" or _NUMBERS[name] is int
-    least = {"load_factor": 1.0, "index_blocks": 1.0}.get(name, 0.0)
+    least = {"load_factor": 1.0, "index_blocks": 1.0, "adapter_slots": 1.0}.get(name, 0.0)
     try:
         number = int(value) if whole else float(value)
     except ValueError:

@@ -130,9 +130,10 @@ class UpstreamBoard:
         start = self._states + slot * STATE_CELLS + EJECTION_CELLS + ADAPTER_SLOTS
         return PrefixTable(self._cells[start : start + SESSION_CELLS])
 
-    def adapters(self, slot: int) -> AdapterKeys:
+    def adapters(self, slot: int, count: int = ADAPTER_SLOTS) -> AdapterKeys:
+        """Return the keys of the ``count`` adapters that an upstream was sent last, ``ADAPTER_SLOTS`` at most."""
         start = self._states + slot * STATE_CELLS + EJECTION_CELLS
-        return AdapterKeys(self._cells[start : start + ADAPTER_SLOTS])
+        return AdapterKeys(self._cells[start : start + min(count, ADAPTER_SLOTS)])
 
     def forget_worker(self, worker: int) -> None:
         """Set a dead worker's counts to zero: its requests are cut."""

@@ -26,8 +26,9 @@ class LivePolicy:
         keeps_sessions: bool,
         sees_load: bool = True,
         costs: RoutingCosts = TOKENS_ALONE,
+        adapter_slots: int = 1,
     ) -> None:
-        self.choose, self.costs = policy, costs
+        self.choose, self.costs, self.adapter_slots = policy, costs, adapter_slots
         self.reads_prompt, self.keeps_sessions, self.sees_load = reads_prompt, keeps_sessions, sees_load
         self.failures: Counter[str] = policy.faults if isinstance(policy, GuardedPolicy) else Counter()
         """Faults of a user's policy, by reason: raised, blocked, suspended, nonsense."""
@@ -56,4 +57,5 @@ def live_policy(text: str, seed: int = 0) -> LivePolicy:
         keeps_sessions=name not in FORGETFUL,
         sees_load=name not in BLIND,
         costs=route.costs or TOKENS_ALONE,
+        adapter_slots=route.settings.adapter_slots,
     )

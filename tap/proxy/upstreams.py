@@ -322,6 +322,7 @@ class Upstreams:
         upstream = known.pop((parse_url(entry.url), entry.slot), None)
         if upstream is None:
             upstream = Upstream(entry, self.board, worker=self._worker, eject_after=self._eject_after, tls=self._tls)
+            upstream.adapters = self.board.adapters(entry.slot, self.policy.adapter_slots)
             upstream.engine.capacity_blocks = self._capacity_blocks
             upstream.engine.costs = self.policy.costs
             return upstream

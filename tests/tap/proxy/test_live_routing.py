@@ -440,6 +440,22 @@ def test_an_adapter_stays_where_it_was_loaded(policy: str) -> None:
     assert not any(adapter_key(name) in workers[1].all[0].adapters for name in "ab")
 
 
+@pytest.mark.parametrize(("slots", "loads"), [(1, 3), (2, 2)])
+def test_an_engine_is_taken_to_keep_as_many_adapters_as_it_has_slots(slots: int, loads: int) -> None:
+    """Requests one after another: the second adapter comes to the first one's engine, and takes its only slot."""
+    upstreams = Upstreams([entry(0), entry(1)], live_policy(f"cost:adapter-slots={slots}"), loras=["a", "b"])
+    resident: dict[str, list[str]] = {one.name: [] for one in upstreams.all}
+    loaded = 0
+    for number, name in enumerate("aababbabba"):
+        assignment = upstreams.pick(head(), [number + 1], adapter=name)
+        assignment.begin()
+        assignment.end()
+        there = resident[assignment.upstream.name]
+        loaded += name not in there
+        resident[assignment.upstream.name] = [name, *(one for one in there if one != name)][:slots]
+    assert loaded == loads
+
+
 def test_requests_for_an_adapter_are_known_by_their_models_name(lab: Any) -> None:
     def asked(name: str, number: int) -> bytes:
         return json.dumps({"model": name, "prompt": f"{number} " * 300}).encode()
