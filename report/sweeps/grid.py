@@ -99,7 +99,7 @@ def headlines(sweep: GridSweep) -> list[str]:
 
 
 def _advice(sweep: GridSweep) -> str:
-    limit = wording.listed(sweep.slos) or "today's latency"
+    limit = wording.listed(sweep.slos) if sweep.slos else "today's latency"
     today, chosen = sweep.today, sweep.chosen
     if chosen is None:
         points = [point for point in sweep.frontier if point.same_load]

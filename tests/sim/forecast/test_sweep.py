@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from report.pages.whatif import Span
-from report.sweeps.grid import THROUGHPUT, GridPoint
+from report.sweeps.grid import THROUGHPUT, GridPoint, GridSweep, headlines
 from sim.__main__ import main
 from sim.forecast.fleets import forecast_load
 from sim.forecast.frontier import Frontier
@@ -102,6 +103,14 @@ def test_a_row_is_the_forecast_of_its_scenario(folder: Path, tmp_path: Path) -> 
     # One engine keeps today's latency for half of the price, and with the smallest cache it does not.
     assert found["chosen"]["name"] == "num-gpu-blocks 300, 1 replica"
     assert found["slices"].keys() == {"replicas", "num-gpu-blocks"}
+
+
+def test_without_an_slo_the_limit_is_todays_latency(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [1, 256]")
+    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
+    found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given])
+    assert found["chosen"]["name"] == found["today"]["name"] == ""
+    assert headlines(msgspec.convert(found, GridSweep))[0].startswith("Change nothing: no point keeps today's latency")
 
 
 def test_a_sweep_that_is_cut_goes_on_to_the_same_bytes(
