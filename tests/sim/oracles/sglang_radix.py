@@ -72,12 +72,12 @@ class Pool:
             )
         )
         self.evicted: list[tuple[int, int]] = []
-        evict = self.cache.tree_core.evict_device_leaf
+        evict_leaf = self.cache.tree_core.evict_device_leaf
 
         def noted(node_id: int, is_write_back: bool) -> Any:
             key = self.cache.tree_core.node_by_id(node_id).key
             self.evicted.append((key.token_ids[-1], len(key)))
-            return evict(node_id, is_write_back)
+            return evict_leaf(node_id, is_write_back)
 
         self.cache.tree_core.evict_device_leaf = noted
 
