@@ -29,7 +29,7 @@ CHUNK_TOKENS = 8192
 KEPT_SHARE = 0.95
 CURVE_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Sizes of a curve, as shares of the blocks that an unlimited cache fills."""
-OTHER_FLAGS = ("block_size", "block_sizes", "by", "sample", "object_lru", "cache_tokens", "model_config")
+OTHER_FLAGS = ("block_size", "block_sizes", "by", "sample", "object_lru", "cache_tokens", "model_config", "evict")
 """Flags of one group of full attention."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 CAUSES = {
@@ -246,8 +246,6 @@ def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) 
     for name in OTHER_FLAGS:
         if getattr(arguments, name, None):
             raise InputError(f"{flag_of(name)}: given with --kv-groups; expected one of them")
-    if arguments.evict is not None:
-        raise InputError(f"--evict: {arguments.evict}, given with --kv-groups; expected one of them")
     layout = read_groups(arguments.kv_groups)
     prompts, block_size = read_prompts(arguments.trace, layout)
     unlimited = unlimited_hits(prompts, layout)

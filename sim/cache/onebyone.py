@@ -26,9 +26,10 @@ from sim.kernels.pool import (
     take,
     with_keys,
 )
-from sim.vllm.eviction import BELADY, parse_evict
+from sim.vllm.eviction import BELADY, WORKLOAD, parse_evict
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
 from sim.workload.chain import Chains, hashed_batches, known_blocks, leading_keys
+from sim.workload.returns import return_worths
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
@@ -109,6 +110,9 @@ class OneByOnePool:
         policy = pool.settings["evict"][0]
         if policy == BELADY:
             self._pool = pool._replace(uses=next_uses(keys, requests))
+        if policy == WORKLOAD and not requests["worth"].any():
+            columns = (requests[name] for name in ("first_key", "known_keys", "num_blocks", "arrival_ms"))
+            requests["worth"] = return_worths(keys, *columns)
         if policy and evictions is not None:
             self._pool = self._pool._replace(evicted=np.zeros(most + 1, np.uint64))
         while done < len(requests):

@@ -18,9 +18,10 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.vllm.eviction import parse_evict
+from sim.vllm.eviction import WORKLOAD, parse_evict
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
+from sim.workload.returns import return_worths
 from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.errors import InputError
 
@@ -60,6 +61,9 @@ def lay_out(
     settings = _settings(config, model.frontend_placement)
     requests, blocks = _requests(arrivals, config, settings)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
+    if settings["evict"][0] == WORKLOAD:
+        chains = (requests[name][:-1] for name in ("first_key", "known_keys"))
+        requests["worth"][:-1] = return_worths(keys, *chains, blocks, arrivals.arrival_ms)
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)

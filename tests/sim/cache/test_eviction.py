@@ -1,11 +1,13 @@
 """Policies of eviction: the compiled pool against one that searches lists, and Belady's against every choice."""
 
 import itertools
+import os
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache.onebyone import REQUEST, OneByOnePool, lay_out
+from sim.cache.onebyone import REQUEST, OneByOnePool, lay_out, read_requests
+from sim.cache.policies import compare_policies
 from sim.engine.simstate import build_state
 from sim.kernels.blocks import CACHED, NO_SERIAL
 from sim.kernels.layout import Pool
@@ -22,10 +25,12 @@ from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import LEVELS, POLICIES, parse_evict
 from sim.workload.arrivals import plan_arrivals
-from sim.workload.chain import Chains
+from sim.workload.chain import Chains, engine_chains
+from sim.workload.returns import return_worths
 from tests.sim.cache.test_segments import BLOCK, traffic
 from tests.sim.oracles.slow_eviction import SlowPool, Wanted
 from tracefile import BlockHash, InputError, Meta, Record, RequestId
+from tracefile.files.reading import open_trace
 from tracefile.records.batches import RecordBatch
 
 OBJECTS = {  # hits of libcachesim 0.3.5 by cache size on ``objects()``; its LFU agrees too
@@ -194,3 +199,35 @@ def test_a_policy_that_there_is_not_is_named(text: str, said: str) -> None:
 def test_an_engine_cannot_know_the_future() -> None:
     with pytest.raises(InputError, match="evict: belady: it has to know the order of requests"):
         EngineConfig(num_gpu_blocks=9, evict="belady")
+
+
+def test_requests_whose_kind_returns_sooner_are_worth_more() -> None:
+    # Turn 1 comes back after 10 ms, turn 2 after 1000 ms, turn 3 never: two sessions of one block more each turn.
+    chains = [[1], [1, 2], [9], [9, 8], [1, 2, 3], [9, 8, 7]]
+    arrival_ms = np.array([0.0, 10.0, 20.0, 30.0, 1010.0, 1030.0])
+    known = np.array([len(chain) for chain in chains])
+    keys = np.array([key for chain in chains for key in chain], np.uint64)
+    blocks = np.full(6, 4)
+    worths = return_worths(keys, np.cumsum(known) - known, known, blocks, arrival_ms)
+    assert worths.tolist() == [15, 10, 15, 10, 5, 5]
+
+
+CAPTURES = Path(__file__).parents[3] / "data/captures"
+
+
+@pytest.mark.parametrize("trace", ["128x2/session-fast.jsonl.zst", "256x4/session-fast.jsonl.zst", "conversation"])
+def test_no_policy_hits_more_than_the_bound_at_any_size(trace: str) -> None:
+    path, folder = CAPTURES / trace, os.environ.get("KVTAPE_DATA")
+    if trace == "conversation":
+        if not folder:
+            pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+        path = Path(folder) / "mooncake" / "conversation_trace.jsonl"
+    with open_trace(path) as reader:
+        chains = engine_chains(reader.meta, None)
+        parts = list(read_requests(reader, chains))
+    largest = max(int(part.requests["num_blocks"].max()) for part in parts)
+    sizes = [largest * factor for factor in (1, 2, 4, 16, 64)]
+    *others, bound = compare_policies(parts, [*POLICIES[:8], *POLICIES[9:], "belady"], sizes, chains.block_size)
+    assert bound.hit_blocks[0] > 0
+    for one in others:
+        assert all(hits <= most for hits, most in zip(one.hit_blocks, bound.hit_blocks, strict=True)), one.evict
