@@ -62,8 +62,8 @@ def lay_out(
     requests, blocks = _requests(arrivals, config, settings)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
     if settings["evict"][0] == WORKLOAD:
-        chains = (requests[name][:-1] for name in ("first_key", "known_keys"))
-        requests["worth"][:-1] = return_worths(keys, *chains, blocks, arrivals.arrival_ms)
+        firsts, known = requests["first_key"][:-1], requests["known_keys"][:-1]
+        requests["worth"][:-1] = return_worths(keys, firsts, known, blocks, arrivals.arrival_ms)
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
