@@ -286,25 +286,44 @@ def _evict_arc(pool: Pool) -> None:
 def _evict_s3(pool: Pool) -> None:
     """Evict as S3-FIFO does (Yang et al., SOSP 2023): a tenth of the blocks is the small queue's."""
     blocks, usable = pool.blocks, pool.settings[0].usable_blocks
-    small = usable // 10
-    if blocks[_MAIN].hits <= usable - small:
-        while blocks[_SMALL].hits > 0:
-            row = blocks[_SMALL].after
-            if not _is_bound(blocks[row]) and blocks[row].hits < 2:
-                if blocks[_FORGOTTEN].hits > 0 and blocks[_FORGOTTEN].hits >= usable * 9 // 10:
-                    _drop(pool, blocks[_FORGOTTEN].after)
-                _forget(pool, row, _FORGOTTEN)
-                return
-            blocks[row].hits = 0
-            _move(blocks, row, _MAIN)
-    while blocks[_MAIN].hits > 0:
+    if blocks[_MAIN].hits <= usable - usable // 10 and _evict_small(pool):
+        return
+    while not _evict_main(pool):
+        if _evict_small(pool):
+            return
+
+
+@kernel
+def _evict_small(pool: Pool) -> bool:
+    """Evict from the small queue; False if it ran empty, its used and bound blocks moved to the main one."""
+    blocks, usable = pool.blocks, pool.settings[0].usable_blocks
+    while blocks[_SMALL].hits > 0:
+        row = blocks[_SMALL].after
+        if not _is_bound(blocks[row]) and blocks[row].hits < 2:
+            if blocks[_FORGOTTEN].hits > 0 and blocks[_FORGOTTEN].hits >= usable * 9 // 10:
+                _drop(pool, blocks[_FORGOTTEN].after)
+            _forget(pool, row, _FORGOTTEN)
+            return True
+        blocks[row].hits = 0
+        _move(blocks, row, _MAIN)
+    return False
+
+
+@kernel
+def _evict_main(pool: Pool) -> bool:
+    """Evict from the main queue; False if all of its blocks are bound: the last of their chains are in the other."""
+    blocks, bound = pool.blocks, 0
+    while bound < blocks[_MAIN].hits:
         row = blocks[_MAIN].after
+        bound += 1
         if not _is_bound(blocks[row]):
             if blocks[row].hits == 0:
                 _drop(pool, row)
-                return
+                return True
             blocks[row].hits = min(blocks[row].hits, 3) - 1
+            bound = 0
         _move(blocks, row, _MAIN)
+    return False
 
 
 @kernel

@@ -179,27 +179,37 @@ class SlowPool:
         self._drop(self.order[place])
 
     def _evict_s3(self) -> None:
-        small = self.usable // 10
-        if len(self.main) <= self.usable - small:
-            while self.order:
-                block = self.order[0]
-                if not block.is_bound and block.hits < 2:
-                    self._drop(block)
-                    if block.known:
-                        if self.forgotten and len(self.forgotten) >= self.usable * 9 // 10:
-                            self.forgotten.pop(0)
-                        self.forgotten.append(block.key)
-                    return
-                block.hits = 0
-                self.main.append(self.order.pop(0))
-        while True:
+        if len(self.main) <= self.usable - self.usable // 10 and self._evict_small():
+            return
+        while not self._evict_main():
+            if self._evict_small():
+                return
+
+    def _evict_small(self) -> bool:
+        while self.order:
+            block = self.order[0]
+            if not block.is_bound and block.hits < 2:
+                self._drop(block)
+                if block.known:
+                    if self.forgotten and len(self.forgotten) >= self.usable * 9 // 10:
+                        self.forgotten.pop(0)
+                    self.forgotten.append(block.key)
+                return True
+            block.hits = 0
+            self.main.append(self.order.pop(0))
+        return False
+
+    def _evict_main(self) -> bool:
+        while not all(block.is_bound for block in self.main):
             block = self.main[0]
             if not block.is_bound and block.hits == 0:
                 self._drop(block)
-                return
+                return True
             if not block.is_bound:
                 block.hits = min(block.hits, 3) - 1
             self.main.append(self.main.pop(0))
+        # Each was passed over once.
+        return False
 
     def _evict_arc(self) -> None:
         returning = self.returning > 0
