@@ -61,6 +61,7 @@ SGLANG = Dialect(
         "kv_usage": ("sglang:token_usage",),
         "prefix_queries": ("sglang:prompt_tokens",),
         "prefix_hits": ("sglang:cached_tokens",),
+        "preemptions": ("sglang:num_retracted_requests",),
     },
     reset_cache=reset_cache,
     has_reset=has_reset,

@@ -201,14 +201,13 @@ def real_engine(log: Path) -> contextlib.AbstractContextManager[str]:
     return vllm_engine.running_vllm(shape, log, extra=flags, own_core=False)
 
 
-def fitted_model(work: Workspace, urls: Sequence[str], path: Path) -> Path:
+def fitted_model(work: Workspace, urls: Sequence[str], path: Path) -> None:
     """Fit a model on captures of the designed load: one of each engine, one more of the first."""
     traces = [
         capture(work, url, f"calibration-{number}", f"{CALIBRATION} --seed {10 + number}")
         for number, url in enumerate([*urls, urls[0]], 1)
     ]
     work.run("fit", ["sim", "fit", *traces, *SCHEDULER, "-o", path])
-    return path
 
 
 def known_model(path: Path) -> None:
@@ -247,6 +246,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2, help="captures of each policy (2)")
     parser.add_argument("--out", type=Path, default=Path("out/fleet-gain"), help="a folder, made anew")
     args = parser.parse_args()
+    if (given := args.latency_model) and (not given.is_file() or given.resolve().is_relative_to(args.out.resolve())):
+        parser.error(f"--latency-model {given}: expected a file, outside {args.out}, which is made anew")
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     work = Workspace(args.out.resolve())

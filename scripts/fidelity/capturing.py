@@ -25,7 +25,7 @@ from scripts.fidelity.engines import (
     served_model,
     wait_until_idle,
 )
-from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, SERVERS, Capture, EngineSettings, captures
+from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, SCHEDULERS, SERVERS, Capture, EngineSettings, captures
 from scripts.fidelity.manifest import (
     Manifest,
     definition,
@@ -128,7 +128,8 @@ def capture_missing(
         if time.monotonic() + START_S + expected_s(out, group[0], everything) > ends_s:
             break
         own: EngineKind = kind if kind == "sim" else SERVERS.get(group[0].shape, kind)
-        with engine(own, work, settings) as url:
+        flags = SCHEDULERS.get(group[0].shape, ()) if own == "sim" else ()
+        with engine(own, work, settings, *flags) as url:
             capture_each(Bench(own, url, out, work), group, everything, ends_s)
     for sentence in off_pace(out, list(everything)):
         print(sentence)

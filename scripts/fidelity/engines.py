@@ -99,7 +99,7 @@ def facts(url: str) -> EngineFacts:
 
 
 def preemptions(url: str) -> int:
-    """Preemptions since the engine's start, by its own count."""
+    """Preemptions since the engine's start, by its own count; SGLang's is not there before the first."""
     return round(facts(url).gauges.get("preemptions", 0.0))
 
 

@@ -19,7 +19,7 @@ PREFILL_TOKENS: Final = 1
 HELD_TOKENS: Final = 2
 """All their prompt tokens."""
 CELLS: Final = 3
-EJECTION_CELLS: Final = 4
+EJECTION_CELLS: Final = 5
 SESSION_CELLS: Final = 1 << 13
 STATE_CELLS: Final = EJECTION_CELLS + ADAPTER_SLOTS + SESSION_CELLS
 DEFAULT_SIZE: Final = BoardSize()

@@ -35,6 +35,7 @@ def model_name(reads: Sequence[bytes], most_bytes: int) -> str | None:
     """Return the model's name as the first bytes of a body have it; null: it is not there, or has escapes.
 
     Clients put it before the prompt or behind it. Quotes within a text are escaped, so none is taken for a member.
+    The first ``"model"`` is taken, nested or not.
     """
     found = _MODEL.search(b"".join(_first_reads(reads, most_bytes)), 0, most_bytes)
     return None if found is None or b"\\" in found[1] else found[1].decode("utf-8", "replace")

@@ -10,9 +10,9 @@ STEADY_S = 60.0
 """After this time without an ejection, the next one is the first again: an upstream that flaps stays out longer."""
 TRIAL_S = 10.0
 """Time after which another request may try an upstream whose trial has no result yet."""
-UNTIL, WAIT, BACK, IN_ROW = range(EJECTION_CELLS)
+UNTIL, WAIT, BACK, IN_ROW, UNREACHED = range(EJECTION_CELLS)
 """Cells: end of the wait or of the time for a trial, length of the next wait, end of the last ejection, in µs; failures
-in a row. 0: none."""
+in a row; 1 if no connection was made. 0: none."""
 US = 1e6
 
 
@@ -23,7 +23,7 @@ class Ejection:
     many workers as with one. Workers that write at once may lose a count.
     """
 
-    __slots__ = ("_cells", "_limit", "_trying", "count", "unreached")
+    __slots__ = ("_cells", "_limit", "_trial", "count")
 
     def __init__(self, limit: int, cells: memoryview | None = None) -> None:
         """``limit``: responses 5xx in a row that eject. 0: none does, only connections that fail.
@@ -32,10 +32,8 @@ class Ejection:
         """
         self._limit = limit
         self._cells = memoryview(bytearray(8 * EJECTION_CELLS)).cast("Q") if cells is None else cells
-        self._trying = False
-        """The trial is this worker's."""
-        self.unreached = False
-        """Ejected by this worker because no connection was made; one that is made ends it."""
+        self._trial = 0
+        """``UNTIL`` of this worker's latest trial."""
         self.count = 0
         """Ejections by this worker."""
 
@@ -43,6 +41,11 @@ class Ejection:
     def until_s(self) -> float:
         """End of the wait, or of the time for a trial. 0: not ejected."""
         return self._cells[UNTIL] / US
+
+    @property
+    def unreached(self) -> bool:
+        """Ejected because no connection was made; one that is made ends it."""
+        return self._cells[UNREACHED] > 0
 
     @property
     def troubled(self) -> bool:
@@ -55,28 +58,28 @@ class Ejection:
     def begin(self, now_s: float) -> None:
         """Note that a request is sent: to an ejected upstream it is a trial."""
         if self._cells[UNTIL]:
-            self._trying, self._cells[UNTIL] = True, int((now_s + TRIAL_S) * US)
+            self._trial = self._cells[UNTIL] = int((now_s + TRIAL_S) * US)
 
     def succeed(self, now_s: float) -> bool:
         """Take a success; return True if it ends an ejection."""
         cells = self._cells
         back, cells[IN_ROW] = cells[UNTIL] > 0, 0
         if back:
-            self._trying = self.unreached = False
-            cells[UNTIL], cells[BACK] = 0, int(now_s * US)
+            cells[UNTIL], cells[UNREACHED], cells[BACK] = 0, 0, int(now_s * US)
         return back
 
     def fail(self, now_s: float, *, unreached: bool = False) -> bool:
         """Take a failure; return True if it ejects. Of many failures at once the first counts."""
         cells = self._cells
         cells[IN_ROW] += 1
-        if cells[UNTIL] and not self._trying:
+        trying = 0 < cells[UNTIL] == self._trial
+        if cells[UNTIL] and not trying:
             return False
-        if not (unreached or self._trying or (self._limit and cells[IN_ROW] >= self._limit)):
+        if not (unreached or trying or (self._limit and cells[IN_ROW] >= self._limit)):
             return False
-        is_first = not cells[WAIT] or (not self._trying and now_s - cells[BACK] / US > STEADY_S)
+        is_first = not cells[WAIT] or (not trying and now_s - cells[BACK] / US > STEADY_S)
         wait_s = FIRST_WAIT_S if is_first else cells[WAIT] / US
-        self._trying, self.unreached = False, unreached
+        self._trial, cells[UNREACHED] = 0, int(unreached)
         cells[UNTIL], cells[WAIT] = int((now_s + wait_s) * US), int(min(2 * wait_s, MAX_WAIT_S) * US)
         self.count += 1
         return True

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from engines.routing.records import TOKENS_ALONE, Policy, RoutingCosts
-from engines.routing.router import Learner
+from engines.routing.router import ADAPTER_SLOTS, Learner
 from engines.routing.routes import Route, parse_route
 from engines.routing.users import GuardedPolicy
 from tracefile.records.errors import InputError
@@ -42,6 +42,8 @@ def live_route(text: str) -> Route:
         raise InputError(
             f"--route {text}: complete knowledge, lag and index-blocks are for simulated engines; expected none of them"
         )
+    if (slots := route.settings.adapter_slots) > ADAPTER_SLOTS:
+        raise InputError(f"--route {text}: {slots} adapter-slots; expected {ADAPTER_SLOTS} at most")
     return route
 
 

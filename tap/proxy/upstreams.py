@@ -1,5 +1,6 @@
 """Upstreams of a worker: a policy of ``engines.routing`` chooses among those that are healthy and not ejected."""
 
+import errno
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic, monotonic_ns
 
@@ -35,6 +36,8 @@ MAX_PROMPT_TOKENS = 1 << 20
 SERVER_ERROR = 500
 SICK = frozenset({500, 502, 503, 504})
 """Statuses of an upstream that fails; others from 500 on are about the request."""
+OWN_LACK = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a connection for want of this worker's own files, memory or ports: they tell nothing of the upstream."""
 
 
 class Upstream:
@@ -145,7 +148,8 @@ class Upstream:
         except ConnectError as error:
             if error.kind == "connect_refused":  # its process is gone, and its cache
                 self.lose_cache()
-            self._failed(error.reason, unreached=True)
+            if getattr(error.__context__, "errno", None) not in OWN_LACK:
+                self._failed(error.reason, unreached=True)
             raise
         if self.ejection.unreached:
             self._succeeded()
@@ -224,7 +228,7 @@ class Choice(Assignment):
             upstream.ejection.begin(monotonic())
         if request.blocks:
             upstream.told_keys += len(request.blocks)
-            upstream.hit_keys += min(upstream.engine.overlap, len(request.blocks))
+            upstream.hit_keys += upstream.table.overlap(request.blocks)
             upstream.table.add(request.blocks)
         if request.prompt_tokens:
             self._prefill_tokens = int(uncached_tokens(request, upstream.engine))
@@ -304,6 +308,7 @@ class Upstreams:
             removed.pool.retire()
             removed.lose_cache()  # its slot may be another's next
             removed.ejection.clear()
+            removed.ejection = Ejection(self._eject_after)  # requests in flight: the cells may be another's
         for upstream in self.all:
             upstream.watched, upstream.on_ejection = len(self.all) > 1, self._tell
         self._look()
@@ -355,9 +360,9 @@ class Upstreams:
         if policy.sees_load:
             engines = [self._seen(upstream, keys, session_key, tokens) for upstream in candidates]
             if adapter is not None:
+                loaded = adapter_key(adapter)
                 for upstream in candidates:
-                    resident = adapter_key(adapter) in upstream.adapters
-                    upstream.engine.adapters = (adapter,) if resident else ()
+                    upstream.engine.adapters = (adapter,) if loaded in upstream.adapters else ()
         else:
             engines = [upstream.engine for upstream in candidates]
         return Choice(candidates[policy.choose(request, engines)], request, self.policy, session_key, self.all)
@@ -423,14 +428,19 @@ class Upstreams:
     ) -> RoutedEngine:
         """Bring an upstream's counts up to date.
 
-        Keys end with the bytes that were read. Where most of them are known and the session's latest turn ran, the
+        Keys end with the bytes that were read. Where seven of eight are known and the session's latest turn ran, the
         rest of the prompt is taken as known, too: sessions on one long prefix differ behind these bytes alone.
         """
         engine = upstream.engine
         engine.requests, engine.prefill_tokens, engine.held_tokens = self.board.totals(upstream.slot)
         engine.overlap = overlap = upstream.table.overlap(keys) if keys else 0
         pieces = int(prompt_tokens / PIECE_TOKENS)
-        if session_key is not None and overlap * 2 >= len(keys) < pieces and upstream.has_session(session_key):
+        if (
+            session_key is not None
+            and overlap * 8 >= len(keys) * 7
+            and len(keys) < pieces
+            and upstream.has_session(session_key)
+        ):
             engine.overlap = pieces
         return engine
 

@@ -1,6 +1,7 @@
 """A policy on live traffic: prompts known by their first bytes, draining, failures of upstreams and of the policy."""
 
 import asyncio
+import errno
 import json
 import time
 from collections import Counter
@@ -23,6 +24,9 @@ from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstream, Upstreams, adapter_
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
+from tracefile.records.errors import InputError
+from wire.connection import ServerConnection
+from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead, parse_request_head
 
 KEY = HashKey(b"k" * 32)
@@ -291,6 +295,26 @@ def test_the_next_upstream_of_a_removed_ones_slot_begins_with_an_empty_table() -
     assert [one.table.overlap([1, 2, 3]) for one in upstreams.all] == [0, 3]
 
 
+def test_a_removed_ones_requests_in_flight_eject_no_other_of_its_slot() -> None:
+    upstreams = Upstreams([entry(0), entry(1)])
+    removed = upstreams.all[0]
+    upstreams.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
+    removed.ejection.fail(0.0, unreached=True)
+    assert [one.ejection.count + one.ejection.until_s for one in upstreams.all] == [0, 0]
+
+
+@pytest.mark.parametrize(("lacking", "ejected"), [(errno.EMFILE, False), (errno.EHOSTUNREACH, True)])
+def test_a_workers_own_lack_ejects_no_upstream(monkeypatch: pytest.MonkeyPatch, lacking: int, ejected: bool) -> None:
+    async def dial(pool: ConnectionPool) -> ServerConnection:
+        raise OSError(lacking, "lacking")
+
+    monkeypatch.setattr(ConnectionPool, "_dial", dial)
+    upstream = Upstreams([entry(0), entry(1)]).all[0]
+    with pytest.raises(ConnectError, match="lacking"):
+        asyncio.run(upstream.reach())
+    assert upstream.ejection.unreached is ejected
+
+
 def test_a_length_beyond_every_prompt_counts_as_the_longest() -> None:
     upstreams = Upstreams([entry(0), entry(1)], live_policy("overlap"))
     request = parse_request_head(b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 999999999999999999\r\n\r\n")
@@ -376,7 +400,7 @@ def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: An
         lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
         asked = parse_request_head(f"POST / HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
         home = homes.get(session)
-        known = home is not None and 2 * home.table.overlap(keys) >= len(keys)
+        known = home is not None and 8 * home.table.overlap(keys) >= 7 * len(keys)
         assignment = upstreams.pick(asked, keys)
         assert not known or assignment.upstream is home
         homes[session] = assignment.upstream
@@ -438,6 +462,11 @@ def test_an_adapter_stays_where_it_was_loaded(policy: str) -> None:
     assert len({served_by(number, None) for number in range(8, 12)}) == 2, "the base model goes anywhere"
     workers[0].all[0].lose_cache()
     assert not any(adapter_key(name) in workers[1].all[0].adapters for name in "ab")
+
+
+def test_more_adapters_than_workers_share_are_refused() -> None:
+    with pytest.raises(InputError, match=r"--route cost:adapter-slots=9: 9 adapter-slots; expected 8 at most"):
+        live_policy("cost:adapter-slots=9")
 
 
 @pytest.mark.parametrize(("slots", "loads"), [(1, 3), (2, 2)])
