@@ -21,7 +21,6 @@ HELD_TOKENS: Final = 2
 CELLS: Final = 3
 EJECTION_CELLS: Final = 5
 SESSION_CELLS: Final = 1 << 13
-STATE_CELLS: Final = EJECTION_CELLS + ADAPTER_SLOTS + SESSION_CELLS
 DEFAULT_SIZE: Final = BoardSize()
 
 
@@ -99,7 +98,9 @@ class UpstreamBoard:
         """Map the file at ``path``; make it if it is missing. Without ``path``: memory of this process alone."""
         counts = size.workers * size.slots * CELLS
         self._states = counts + size.slots * size.keys
-        self._cells = map_cells(path, self._states + size.slots * STATE_CELLS + 1)
+        self._sessions = SESSION_CELLS if size.slots > 1 else 1  # one upstream is no choice
+        self._state_width = EJECTION_CELLS + ADAPTER_SLOTS + self._sessions
+        self._cells = map_cells(path, self._states + size.slots * self._state_width + 1)
         self._size, self._width, self._tables = size, size.slots * CELLS, counts
         self.changed = self._cells[-1:]
         """Monotonic ns of the latest ejection or end of one."""
@@ -122,17 +123,17 @@ class UpstreamBoard:
 
     def ejection(self, slot: int) -> memoryview:
         """Return the cells of an upstream's ejection."""
-        start = self._states + slot * STATE_CELLS
+        start = self._states + slot * self._state_width
         return self._cells[start : start + EJECTION_CELLS]
 
     def sessions(self, slot: int) -> PrefixTable:
         """Return the keys of sessions whose latest request went to an upstream: no prefix takes their cells."""
-        start = self._states + slot * STATE_CELLS + EJECTION_CELLS + ADAPTER_SLOTS
-        return PrefixTable(self._cells[start : start + SESSION_CELLS])
+        start = self._states + slot * self._state_width + EJECTION_CELLS + ADAPTER_SLOTS
+        return PrefixTable(self._cells[start : start + self._sessions])
 
     def adapters(self, slot: int, count: int = ADAPTER_SLOTS) -> AdapterKeys:
         """Return the keys of the ``count`` adapters that an upstream was sent last, ``ADAPTER_SLOTS`` at most."""
-        start = self._states + slot * STATE_CELLS + EJECTION_CELLS
+        start = self._states + slot * self._state_width + EJECTION_CELLS
         return AdapterKeys(self._cells[start : start + min(count, ADAPTER_SLOTS)])
 
     def forget_worker(self, worker: int) -> None:

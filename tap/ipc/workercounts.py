@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from tracefile.records.errors import InputError
+
 OFFERED: Final = 0
 """Requests begun that are to be recorded."""
 SENT: Final = 1
@@ -37,6 +39,8 @@ def map_cells(path: Path | None, count: int) -> memoryview:
     with open(path, "ab+", buffering=0) as file:
         # Written, not truncated to length: on a full disk, touching a page without space kills the process.
         file.write(bytes(length - os.fstat(file.fileno()).st_size))
+        if os.fstat(file.fileno()).st_size < length:
+            raise InputError(f"{path}: no space for {length} bytes of shared counts; expected room on its disk")
         return memoryview(mmap.mmap(file.fileno(), length)).cast("Q")
 
 

@@ -44,5 +44,7 @@ def test_every_reason_for_a_lost_record_is_explained_and_real() -> None:
 
 def test_the_alerts_are_those_of_the_manual() -> None:
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
-    written = {f"`{rule['expr']}`" + (f" for {rule['for'][:-1]} m" if "for" in rule else "") for rule in rules}
+    written = {
+        f"`{rule['expr']}`" + (f" for {rule['for'][:-1]} {rule['for'][-1]}" if "for" in rule else "") for rule in rules
+    }
     assert written == set(re.findall(r"^\| [^|]+ \| (`[^|]*kvtape_tap_[^|]*?) \|", PAGE, re.MULTILINE))
