@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 def chosen(name: str) -> Callable[[Sequence[str]], int]:
     """The ``main`` of a command."""
-    found: Callable[[Sequence[str]], int] = importlib.import_module(f"{name}.__main__").main
+    found: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name].module).main
     return found
 
 

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from engines.access import Access, add_access_arguments, read_access
+from engines.access import OPENAI_KEY, Access, add_access_arguments, read_access
 from engines.control import ControlClient
-from engines.readiness import readiness_notes, readiness_of, target_words
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
 from engines.recognition import find_dialect
 from tracefile.commandline.printing import printable
 from tracefile.records.errors import InputError
@@ -20,6 +22,7 @@ examples:
 PORTS: Final = (8000, 30000, 8080, 11434, 1234)
 """Ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
 LOOK_S: Final = 2.0
+TAP_PORT: Final = 8001
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> int:
     """Find the engine, write the file, and print the next commands."""
-    access = read_access(flags, url=flags.url)
+    # Without a name, ports are tried that anything may listen on: no key goes there unasked.
+    named = flags.url is not None or flags.api_key_env is not None
+    environ = {name: value for name, value in os.environ.items() if named or name != OPENAI_KEY}
+    access = read_access(flags, url=flags.url, environ=environ)
     url, model = (flags.url, _model(flags.url, access)) if flags.url is not None else _found(access)
     told, notes = _look(url, model, access)
-    text = config_text(url, model, told)
+    text = config_text(url, model, told, access_flags(flags))
     try:
-        with flags.output.open("w" if flags.overwrite else "x") as file:
+        with flags.output.open("w" if flags.overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise InputError(f"{flags.output}: exists; expected --overwrite or another -o/--output") from None
@@ -51,40 +57,39 @@ def run(flags: argparse.Namespace) -> int:
     return 0
 
 
-def config_text(url: str, model: str, told: str) -> str:
+def access_flags(flags: argparse.Namespace) -> dict[str, object]:
+    """Return the flags of keys and TLS that were given: paths and names of variables, no secret."""
+    names = ("api_key_env", "header_env", "header", "ca", "cert", "key")
+    return {name.replace("_", "-"): value for name in names if (value := getattr(flags, name))}
+
+
+def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -> str:
     """Return the file: a table for each command that has settings of this engine."""
-    engine, served = json.dumps(url), json.dumps(model)
-    return f"""\
-# Flags for {told}
-# Each command reads its own table: tap --config FILE; flags of the command line come after these.
-
-[tap]
-upstream = {engine}
-listen = "127.0.0.1:8001"
-output = "captured.jsonl.zst"
-
-[loadgen]  # through the tap, so that its load is captured
-url = "http://127.0.0.1:8001"
-model = {served}
-
-[replay]
-url = {engine}
-model = {served}
-
-[sim.run]
-latency-model = "model.json"
-
-[sim.what-if]
-latency-model = "model.json"
-
-[sim.validate]
-latency-model = "model.json"
-"""
+    tls = ("ca", "cert", "key")
+    tables: dict[str, Mapping[str, object]] = {
+        "tap": {"upstream": url, "listen": f"127.0.0.1:{TAP_PORT}", "output": "captured.jsonl.zst", **access},
+        # Through the tap, so that the load is captured; the tap itself speaks plain HTTP here.
+        "loadgen": {
+            "url": f"http://127.0.0.1:{TAP_PORT}",
+            "model": model,
+            **{name: value for name, value in access.items() if name not in tls},
+        },
+        "replay": {"url": url, "model": model, **access},
+        **{f"sim.{name}": {"latency-model": "model.json"} for name in ("run", "what-if", "validate")},
+    }
+    lines = [
+        f"# Flags for {told}",
+        "# Each command reads its table: tap --config FILE. The command line comes after it.",
+    ]
+    for name, values in tables.items():
+        # A JSON string without escapes of its own is a TOML string, and a list of such strings a list.
+        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in values.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _next(file: Path) -> list[str]:
     return [
-        f"tap --config {file}                 # your clients' base URL is now http://127.0.0.1:8001",
+        f"tap --config {file}                 # your clients' base URL is now http://127.0.0.1:{TAP_PORT}",
         f"loadgen --config {file} --number 50 # or a load, where there is no traffic",
         "tracefile info captured.jsonl.zst",
     ]
@@ -109,4 +114,7 @@ def _look(url: str, model: str, access: Access) -> tuple[str, list[str]]:
     with ControlClient(url, access) as control:
         found, facts = find_dialect(control, "auto"), control.facts()
         ready = readiness_of(control, found.dialect, facts)
-    return ", ".join(target_words(url, model, facts, ready, found.evidence)), readiness_notes(ready)
+    return ", ".join(target_words(url, model, facts, ready, found.evidence)), [
+        *page_notes(facts),
+        *readiness_notes(ready),
+    ]

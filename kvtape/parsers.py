@@ -6,7 +6,9 @@ import importlib
 from collections.abc import Iterator
 from unittest import mock
 
-PROGRAMS = ("tap", "loadgen", "replay", "sim", "report", "tracefile")
+from kvtape.__main__ import COMMANDS, OWN
+
+PROGRAMS = tuple(COMMANDS)
 
 
 class HelpShown(Exception):  # noqa: N818
@@ -46,3 +48,4 @@ def commands() -> Iterator[str]:
         if parser._subparsers is None:
             yield program
         yield from (f"{program} {name}" for name in subcommands(parser))
+    yield from (f"kvtape {name}" for name in OWN)

@@ -115,7 +115,9 @@ class SweepPlan:
 
 def parse_sweep(argv: Sequence[str]) -> SweepPlan:
     """Return the plan. Raises InputError for one of its flags, or of a run's."""
-    args = sweep_parser().parse_args(argv)
+    parser = sweep_parser()
+    argv = parser.configured(list(argv))  # each run gets the file's flags, whatever is in the file by then
+    args = parser.parse_args(argv)
     rest = _without_own(argv)
     variants = _variants(args.variant) or [Variant(_label_of(args.output))]
     parallels, rates = _points("--parallel", args.parallel, int), _points("--rate", args.rate, float)

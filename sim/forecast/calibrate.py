@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=Path,
         nargs="+",
+        action="extend",
         default=[],
         metavar="GATE",
         help="captures of the same engine to validate on (default, for one CAPTURE: a third of its own sessions)",

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from engines.access import Access
 from kvtape.__main__ import main
+from kvtape.init import config_text
 from kvtape.parsers import parser_of
 from tracefile.records.errors import InputError
 
@@ -138,3 +140,27 @@ def test_a_script_names_the_flags_of_a_command(shell: str, capsys: pytest.Captur
     script = capsys.readouterr().out
     assert "tracefile" in script
     assert "overwrite" in script
+
+
+def test_init_writes_its_own_keys_and_tls_and_any_model_name() -> None:
+    access = {"api-key-env": "GPU_KEY", "header-env": ["X-Key=OTHER"], "ca": "/etc/ca.pem"}
+    tables = tomllib.loads(config_text("https://gpu", "modèle 🦙", "an engine", access))
+    assert tables["replay"] == {"url": "https://gpu", "model": "modèle 🦙", **access}
+    assert {name for name in tables["tap"] if name in access} == set(access)
+    assert {name for name in tables["loadgen"] if name in access} == {"api-key-env", "header-env"}
+
+
+def test_init_sends_no_key_to_ports_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    sent: list[Access] = []
+
+    def refuse(url: str, access: Access) -> str:
+        sent.append(access)
+        raise InputError("none")
+
+    monkeypatch.setattr("kvtape.init._model", refuse)
+    file = str(tmp_path / "kvtape.toml")
+    for named in ([], ["--api-key-env", "OPENAI_API_KEY"]):
+        with pytest.raises(InputError):
+            main(["init", "-o", file, *named])
+    assert [bool(access.headers) for access in sent] == [False] * 5 + [True] * 5

@@ -104,6 +104,16 @@ def test_each_run_is_a_command_of_its_own() -> None:
     assert plan.command.startswith("loadgen sweep --rate 0.5,2 --parallel 9 ")
 
 
+def test_a_file_has_flags_of_the_sweep_and_of_its_loads(tmp_path: Path) -> None:
+    file = tmp_path / "kvtape.toml"
+    file.write_text('[loadgen.sweep]\nurl = "http://a"\nparallel = "8,16"\nrepeat = 2\nduration = "60s"\n')
+    plan = parse_sweep(["--config", str(file)])
+    assert [run.parallel for run in plan.runs] == [8, 16, 16, 8]
+    assert not any("--config" in run.argv for run in plan.runs)
+    file.write_text("")  # the runs and the sweep's command have its flags by now
+    assert plan.command == "loadgen sweep --url=http://a --parallel=8,16 --repeat=2 --duration=60s"
+
+
 def test_a_dry_run_prints_the_plan_and_asks_no_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--parallel", "8,16", "--duration", "5m", "--url", "http://127.0.0.1:9", "--dry-run"]
     assert main(["sweep", "-o", str(tmp_path / "day"), *flags]) == 0

@@ -36,7 +36,7 @@ def config_words(path: Path, command: str, flags: Mapping[str, argparse.Action])
 
 def _table(path: Path, command: str) -> Mapping[str, Any]:
     try:
-        found: Any = tomllib.loads(path.read_text())
+        found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{CONFIG} {path}: {error.strerror or error}; expected a TOML file") from None
     except ValueError as error:
@@ -52,7 +52,8 @@ def _words(where: str, flag: str, action: argparse.Action, value: object) -> lis
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise InputError(f"{where}: {value!r}; expected true or false")
-        return [flag] if value else []
+        off = f"--no-{flag[2:]}"  # of a flag that has both forms
+        return [flag] if value else [off] if off in action.option_strings else []
     several = isinstance(action, argparse._AppendAction)
     values = value if several and isinstance(value, list) else [value]
     for each in values:

@@ -89,13 +89,14 @@ class Parser(argparse.ArgumentParser):
         self._config = self.add_argument(
             CONFIG,
             type=Path,
+            default=argparse.SUPPRESS,
             metavar="FILE",
             help="TOML file: flags of a command in a table of its name, as [sim.fit]; the command line's come after",
         )
 
     def add_subparsers(self, **settings: Any) -> Any:
         """Add subcommands as argparse does; each has its own ``--config``."""
-        self._remove_action(self._config)
+        self._optionals._remove_action(self._config)
         del self._option_string_actions[CONFIG]
         return super().add_subparsers(**settings)
 
@@ -105,22 +106,22 @@ class Parser(argparse.ArgumentParser):
         """Parse all of ``args``: unlike argparse's, a subcommand too refuses words that it does not know."""
         words = list(sys.argv[1:] if args is None else args)
         self._check_words(words)
-        words = self._configured(words)
+        words = self.configured(words)
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(_unexpected(unknown[0], words))
-        if hasattr(found, "config"):  # its flags are read
-            del found.config
         return found, []
 
-    def _configured(self, words: list[str]) -> list[str]:
-        """Return the words with those of ``--config FILE`` before them."""
+    def configured(self, words: list[str]) -> list[str]:
+        """Return the words with those in the file of ``--config FILE`` in its place, before all others."""
         if CONFIG not in self._option_string_actions or not any(word.startswith(CONFIG) for word in words):
             return words
         only = argparse.ArgumentParser(self.prog, add_help=False, allow_abbrev=False)
         only.add_argument(CONFIG, type=Path, nargs="?")
-        file = only.parse_known_args(words)[0].config
-        return words if file is None else [*config_words(file, self.prog, self._option_string_actions), *words]
+        found, others = only.parse_known_args(words)
+        if found.config is None:
+            return words
+        return [*config_words(found.config, self.prog, self._option_string_actions), *others]
 
     def hide_flags(self) -> None:
         """Take the flags so far without showing them in the help, and let later flags of a name replace them."""

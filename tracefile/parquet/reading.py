@@ -259,7 +259,7 @@ class ColumnBatch:
 
     def _check_prefixes(self, rows: IntArray, blocks: IntArray, counts: IntArray) -> None:
         wrong = (blocks > 0) & ((rows < 0) | (rows >= np.arange(self._count)))
-        wrong |= (blocks < 0) | (counts[np.where(wrong, 0, rows)] < blocks)
+        wrong |= (blocks < 0) | (counts[np.where(wrong | (blocks <= 0), 0, rows)] < blocks)
         own = np.maximum(self.numbers("prompt_blocks"), 0) + np.maximum(self.numbers("output_blocks"), 0)
         for row in np.flatnonzero(own > counts)[:1].tolist():
             raise InputError(

@@ -1,5 +1,6 @@
 """``--config FILE``: flags of a command from its table; flags of the command line win."""
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ def parser(prog: str = "loadgen") -> Parser:
     made.add_argument("--url", required=True)
     made.add_argument("--slo", action="append", default=[])
     made.add_argument("--ignore-eos", action="store_true")
+    made.add_argument("--noise", action=argparse.BooleanOptionalAction, default=True)
     return made
 
 
@@ -33,8 +35,19 @@ def test_flags_come_from_the_table_of_the_command_and_the_command_line_wins(tmp_
         "rate": 3.0,
         "slo": ["x", "y", "z"],
         "ignore_eos": True,
+        "noise": True,
     }
     assert parsed(tmp_path, '[loadgen]\nurl = "-u"\nignore_eos = false\n')["ignore_eos"] is False
+
+
+def test_false_turns_a_flag_off_that_is_on_without_it(tmp_path: Path) -> None:
+    assert parsed(tmp_path, '[loadgen]\nurl = "a"\nnoise = false\n')["noise"] is False
+
+
+def test_a_command_of_subcommands_has_no_file() -> None:
+    made = Parser(prog="sim")
+    made.add_subparsers()
+    assert "--config" not in made.format_help()
 
 
 def test_a_subcommand_has_its_own_table(tmp_path: Path) -> None:

@@ -199,6 +199,15 @@ def test_a_bad_row_is_named(tmp_path: Path, name: str, values: list[Any], what: 
         load_trace(path)
 
 
+def test_a_row_without_a_prefix_may_name_any_row(tmp_path: Path) -> None:
+    rows = chained(3)
+    path = write(tmp_path / "a.parquet", rows)
+    counts = pq.read_table(path).column("prefix_blocks").to_pylist()
+    rewritten(path, "prefix_row", [10**6, *pq.read_table(path).column("prefix_row").to_pylist()[1:]])
+    assert not counts[0]
+    assert [record.block_hashes for record in load_trace(path)[1]] == [record.block_hashes for record in rows]
+
+
 def test_a_writer_of_lines_takes_no_name_of_columns(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.parquet: lines are written here; expected \.jsonl"):
         TraceWriter(tmp_path / "a.parquet", META)
