@@ -108,7 +108,7 @@ def test_a_file_has_flags_of_the_sweep_and_of_its_loads(tmp_path: Path) -> None:
     file = tmp_path / "kvtape.toml"
     file.write_text('[loadgen.sweep]\nurl = "http://a"\nparallel = "8,16"\nrepeat = 2\nduration = "60s"\n')
     plan = parse_sweep(["--config", str(file)])
-    assert [run.parallel for run in plan.runs] == [8, 16, 16, 8]
+    assert [run.parallel for run in plan.runs] == [8, 16, 8, 16]
     assert not any("--config" in run.argv for run in plan.runs)
     file.write_text("")  # the runs and the sweep's command have its flags by now
     assert plan.command == "loadgen sweep --url=http://a --parallel=8,16 --repeat=2 --duration=60s"
