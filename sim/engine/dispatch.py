@@ -297,7 +297,7 @@ def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
 
 def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts, adapter_ms: float) -> EngineTruth:
     """Return parts of the TTFT that a request would have on an engine, by its latency model."""
-    ahead_ms, cached, outstanding, depth, decodes, kv_tokens, _ = seen
+    ahead_ms, cached, outstanding, depth, decodes, kv_tokens = seen
     uncached = max(request.prompt_tokens - cached, 1)
     step_ms = costs.t0_ms + costs.prefill_step_ms + costs.per_decode_ms * decodes + costs.per_kv_token_ms * kv_tokens
     steps_before = outstanding / costs.step_tokens

@@ -10,7 +10,7 @@ from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, link_children
 from sim.engine.steplog import StepLog
-from sim.engine.tiers import Role
+from sim.engine.tiers import Role, TierTraffic, traffic_of
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
 from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
@@ -119,6 +119,10 @@ class Fleet:
         for name in ("outcome", "arrival_ms", "ttft_ms", "e2e_ms", "num_seen"):
             state.runs[name][places] = self.state.runs[name][places]
         return results_in(state, self.arrivals, places)
+
+    @property
+    def traffic(self) -> TierTraffic:
+        return traffic_of([life.state for life in self.lives], [self.lives[number].state for number in self.current])
 
     @property
     def now_ms(self) -> float:

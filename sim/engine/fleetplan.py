@@ -130,8 +130,12 @@ def engines_of(
     return engines
 
 
-def workers_plan(deployment: Deployment, route: str | None) -> FleetPlan:
-    """Return the fleet of prefill and decode workers; ``route``: among prefill workers."""
+def workers_plan(
+    deployment: Deployment, route: str | None, replicas: int | str | None = None, events: Sequence[object] = ()
+) -> FleetPlan:
+    """Return the fleet of prefill and decode workers; ``route``: among prefill workers. Raises InputError."""
+    if replicas is not None or events:
+        raise InputError("--prefill-workers: they are the engines; expected no --replicas and no --event")
     names = [f"prefill {number}" for number in range(deployment.prefill_workers)]
     names += [f"decode {number}" for number in range(deployment.decode_workers)]
     if route == CAPTURED:
@@ -165,11 +169,12 @@ def run_fleet(
     route, router, caches = plan.parsed_route(), None, None
     prefill = [engine for engine in engines if engine.role == "prefill"]
     if prefill and route is not None:
-        fleet = Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps, logs=logs)
+        fleet = Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps or bool(logs), logs=logs)
         decode = engines[len(prefill) :]
         routers = _router(route, prefill, None, 1), _router(parse_route("least-loaded"), decode, None, 1)
         workers = WorkerDispatch(fleet, load, *routers)
         workers.run()
+        fleet.end_logs()
         return workers
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}

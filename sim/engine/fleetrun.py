@@ -28,7 +28,7 @@ from sim.engine.fleetplan import (
 from sim.engine.incidents import settings_of
 from sim.engine.results import RequestResult
 from sim.engine.steplog import StepLog
-from sim.engine.tiers import TierTraffic, traffic_of
+from sim.engine.tiers import TierTraffic
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -114,9 +114,14 @@ def simulate_fleet(
 ) -> "FleetRun":
     """Run ``arrivals`` through the fleet that the flags ask for, with logs of the engines' steps or none."""
     load = RoutedLoad(arrivals, run.config_of(models[0]).block_size)
+    workers = run.deployment.workers
+    if workers and (arguments.regret is not None or arguments.adapter_load):
+        raise InputError(
+            "--regret, --adapter-load: not simulated with prefill and decode workers; expected one of the two"
+        )
     plan = (
-        workers_plan(run.deployment, arguments.route)
-        if run.deployment.workers
+        workers_plan(run.deployment, arguments.route, arguments.replicas, arguments.event)
+        if workers
         else fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
     )
     assert plan is not None
@@ -151,7 +156,7 @@ class FleetRun:
 
     @property
     def traffic(self) -> TierTraffic:
-        return traffic_of([life.state for life in self._dispatch.fleet.lives])
+        return self._dispatch.fleet.traffic
 
     def meta(self) -> dict[str, Any]:
         """Return settings that decided the run besides one engine's settings."""

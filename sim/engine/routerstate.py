@@ -8,6 +8,7 @@ import numpy as np
 from engines.routing.policies import POLICIES
 from engines.routing.records import RoutedEngine, RoutingCosts
 from engines.routing.routes import Route
+from sim.engine.simstate import MOST_SLOTS
 from sim.kernels import layout
 from sim.kernels.layout import NONE, Places, Pool
 from sim.kernels.pool import empty_pool
@@ -38,7 +39,6 @@ _COMPILED = {
     "cost": COST,
 }
 _KNOWLEDGE = {"none": NOTHING, "partial": INDEX, "complete": CACHES}
-_MOST_SLOTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +114,5 @@ def _pool(arrivals: Arrivals, usable: int, records: int, holds: int) -> Pool:
     settings = np.zeros(1, layout.SETTINGS)
     settings["usable_blocks"], settings["enable_prefix_caching"] = usable, True
     settings["free_rule"] = FREE_RULES.index("vllm")
-    slots = 1 << min(records, _MOST_SLOTS).bit_length()
+    slots = 1 << min(records, MOST_SLOTS).bit_length()
     return empty_pool(settings, usable, arrivals.hashes, records=records, holds=holds, slots=slots)

@@ -43,9 +43,9 @@ def _set_links(state: layout.Records, deployment: Deployment, block_size: int, *
     values = {
         "is_on": True,
         "remote": remote,
-        "layerwise": deployment.tier_load == "layerwise",
-        "on_eviction": deployment.tier_write == "evict",
-        "prefetch": deployment.prefetch,
+        "layerwise": not remote and deployment.tier_load == "layerwise",
+        "on_eviction": not remote and deployment.tier_write == "evict",
+        "prefetch": not remote and deployment.prefetch,
         "host_blocks": deployment.host_blocks,
         "disk_blocks": deployment.disk_blocks,
         "block_size": block_size,
@@ -76,19 +76,20 @@ class TierTraffic:
     disk_evicted: int
 
 
-def traffic_of(states: list[SimState]) -> TierTraffic:
-    """Return the traffic of a run's engines."""
+def traffic_of(states: list[SimState], living: list[SimState] | None = None) -> TierTraffic:
+    """Return the traffic of a run's engines; ``living``: those whose memory is there at the end, else all."""
     tiers = [state.scheduler.tier for state in states]
     stores = {id(tier.counts): tier.counts[0] for tier in tiers}.values()
+    ends = {id(state.scheduler.tier.counts): state.scheduler.tier.counts[0] for state in living or states}.values()
     own = {
         name: sum(int(tier.state[name][0]) for tier in tiers)
         for name in ("loads", "loaded_tokens", "stored_blocks", "disk_read_blocks", "disk_stored_blocks")
     }
     return TierTraffic(
         **own,
-        host_blocks=sum(int(one["host_used"]) for one in stores),
+        host_blocks=sum(int(one["host_used"]) for one in ends),
         host_evicted=sum(int(one["host_evicted"]) for one in stores),
-        disk_blocks=sum(int(one["disk_used"]) for one in stores),
+        disk_blocks=sum(int(one["disk_used"]) for one in ends),
         disk_evicted=sum(int(one["disk_evicted"]) for one in stores),
     )
 

@@ -12,7 +12,6 @@ from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import CAPTURED, FleetPlan, deployed, run_fleet
-from sim.engine.tiers import traffic_of
 from sim.forecast import ensemble
 from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
@@ -128,8 +127,7 @@ def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun
     state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
     state.runs["parent"] = fleet.state.runs["parent"]
     counts = np.concatenate([rows[number] for number in busiest])
-    traffic = traffic_of([life.state for life in fleet.lives])
-    point = PointRun(state, counts, costs[place][: counts.shape[1]], traffic)
+    point = PointRun(state, counts, costs[place][: counts.shape[1]], fleet.traffic)
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)

@@ -224,9 +224,7 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
     engine = engine_with(engine, deployment.engine(engine, scenario.settings))
     upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
     if deployment.workers:
-        if replicas is not None or scenario.events:
-            raise InputError("--prefill-workers: they are the engines; expected no --replicas and no --event")
-        return engine, workers_plan(deployment, route), deployment
+        return engine, workers_plan(deployment, route, replicas, scenario.events), deployment
     if replicas is None and len(upstreams) > 1:
         if route in (None, CAPTURED) and not scenario.events:
             return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment

@@ -25,10 +25,9 @@ ALL_ENDED, AT_STOP, NO_ROOM, BAD_CHAIN = range(-1, -5, -1)
 a hash occurs at two depths."""
 FLEET_CLOCK = record("num_arrivals num_events num_told engine", times="now_ms stop_ms")
 """``stop_ms``: where to return in any case; ``engine``: the one without room."""
-SEEN = record("cached_tokens prefill_tokens prefill_depth decodes kv_tokens is_full", times="ahead_ms")
+SEEN = record("cached_tokens prefill_tokens prefill_depth decodes kv_tokens", times="ahead_ms")
 """An engine as it is when a request comes: tokens of its prompt that are cached; outstanding prefill of other requests
-and the sum of its tokens times their depth; requests decoding, on so many KV tokens; 1: ``max_num_seqs`` requests run;
-time that the step takes still that runs now."""
+and the sum of its tokens times their depth; requests decoding, on so many KV tokens; rest of the step that runs now."""
 FLEET_ENGINE = record("num_in_flight hands_over", times="resumes_ms bound_ms")
 """``hands_over``: a prefill worker, whose requests come to the router again at their end; ``resumes_ms``: nothing
 happens in it before; ``bound_ms``: no session that waits for it goes on before."""
@@ -132,7 +131,6 @@ def _look_into(state: SimState, place: int, seen: Any) -> None:
     hits, _ = lookup(scheduler.pool, request, most)
     seen.cached_tokens = hits * settings.block_size
     seen.prefill_tokens = seen.prefill_depth = seen.decodes = seen.kv_tokens = 0
-    seen.is_full = queues.num_running >= settings.max_num_seqs
     for position in range(queues.num_running):
         other = requests[scheduler.running[position]]
         left = other.prompt_tokens - other.num_computed

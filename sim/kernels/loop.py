@@ -90,11 +90,12 @@ def _begin_next(state: SimState) -> int:
         return MORE
     if not _give_room(state, slot):
         return FULL
+    until_ms = state.scheduler.tier.state[0].step_until_ms  # of this step, not of the one composed ahead
     clock.composed = NONE
     if state.scheduler.settings[0].composes_ahead and _compose(state, 1 - slot):
         clock.composed = 1 - slot
     _count(state, slot)
-    _begin(state)
+    _begin(state, until_ms)
     clock.running = slot
     return NOT_CHAINED if state.scheduler.pool.counts[0].not_chained else _BEGUN
 
@@ -167,6 +168,7 @@ def _give_room(state: SimState, slot: int) -> bool:
 def _hand_out(state: SimState, slot: int) -> None:
     """Hand out the tokens of the step that has ended."""
     scheduler = state.scheduler
+    scheduler.pool.counts[0].now_ms = state.clock[0].now_ms
     last, shares = state.clock[0].num_steps - 1, scheduler.shares[slot]
     beginning = 0
     for number in range(scheduler.steps[slot].count):
@@ -239,13 +241,13 @@ def _count(state: SimState, slot: int) -> None:
 
 
 @kernel
-def _begin(state: SimState) -> None:
-    """Begin the step in the timeline's next row."""
+def _begin(state: SimState, until_ms: float) -> None:
+    """Begin the step in the timeline's next row; it lasts to ``until_ms`` at least."""
     clock, row = state.clock[0], state.timeline.rows[state.clock[0].num_steps]
     start_ms, step_ms = clock.now_ms, _row_ms(state.costs, row)
     clock.start_ms = start_ms
     clock.left_ms = step_ms * _step_factor(state, start_ms, step_ms) + clock.carried_ms
-    clock.left_ms = max(clock.left_ms, state.scheduler.tier.state[0].step_until_ms - start_ms)
+    clock.left_ms = max(clock.left_ms, until_ms - start_ms)
     clock.carried_ms = 0.0
 
 
@@ -358,6 +360,7 @@ def _decode(state: SimState, decodes: int, kv_tokens: int, repeated_tokens: int,
             undisturbed = _is_undisturbed(state, decodes, kv_tokens + decodes * done, repeated_tokens)
             if not undisturbed or not can_cross(scheduler, done):
                 break
+            scheduler.tier.state[0].now_ms = scheduler.pool.counts[0].now_ms = clock.now_ms
             cross(scheduler, done)
         until += 1
         while until < most and not is_due(scheduler, until):
@@ -412,7 +415,7 @@ def _repeat_sharing(state: SimState, decodes: int, kv_tokens: int, repeated_toke
     """Run the same steps on a shared core, to ``end_step`` or until the API server hands a request over."""
     clock = state.clock[0]
     while clock.num_steps < end_step and _is_undisturbed(state, decodes, kv_tokens, repeated_tokens):
-        _begin(state)
+        _begin(state, -np.inf)
         _go_on(state)
         kv_tokens += decodes
 

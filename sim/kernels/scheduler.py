@@ -220,10 +220,10 @@ def _take_loaded(scheduler: Scheduler, place: int, end: int) -> float:
     """Give an adopted request room for blocks up to ``end`` from a tier; return the time at which they are there."""
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
     hits = request.num_blocks
+    done_ms = load(scheduler, place, hits, end)  # first: blocks in transit are not displaced by what is stored
     if scheduler.tier.state[0].on_eviction:
         stash(scheduler.pool, scheduler.tier, end - hits)
     take(scheduler.pool, end - hits)
-    done_ms = load(scheduler, place, hits, end)
     request.num_blocks = end
     request.room_tokens = end * block_size
     request.num_computed = min(end * block_size, request.num_tokens - 1)

@@ -126,8 +126,12 @@ def store_step(scheduler: Scheduler, slot: int) -> None:
     for number in range(0 if state.remote else scheduler.steps[slot].count):
         request, own = requests[shares[number].place], tier.requests[shares[number].place]
         full = min(request.num_computed, request.prompt_tokens) // state.block_size
-        if full > own.stored and (state.on_eviction or _store(pool, tier, request, own.stored, full)):
+        if full <= own.stored:
+            continue
+        if state.on_eviction or _store(pool, tier, request, own.stored, full):
             own.first, own.stored = min(own.first, own.stored), full
+        else:
+            scheduler.state[0].is_quiet = 0  # the next step tries again
     place = state.first_ended
     while place != NONE:
         own = tier.requests[place]
@@ -204,6 +208,10 @@ def _promote(pool: Pool, tier: Tier, request: Any, first: int, end: int) -> floa
     if missing == 0:
         return float(ready_ms)
     begin_ms = max(state.now_ms, state.disk_read_free_ms)
+    for depth in range(first, end):
+        key, kind = _key_at(pool, request, depth)
+        if _find(tier, HOST, key, kind) == NO_BLOCK:
+            begin_ms = max(begin_ms, tier.blocks[_find(tier, DISK, key, kind)].ready_ms)
     read_ms = begin_ms + state.disk_latency_ms + missing * state.block_size * state.disk_token_ms
     state.disk_read_free_ms = read_ms
     state.disk_read_blocks += missing

@@ -2,7 +2,8 @@
 
 A request returns when a later one has its deepest known block too, as the next turn of a session has. Its kind is its
 turn and its context length; a tool's latency is in the time until the return. Kinds that return sooner and more often
-are worth more. The statistics are those of the whole trace, so that a live engine would have to learn them first.
+are worth more. The statistics are those of the whole trace (sim run: of each part of 32,768 requests), so that a live
+engine would have to learn them first.
 """
 
 import numpy as np

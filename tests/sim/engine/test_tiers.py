@@ -15,13 +15,15 @@ from sim.engine.dispatch import RoutedLoad
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.fleetplan import deployed, run_fleet, workers_plan
 from sim.engine.simstate import build_state
+from sim.engine.steplog import StepLog
 from sim.engine.streaming import StreamingRun
 from sim.engine.tiers import in_list, traffic_of
 from sim.kernels import layout
 from sim.kernels.layout import SimState
-from sim.kernels.loop import run_state
+from sim.kernels.loop import DONE, run_state
 from sim.kernels.tiers import LISTS
 from sim.latency.modelfile import make_model
+from sim.latency.terms import PREFILL_TOKENS
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import load
@@ -79,6 +81,24 @@ def test_a_transfer_by_layers_stretches_the_step() -> None:
     assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + 14.0)
 
 
+def test_a_transfer_by_layers_stretches_its_own_step_when_composed_ahead() -> None:
+    config = replace(CONFIG, num_gpu_blocks=10, async_scheduling=True)
+    decoding = Record(
+        request_id=RequestId("d"),
+        arrival_ms=190.0,
+        prompt_tokens=12,
+        output_tokens=5,
+        block_hashes=[BlockHash(block) for block in (9, 10, 11)],
+    )
+    chains = chained(*AGAIN[:2], (205.0, [1, 2, 3, 4], 4))
+    alone = plan_arrivals(Meta(block_size=4), [decoding], 4)
+    state = run(chains.followed_by(alone), config, host_blocks=12, tier_load="layerwise")
+    assert traffic_of([state]).loads == 1
+    steps = int(state.clock["num_steps"][0])
+    lasted_ms = (state.timeline.ends_ms - state.timeline.starts_ms)[:steps]
+    assert state.timeline.rows[int(lasted_ms.argmax()), PREFILL_TOKENS] == 4
+
+
 def test_blocks_go_to_the_host_when_the_pool_evicts_them() -> None:
     state = run(chained(*AGAIN), host_blocks=8, tier_write="evict")
     assert cached(state) == [0, 0, 16]
@@ -94,6 +114,37 @@ def test_a_disk_keeps_what_the_host_evicts() -> None:
     # Of blocks 2, 3 and 4, one is on the host still: two are read in 5 + 24 ms, then three copied in 2 + 12.
     read = traffic_of([state]).disk_read_blocks
     assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + (5.0 + 12.0 * read) + 14.0 + 4.4)
+
+
+def test_a_block_is_read_from_the_disk_when_it_has_been_written() -> None:
+    """The first's four blocks are written from 1 ms on, 125 ms each: the third is there at 376."""
+    deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 30, "disk_latency_ms": 5.0}
+    state = run(chained(*AGAIN), **deployed)
+    assert traffic_of([state]).disk_read_blocks == 2
+    assert state.runs["ttft_ms"][2] == pytest.approx(376.0 - 200.0 + (5.0 + 240.0) + 14.0 + 4.4)
+
+
+def test_what_is_kept_is_what_the_living_keep() -> None:
+    dead, alive = run(chained(*AGAIN), host_blocks=8), run(chained(*AGAIN[:1]), host_blocks=8)
+    traffic = traffic_of([dead, alive], [alive])
+    assert (traffic.loads, traffic.stored_blocks, traffic.host_blocks) == (1, 13, 4)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("write", ["through", "evict"])
+def test_writing_the_steps_changes_no_prediction(write: Any, *, ahead: bool) -> None:
+    config = EngineConfig(
+        block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
+    )
+    told = Deployment(**LINK, host_blocks=40, disk_blocks=30, tier_write=write)
+    model = make_model(COSTS, config)
+    for seed in range(6):
+        arrivals = shared_load(seed, 60)
+        seen, logged = (build_state(arrivals, config, model, deployment=told) for _ in range(2))
+        seen = run_state(seen)
+        assert StepLog(lambda line: None).run(logged) == DONE
+        assert np.array_equal(seen.runs["e2e_ms"], logged.runs["e2e_ms"], equal_nan=True)
+        assert traffic_of([seen]) == traffic_of([logged])
 
 
 def test_links_that_cost_nothing_and_a_large_host_hit_like_an_unlimited_pool() -> None:
@@ -152,6 +203,7 @@ def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
     if not disk:
         assert traffic.host_blocks + traffic.host_evicted == entered
         assert traffic.disk_blocks == traffic.disk_read_blocks == 0
+        assert not tier.blocks["busy_ms"][:LISTS].any()  # no block was loaded that is not there
     assert not in_list(tier, "first_loading")
     assert_hits_are_possible(arrivals, state)
 
@@ -239,7 +291,14 @@ def test_a_link_of_no_bandwidth_is_refused() -> None:
         read("--host-gb-per-s", "0")
 
 
-def test_a_prompt_is_computed_on_one_worker_and_its_output_on_another() -> None:
+@pytest.mark.parametrize("said", [{"replicas": "4"}, {"events": ["kill 0 at 5s"]}])
+def test_workers_are_the_engines(said: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected no --replicas and no --event"):
+        workers_plan(Deployment(prefill_workers=1, decode_workers=1, kv_bytes_per_token=1000), None, **said)
+
+
+@pytest.mark.parametrize("how", ["beside", "layerwise"])
+def test_a_prompt_is_computed_on_one_worker_and_its_output_on_another(how: Any) -> None:
     """16 tokens: 5.6 ms on the prefill worker; 1 ms and 16 ms on the link; a step of the last token, 4.1 ms; then 5."""
     records = [
         Record(
@@ -252,7 +311,12 @@ def test_a_prompt_is_computed_on_one_worker_and_its_output_on_another() -> None:
     ]
     arrivals, model = plan_arrivals(Meta(block_size=4), records, 4), make_model(COSTS, CONFIG)
     deployed_as = Deployment(
-        prefill_workers=1, decode_workers=1, kv_bytes_per_token=1_000_000, kv_link_gb_per_s=1.0, kv_link_latency_ms=1.0
+        prefill_workers=1,
+        decode_workers=1,
+        kv_bytes_per_token=1_000_000,
+        kv_link_gb_per_s=1.0,
+        kv_link_latency_ms=1.0,
+        tier_load=how,
     )
     plan = workers_plan(deployed_as, None)
     engines = deployed([FleetEngine(name, CONFIG, model) for name in plan.names], deployed_as)
