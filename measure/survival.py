@@ -102,6 +102,8 @@ def incidence(waits: Waits, weights: npt.NDArray[np.integer[Any]] | None = None)
 
 def quantiles(waits: Waits, share: FloatArray, levels: FloatArray) -> FloatArray:
     """Return the smallest time by which each level of ``share``, a curve (n,) of ``incidence``, is reached; or inf."""
+    if not len(waits):
+        return np.full(len(levels), np.inf)
     at = np.searchsorted(share, levels - ROUNDING, side="left")
     return np.where(at < len(waits), waits.time_ms[np.minimum(at, len(waits) - 1)], np.inf)
 

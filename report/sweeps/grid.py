@@ -42,7 +42,9 @@ class GridPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Null with one member."""
     saturated: bool | None
     warnings: list[str]
-    """Assumptions that no capture supports."""
+    """Conditions beyond what was fitted."""
+    assumptions: list[str] = []
+    """Of its layout: no capture confirms them."""
     marks: list[Mark] = []
 
     def middle(self, measure: str) -> float | None:
@@ -211,3 +213,4 @@ def sweep_lines(sweep: GridSweep) -> Iterator[str]:
     yield from (f"note: {note}" for note in sweep.notes)
     yield from ("", *point_table(sweep).lines)
     yield from (f"warning: {_named(point)}: {said}" for point in table_points(sweep) for said in point.warnings)
+    yield from (f"assumed: {_named(point)}: {said}" for point in table_points(sweep) for said in point.assumptions)

@@ -41,7 +41,11 @@ def render_grid(sweep: GridSweep) -> str:
         cards=list(_cards(sweep)),
         panels=_panels(sweep),
         table=point_table(sweep),
-        assumed=[(point.name or "today's", said) for point in table_points(sweep) for said in point.warnings],
+        assumed=[
+            (point.name or "today's", said)
+            for point in table_points(sweep)
+            for said in (*point.assumptions, *point.warnings)
+        ],
     )
 
 
@@ -116,6 +120,9 @@ def _slice(sweep: GridSweep, name: str, own: Sequence[GridPoint], measure: str, 
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         numbers = []
+    if numbers:
+        told = [told[at] for at in sorted(range(len(told)), key=lambda at: numbers[at])]
+        numbers = sorted(numbers)
     x: list[Any] = [*numbers] or [plain(setting_text(value)) for value in values]
     y = [_middle(point, measure) for point in told]
     look = {"size": 8, "symbol": "circle"}

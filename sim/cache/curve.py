@@ -141,7 +141,9 @@ def policies_at(trace: Path, evicts: list[str], curve: HitCurve, cache_tokens: l
     """Hits under each policy in caches of ``cache_tokens``, or else of certain shares of the max hits."""
     if not evicts or not curve.max_hit_blocks:
         return []
-    sizes = [tokens // curve.block_size for tokens in cache_tokens]
+    sizes = [size for tokens in cache_tokens if (size := tokens // curve.block_size)]
+    if cache_tokens and not sizes:
+        return []
     sizes = sizes or sorted({curve.size_for_share(share) for share in POLICY_SHARES})
     with open_trace(trace) as reader:
         parts = list(read_requests(reader, engine_chains(reader.meta, curve.block_size)))

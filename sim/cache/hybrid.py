@@ -246,6 +246,8 @@ def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) 
     for name in OTHER_FLAGS:
         if getattr(arguments, name, None):
             raise InputError(f"{flag_of(name)}: given with --kv-groups; expected one of them")
+    if getattr(arguments, "free_rule", "vllm") != "vllm":
+        raise InputError("--free-rule: given with --kv-groups; expected one of them")
     layout = read_groups(arguments.kv_groups)
     prompts, block_size = read_prompts(arguments.trace, layout)
     unlimited = unlimited_hits(prompts, layout)

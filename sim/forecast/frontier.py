@@ -10,6 +10,8 @@ from report.sweeps.pareto import pareto_set
 
 NEAR = 1.1
 """Latency over the frontier's, at the same throughput or more, up to which a point may belong to it."""
+LEAST_MS = 1e-3
+"""Latency of no wait at all, which has no logarithm."""
 
 
 class Frontier:
@@ -24,9 +26,9 @@ class Frontier:
     def _place(self, point: GridPoint) -> tuple[float, float] | None:
         """Return the logarithms, throughput in steps of ``EVEN``; None: saturated, or not all is served."""
         value, wait_ms = point.middle(THROUGHPUT), point.middle(self._latency)
-        if not value or not wait_ms or point.saturated or point.middle("unserved"):
+        if not value or wait_ms is None or point.saturated or point.middle("unserved"):
             return None
-        return round(log(value) / log(1.0 + EVEN)) * log(1.0 + EVEN), log(wait_ms)
+        return round(log(value) / log(1.0 + EVEN)) * log(1.0 + EVEN), log(max(wait_ms, LEAST_MS))
 
     def best(self) -> list[int]:
         """Return the Pareto set, the fastest first: of equal points the one with the fewest changes."""
@@ -62,7 +64,7 @@ class Frontier:
 
         Among equal ones that with the fewest changes. None: no point does.
         """
-        slowest = np.inf if limit_ms is None else log(limit_ms * (1.0 + EVEN))
+        slowest = np.inf if limit_ms is None else log(max(limit_ms, LEAST_MS) * (1.0 + EVEN))
         kept = [
             at
             for at, (_, y) in self._places.items()
@@ -70,8 +72,9 @@ class Frontier:
         ]
         if not kept:
             return None
-        cheapest = max(self._places[at][0] for at in kept)
-        kept = [at for at in kept if self._places[at][0] == cheapest]
+        value_of = {at: self.points[at].middle(THROUGHPUT) or 0.0 for at in kept}
+        least = max(value_of.values()) / (1.0 + EVEN)
+        kept = [at for at in kept if value_of[at] >= least]
         fastest = min(self._places[at][1] for at in kept) + log(1.0 + EVEN)
         even = (at for at in kept if self._places[at][1] <= fastest)
         return min(even, key=lambda at: (self.points[at].changes, self._places[at][1], at))

@@ -15,10 +15,11 @@ from measure.thresholds import Threshold
 from report.pages.figures import thinned
 from report.pages.whatif import LEVELS, Span, ttft
 from report.sweeps.grid import COST, THROUGHPUT, GridPoint, GridSweep, Mark
+from sim.engine.deployment import Deployment
 from sim.forecast.effectgates import measure_name
 from sim.forecast.frontier import Frontier
 from sim.forecast.grid import Grid
-from sim.forecast.scenarios import AXES, Captured, Scenario, engines_asked
+from sim.forecast.scenarios import AXES, Captured, Scenario, plan
 from sim.forecast.summary import span_of
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
@@ -98,7 +99,10 @@ class GridPoints:
             },
             effects=dict(self._effects(values)) if members > 1 and at != self._today else {},
             within=within,
-            meets=not told["saturated"] and (within is None or within >= choice.confidence),
+            meets=not told["saturated"]
+            and not np.median(values["unserved"])
+            and (within is None or within >= choice.confidence),
+            assumptions=list(Deployment(**scenario.deployment).assumptions()),
             **{name: told[name] for name in ("utilization", "saturated", "warnings")},
         )
 
@@ -113,7 +117,10 @@ class GridPoints:
         return [point for point in self._found if point is not None]
 
     def to_refine(self, most: int) -> list[Scenario]:
-        """Return the points that get all members next: the choice, and those near the frontier, as far as allowed."""
+        """Return the points that get all members next: the choice, and those near the frontier, as far as allowed.
+
+        Half of those left: with all members another point may be the choice, and is tested, too.
+        """
         points, front = self._points, self._frontier()
         best, near = self._chosen(), front.near()
         wanted = [
@@ -122,7 +129,7 @@ class GridPoints:
             *sorted(near, key=lambda at: not points[at].same_load),
         ]
         room = max(most - sum(point.members > 1 for point in points) + 1, 0)
-        return [self.scenarios[at] for at in dict.fromkeys(wanted) if points[at].members == 1][:room]
+        return [self.scenarios[at] for at in dict.fromkeys(wanted) if points[at].members == 1][: -(-room // 2)]
 
     def _frontier(self) -> Frontier:
         return Frontier(self._points, self._choice.latency)
@@ -181,12 +188,15 @@ class GridPoints:
 
     def notes(self) -> Iterator[str]:
         """Yield what a reader of the choice must know."""
-        points, front = self._points, self._frontier()
+        points, front, chosen = self._points, self._frontier(), self._chosen()
         single = sum(points[at].members == 1 for at in dict.fromkeys([*front.best(), *front.near()]))
         if single:
             yield f"{single:,} points near the frontier have one member: --refine says how many may have more"
+        if chosen is not None and points[chosen].members == 1:
+            yield "the chosen point has one member: more --refine would test it"
         if len({_load(scenario) for scenario in self.scenarios}) > 1:
-            yield "loads differ: the choice is among points at today's load, the Pareto set among all"
+            among = "all, as today's load has one point" if all(self._same_load) else "points at today's load"
+            yield f"loads differ: the choice is among {among}, the Pareto set among all"
 
     def table(self) -> Table:
         """Return a row for each point, today's last if the grid has it not; always the same columns."""
@@ -204,18 +214,17 @@ class GridPoints:
         for name in MEASURES:
             spans = [point.measures[name] for point in points]
             for end in ("middle", "low", "high"):
-                columns[_heading(name, end)] = _floats(
-                    [np.inf if span.beyond else getattr(span, end) for span in spans]
-                )
+                columns[_heading(name, end)] = _floats([_end(span, end) for span in spans])
         return columns
 
 
 def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Any], int]:
     """Return the value of every axis, and the GPUs of one for an engine. Raises InputError naming grid and point."""
     try:
-        engine, fleet, deployment = engines_asked(captured, scenario)
+        load = plan(captured, scenario)
     except InputError as error:
         raise InputError(f"{grid.path}: {scenario.name}: {error}") from None
+    engine, fleet, deployment = load.engine, load.fleet, load.deployment
     replicas = 1 if fleet is None else len(fleet.names)
     told = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
     told |= asdict(engine) | asdict(deployment)
@@ -246,6 +255,12 @@ def _heading(measure: str, end: str) -> str:
     name = measure.replace("+", "_and_later").replace(".", "_")
     unit = "_ms" if measure.split(".", maxsplit=1)[0] in ("ttft", "queue", "itl", "e2e") else ""
     return f"{name}{unit}" + ("" if end == "middle" else f"_{end}")
+
+
+def _end(span: Span, end: str) -> float | None:
+    """Return the middle or an end of an interval, infinite past the end of the load."""
+    value: float | None = getattr(span, end)
+    return np.inf if value is None and (span.beyond is not None or span.middle is not None) else value
 
 
 def _column(values: Sequence[Any]) -> Column:

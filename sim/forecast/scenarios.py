@@ -73,8 +73,8 @@ class Scenario:
     def name_beside(self, base: "Scenario") -> str:
         """Return the differences from ``base`` in words; empty: none."""
         pairs = [(axis, axis.value_in(self), axis.value_in(base)) for axis in AXES]
-        words = [axis.said(value) for axis, value, before in pairs if value is not None and value != before]
-        return ", ".join(word for word in words if word)
+        differ = [(axis, value) for axis, value, before in pairs if value != before]
+        return ", ".join((axis.said(value) if value is not None else "") or f"no {axis.name}" for axis, value in differ)
 
 
 AS_CAPTURED = Scenario({})
@@ -95,6 +95,8 @@ class Captured:
     """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
     planned: dict[tuple[int, bool, bool], tuple[Arrivals, float]] = field(default_factory=dict, compare=False)
     """Arrivals as captured and where the capture ends, by what they depend on: kept, as scenarios share them."""
+    others: dict[str, tuple[EngineConfig, Model]] = field(default_factory=dict, compare=False)
+    """Settings and model of other engines, by the model's path: kept, too."""
 
     @property
     def cold(self) -> bool:
@@ -206,10 +208,13 @@ def _other_engine(captured: Captured, scenario: Scenario, engine: EngineConfig, 
     path = str(scenario.mixed_with)
     if fleet is None or len(fleet.names) == 1:
         raise InputError(f"--mixed-with: {path} for one engine; expected --replicas 2 or more")
-    model = load_model(Path(path))
-    model.refuse_fit_traces(captured.digest, captured.path)
-    own = captured_engine(model.engine, captured.meta, captured.records)
+    if path not in captured.others:
+        model = load_model(Path(path))
+        model.refuse_fit_traces(captured.digest, captured.path)
+        captured.others[path] = captured_engine(model.engine, captured.meta, captured.records), model
+    own, model = captured.others[path]
     own = engine_with(own, _same_memory(own, scenario.settings))
+    own = engine_with(own, Deployment(**scenario.deployment).engine(own, scenario.settings))
     if own.block_size != engine.block_size:
         raise InputError(
             f"--mixed-with: {path}: blocks of {own.block_size} tokens beside {engine.block_size}; expected --block-size"

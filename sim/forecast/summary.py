@@ -70,7 +70,9 @@ def ttft_quantiles(
     values_ms = quantiles(waits, share, levels)
     left_ms = np.maximum(horizon_ms - found.arrival_ms[member, waits.row], 0.0)
     came = (waits.end == EVENT) & (waits.time_ms <= left_ms)
-    so_far_ms = np.quantile(np.minimum(waits.time_ms, left_ms), levels, method="inverted_cdf") if len(waits) else levels
+    so_far_ms = (
+        np.quantile(np.minimum(waits.time_ms, left_ms), levels, method="inverted_cdf") if len(waits) else 0 * levels
+    )
     events_ms = waits.time_ms[waits.end == EVENT]
     until_ms = float(events_ms[-1]) if len(events_ms) else 0.0
     if np.isfinite(horizon_ms) and len(waits):

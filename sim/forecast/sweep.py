@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from measure.cohorts import ALL
 from measure.metrics.flags import add_gpus_argument, checked_gpus
 from report.files.folder import write_parquet
 from report.files.measured import Lacking
@@ -165,7 +166,7 @@ class PointForecast:
             horizon_ms = load.horizon_ms if demand.is_saturated else np.inf
             base, asked = self._base or self._as_captured()
             beyond_fit = extrapolations(self._model, base, point, asked.engine, load.engine)
-            told["warnings"] = [*load.deployment.assumptions(), *beyond_fit]
+            told["warnings"] = list(beyond_fit)
         elif (found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE):
             horizon_ms = load.horizon_ms
         values, beyond, _ = measures_of(found, self._cohorts, np.inf if self._captured.paced else horizon_ms)
@@ -184,7 +185,14 @@ class Sweep:
         self._config = config
         self._model = load_model(config.model)
         self._captured = read_captured(config.trace, self._model, paced=config.paced)
+        known = cohorts_of(self._captured.records)
+        for slo in config.choice.slos:
+            if (slo.cohort or ALL) not in known:
+                raise InputError(
+                    f"--slo {slo.text}: the trace has no requests of {slo.cohort}; expected another cohort"
+                )
         self._points = GridPoints(self._captured, config.grid, config.choice)
+        self._mixed = {path: model_digest(model) for path, (_, model) in self._captured.others.items()}
 
     def run(self) -> GridSweep | None:
         """Forecast all points and write the file; None: interrupted, and what is done is kept."""
@@ -216,17 +224,22 @@ class Sweep:
 
     def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:
         """Forecast what the journal does not have."""
-        asked = {key_of(scenario, count): (scenario, count) for scenario, count in tasks}
+        asked = {self._key(task): task for task in tasks}
         missing = [task for key, task in asked.items() if journal.get(key) is None]
         if missing:
             config, work = self._config, PointForecast(self._captured, self._model, self._config.seed)
             done = counted(range(len(missing)), "points" if missing[-1][1] == 1 else "points near the frontier")
             for task, told in results(work, missing, procs=config.procs, ray=config.ray):
-                journal.put(key_of(*task), told)
+                journal.put(self._key(task), told)
                 next(done, None)
             next(done, None)
         for key, (scenario, count) in asked.items():
             self._points.put(scenario, count, journal.get(key))
+
+    def _key(self, task: Task) -> str:
+        """Return a forecast's key; it tells the other engines' model from a later one of the same path."""
+        mixed = self._mixed.get(task[0].mixed_with or "")
+        return key_of(*task) if mixed is None else f"{key_of(*task)} {mixed}"
 
     def _write(self) -> None:
         output, file = self._config.output, BytesIO()

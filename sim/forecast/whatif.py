@@ -45,11 +45,12 @@ from sim.forecast.summary import (
     span_of,
     summarize,
 )
-from sim.kernels import loop
+from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import verdict_sentence
+from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 
@@ -134,6 +135,9 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         runs = counted(range(len(loads) * config.members), "forecasts")
         for asked, load in loads:
             found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(runs, None))
+            if np.isin(found.outcome, (layout.UNSERVABLE, layout.PARENT_FAILED)).all():
+                blocks = load.engine.num_gpu_blocks
+                raise InputError(f"{asked.name}: {blocks} blocks hold no request; expected more --num-gpu-blocks")
             summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
@@ -269,9 +273,10 @@ def _said(demand: Demand) -> DemandSaid:
 
 
 def _group_notes(captured: Captured, loads: Sequence[Load]) -> Iterator[str]:
-    for load in loads:
-        if load.engine.kv_groups is not None and load.engine.enable_prefix_caching:
-            yield told_losses(captured.path, load.engine)
+    engines = dict.fromkeys(one.engine for one in loads if not (one.scenario.cold_prompts or captured.cold))
+    for engine in engines:
+        if engine.kv_groups is not None and engine.enable_prefix_caching:
+            yield told_losses(captured.path, engine)
 
 
 def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[str]:

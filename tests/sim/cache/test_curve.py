@@ -123,6 +123,11 @@ def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixtur
     }
 
 
+def test_policies_in_a_cache_of_less_than_a_block_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", str(SIX), "--evict", "lfu", "--cache-tokens", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["curves"][0]["policies"] == []
+
+
 def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -62,6 +62,8 @@ def test_a_base_is_under_every_scenario_and_named_once() -> None:
     found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
     assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]
     assert (found[0].rate, found[0].settings["block_size"]) == (0.1, 512)
+    mixed = Scenario({}, mixed_with="b.json", events=("kill:0@1s",), cold_prompts=True)
+    assert Scenario({}).name_beside(mixed) == "no cold-prompts, no event, no mixed-with"
 
 
 @pytest.mark.parametrize(

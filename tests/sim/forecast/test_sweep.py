@@ -198,6 +198,29 @@ def test_a_setting_that_no_engine_has_names_grid_and_point(folder: Path, tmp_pat
         main(["sweep", str(tmp_path / "grid.toml"), *given])
 
 
+def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(folder: Path, tmp_path: Path) -> None:
+    base = f"[base]\nreplicas = 2\nmixed-with = '{folder / 'model.json'}'\n"
+    (tmp_path / "grid.toml").write_text(base + "[axes]\nreplicas = [2, 1]")
+    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
+    with pytest.raises(
+        InputError, match=r"grid\.toml: .*1 replica.*: --mixed-with: .* for one engine; expected --replicas 2"
+    ):
+        main(["sweep", str(tmp_path / "grid.toml"), *given])
+
+
+def test_an_slo_on_requests_that_the_trace_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the trace has no requests of turns2\+; expected another cohort"):
+        main(swept(folder, tmp_path / "o.parquet", "--slo", "turns2+.ttft.p90<=1s"))
+
+
+def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("[axes]\nnum-gpu-blocks = [3, 300]")
+    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
+    main(["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%", "--json"])
+    rows = {row["num_gpu_blocks"]: row for row in pq.read_table(tmp_path / "grid.parquet").to_pylist()}
+    assert (rows[3]["unserved"], rows[3]["meets"], rows[300]["meets"]) == (60.0, False, True)
+
+
 def test_a_range_has_equal_ratios(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text("[axes]\nrate = {from = 0.5, to = 8, steps = 5}\nreplicas = {from = 1, to = 3, steps = 9}")
@@ -233,6 +256,9 @@ def test_the_cheapest_point_within_the_limit_is_chosen_and_of_equal_ones_the_nea
     assert front(points).choice(None) == 3
     assert front(points).choice(400.0) is None
     assert front(points[:1]).choice(800.0) == 0
+    # As cheap within 2 %, though 99.8 and 100 round to different steps; and no wait at all is the shortest.
+    assert front([grid_point(99.8, 800.0), grid_point(100.0, 800.0, changes=3)]).choice(800.0) == 0
+    assert front([grid_point(100.0, 5.0), grid_point(100.0, 0.0)]).choice(0.0) == 1
 
 
 def test_the_knee_is_farthest_below_the_line_through_the_ends() -> None:

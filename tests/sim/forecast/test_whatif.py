@@ -389,6 +389,7 @@ def test_what_was_done_is_kept_on_interrupt(
     [
         (["--members", "1"], "--members: 1; expected 2 or more"),
         (["--rate", "-1"], "--rate: '-1'; expected a number above 0"),
+        (["--num-gpu-blocks", "3"], "num-gpu-blocks 3: 3 blocks hold no request; expected more --num-gpu-blocks"),
         (["--block-size", "48"], "block size 48: not a multiple of the trace's 32"),
     ],
 )
