@@ -95,7 +95,7 @@ def test_a_transfer_by_layers_stretches_its_own_step_when_composed_ahead() -> No
     state = run(chains.followed_by(alone), config, host_blocks=12, tier_load="layerwise")
     assert traffic_of([state]).loads == 1
     steps = int(state.clock["num_steps"][0])
-    lasted_ms = (state.timeline.ends_ms - state.timeline.starts_ms)[:steps]
+    lasted_ms = state.timeline.ends_ms[:steps] - state.timeline.starts_ms[:steps]
     assert state.timeline.rows[int(lasted_ms.argmax()), PREFILL_TOKENS] == 4
 
 
