@@ -9,13 +9,20 @@ import json
 import math
 import os
 import random
-import subprocess
 from typing import Any
 
 import pytest
 
 from sim.vllm.hybridscheduler import HybridScheduler
-from tests.sim.vllm.test_vllm_oracle import SCRIPT, Workload, make_request, our_config, our_steps, random_tokens
+from tests.sim.vllm.test_vllm_oracle import (
+    SCRIPT,
+    Workload,
+    make_request,
+    our_config,
+    our_steps,
+    random_tokens,
+    vllms_steps,
+)
 
 Group = dict[str, Any]
 RECORDED = {
@@ -130,22 +137,11 @@ def test_steps_are_those_recorded_of_vllm() -> None:
 
 @pytest.mark.vllm
 def test_every_step_is_vllms() -> None:
-    python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
-    if not python or not model:
-        pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "200"))
     workloads = [make_hybrid(seed) for seed in range(count)]
-    answer = subprocess.run(
-        [python, str(SCRIPT), model],
-        input=json.dumps(workloads),
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    answers = vllms_steps(SCRIPT, workloads)
     preemptions = hits = 0
-    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+    for seed, (workload, theirs) in enumerate(zip(workloads, answers, strict=True)):
         ours = our_steps(workload)
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"

@@ -1,8 +1,6 @@
 """Our tier of host memory, compiled, against vLLM's own OffloadingConnector: every step of many random workloads."""
 
-import json
 import os
-import subprocess
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 from sim.engine.deployment import Deployment
 from sim.vllm.config import EngineConfig
 from tests.sim.oracles.compiled_scheduler import CompiledScheduler
-from tests.sim.vllm.test_vllm_oracle import Keys, Workload, make_workload, our_request
+from tests.sim.vllm.test_vllm_oracle import Keys, Workload, make_workload, our_request, vllms_steps
 
 SCRIPT = Path(__file__).parents[1] / "oracles" / "vllm_offloading.py"
 MOST_STEPS = 5000
@@ -60,22 +58,11 @@ def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
 
 @pytest.mark.vllm
 def test_every_step_is_vllms() -> None:
-    python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
-    if not python or not model:
-        pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
     workloads = [make_tiered(seed) for seed in range(count)]
-    answer = subprocess.run(
-        [python, str(SCRIPT), model],
-        input=json.dumps(workloads),
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    answers = vllms_steps(SCRIPT, workloads)
     loaded = 0
-    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+    for seed, (workload, theirs) in enumerate(zip(workloads, answers, strict=True)):
         ours = compiled_steps(workload)
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert our_step == their_step, f"workload {seed}, step {number}"

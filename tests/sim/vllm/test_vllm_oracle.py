@@ -232,15 +232,13 @@ def ends_are_known(workload: Workload) -> bool:
     return not ahead or all(spec["max_tokens"] == len(spec["output"]) for spec in workload["requests"])
 
 
-@pytest.mark.vllm
-def test_every_step_is_vllms() -> None:
+def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
+    """Steps of each workload on vLLM's own scheduler, driven by a script in its environment; skips without one."""
     python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
     if not python or not model:
         pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
-    count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
-    workloads = [make_workload(seed) for seed in range(count)]
     answer = subprocess.run(
-        [python, str(SCRIPT), model],
+        [python, str(script), model],
         input=json.dumps(workloads),
         capture_output=True,
         text=True,
@@ -248,8 +246,17 @@ def test_every_step_is_vllms() -> None:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]
+    found: list[Any] = json.loads(answer.stdout)
+    return found
+
+
+@pytest.mark.vllm
+def test_every_step_is_vllms() -> None:
+    count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
+    workloads = [make_workload(seed) for seed in range(count)]
+    answers = vllms_steps(SCRIPT, workloads)
     preemptions = hits = 0
-    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+    for seed, (workload, theirs) in enumerate(zip(workloads, answers, strict=True)):
         ours = our_steps(workload)
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"
