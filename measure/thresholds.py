@@ -28,7 +28,7 @@ _UNITS: Final[dict[str, tuple[Unit, float]]] = {
     **{unit: ("ms", 1e3 * float(seconds)) for unit, seconds in UNIT_SECONDS.items()},
 }
 _THRESHOLD: Final = re.compile(
-    r"(?P<path>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<limit>-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<unit>%|ms|s|m|h|)"
+    r"(?P<path>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<limit>-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<unit>%|ms|s|m|h|d|)"
 )
 _REST: Final = re.compile(r"(?:\.p(?P<percentile>\d{1,2}(?:\.\d+)?))?(?:\.(?P<key>(?!p\d)[a-z]\w*))?")
 

@@ -19,6 +19,7 @@ from tap.supervisor.config import (
     NAMED_TOKENIZERS,
     TapConfig,
     at_least,
+    check_rotation,
     checked_certificate,
     checked_headers,
     checked_injection,
@@ -42,7 +43,7 @@ from tracefile.records.errors import InputError
 from tracefile.storage.output import free_name
 from wire.loop import run
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def parser() -> Parser:
@@ -186,6 +187,19 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--rotate-mb", type=float, metavar="MB", help="start a new segment of the trace at this size")
     group.add_argument(
         "--rotate-age", type=duration, metavar="TIME", help="start a new segment of the trace at this age, such as 1h"
+    )
+    group.add_argument(
+        "--keep",
+        type=duration,
+        metavar="TIME",
+        help="delete closed segments of this age, such as 30d, when another closes: two at most, never the newest, nor "
+        "one without write permission (default: never)",
+    )
+    group.add_argument(
+        "--keep-gb",
+        type=float,
+        metavar="GB",
+        help="delete the oldest closed segments, with the same exceptions, while all take more (default: never)",
     )
     group.add_argument(
         "--file-mode",
@@ -333,7 +347,6 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     live_route(args.route)
     trace = checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
     listed = checked_upstreams(args.upstream, args.upstreams)
-    rotates = args.rotate_mb is not None or args.rotate_age is not None
     made = {
         "trace": trace,
         "upstreams": listed.origins,
@@ -348,9 +361,11 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         "access": read_access(args),
         "rotate_bytes": None if args.rotate_mb is None else int(args.rotate_mb * MIB),
         "rotate_s": args.rotate_age,
+        "keep_s": args.keep,
+        "keep_bytes": None if args.keep_gb is None else int(args.keep_gb * GIB),
         "sample": checked_sample(args.sample),
         "keep_headers": checked_headers(args.keep_header),
-        "upload": checked_upload(args.upload, rotates=rotates),
+        "upload": checked_upload(args.upload),
         "tokenizer": checked_tokenizer(args.tokenizer),
         "loras": tuple(args.lora),
         "max_body_bytes": int(args.max_body_mb * MIB),
@@ -391,6 +406,9 @@ def _check_numbers(args: argparse.Namespace) -> None:
     at_least("--eject-after", args.eject_after, 0)
     more_than_zero("--rotate-mb", args.rotate_mb)
     more_than_zero("--rotate-age", args.rotate_age)
+    more_than_zero("--keep", args.keep)
+    more_than_zero("--keep-gb", args.keep_gb)
+    check_rotation(args)
     at_least("--max-body-mb", args.max_body_mb, 0)
     at_least("--queue-mb", args.queue_mb, 0)
 

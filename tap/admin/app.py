@@ -124,6 +124,7 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
         ("prompt_tokens", "Prompt tokens of records.", recorder.prompt_tokens),
         ("cached_tokens", "Those that the engine took from its cache.", recorder.cached_tokens),
         ("output_tokens", "Output tokens of records.", recorder.output_tokens),
+        ("segments_deleted", "Old segments deleted by --keep.", progress.deleted),
         ("uploads", "Segments uploaded.", progress.uploaded),
         ("upload_failures", "Tries to upload a segment that failed.", progress.upload_failed),
         ("feed_skipped", "Records that the live page did not see; they are in the trace.", recorder.feed_skipped),
@@ -131,7 +132,7 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
         yield TAP.counter(name, text, [((), count)])
     unhashed = [((reason,), count) for reason, count in sorted(progress.unhashed.items())]
     yield TAP.counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
-    yield TAP.gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
+    yield TAP.gauge("segments", "Files that the trace is made of.", [((), progress.segments - progress.deleted)])
     if recorder.cache_feeds:
         yield from _cache_feed_metrics(recorder.cache_feeds)
     yield TAP.gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])

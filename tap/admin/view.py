@@ -419,6 +419,8 @@ def _bound_text(counts: HistogramCounts, level: float) -> str:
 def _segments_text(recorder: RecorderStats) -> str:
     progress = recorder.progress
     text = wording.count(progress.segments)
+    if progress.deleted:
+        text += f", {wording.count(progress.deleted)} deleted"
     if progress.uploaded or progress.upload_failed:
         text += f", {wording.count(progress.uploaded)} uploaded"
     if progress.upload_failed:

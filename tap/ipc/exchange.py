@@ -38,6 +38,8 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     epoch_ns: int | None = None
     """Monotonic clock at the trace's t = 0, an earlier run's if resumed. Null: not known yet."""
     segments: int = 0
+    deleted: int = 0
+    """Old segments deleted by ``--keep``."""
     uploaded: int = 0
     upload_failed: int = 0
     """Failed tries to upload a segment; it stays and is tried again."""
@@ -95,6 +97,10 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Close a segment at this size. Null: never."""
     rotate_s: float | None = None
     """Close a segment at this age. Null: never."""
+    keep_s: float | None = None
+    """Delete closed segments at this age. Null: never."""
+    keep_bytes: int | None = None
+    """Delete the oldest closed segments beyond this size of all. Null: never."""
     upload: str | None = None
     """fsspec URL for closed segments. Null: none."""
     sample: float = 1.0

@@ -24,6 +24,7 @@ from tap.recorder.cacheindex import CacheFeeds
 from tap.recorder.leftovers import do_all
 from tap.recorder.meter import RecordMeter
 from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
+from tap.recorder.retention import Retention
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
@@ -148,6 +149,7 @@ class Recorder:
             rotate_s=setup.rotate_s,
             overwrite=setup.overwrite,
             resume=setup.resume,
+            retention=Retention(setup.keep_s, setup.keep_bytes, uploads=setup.upload is not None),
         )
         self._sessions = SessionIndex(setup.block_size)
         self._named = setup.trace
@@ -221,7 +223,10 @@ class Recorder:
             self._is_news = False
             self._flushed = msgspec.structs.replace(self._taken, unhashed=dict(self._taken.unhashed))
         news = self._account_for_left_files() or news
-        news = self._trace.rotate_if_due() or news
+        if self._trace.rotate_if_due():
+            news = True
+            if gone := self._trace.delete_expired():
+                say(f"{len(gone)} old segments deleted by --keep, up to {gone[-1]}")
         news = self._follow_uploads() or news
         return self.progress() if news else None
 
@@ -238,6 +243,7 @@ class Recorder:
             file=None if str(self._trace.path) == self._named else str(self._trace.path),
             moved=self._taken.moved,
             segments=self._trace.segments,
+            deleted=self._trace.deleted,
             uploaded=sum(segment.uploaded is not None for segment in self._trace.manifest.segments),
             upload_failed=self._taken.upload_failed + (self._uploader.failed if self._uploader is not None else 0),
         )

@@ -7,7 +7,7 @@ flush tries again, and recording continues once there is room.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import msgspec
 
 from tap.recorder.opensegment import LeftFile, OpenSegment
 from tap.recorder.resumption import described, records_of, resume_file, resume_segments
+from tap.recorder.retention import Retention
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
@@ -30,6 +31,8 @@ from tracefile.storage.segments import (
     segments_there,
     write_manifest,
 )
+
+KEEP_ALL = Retention()
 
 
 class SegmentedTrace:
@@ -48,6 +51,7 @@ class SegmentedTrace:
         rotate_s: float | None = None,
         overwrite: bool = False,
         resume: bool = False,
+        retention: Retention = KEEP_ALL,
     ) -> None:
         self.path = self._named = Path(path)
         self.meta = meta
@@ -59,6 +63,7 @@ class SegmentedTrace:
         self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
         self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
         self._rotates = rotate_bytes is not None or rotate_s is not None
+        self._retention = retention
         self._segment: OpenSegment | None = None
         self._ending = False
         """The open segment's stream has ended; its last bytes, its name or its manifest entry are missing."""
@@ -82,6 +87,11 @@ class SegmentedTrace:
         if not self._rotates:
             return 1
         return len(self.manifest.segments) + (self._segment is not None)
+
+    @property
+    def deleted(self) -> int:
+        """Segments that retention has deleted; their records count as recorded."""
+        return sum(segment.deleted for segment in self.manifest.segments)
 
     def write(self, record: Record) -> bytes:
         """Take a record and return its line; raises InputError only if it was refused."""
@@ -152,6 +162,16 @@ class SegmentedTrace:
             self.problem = error
         return True
 
+    def delete_expired(self) -> list[str]:
+        """Delete closed segments by the rule of retention; return their names."""
+        gone = []
+        for segment in self._retention.expired(self.manifest.segments, self.path.parent):
+            with contextlib.suppress(OSError):
+                self.path.with_name(segment.name).unlink()
+                gone.append(segment.name)
+        self._replace_listed(gone, deleted=True)
+        return gone
+
     def change_meta(self, meta: Meta) -> None:
         self.follow()
         self.meta = msgspec.structs.replace(meta, epoch_unix_ns=self.meta.epoch_unix_ns)
@@ -185,13 +205,7 @@ class SegmentedTrace:
         return True
 
     def mark_uploaded(self, name: str, where: str) -> None:
-        self.manifest.segments = [
-            msgspec.structs.replace(segment, uploaded=where) if segment.name == name else segment
-            for segment in self.manifest.segments
-        ]
-        self._manifest_is_old = True
-        with contextlib.suppress(InputError):
-            self._save_manifest()
+        self._replace_listed([name], uploaded=where)
 
     def last_records(self, count: int) -> Iterator[Record]:
         """Yield at least the last ``count`` records of closed files, in order; fewer if there are fewer."""
@@ -332,6 +346,17 @@ class SegmentedTrace:
     def _list(self, segment: Segment) -> None:
         self.manifest.segments.append(segment)
         self._manifest_is_old = True
+
+    def _replace_listed(self, names: Sequence[str], **changes: object) -> None:
+        if not names:
+            return
+        self.manifest.segments = [
+            msgspec.structs.replace(segment, **changes) if segment.name in names else segment
+            for segment in self.manifest.segments
+        ]
+        self._manifest_is_old = True
+        with contextlib.suppress(InputError):
+            self._save_manifest()
 
     def _save_manifest(self) -> None:
         if not self._rotates or not self._manifest_is_old:

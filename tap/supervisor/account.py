@@ -35,6 +35,8 @@ class Account:
     prompt_counts_checked: int = 0
     prompt_counts_matched: int = 0
     segments: int = 0
+    deleted: int = 0
+    """Segments among them that ``--keep`` deleted; their records are among ``recorded``."""
     uploaded: int = 0
     upload_failed: int = 0
     refused_counts: int = 0

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,10 @@ class TapConfig:
     """Size at which a segment of the trace ends. Null: never."""
     rotate_s: float | None
     """Age at which a segment of the trace ends. Null: never."""
+    keep_s: float | None
+    """Age at which a closed segment is deleted. Null: never."""
+    keep_bytes: int | None
+    """Size of all closed segments beyond which the oldest are deleted. Null: never."""
     resume: bool
     overwrite: bool
     sample: float
@@ -156,14 +161,19 @@ def checked_headers(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.lower() for name in names))
 
 
-def checked_upload(url: str | None, *, rotates: bool) -> str | None:
-    if url is None:
-        return None
-    if not re.match(r"[a-z][a-z0-9+.-]*://", url):
+def checked_upload(url: str | None) -> str | None:
+    if url is not None and not re.match(r"[a-z][a-z0-9+.-]*://", url):
         raise InputError(f"--upload {url}: expected a URL, such as s3://bucket/folder")
-    if not rotates:
-        raise InputError(f"--upload {url}: sends closed segments; expected --rotate-mb or --rotate-age beside it")
     return url
+
+
+def check_rotation(args: Namespace) -> None:
+    """Raise InputError for a flag about closed segments of a trace that has none."""
+    if args.rotate_mb is not None or args.rotate_age is not None:
+        return
+    for flag, value in (("--upload", args.upload), ("--keep", args.keep), ("--keep-gb", args.keep_gb)):
+        if value is not None:
+            raise InputError(f"{flag}: about closed segments; expected --rotate-mb or --rotate-age beside it")
 
 
 def checked_kv_events(

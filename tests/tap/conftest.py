@@ -401,6 +401,8 @@ class Lab:
             "certificate": None,
             "access": OPEN,
             "trace": str(self.trace),
+            "keep_s": None,
+            "keep_bytes": None,
             "tokenizer": "ids",
             "block_size": 4,
             "algorithm": "xxh3_64",

@@ -5,9 +5,15 @@ import re
 from decimal import Decimal
 from typing import Final
 
-UNIT_SECONDS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+UNIT_SECONDS: Final = {
+    "d": Decimal(86_400),
+    "h": Decimal(3600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}
 NUMBER: Final = r"(?:\d+(?:\.\d+)?|\.\d+)"
-DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h)")
+DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h|d)")
 
 
 def seconds(text: str) -> float:
@@ -24,4 +30,4 @@ def duration(text: str) -> float:
         if float(text) == 0.0:
             return 0.0
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}s, {text}ms, {text}m or {text}h")
-    raise argparse.ArgumentTypeError(f"{text!r}; expected a number and its unit, such as 250ms, 30s, 5m or 1.5h")
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number and its unit, such as 250ms, 30s, 5m, 1.5h or 30d")

@@ -38,6 +38,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """``trace_digest`` of the segment alone."""
     uploaded: str | None = None
     """Where a copy was uploaded to. Null: nowhere yet."""
+    deleted: bool = False
+    """``tap --keep`` deleted the local file; its line stays."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -125,15 +127,19 @@ def open_lines(path: str, *, growing: bool = False) -> LineReader:
 
 
 def absent_segments(path: str | os.PathLike[str]) -> list[str]:
-    """Names of the segments that a trace's manifest lists and that are not there any more."""
+    """Names of the segments that a trace's manifest lists and that others took away."""
     if is_url(text := given_path(path)):
         return _remote_segments(text)[1]
     given = Path(text)
     manifests = manifests_of(given)
     if given.is_file() and given not in manifests:
         return []
-    listed = [manifest.with_name(segment.name) for manifest in manifests for segment in _listed(manifest)]
-    return [segment.name for segment in listed if not segment.exists()]
+    return [
+        segment.name
+        for manifest in manifests
+        for segment in _listed(manifest)
+        if not segment.deleted and not manifest.with_name(segment.name).exists()
+    ]
 
 
 def manifests_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -181,7 +187,7 @@ def _remote_segments(url: str) -> tuple[list[str], list[str]]:
         raise InputError(f"{url}: no trace is there; expected one, or a folder of its segments")
     content = read_url(f"{folder}/{stem}{MANIFEST_SUFFIX}")
     listed = [] if content is None else _decoded(content, url).segments
-    absent = [segment.name for segment in listed if segment.name not in found]
+    absent = [segment.name for segment in listed if not segment.deleted and segment.name not in found]
     return [f"{folder}/{name}" for name in found], absent
 
 

@@ -139,6 +139,8 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--keep-header", "X-Client-Secret"], "may hold a secret"),
         (["--keep-header", "X: y"], "expected the name of one header"),
         (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age beside it"),
+        (["--keep", "30d"], "--keep: about closed segments; expected --rotate-mb or --rotate-age beside it"),
+        (["--keep-gb", "0", "--rotate-mb", "1"], "--keep-gb 0: expected more than 0"),
         (["--upload", "bucket", "--rotate-age", "1s"], "--upload bucket: expected a URL"),
         (["--inject", "logprobs"], "--inject logprobs: expected usage or token-ids"),
         (["--inject", "usage", "--dialect", "trtllm"], "TensorRT-LLM refuses fields"),

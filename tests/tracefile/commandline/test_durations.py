@@ -14,6 +14,7 @@ from tracefile.commandline.durations import duration
         ("5m", 300.0),
         ("250ms", 0.25),
         ("1.5h", 5400.0),
+        ("30d", 2_592_000.0),
         (".5s", 0.5),
         ("0", 0.0),
         ("0s", 0.0),
@@ -25,7 +26,7 @@ def test_a_duration_is_a_number_with_its_unit(text: str, seconds: float) -> None
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1e3s", "1d", "1m30s", "nan", "inf", "5S"])
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1e3s", "1w", "1m30s", "nan", "inf", "5S"])
 def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected a number and its unit"):
         duration(text)

@@ -1,0 +1,99 @@
+"""Retention on a simulated clock: old segments go whole, and no wrong clock costs a trace its newest recordings."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from tap.recorder.retention import Retention
+from tap.recorder.segments import SegmentedTrace
+from tracefile import HashInfo, Meta, Record, RequestId, load_trace, open_trace
+from tracefile.storage.segments import manifest_path, read_manifest, segments_there
+
+META = Meta(source="tap", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"), epoch_unix_ns=0)
+DAY_S = 86_400.0
+
+
+class Weeks:
+    """A trace with a segment a day; ``wall_s`` is the wall clock, which the test may set wrong."""
+
+    def __init__(self, folder: Path, **rule: object) -> None:
+        self.wall_s = 0.0
+        self.retention = Retention(now_unix_s=lambda: self.wall_s, **rule)  # type: ignore[arg-type]
+        self.trace = SegmentedTrace(folder / "tap.jsonl", META, rotate_bytes=1, retention=self.retention)
+        self.trace_s = 0.0
+        self.day = 0
+
+    def record_a_day(self) -> list[str]:
+        """Record the next day as a segment that closes at its end; return the names that retention deletes."""
+        self.day += 1
+        self.wall_s += DAY_S
+        self.trace_s += DAY_S
+        self.trace.write(Record(request_id=RequestId(f"day-{self.day}"), arrival_ms=1000 * self.trace_s))
+        assert self.trace.flush()
+        assert self.trace.rotate_if_due()
+        os.utime(self.trace.path.with_name(self.trace.manifest.segments[-1].name), (self.wall_s, self.wall_s))
+        return self.trace.delete_expired()
+
+    def jump(self, days: int) -> None:
+        """Set both clocks ahead: a restart takes over the trace's clock by the wall clock."""
+        self.wall_s += days * DAY_S
+        self.trace_s += days * DAY_S
+
+    def days(self) -> list[str]:
+        return [record.request_id for record in load_trace(self.trace.path)[1]]
+
+
+def test_segments_go_whole_once_they_are_older_than_keep(tmp_path: Path) -> None:
+    tap = Weeks(tmp_path, keep_s=30 * DAY_S)
+    gone = [name for _ in range(70) for name in tap.record_a_day()]
+    assert gone == [f"tap-{number:06}.jsonl" for number in range(1, 40)]
+    assert tap.days() == [f"day-{day}" for day in range(40, 71)]
+    assert (tap.trace.deleted, tap.trace.recorded) == (39, 70), "what was recorded was recorded"
+    tap.trace.check_integrity()
+    with open_trace(tmp_path) as reader:
+        assert len(list(reader)) == 31
+        assert not [warning for warning in reader.warnings if "not there any more" in warning]
+    tap.trace.close()
+    listed = read_manifest(manifest_path(tap.trace.path)).segments
+    assert [segment.deleted for segment in listed] == [True] * 39 + [False] * 31
+    resumed = SegmentedTrace(tap.trace.path, META, rotate_bytes=1, resume=True)
+    assert (resumed.recorded, resumed.deleted) == (70, 39)
+    resumed.close()
+
+
+def test_a_clock_that_jumps_ahead_within_a_run_deletes_nothing(tmp_path: Path) -> None:
+    tap = Weeks(tmp_path, keep_s=30 * DAY_S)
+    for _ in range(10):
+        tap.record_a_day()
+    tap.wall_s += 3650 * DAY_S
+    assert [name for _ in range(10) for name in tap.record_a_day()] == [], "the trace's own clock is monotonic"
+
+
+def test_a_clock_that_is_ahead_at_a_restart_costs_two_segments_a_rotation_until_it_is_set_right(tmp_path: Path) -> None:
+    tap = Weeks(tmp_path, keep_s=30 * DAY_S)
+    for _ in range(20):
+        tap.record_a_day()
+    tap.jump(3650)
+    assert tap.record_a_day() == ["tap-000001.jsonl", "tap-000002.jsonl"]
+    assert tap.record_a_day() == ["tap-000003.jsonl", "tap-000004.jsonl"]
+    tap.wall_s -= 3650 * DAY_S
+    assert tap.record_a_day() == [], "files know when they were written"
+
+
+def test_the_newest_segment_a_pinned_one_and_one_on_its_way_stay(tmp_path: Path) -> None:
+    tap = Weeks(tmp_path, keep_s=DAY_S)
+    tap.record_a_day()
+    (tmp_path / "tap-000001.jsonl").chmod(0o400)
+    tap.jump(900)
+    assert tap.record_a_day() == [], "pinned"
+    (tmp_path / "tap-000001.jsonl").chmod(0o600)
+    tap.trace._retention = dataclasses.replace(tap.retention, uploads=True)
+    assert tap.record_a_day() == [], "none is uploaded"
+    tap.trace.mark_uploaded("tap-000001.jsonl", "s3://b/tap-000001.jsonl")
+    assert tap.record_a_day() == ["tap-000001.jsonl"]
+
+
+def test_sizes_need_no_clock(tmp_path: Path) -> None:
+    tap = Weeks(tmp_path, keep_bytes=0)
+    assert [tap.record_a_day() for _ in range(3)] == [[], ["tap-000001.jsonl"], ["tap-000002.jsonl"]]
+    assert [file.name for file in segments_there(tap.trace.path)] == ["tap-000003.jsonl", "tap-000004.jsonl.part"]
