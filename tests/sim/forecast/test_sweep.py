@@ -137,11 +137,12 @@ def test_a_sweep_that_is_cut_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)  # four workers that load the simulator, on two cores that something else may use
 def test_one_core_two_cores_and_a_cluster_give_the_same_bytes(cluster: str, folder: Path, tmp_path: Path) -> None:
     outputs = [tmp_path / f"{name}.parquet" for name in ("one", "two", "cluster")]
     for output, flags in zip(outputs, ([], ["--procs", "2"], ["--ray", cluster]), strict=True):
         command = [sys.executable, "-m", "sim", *swept(folder, output, *flags)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
     first, *others = (output.read_bytes() for output in outputs)
     assert others == [first, first]
