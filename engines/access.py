@@ -77,21 +77,21 @@ def add_access_arguments(parser: argparse.ArgumentParser, requests: str) -> None
     add(
         "--api-key-env",
         metavar="NAME",
-        help=f"environment variable of the API key ({OPENAI_KEY}; {ANTHROPIC_KEY} with --api messages)",
+        help=f"environment variable of the API key (default {OPENAI_KEY}; {ANTHROPIC_KEY} with --api messages)",
     )
     add(
         "--header-env",
         action="append",
         default=[],
         metavar="NAME=VARIABLE",
-        help="request header with a secret, its value from an environment variable; may be repeated",
+        help="request header with a secret, its value from a variable, such as X-Key=GATEWAY_KEY; may be repeated",
     )
     add(
         "--header",
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="request header without a secret; may be repeated",
+        help="request header without a secret, such as 'X-Team: search'; may be repeated",
     )
     add("--ca", metavar="FILE", help="PEM certificates of authorities to trust, beside the system's or SSL_CERT_FILE's")
     add("--cert", metavar="FILE", help="PEM chain of the client's certificate")

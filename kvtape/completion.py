@@ -18,14 +18,14 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``kvtape completion``."""
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    parser.add_argument("shell", choices=SHELLS, help=", ".join(SHELLS))
     parser.add_argument(
         "--for",
         dest="program",
         choices=("kvtape", *PROGRAMS),
         default="kvtape",
         metavar="COMMAND",
-        help=f"kvtape, or a command without it: {', '.join(PROGRAMS)} (default %(default)s)",
+        help=f"kvtape, or a command without it: {', '.join(PROGRAMS)}",
     )
 
 

@@ -28,11 +28,11 @@ from wire.native import forms
 from wire.url import parse_listen
 
 EPILOG: Final = """\
+Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
+
 examples:
   kvtape doctor
   kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
-
-Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
 """
 ROOMS: Final = ("engines", "loadgen", "measure", "replay", "report", "sim", "tap", "tracefile", "wire")
 SPEED_PACKAGES: Final = ("msgspec", "numpy", "numba", "uvloop")
@@ -62,12 +62,10 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``kvtape doctor``."""
-    parser.add_argument("--url", metavar="URL", help="base URL of an engine to look at; default: none is asked")
+    parser.add_argument("--url", metavar="URL", help="base URL of an engine to look at")
+    parser.add_argument("--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="address for a tap")
     parser.add_argument(
-        "--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="address for a tap (default %(default)s)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("."), metavar="PATH", help="trace to write, or its folder (default .)"
+        "-o", "--output", type=Path, default=Path("."), metavar="PATH", help="trace to write, or its folder"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; the lines go to stderr")
     add_access_arguments(parser, "calls to the engine")

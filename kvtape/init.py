@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``kvtape init``."""
     ports = ", ".join(map(str, PORTS))
     parser.add_argument("--url", metavar="URL", help=f"base URL of the engine (default: the first at ports {ports})")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("kvtape.toml"), metavar="FILE", help="file (default %(default)s)"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("kvtape.toml"), help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_access_arguments(parser, "calls to the engine")
 

@@ -41,6 +41,10 @@ recorded as client_abort, the trace is complete). The same seed and flags make t
 "loadgen sweep" runs a load at several concurrencies or rates, on one engine or on several in turn.
 "loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
 "--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
+
+examples:
+  loadgen --url http://localhost:8001 --number 50 -o load.jsonl.zst
+  loadgen --url http://localhost:8001 --rate 2 --duration 5m --prefix-count 4 --prefix-tokens 2000 --turns 1:4
 """
 
 
@@ -178,94 +182,88 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_timing(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("arrivals", "a session is one request, unless it has turns")
     add = group.add_argument
-    add("--pattern", choices=get_args(Pattern), default="poisson", help="arrivals of sessions (poisson)")
+    add("--pattern", choices=get_args(Pattern), default="poisson", help="arrivals of sessions")
     add(
         "--rate",
         metavar="R",
-        help="sessions or groups a second; staircase and ramp: A:B, from A to B (none: a closed loop)",
+        help="sessions or groups a second, such as 0.5; staircase and ramp: A:B (default: none, a closed loop)",
     )
     add(
         "--burstiness",
         type=float,
-        metavar="B",
-        help="with gamma: shape of the gaps between arrivals; 1: poisson, below 1: burstier, inf: even",
+        help="shape of the gaps between arrivals; 1: poisson, below 1: burstier, inf: even (required with gamma)",
     )
-    add("--group-size", type=int, metavar="G", help="sessions that start from one first prompt (1; rollouts: 8)")
+    add("--group-size", type=int, help="sessions that start from one first prompt (default 1; rollouts: 8)")
     add(
         "--group-gap",
         metavar="TIME",
-        help="pause between starts of a group's sessions, such as 200ms or 0s:2s (0: together)",
+        help="pause between starts of a group's sessions, such as 200ms or 0s:2s (default 0: together)",
     )
-    add("--burst-size", type=int, metavar="K", help="burst: sessions a burst")
-    add("--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s")
-    add("--steps", type=int, metavar="N", help="staircase: number of steps from rate A to rate B")
-    add("--step-duration", type=duration, metavar="TIME", help="staircase: duration of each step, such as 30s")
-    add("--rate-series", type=Path, metavar="FILE", help="series: CSV or JSONL with columns t_s and rate")
+    add("--burst-size", type=int, metavar="K", help="sessions a burst (required with burst)")
+    add("--burst-every", type=duration, help="interval between bursts, such as 10s (required with burst)")
+    add("--steps", type=int, help="steps from rate A to rate B (required with staircase)")
+    add("--step-duration", type=duration, help="duration of each step, such as 30s (required with staircase)")
+    add(
+        "--rate-series",
+        type=Path,
+        help="CSV or JSONL with columns t_s, seconds, and rate, sessions a second (required with series)",
+    )
     add(
         "--rate-between",
         choices=["steps", "lines"],
         default="steps",
-        help="series: keep each rate until the next row, or interpolate (steps)",
+        help="series: keep each rate until the next row, or interpolate",
     )
-    add("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps at a rate (poisson)")
-    add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens (0)")
-    add(
-        "--token-seed",
-        type=int,
-        metavar="K",
-        help="seed of tokens alone, for other prompts of the same load (--seed)",
-    )
+    add("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps at a rate (default poisson)")
+    add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens")
+    add("--token-seed", type=int, help="seed of tokens alone, for other prompts of the same load (default: --seed)")
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("amount").add_argument
-    add(
-        "--duration",
-        type=seconds,
-        metavar="TIME",
-        help="start no session after TIME, such as 5m; a number alone is seconds",
-    )
+    add("--duration", type=seconds, help="start no session after TIME, such as 5m; a number alone is seconds")
     add(
         "--at-end",
         choices=["finish", "cancel"],
         default="finish",
-        help="at --duration: let open sessions finish, or cancel requests in flight and send no more (finish)",
+        help="at --duration: let open sessions finish, or cancel requests in flight and send no more",
     )
     add(
         "--number",
         type=int,
-        metavar="N",
-        help=f"total sessions, or groups; a shorter dataset starts again (closed loop without --duration: "
-        f"{CLOSED_ROUNDS} for each in --parallel)",
+        help=f"sessions or groups; a shorter dataset starts again (default: the dataset's, or {CLOSED_ROUNDS} for "
+        "each in --parallel)",
     )
     add(
         "--parallel",
         type=int,
-        metavar="P",
-        help=f"concurrency limit: most requests in flight (closed loop: {CLOSED_PARALLEL}; calibration: "
-        f"{STAGED_PARALLEL})",
+        help=f"most requests in flight (default: none; closed loop {CLOSED_PARALLEL}, calibration {STAGED_PARALLEL})",
     )
     add("--parallel-sessions", type=int, metavar="P", help="most open sessions, those in a pause included")
 
 
 def _add_shape(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("content", f"N of lengths: {FORMS}").add_argument
-    add("--api", choices=get_args(Api), default="completions", help="API to send to (completions: token ids)")
+    add("--api", choices=get_args(Api), default="completions", help="API to send to; completions: token ids")
     add(
         "--chat-template",
         action="store_true",
         help="with --api completions: apply the chat template here, and send chats as token ids",
     )
     add("--no-stream", action="store_true", help="ask for whole responses, which have no TTFT and no ITL")
-    add("--prompt-tokens", metavar="N", help="new tokens of each turn, without the prefix (256; calibration: 64:10000)")
-    add("--output-tokens", metavar="N", help="exact output tokens of each request (the dataset's, else 16)")
-    add("--prefix-count", type=int, metavar="K", help="number of shared prefixes (1 with --prefix-tokens, else 0)")
-    add("--prefix-tokens", type=int, default=0, metavar="N", help="tokens of each shared prefix (0)")
-    add("--turns", metavar="N", help="turns of a random session (1)")
+    add(
+        "--prompt-tokens",
+        metavar="N",
+        help="tokens of each turn, without the prefix (default 256; calibration: 64:10000)",
+    )
+    add("--output-tokens", metavar="N", help="exact output tokens of each request (default: the dataset's, else 16)")
+    add("--prefix-count", type=int, help="shared prefixes (default 1 with --prefix-tokens, else 0)")
+    add("--prefix-tokens", type=int, default=0, help="tokens of each shared prefix")
+    add("--turns", metavar="N", help="turns of a random session (default 1)")
     add(
         "--think",
         metavar="TIME",
-        help="pause from a response's end to the next turn, such as 2s or 1s:5s (dataset's, else 0)",
+        help="pause from a response's end to the next turn, such as 2s or 1s:5s (default: the dataset's, else 0)",
     )
 
 
@@ -275,16 +273,17 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         "--dataset",
         default=RANDOM,
         metavar="NAME:PATH",
-        help=f"sessions from a file (random: none; trie:{', trie:'.join(SHIPPED)} come with kvtape)",
+        help=f"sessions from a file, such as swe-smith:trajectories.jsonl; trie:{', trie:'.join(SHIPPED)} come with "
+        "kvtape; random: no file",
     )
-    add("--dataset-offset", type=int, default=0, metavar="N", help="skip the first N sessions of the file (0)")
-    add("--min-turns", type=int, metavar="N", help="skip shorter sessions (random: fewest turns)")
-    add("--max-turns", type=int, metavar="N", help="cut longer sessions (random: most turns)")
-    add("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
-    add("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
+    add("--dataset-offset", type=int, default=0, help="skip the first N sessions of the file")
+    add("--min-turns", type=int, help="skip sessions of fewer turns (random: fewest turns)")
+    add("--max-turns", type=int, help="cut sessions of more turns (random: most turns)")
+    add("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (default 65000)")
+    add("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (default 500)")
     add(
         "--tool-latency",
         metavar="TIME",
-        help="pause before a tool's output, such as lognormal:2s,3s (dataset's; random: makes later turns tools')",
+        help="pause before a tool's output, such as lognormal:2s,3s (default: the dataset's; random: none)",
     )
-    add("--tool-role", choices=["user", "tool"], default="user", help="role of tool outputs with --api chat (user)")
+    add("--tool-role", choices=["user", "tool"], default="user", help="role of tool outputs with --api chat")

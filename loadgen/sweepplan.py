@@ -26,6 +26,9 @@ The order is A B, B A, A B …, so that drift falls on every label. Each run beg
 idle engine and an empty prefix cache. The same command again goes on with the runs that are missing.
 Exit status: 0 done; 1 a run failed, or missed an SLO (not with --until-slo-missed); 2 bad input; 130 cut short by
 Ctrl-C or SIGTERM.
+
+examples:
+  loadgen sweep --url http://localhost:8000 --parallel 8,16,24 --number 200 -o nightly
 """
 SWITCHES: Final = frozenset({"--overwrite", "--dry-run", "--json"})
 HARMLESS: Final = frozenset({"output", "overwrite", "dry_run", "json", "log_interval"})
@@ -179,16 +182,16 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="'LABEL: FLAGS'",
-        help="label of runs, and the flags of loadgen in which they differ: 'A: --url http://a:8000'; repeatable",
+        help="label of runs, and flags of loadgen in which they differ, such as 'A: --url http://a:8000'; repeatable",
     )
-    add("--repeat", type=int, default=1, metavar="N", help="runs of each label at each point (1)")
-    add("--warm-up", default=USUAL_WARM_UP, metavar="N", help="requests before each run, or a time: 10s; 0: none (8)")
+    add("--repeat", type=int, default=1, help="runs of each label at each point")
+    add("--warm-up", default=USUAL_WARM_UP, metavar="N", help="requests before each run, or a time: 10s; 0: none")
     add(
         "--cache-between",
         choices=get_args(CacheBetween),
         default="auto",
-        help="prefix cache before each run: reset it; or leave it, and send other tokens (cold) or the same (keep) "
-        "(auto: reset, or cold where an engine has no reset)",
+        help="prefix cache before each run: reset it; or leave it, and send other tokens (cold) or the same (keep); "
+        "auto: reset, or cold where an engine has no reset",
     )
     add("--until-slo-missed", action="store_true", help="once a label misses an --slo, skip its higher points")
     add("--dry-run", action="store_true", help="print the runs, their order and time, and send nothing")
@@ -199,7 +202,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("sweep"),
         metavar="DIR",
-        help="folder of the runs and of their index, sweep.jsonl (sweep)",
+        help="folder of the runs and of their index, sweep.jsonl",
     )
     add("--overwrite", action="store_true", help="replace the runs of an earlier sweep in the folder")
     add("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")

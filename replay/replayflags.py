@@ -22,6 +22,9 @@ EPILOG = """\
 Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output
 tokens as had come. Equal --nonce: equal tokens. Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut
 short by Ctrl-C or SIGTERM (what is in flight is recorded as client_abort, the trace is complete).
+
+examples:
+  replay monday.jsonl.zst --url http://staging:8000 --replay-sessions -o staging.jsonl.zst
 """
 
 
@@ -89,17 +92,21 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ignore recorded times: send in recorded order, --parallel requests at a time",
     )
-    add("--parallel", type=int, metavar="P", help="concurrency limit: most requests in flight; later ones queue")
-    add("--speedup", type=float, default=1.0, metavar="X", help="divide arrival times and pauses by X (1)")
-    add("--max-think", type=duration, metavar="TIME", help="cut longer pauses within sessions to TIME, such as 5s")
+    add(
+        "--parallel",
+        type=int,
+        help="most requests in flight; later ones queue (default: none; required with --closed-loop)",
+    )
+    add("--speedup", type=float, default=1.0, help="divide arrival times and pauses by X, such as 2")
+    add("--max-think", type=duration, help="cut longer pauses within sessions to TIME, such as 5s")
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("part of the trace").add_argument
-    add("--start", type=duration, metavar="TIME", help="only arrivals from TIME on, on the trace's clock, such as 10m")
-    add("--end", type=duration, metavar="TIME", help="only arrivals before TIME")
-    add("--limit", type=int, metavar="N", help="only the first N of the selected requests, by arrival")
-    add("--repeat", type=int, default=1, metavar="N", help="send the selection N times; rounds share no prefix (1)")
+    add("--start", type=duration, help="only arrivals from TIME on, on the trace's clock, such as 10m (default 0)")
+    add("--end", type=duration, help="only arrivals before TIME, such as 20m (default: all)")
+    add("--limit", type=int, help="only the first N of the selected requests, by arrival")
+    add("--repeat", type=int, default=1, help="send the selection N times; rounds share no prefix")
 
 
 def _add_content(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +115,7 @@ def _add_content(parser: argparse.ArgumentParser) -> None:
         "--api",
         choices=get_args(ReplayApi),
         default="completions",
-        help="completions: token ids; others: words of one token each; auto: each request's own API (completions)",
+        help="completions: token ids; others: words of one token each; auto: each request's own API",
     )
     add("--cold-prompts", action="store_true", help="send other tokens in every prompt, so that no prefix is shared")
     add(
@@ -133,5 +140,5 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="A=B",
-        help="send requests of the trace's adapter A to the engine's adapter B (empty: none); may be repeated",
+        help="send requests of the trace's adapter A to the engine's B, as sql=sql-v2 (B empty: none); may be repeated",
     )

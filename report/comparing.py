@@ -14,12 +14,12 @@ from tracefile.commandline.printing import print_json
 from tracefile.records.errors import InputError
 
 EPILOG: Final = """\
+Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
+shared, 2 bad input.
+
 examples:
   report compare captured=a.jsonl.zst replayed=b.jsonl.zst predicted=c.jsonl.zst --html report.html
   report compare captured=a.jsonl again=b.jsonl predicted=c.jsonl --gate 'predicted.turns2+.ttft.p50.error<=10%'
-
-Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
-shared, 2 bad input.
 """
 
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LABEL=TRUTH_LABEL",
-        help="judge LABEL by another label than the first; by itself: by none (repeatable)",
+        help="judge LABEL by another label than the first, as b=a; by itself: by none (repeatable; default: the first)",
     )
     parser.add_argument(
         "--repeat",
@@ -41,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_picture_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
-    parser.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
     parser.add_argument(
         "--gate",
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT (repeatable)",
+        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT, as ttft.p90.error<=10%% (repeatable)",
     )
     add_slo_arguments(parser, "[LABEL.]")
 

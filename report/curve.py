@@ -5,6 +5,8 @@ import argparse
 from report.output import add_picture_arguments, pictures_of
 from tracefile.records.errors import InputError
 
+EPILOG = "examples:\n  report curve curve.json misses.json --html cache.html\n"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")

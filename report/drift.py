@@ -9,6 +9,8 @@ from report.rolling.drift import drift_lines, make_page
 from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 
+EPILOG = "examples:\n  report drift windows --html drift.html\n"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of sim fit --window")

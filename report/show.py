@@ -24,11 +24,11 @@ from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 
 EPILOG: Final = """\
+Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.
+
 examples:
   report show run.jsonl.zst --gpus 8 --html run.html --files run-files
   report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
-
-Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.
 """
 
 TERMINAL_COLUMNS: Final = 100

@@ -19,13 +19,13 @@ from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 
 EPILOG: Final = """\
-examples:
-  report sweep nightly/ --html sweep.html --slo 'ttft.p90<=500ms'
-  report sweep A=a-p8.jsonl.zst A=a-p16.jsonl.zst B=b-p8.jsonl.zst B=b-p16.jsonl.zst --gpus 8
-
 A folder holds sweep.jsonl, as loadgen sweep writes it. Labels are compared with the first one. A label WORKLOAD/NAME
 is compared within its workload alone. Every number is defined in docs/metrics.md. Exit codes: 0 done, 1 no load of a
 label meets the SLOs, 2 bad input.
+
+examples:
+  report sweep nightly/ --html sweep.html --slo 'ttft.p90<=500ms'
+  report sweep A=a-p8.jsonl.zst A=a-p16.jsonl.zst B=b-p8.jsonl.zst B=b-p16.jsonl.zst --gpus 8
 """
 
 
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpus_argument(parser)
     add_slo_arguments(parser, "[LABEL.]")
     parser.add_argument("--mixed", action="store_true", help="compare runs of other models, engines or workloads too")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
-    parser.add_argument("--bootstrap", type=int, default=200, metavar="N", help="draws for intervals (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--bootstrap", type=int, default=200, help="draws for intervals")
 
 
 def run(flags: argparse.Namespace) -> int:

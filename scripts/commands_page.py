@@ -53,9 +53,16 @@ def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     """A flag's row of the table."""
-    value = "" if action.nargs == 0 else f" {parser._get_formatter()._format_args(action, action.dest.upper())}"
+    shape = parser._get_formatter()
+    usual = shape._get_default_metavar_for_optional(action)
+    value = "" if action.nargs == 0 else f" {shape._format_args(action, usual)}"
     invocation = f"{', '.join(action.option_strings)}{value}".replace("|", "\\|")
     return f"| `{invocation}` | {help_of(parser, action).replace('|', chr(92) + '|')} |"
+
+
+def examples_of(parser: argparse.ArgumentParser) -> str:
+    """Lines of the help after its last heading, ``examples:``."""
+    return (parser.epilog or "").rpartition("examples:\n")[2]
 
 
 def name_of(line: str) -> str:
@@ -79,8 +86,9 @@ def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]
     if parser.description:
         text = " ".join(parser.description.split()).replace("``", "`").rstrip(".?")
         lines += [f"{text[0].upper()}{text[1:]}.", ""]
+    lines += ["```sh", *(line.strip() for line in examples_of(parser).splitlines()), "```", ""]
     takes = [action for action in parser._actions if not action.option_strings]
-    lines += [f"- `{action.metavar or action.dest}`: {help_of(parser, action)}" for action in takes]
+    lines += [f"- `{action.metavar or action.dest.upper()}`: {help_of(parser, action)}" for action in takes]
     lines += [""] if takes else []
     own = [line for line in rows if line not in shared]
     if own:

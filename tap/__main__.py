@@ -44,13 +44,20 @@ from tracefile.storage.output import free_name
 from wire.loop import run
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+EPILOG = """\
+"tap read-log" makes a trace of a request log, as if a tap had recorded it.
+
+examples:
+  tap --upstream http://localhost:8000 --listen :8001 --tokenizer engine --inject usage -o monday.jsonl.zst
+  tap --upstreams engines.txt --route session --workers 2 -o tap.jsonl.zst --resume --rotate-age 1h
+"""
 
 
 def parser() -> Parser:
     made = Parser(
         prog="tap",
         description=__doc__.partition(": ")[2] if __doc__ else None,
-        epilog='"tap read-log" makes a trace of a request log, as if a tap had recorded it.',
+        epilog=EPILOG,
         commands=["read-log"],
     )
     _add_traffic(made.add_argument_group("traffic"))
@@ -69,12 +76,11 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="base URL of the engine, or of a gateway before it; may be repeated",
+        help="base URL of the engine, or of a gateway before it; may be repeated (required, or --upstreams)",
     )
     group.add_argument(
         "--upstreams",
         type=Path,
-        metavar="FILE",
         help="file with a URL a line, instead of --upstream; drain before a URL: no new sessions; stop: no "
         "requests; # begins a comment; read again on SIGHUP",
     )
@@ -82,22 +88,17 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "--listen",
         default="127.0.0.1:8001",
         metavar="HOST:PORT",
-        help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port "
-        "(default %(default)s)",
+        help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port",
     )
     group.add_argument(
         "--tls-cert", metavar="FILE", help="serve clients over HTTPS with this PEM chain; read again on SIGHUP"
     )
     group.add_argument("--tls-key", metavar="FILE", help="PEM key of --tls-cert, if in another file")
+    group.add_argument("--workers", type=int, default=1, help="relaying processes that share the port")
     group.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="relaying processes that share the port (default %(default)d)",
-    )
-    group.add_argument(
-        "--admin", metavar="HOST:PORT", help="address of /healthz, /readyz, /metrics and a live page; default: none"
+        "--admin",
+        metavar="HOST:PORT",
+        help="address of /healthz, /readyz, /metrics and a live page, such as 127.0.0.1:9001",
     )
     group.add_argument(
         "--latency-model",
@@ -117,18 +118,13 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_routing(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--route",
-        default="round-robin",
-        metavar="POLICY",
-        help=f"{ROUTE_HELP} (default %(default)s)",
-    )
+    group.add_argument("--route", default="round-robin", metavar="POLICY", help=ROUTE_HELP)
     group.add_argument(
         "--route-kb",
         type=float,
         default=16.0,
         metavar="KB",
-        help="start of a request's body that prefix and overlap compare, as hashes (default %(default)g)",
+        help="start of a request's body that prefix and overlap compare, as hashes",
     )
     group.add_argument(
         "--kv-events",
@@ -141,37 +137,18 @@ def _add_routing(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--health-check",
         metavar="PATH",
-        help="page of the upstreams, such as /health, that is asked for; one that fails gets no requests (default: "
-        "none)",
+        help="page of the upstreams, such as /health, that is asked for; one that fails gets no requests",
     )
+    group.add_argument("--health-interval", type=duration, default="5s", help="between two checks of an upstream")
+    group.add_argument("--health-fall", type=int, default=3, help="failed checks in a row that take an upstream out")
     group.add_argument(
-        "--health-interval",
-        type=duration,
-        default="5s",
-        metavar="TIME",
-        help="between two checks of an upstream (default %(default)s)",
-    )
-    group.add_argument(
-        "--health-fall",
-        type=int,
-        default=3,
-        metavar="N",
-        help="failed checks in a row that take an upstream out (default %(default)d)",
-    )
-    group.add_argument(
-        "--health-rise",
-        type=int,
-        default=2,
-        metavar="N",
-        help="checks in a row without failure that take it in again (default %(default)d)",
+        "--health-rise", type=int, default=2, help="checks in a row without failure that take it in again"
     )
     group.add_argument(
         "--eject-after",
         type=int,
         default=5,
-        metavar="N",
-        help="responses 500, 502, 503 or 504 in a row after which an upstream gets no requests for 1 to 30 s; 0: never "
-        "(default %(default)d)",
+        help="responses 500, 502, 503 or 504 in a row after which an upstream gets no requests for 1 to 30 s; 0: never",
     )
 
 
@@ -185,27 +162,24 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace an existing trace")
     group.add_argument("--resume", action="store_true", help="append to an existing trace")
     group.add_argument("--rotate-mb", type=float, metavar="MB", help="start a new segment of the trace at this size")
-    group.add_argument(
-        "--rotate-age", type=duration, metavar="TIME", help="start a new segment of the trace at this age, such as 1h"
-    )
+    group.add_argument("--rotate-age", type=duration, help="start a new segment of the trace at this age, such as 1h")
     group.add_argument(
         "--keep",
         type=duration,
-        metavar="TIME",
         help="delete closed segments of this age, such as 30d, when another closes: two at most, never the newest, nor "
-        "one without write permission (default: never)",
+        "one without write permission",
     )
     group.add_argument(
         "--keep-gb",
         type=float,
         metavar="GB",
-        help="delete the oldest closed segments, with the same exceptions, while all take more (default: never)",
+        help="delete the oldest closed segments, with the same exceptions, while all take more, such as 200",
     )
     group.add_argument(
         "--file-mode",
         default="0600",
         metavar="MODE",
-        help="permissions of the trace and the files beside it (default %(default)s: their owner alone)",
+        help="permissions of the trace and the files beside it (default 0600: their owner alone)",
     )
     group.add_argument(
         "--upload",
@@ -217,14 +191,14 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="share of sessions to record, each as a whole (default %(default)g)",
+        help="share of sessions to record, each as a whole, such as 0.1",
     )
     group.add_argument(
         "--keep-header",
         action="append",
         default=[],
         metavar="NAME",
-        help="request header to keep in records; may be repeated; names of secrets are refused",
+        help="request header to keep in records, such as x-team; may be repeated; names of secrets are refused",
     )
 
 
@@ -249,19 +223,16 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         choices=["xxh3_64", "blake2b"],
         default="xxh3_64",
         dest="algorithm",
-        help="hash algorithm (default %(default)s); blake2b for traces that you give away",
+        help="hash algorithm; blake2b for traces that you give away",
     )
     group.add_argument(
         "--key-file",
         type=Path,
-        metavar="FILE",
         help="secret key of the hashes, made if missing; hashes of two keys never match (default $KVTAPE_KEY_FILE, or "
         "~/.config/kvtape/key)",
     )
     group.add_argument(
-        "--model",
-        metavar="NAME",
-        help="model name to record, of which hash chains start (default: the engine's)",
+        "--model", metavar="NAME", help="model name to record, of which hash chains start (default: the engine's)"
     )
     group.add_argument(
         "--lora",
@@ -296,14 +267,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "--engine-metrics-interval",
         type=duration,
         default="0",
-        metavar="TIME",
-        help="sample the engine's /metrics at this interval into TRACE.engine.jsonl, on the trace's clock "
-        "(default %(default)s: never)",
+        help="sample the engine's /metrics at this interval into TRACE.engine.jsonl, on the trace's clock, "
+        "such as 1s; 0: never",
     )
     group.add_argument(
         "--wait",
         type=duration,
-        metavar="TIME",
         help="end with an error if no upstream accepts connections in this time, such as 10m (default: wait for ever; "
         "clients get 503 meanwhile)",
     )
@@ -315,29 +284,23 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=16.0,
         metavar="MB",
-        help="largest body that is recorded in full; larger bodies are only relayed (default %(default)g)",
+        help="largest body that is recorded in full; larger bodies are only relayed",
     )
     group.add_argument(
         "--queue-mb",
         type=float,
         default=256.0,
         metavar="MB",
-        help="memory for bodies that wait for the recorder; beyond it records are dropped and counted (default "
-        "%(default)g)",
+        help="memory for bodies that wait for the recorder; beyond it records are dropped and counted",
     )
     group.add_argument(
         "--log-interval",
         type=duration,
         default="30s",
-        metavar="TIME",
-        help="print the account at this interval while there is news; 0: never (default %(default)s)",
+        help="print the account at this interval while there is news; 0: never",
     )
     group.add_argument(
-        "--drain",
-        type=duration,
-        default="30s",
-        metavar="TIME",
-        help="time that requests in flight have to end after SIGTERM or Ctrl-C (default %(default)s)",
+        "--drain", type=duration, default="30s", help="time that requests in flight have to end after SIGTERM or Ctrl-C"
     )
 
 

@@ -60,35 +60,24 @@ def parse_config(argv: Sequence[str]) -> Config:
 
 def _add_readers(actions: Actions) -> None:
     """Add the commands that print: info, check, cat."""
-    info = actions.add_parser("info", help="summarise a trace: counts, time span, sessions, shared prefixes")
-    info.add_argument("trace", metavar="TRACE", help=f"a {FORMATS_READ} trace; plain, .gz or .zst, or .parquet")
+    info = _reader(actions, "info", "summarise a trace: counts, time span, sessions, shared prefixes", "")
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
-    check = actions.add_parser(
-        "check", help="check a trace against the schema; exit 1 and list the lines that break a rule"
-    )
-    check.add_argument("trace", metavar="TRACE")
-    cat = actions.add_parser("cat", help="print a trace as JSON Lines")
-    cat.add_argument("trace", metavar="TRACE")
-    cat.add_argument("--head", type=int, metavar="N", help="print the first N records only")
+    _reader(actions, "check", "check a trace against the schema; exit 1 and list the lines that break a rule", "")
+    cat = _reader(actions, "cat", "print a trace as JSON Lines", "--head 3")
+    cat.add_argument("--head", type=int, help="print the first N records only (default: all)")
 
 
 def _add_convert(actions: Actions) -> None:
-    convert = actions.add_parser(
-        "convert", help="write a trace of any known format in this schema, or in another format"
+    convert = _reader(
+        actions, "convert", "write a trace of any known format in this schema, or in another format", "monday.parquet"
     )
-    convert.add_argument("trace", metavar="IN", help=f"a {FORMATS_READ} trace")
     convert.add_argument("output", metavar="OUT", help=OUTPUT_HELP)
     convert.add_argument(
-        "--to",
-        choices=["kvtape", *TARGETS],
-        default="kvtape",
-        metavar="FORMAT",
-        help=f"kvtape (default), {', '.join(TARGETS)}",
+        "--to", choices=["kvtape", *TARGETS], default="kvtape", metavar="FORMAT", help=f"kvtape, {', '.join(TARGETS)}"
     )
     convert.add_argument(
         "--block-size",
         type=int,
-        metavar="N",
         help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part "
         "(default: the trace's, or 512 for Mooncake and 16 for Bailian where that is a multiple)",
     )
@@ -100,39 +89,28 @@ def _add_convert(actions: Actions) -> None:
 
 def _add_parts(actions: Actions) -> None:
     """Add the commands that write less of a trace: cut, anonymize."""
-    cut = actions.add_parser("cut", help="write the sessions that begin in a span of time, whole")
-    cut.add_argument("trace", metavar="TRACE")
-    cut.add_argument(
-        "--from",
-        dest="from_s",
-        type=duration,
-        default=0.0,
-        metavar="DURATION",
-        help="from the first arrival (default 0)",
+    cut = _reader(
+        actions, "cut", "write the sessions that begin in a span of time, whole", "--from 1h --to 2h -o hour.jsonl.zst"
     )
     cut.add_argument(
-        "--to", dest="to_s", type=duration, metavar="DURATION", help="from the first arrival (default: all)"
+        "--from", dest="from_s", type=duration, default="0", help="time from the first arrival, such as 10m"
     )
-    cut.add_argument("--sessions", dest="most_sessions", type=int, metavar="N", help="the first N sessions only")
+    cut.add_argument("--to", dest="to_s", type=duration, help="time from the first arrival, such as 20m (default: all)")
+    cut.add_argument("--sessions", dest="most_sessions", type=int, help="the first N sessions only (default: all)")
     _writes(cut)
-    anonymous = actions.add_parser(
+    anonymous = _reader(
+        actions,
         "anonymize",
-        help="write a trace with new hashes and ids, rounded times, no date, names, headers or unknown fields",
+        "write a trace with new hashes and ids, rounded times, no date, names, headers or unknown fields",
+        "-o public.jsonl.zst",
     )
-    anonymous.add_argument("trace", metavar="TRACE")
-    anonymous.add_argument(
-        "--round",
-        dest="round_s",
-        type=duration,
-        default=0.01,
-        metavar="DURATION",
-        help="grain of every time (default 10ms)",
-    )
+    anonymous.add_argument("--round", dest="round_s", type=duration, default="10ms", help="grain of every time")
     _writes(anonymous)
 
 
 def _add_join(actions: Actions) -> None:
-    join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
+    summary = "write a trace that is in segments, or in several files, as one file"
+    join = _command(actions, "join", summary, "host-1.jsonl.zst host-2.jsonl.zst --align -o both.jsonl.zst")
     join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
     join.add_argument(
         "--align", action="store_true", help="join traces of several clocks: shift times to the first's, merge by end"
@@ -141,10 +119,13 @@ def _add_join(actions: Actions) -> None:
 
 
 def _add_synthesize(actions: Actions) -> None:
-    synthesis = actions.add_parser("synthesize", help="scale a trace: more, or less, of the same traffic")
-    synthesis.add_argument("trace", metavar="TRACE")
+    synthesis = _reader(
+        actions, "synthesize", "scale a trace: more, or less, of the same traffic", "--scale 2.5 -o more.jsonl.zst"
+    )
     size = synthesis.add_mutually_exclusive_group(required=True)
-    size.add_argument("--scale", type=float, metavar="X", help="conversations to write, as a multiple of the trace's")
+    size.add_argument(
+        "--scale", type=float, help="conversations, as a multiple of the trace's (required, or --mean-session)"
+    )
     size.add_argument(
         "--mean-session", action="store_true", help="replace every session by the mean one, to see what averaging hides"
     )
@@ -153,16 +134,27 @@ def _add_synthesize(actions: Actions) -> None:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="share of the added conversations that get new prefixes; the rest reuse existing ones (default 1)",
+        help="share of the added conversations that get new prefixes; the rest reuse existing ones",
     )
-    synthesis.add_argument("--seed", type=int, default=0, help="seed of draws and new hashes (default 0)")
+    synthesis.add_argument("--seed", type=int, default=0, help="seed of draws and new hashes")
     _writes(synthesis, default="/dev/stdout")
+
+
+def _reader(actions: Actions, name: str, summary: str, words: str) -> Parser:
+    """Add a command of one trace; ``words``: those after it in the example."""
+    parser = _command(actions, name, summary, f"monday.jsonl.zst {words}")
+    parser.add_argument("trace", help=f"a {FORMATS_READ} trace; plain, .gz or .zst, or .parquet")
+    return parser
+
+
+def _command(actions: Actions, name: str, summary: str, words: str) -> Parser:
+    epilog = f"examples:\n  tracefile {name} {words.strip()}\n"
+    return actions.add_parser(name, help=summary, description=summary, epilog=epilog)
 
 
 def _writes(parser: ArgumentParser, default: str | None = None) -> None:
     """Add the flags of a command that writes a trace."""
-    told = OUTPUT_HELP if default is None else f"default stdout; {OUTPUT_HELP}"
-    parser.add_argument("-o", "--output", required=default is None, default=default, metavar="OUT", help=told)
+    parser.add_argument("-o", "--output", required=default is None, default=default, metavar="OUT", help=OUTPUT_HELP)
     _overwrites(parser)
 
 

@@ -143,14 +143,14 @@ def replaced_fields(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> list
 
 def add_body_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("request fields", "sent with every request, beside the load's own").add_argument
-    add("--temperature", type=float, metavar="T", help="sampling temperature (0)")
-    add("--top-p", type=float, metavar="P", help="nucleus sampling's share (the engine's)")
+    add("--temperature", type=float, metavar="T", help="sampling temperature (default 0; of groups 1)")
+    add("--top-p", type=float, metavar="P", help="nucleus sampling's share (default: the engine's)")
     add("--stop", action="append", default=[], metavar="TEXT", help="text that ends an output; may be repeated")
     add(
         "--extra-body",
         metavar="JSON",
-        help="further fields as one object, merged into each body (null removes a field); model, prompts, lengths "
-        "and stream are refused",
+        help='further fields, merged into each body, such as {"top_k": 20} (null removes a field); model, '
+        "prompts, lengths and stream are refused",
     )
 
 

@@ -59,28 +59,28 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="TRACE",
-        help="the trace to write; .gz and .zst compress (a new name in this folder)",
+        help="the trace to write; .gz and .zst compress (default: a new name in this folder)",
     )
-    parser.add_argument("--model", default=AUTO, help="served model's name (auto: the first of /v1/models)")
     parser.add_argument(
-        "--dialect", choices=CHOICES, default=AUTO, help="engine whose request fields are sent (auto: ask the engine)"
+        "--model", default=AUTO, metavar="NAME", help="served model's name; auto: the first of /v1/models"
     )
-    parser.add_argument("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send (1000)")
-    parser.add_argument("--vocab-high", type=int, default=100_000, metavar="ID", help="ids stay below this (100000)")
+    parser.add_argument(
+        "--dialect", choices=CHOICES, default=AUTO, help="engine whose request fields are sent; auto: ask the engine"
+    )
+    parser.add_argument("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send")
+    parser.add_argument("--vocab-high", type=int, default=100_000, metavar="ID", help="token ids stay below this")
     parser.add_argument(
         "--tokenizer",
         default=AUTO,
         metavar="PATH",
-        help="tokenizer for prompts of text: a directory, engine, or none (auto: the engine's, if it has /tokenize)",
+        help="tokenizer for prompts of text: a directory, engine, or none; auto: the engine's, if it has /tokenize",
     )
-    parser.add_argument(
-        "--timeout", type=duration, default="10m", metavar="TIME", help="longest time a request may take (10m)"
-    )
+    parser.add_argument("--timeout", type=duration, default="10m", help="longest time a request may take")
     parser.add_argument(
         "--session-header",
         action="append",
         metavar="NAME",
-        help=f"header for the session id, for routers; may be repeated ({SESSION_HEADER})",
+        help=f"header for the session id, for routers; may be repeated (default {SESSION_HEADER})",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
@@ -98,17 +98,18 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs",
         default="1",
         metavar="N",
-        help="parts of the load, two processes each: one sends, one records; auto: a part for every 2 cores (1)",
+        help="parts of the load, two processes each: one sends, one records; auto: a part for every 2 cores",
     )
     run.add_argument(
-        "--ray", metavar="ADDRESS", help="run the shards on this Ray cluster (auto: this machine's cluster)"
+        "--ray",
+        metavar="ADDRESS",
+        help="run the shards on this Ray cluster, such as head:6379; auto: this machine's cluster",
     )
     run.add_argument("--json-progress", metavar="FILE", help="write progress as a JSON line a second; -: to stderr")
     run.add_argument(
         "--log-interval",
         type=duration,
-        metavar="TIME",
-        help="interval of progress lines, on a terminal too; 0: none (10s; on a terminal none)",
+        help="interval of progress lines, on a terminal too; 0: none (default 10s; on a terminal none)",
     )
     run.add_argument("--resume", action="store_true", help="continue a run that was killed, and append to its trace")
 

@@ -27,6 +27,7 @@ from tracefile.commandline.progress import counted
 from tracefile.files.writing import write_lines
 from tracefile.importers.trie import TrieTurn, trie_row
 
+EPILOG = "examples:\n  loadgen build-dataset swe-smith:trajectories.jsonl --number 64 -o sessions.jsonl.zst\n"
 DEFAULT_NUMBER = 128
 ROWS_A_TASK = 8
 
@@ -35,20 +36,23 @@ Row = tuple[int, str, bytes]
 
 
 def parser() -> Parser:
-    made = Parser(prog="loadgen build-dataset", description=__doc__.partition("\n")[0].partition(": ")[2])
+    description = __doc__.partition("\n")[0].partition(": ")[2]
+    made = Parser(prog="loadgen build-dataset", description=description, epilog=EPILOG)
     made.add_argument("dataset", metavar="NAME:PATH", help="swe-smith's trajectories, or a dataset of lengths")
     made.add_argument(
         "-o", "--output", required=True, metavar="OUT", help="file of the sessions; .gz and .zst compress"
     )
     made.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
-    made.add_argument("--number", type=int, metavar="N", help=f"sessions (texts: {DEFAULT_NUMBER}; lengths: all)")
-    made.add_argument("--tokenizer", type=Path, metavar="PATH", help="counts tokens (default: 4 bytes a token)")
-    made.add_argument("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
-    made.add_argument("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of later turns (500)")
-    made.add_argument("--min-turns", type=int, metavar="N", help="fewest turns of a session (1)")
-    made.add_argument("--max-turns", type=int, metavar="N", help="most turns; swe-smith draws between the two")
-    made.add_argument("--seed", type=int, default=0, help="seed of drawn lengths and turns (0)")
-    made.add_argument("--workers", type=int, default=1, metavar="N", help="processes that count tokens (1)")
+    made.add_argument("--number", type=int, help=f"sessions (default: texts {DEFAULT_NUMBER}, lengths all)")
+    made.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="tokenizer that counts tokens (default: 4 bytes a token)"
+    )
+    made.add_argument("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (default 65000)")
+    made.add_argument("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of later turns (default 500)")
+    made.add_argument("--min-turns", type=int, help="fewest turns of a session (default 1)")
+    made.add_argument("--max-turns", type=int, help="most turns; swe-smith draws between the two")
+    made.add_argument("--seed", type=int, default=0, help="seed of drawn lengths and turns")
+    made.add_argument("--workers", type=int, default=1, help="processes that count tokens")
     return made
 
 

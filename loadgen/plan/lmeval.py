@@ -48,9 +48,13 @@ def add_lm_eval_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "accuracy", "needs kvtape[lm-eval]; the tasks' documents make the load"
     ).add_argument
-    add("--lm-eval", metavar="TASK,…", help="send lm-eval-harness's tasks, names or task files, and score the outputs")
-    add("--num-fewshot", type=int, metavar="N", help="examples before each question (the task's)")
-    add("--limit", type=int, metavar="N", help="only the first N documents of each task")
+    add(
+        "--lm-eval",
+        metavar="TASK,…",
+        help="send lm-eval-harness's tasks, such as gsm8k or a task file, and score the outputs",
+    )
+    add("--num-fewshot", type=int, help="examples before each question (default: the task's)")
+    add("--limit", type=int, help="only the first N documents of each task")
     add("--include-path", type=Path, metavar="DIR", help="folder with further task files")
     add("--log-samples", action="store_true", help="also write lm-eval's samples files: questions and outputs as text")
 

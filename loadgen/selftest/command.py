@@ -42,15 +42,16 @@ RUN_TIMEOUT_S = 60.0
 EPILOG = """\
 loadgen runs here as it always does, against a built-in server on this machine that knows the truth. Later runs of
 loadgen and replay say which share of it they offered. Not to be confused with the load that a model is fitted on.
+
+examples:
+  loadgen selftest --procs 2
 """
 
 
 def parser() -> Parser:
     made = Parser(prog="loadgen selftest", description=__doc__, epilog=EPILOG)
-    made.add_argument("--procs", type=int, default=1, metavar="N", help="senders, as in the runs to come (1)")
-    made.add_argument(
-        "--duration", type=duration, default="4s", metavar="TIME", help="duration of each of five runs (4s)"
-    )
+    made.add_argument("--procs", type=int, default=1, help="sender processes, as in the runs to come")
+    made.add_argument("--duration", type=duration, default="4s", help="duration of each of five runs")
     made.add_argument("--json", action="store_true", help="print the result as one JSON object; the text on stderr")
     return made
 

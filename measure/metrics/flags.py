@@ -16,19 +16,17 @@ def add_slo_arguments(parser: argparse._ActionsContainer, label: str = "") -> No
         metavar="EXPRESSION",
         help=f"exit 1 unless {label}[COHORT.]metric.pNN<=LIMIT holds, as {EXAMPLE} (repeatable)",
     )
-    parser.add_argument("--slo-file", type=Path, metavar="FILE", help="TOML file of SLOs")
+    parser.add_argument("--slo-file", type=Path, help="TOML file of SLOs (docs/metrics.md)")
 
 
 def add_gpus_argument(parser: argparse._ActionsContainer) -> None:
     """Add ``--gpus``."""
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of the engine, for throughput per GPU")
+    parser.add_argument("--gpus", type=int, help="GPUs of the engine, for throughput per GPU")
 
 
 def add_kv_bytes_argument(parser: argparse._ActionsContainer) -> None:
     """Add ``--kv-bytes-per-token``."""
-    parser.add_argument(
-        "--kv-bytes-per-token", type=int, metavar="N", help="show sizes in GiB: bytes of a token's KV in all layers"
-    )
+    parser.add_argument("--kv-bytes-per-token", type=int, help="show sizes in GiB: bytes of a token's KV in all layers")
 
 
 def checked_kv_bytes(kv_bytes: int | None) -> int | None:

@@ -36,12 +36,21 @@ GROUPED_SHARES = (0.50, 0.90, 1.00)
 """Where ``--by`` looks unless it is told."""
 
 
+EPILOG = """\
+examples:
+  sim curve monday.jsonl.zst --cache-tokens 100000,400000
+  sim curve monday.jsonl.zst --evict lru,s3-fifo --json > curve.json
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
     parser.add_argument(
-        "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, from one reading"
+        "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, such as 16,32 tokens"
     )
-    parser.add_argument("--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens")
+    parser.add_argument(
+        "--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens, such as 100000,200000"
+    )
     add_kv_bytes_argument(parser)
     parser.add_argument(
         "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
@@ -51,17 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evict", metavar="POLICY,…", help=f"the pool's hits under policies side by side, with the bound; {EVICT_HELP}"
     )
+    parser.add_argument("--sample", type=float, help="estimate from this share of blocks, as 0.01, in little memory")
     parser.add_argument(
-        "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
+        "--exact-blocks", type=int, default=1 << 16, help="with --sample: count sizes up to N blocks exactly"
     )
-    parser.add_argument(
-        "--exact-blocks",
-        type=int,
-        default=1 << 16,
-        metavar="N",
-        help="with --sample: count sizes up to N blocks exactly (default 65536)",
-    )
-    parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="seed of the sample (default 0)")
+    parser.add_argument("--sample-seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
 
 

@@ -75,6 +75,12 @@ class Attribution:
     """Blocks by evicting group (row) and by the group that requests them again (column)."""
 
 
+EPILOG = """\
+examples:
+  sim misses monday.jsonl.zst --num-gpu-blocks 20000 --by tenant --tenant-field headers.x-team
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     add_group_arguments(parser)

@@ -111,6 +111,9 @@ OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
 """Flags of one engine alone."""
 
 
+EPILOG = "examples:\n  sim pool monday.jsonl.zst --num-gpu-blocks 20000\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     parser.add_argument(
@@ -119,10 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of vLLM's pool: a plain LRU of blocks, without chains and null block, to compare with",
     )
     parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="vllm",
-        help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots",
+        "--engine", choices=ENGINES, default="vllm", help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots"
     )
     add_radix_flags(parser)
     add_slot_flags(parser)
@@ -134,7 +134,7 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--block-size",
         type=int,
-        metavar="B",
+        metavar="TOKENS",
         help="tokens in a block, a multiple of the trace's (default: the engine's, else the trace's)",
     )
 
@@ -145,7 +145,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         "--num-gpu-blocks",
         default="inf",
         metavar="N",
-        help="vLLM's number of KV blocks, the null block included, or inf (default): one fewer is usable",
+        help="vLLM's number of KV blocks, the null block included: one fewer is usable",
     )
     add_free_rule(parser, default="vllm")
     add_kv_groups(parser)

@@ -46,11 +46,12 @@ class Reuse:
     windows: list[Window]
 
 
+EPILOG = "examples:\n  sim reuse monday.jsonl.zst --window 5m\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
-    parser.add_argument(
-        "--window", type=duration, default="60s", metavar="TIME", help="duration of a window, such as 60s (default 60s)"
-    )
+    parser.add_argument("--window", type=duration, default="60s", help="duration of a window")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

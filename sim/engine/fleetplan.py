@@ -66,12 +66,9 @@ def add_fleet_flags(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "--adapter-load",
         type=duration,
         default="0",
-        metavar="TIME",
-        help="delay of a request whose LoRA adapter is not resident (default 0)",
+        help="delay of a request whose LoRA adapter is not resident, such as 200ms",
     )
-    fleet.add_argument(
-        "--max-loras", type=int, default=1, metavar="N", help="adapters resident on an engine at once (default 1)"
-    )
+    fleet.add_argument("--max-loras", type=int, default=1, help="adapters resident on an engine at once")
 
 
 def replicas_of(text: str) -> int:

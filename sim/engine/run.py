@@ -157,6 +157,13 @@ def _cohort(name: str, waits_ms: "array[float]", ends: "array[int]") -> CohortSu
     return CohortSummary(name, len(times_ms), p50, p90, p99)
 
 
+EPILOG = """\
+examples:
+  sim run monday.jsonl.zst --latency-model model.json -o predicted.jsonl.zst
+  sim run monday.jsonl.zst --latency-model model.json -o fleet.jsonl.zst --replicas 4 --route overlap
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
     parser.add_argument(
@@ -180,17 +187,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
     parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
     parser.add_argument(
         "--steps",
         type=Path,
-        metavar="FILE",
         help="write the engine's steps as JSON Lines, for report show --steps; of a fleet's engine 2 to FILE with .2",
     )
-    parser.add_argument(
-        "--regret", type=Path, metavar="FILE", help="write what each choice of a fleet's router lost as JSON Lines"
-    )
+    parser.add_argument("--regret", type=Path, help="write what each choice of a fleet's router lost as JSON Lines")
     parser.add_argument("--overwrite", action="store_true", help="replace the outputs if they exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 

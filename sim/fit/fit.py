@@ -20,6 +20,12 @@ from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named
 from tracefile.storage.output import MODEL, check_output
 
+EPILOG = """\
+examples:
+  sim fit calibration.jsonl.zst -o model.json
+  sim fit monday/ --window 1h --borrow-from model.json -o windows
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="captures of one engine")
@@ -29,15 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window",
         type=duration,
-        metavar="TIME",
         help="fit every window of this length by itself, such as 1h; without --borrow-from the first one lends to the "
         "others (report drift draws them)",
     )
     pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
     pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
     pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
-    parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions (default 400; 0: none)")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
+    parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions; 0: none")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
     add_fit_flags(parser)
     add_engine_flags(parser)
 
@@ -47,7 +52,7 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
         "--cached",
         choices=get_args(CachedSource),
         default="factual",
-        help="cached tokens as the traces report them (default), or as a simulated pool has them",
+        help="cached tokens as the traces report them, or as a simulated pool has them",
     )
     parser.add_argument(
         "--api-server",
@@ -55,7 +60,7 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
         choices=[*get_args(FrontendPlacement), "auto"],
         default="auto",
         help="API server: works on all requests at once (parallel), on one at a time (serial), or so on the engine's "
-        "core (shared_core) (default auto: the simplest that predicts best)",
+        "core (shared_core); auto: the simplest that predicts best",
     )
     parser.add_argument(
         "--term",

@@ -36,6 +36,12 @@ class CalibrateConfig:
     gates: tuple[ValidateConfig, ...]
 
 
+EPILOG = """\
+examples:
+  sim calibrate calibration.jsonl.zst --against monday.jsonl.zst -o model.json --max-num-seqs 256
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="CAPTURE", help="captures of one engine, to fit")
     parser.add_argument(
@@ -48,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="captures of the same engine to validate on (default, for one CAPTURE: a third of its own sessions)",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="model.json to write")
-    parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals (default 400)")
-    parser.add_argument("--seed", type=int, default=0, help="of resampling, the ensemble and held-out sessions")
+    parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals")
+    parser.add_argument("--seed", type=int, default=0, help="seed of resampling, the ensemble and held-out sessions")
     add_fit_flags(parser)
     add_engine_flags(parser)
     add_validation_flags(parser)

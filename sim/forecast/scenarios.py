@@ -277,7 +277,8 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
         if axis.kind is bool:
             different.add_argument(axis.flag, action="store_true", help=axis.help)
         elif axis.help:
-            different.add_argument(axis.flag, metavar=f"{axis.metavar},…", help=axis.help)
+            told = "" if "default" in axis.help else " (default: the capture's)"
+            different.add_argument(axis.flag, metavar=f"{axis.metavar},…", help=f"{axis.help}{told}")
     add_fleet_flags(parser, several=True)
 
 
@@ -292,10 +293,9 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
         "--members",
         type=int,
         default=32,
-        metavar="N",
-        help="forecasts of each load, each with its own parameters and noise; more: finer intervals (default 32)",
+        help="forecasts of each load, each with its own parameters and noise; more: finer intervals",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the members and their noise")
 
 
 def checked_confidence(confidence: float) -> float:
@@ -452,7 +452,14 @@ class Axis:
 
 AXES = (
     Axis("cold-prompts", bool, help="nothing is shared: every block is unique", say=lambda on: "cold prompts" * on),
-    Axis("rate", float, "X", "times the captured rate; think times stay", _rate, say=lambda rate: f"rate ×{rate:g}"),
+    Axis(
+        "rate",
+        float,
+        "X",
+        "times the captured rate; think times stay",
+        _rate,
+        say=lambda rate: f"rate ×{rate:g}",
+    ),
     Axis("num-gpu-blocks", int, "N", "KV blocks, the null block included"),
     Axis("max-num-seqs", int, "N", "requests running at once"),
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
@@ -476,7 +483,7 @@ AXES = (
         "mixed-with",
         str,
         "MODEL",
-        "model.json of every second engine, of other hardware",
+        "model.json of every second engine, of other hardware (default: none)",
         lambda _, word: word or None,
         say=lambda path: f"mixed with {path}",
     ),
@@ -484,7 +491,7 @@ AXES = (
         "adapter-load",
         str,
         "TIME",
-        "delay of a request whose LoRA adapter is not resident (default 0)",
+        "delay of a request whose LoRA adapter is not resident, such as 200ms (default 0)",
         _duration,
         field="adapter_load_s",
         say=lambda load_s: f"adapter load {load_s:g} s",

@@ -113,24 +113,33 @@ class SearchConfig:
     seed: int = 0
 
 
+EPILOG = """\
+examples:
+  sim search monday.jsonl.zst --latency-model model.json --minimize num-gpu-blocks --target 'ttft.p90<=500ms'
+  sim search monday.jsonl.zst --latency-model model.json --maximize rate --target 'ttft.p99<=2s'
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of")
-    wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of")
+    wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of (required, or --maximize)")
+    wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of (required, or --minimize)")
     parser.add_argument(
         "--target", required=True, metavar="THRESHOLD", help="[COHORT.]ttft.pNN<=LIMIT, such as turns2+.ttft.p90<=500ms"
     )
-    parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
+    parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it")
     parser.add_argument(
-        "--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10, 1 to 16 replicas"
+        "--between",
+        metavar="LOW,HIGH",
+        help="where to look, such as 2,8 (default: every cache, rates 0.1 to 10, 1 to 16 replicas)",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         default=0.01,
-        help="stop when the answer is known to this share of it; 0: to the block (default 0.01)",
+        help="stop when the result is known to this share of it; 0: to the block",
     )
     add_scenario_flags(parser)
     add_forecast_flags(parser)

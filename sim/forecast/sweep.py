@@ -73,11 +73,14 @@ class SweepConfig:
     overwrite: bool = False
 
 
+EPILOG = "examples:\n  sim sweep grid.toml monday.jsonl.zst --latency-model model.json --slo 'ttft.p90<=500ms'\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="results, a row a point (GRID.parquet)")
+    parser.add_argument("-o", "--output", type=Path, help="results, a row a point (default GRID.parquet)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew instead of going on with a cut sweep")
     add_picture_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
@@ -89,15 +92,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="THRESHOLD",
         help="limit of the chosen point, as ttft.p90<=500ms or hit_rate>=30%% (default: today's TTFT p90; repeatable)",
     )
-    choice.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
-    choice.add_argument("--gpu-price", type=float, metavar="X", help="price of a GPU and hour, for the cost of tokens")
+    choice.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it")
+    choice.add_argument("--gpu-price", type=float, help="price of a GPU and hour, such as 2.5, for the cost of tokens")
     add_gpus_argument(choice)
     add_forecast_flags(parser)
+    parser.add_argument("--refine", type=int, default=16, help="points at most that get all members")
+    parser.add_argument("--procs", type=int, help="processes here (default: one per core)")
     parser.add_argument(
-        "--refine", type=int, default=16, metavar="N", help="points at most that get all members (default 16)"
+        "--ray", metavar="ADDRESS", help="run on this Ray cluster, such as head:6379; auto: this machine's cluster"
     )
-    parser.add_argument("--procs", type=int, metavar="N", help="processes here (default: one per core)")
-    parser.add_argument("--ray", metavar="ADDRESS", help="run on this Ray cluster (auto: this machine's cluster)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -66,6 +66,9 @@ class ValidateConfig:
     """Rows of the trace that the forecast is judged on, None: all. The forecast is of the whole load either way."""
 
 
+EPILOG = "examples:\n  sim validate monday.jsonl.zst --latency-model model.json --html validated.html\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture to forecast; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
@@ -86,12 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same load captured without sharing: forecast from TRACE too (again: its repeats)",
     )
     parser.add_argument(
-        "--also", action="append", default=[], metavar="LABEL=TRACE", help="another trace to show (repeatable)"
+        "--also", action="append", default=[], metavar="LABEL=TRACE", help="a trace to show, as b=b.jsonl (repeatable)"
     )
     add_engine_flags(parser)
     add_validation_flags(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the ensemble and of resampling (default 0)")
-    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals (default 500)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the ensemble and of resampling")
+    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
 
 
 def add_validation_flags(parser: argparse.ArgumentParser) -> None:
@@ -102,13 +105,14 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         help="a turn waits for the predicted end of the one before (default: as the trace was paced)",
     )
     parser.add_argument(
-        "--members",
-        type=int,
-        default=64,
-        help="forecasts of the load, each with its own parameters and noise (default 64)",
+        "--members", type=int, default=64, help="forecasts of the load, each with its own parameters and noise"
     )
     parser.add_argument(
-        "--gate", action="append", default=[], metavar="EXPRESSION", help="exit 1 unless this holds too (repeatable)"
+        "--gate",
+        action="append",
+        default=[],
+        metavar="EXPRESSION",
+        help="exit 1 unless it holds, as ttft.p90.error<=10%% (repeatable)",
     )
     parser.add_argument(
         "--no-default-gates",

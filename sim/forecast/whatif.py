@@ -72,13 +72,16 @@ class WhatIfConfig:
     gates: tuple[Threshold, ...] = ()
 
 
+EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json --num-gpu-blocks 20000,40000,80000\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument(
         "--base",
         metavar="NAME=VALUE,…",
-        help="forecast that effects are against, in flags' names: rate=0.1,num-gpu-blocks=29600 (default: the capture)",
+        help="forecast that effects are against, such as rate=0.1,num-gpu-blocks=29600 (default: the capture)",
     )
     add_scenario_flags(parser)
     add_forecast_flags(parser)

@@ -56,7 +56,7 @@ def slot_config(arguments: argparse.Namespace, engine: Engine | None) -> SlotCon
 def add_slot_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``SlotConfig``; unset ones are null."""
     group = parser.add_argument_group("llama.cpp", "with --engine llamacpp")
-    group.add_argument("--slots", type=int, metavar="N", help="the server's --parallel (default: the trace's, else 4)")
+    group.add_argument("--slots", type=int, help="slots, the server's --parallel (default: the trace's, else 4)")
     group.add_argument(
         "--slot-prompt-similarity",
         type=float,
@@ -69,16 +69,9 @@ def add_slot_flags(parser: argparse.ArgumentParser) -> None:
         help="one KV buffer (default: on; a server with --parallel: off)",
     )
     group.add_argument(
-        "--cache-idle-slots",
-        action=argparse.BooleanOptionalAction,
-        help="a start saves idle slots (default: on)",
+        "--cache-idle-slots", action=argparse.BooleanOptionalAction, help="a start saves idle slots (default: on)"
     )
-    group.add_argument(
-        "--cache-ram-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of the prompt cache (default: no bound)",
-    )
+    group.add_argument("--cache-ram-tokens", type=int, help="tokens of the prompt cache (default: no bound)")
 
 
 WORTH_KEEPING: Final = 0.5

@@ -64,50 +64,54 @@ class ServeConfig:
     drain_s: float
 
 
+EPILOG = "examples:\n  sim serve --latency-model model.json --listen :8000\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="no host: all addresses; port 0: any free one")
     add(
-        "--listen",
-        default="127.0.0.1:8000",
-        metavar="HOST:PORT",
-        help="no host: all addresses; port 0: any free one (default %(default)s)",
+        "--latency-model",
+        type=Path,
+        metavar="MODEL",
+        help="a model.json (default: built-in parameters of a small engine)",
     )
-    add("--latency-model", type=Path, help="a model.json; default: built-in parameters of a small engine")
-    add("--model", help="what clients call it (default: the model.json's, or kvtape-sim)")
-    add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer; default: a built-in vocabulary")
-    add("--speed", default="1", metavar="X|max", help="virtual seconds per real one; max: no sleeping (default 1)")
-    add("--seed", type=int, default=0, help="of outputs and noise (default 0)")
+    add("--model", metavar="NAME", help="what clients call it (default: the model.json's, or kvtape-sim)")
+    add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer (default: a built-in vocabulary)")
+    add("--speed", default="1", metavar="X|max", help="virtual seconds per real one, such as 10; max: no sleeping")
+    add("--seed", type=int, default=0, help="seed of outputs and noise")
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")
     add(
-        "--output-tokens", type=float, default=200.0, metavar="N", help="median length of outputs that end on their own"
+        "--output-tokens", type=float, default=200.0, metavar="N", help="median tokens of outputs that end on their own"
     )
     add(
         "--tool-share",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of the outputs that may call a tool and need not, those that do (default 0)",
+        help="share of outputs that call a tool, of those that may and need not",
     )
-    add("--engines", type=int, default=1, metavar="N", help="engines, each with its own cache (default 1)")
-    add("--route", default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP} (default %(default)s)")
+    add("--engines", type=int, default=1, help="engines, each with its own cache")
+    add("--route", default="round-robin", metavar="POLICY", help=ROUTE_HELP)
     add("--adapter", action="append", default=[], metavar="NAME", help="a LoRA adapter to serve (repeatable)")
-    add("--adapter-load", type=duration, default="0", metavar="TIME", help="delay of a request that loads one")
-    add("--max-loras", type=int, default=1, metavar="N", help="adapters resident on an engine at once (default 1)")
-    add("--drain", type=duration, default="5s", metavar="TIME", help="time to end requests at SIGTERM (default 5s)")
+    add("--adapter-load", type=duration, default="0", help="delay of a request that loads one, such as 200ms")
+    add("--max-loras", type=int, default=1, help="adapters resident on an engine at once")
+    add("--drain", type=duration, default="5s", help="time to end requests at SIGTERM")
     faults = parser.add_argument_group("what goes wrong on purpose")
     faults.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="KIND[=VALUE][:RATE]",
-        help="429, 500, latency, slow-first-byte, stall, garbage, truncate or reset, by share of requests (repeatable)",
+        help="429, 500, latency, slow-first-byte, stall, garbage, truncate or reset, by share of requests, as 500:0.01 "
+        "or latency=2s:0.1 (repeatable)",
     )
     faults.add_argument("--fault-control", action="store_true", help="obey X-Fault headers and PUT /faults too")
     add_engine_flags(parser)
     times = parser.add_argument_group("the model's parameters, one by one")
     for term in TERMS:
         times.add_argument(
-            flag_of(term.name), dest=term.name, type=float, metavar="X", help=f"{term.unit}: {term.counts}"
+            flag_of(term.name), dest=term.name, type=float, help=f"{term.unit}: {term.counts} (default: the model's)"
         )
 
 

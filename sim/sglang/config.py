@@ -43,7 +43,9 @@ class RadixConfig:
 def add_radix_flags(parser: argparse.ArgumentParser) -> None:
     sglang = parser.add_argument_group("SGLang", "with --engine sglang")
     sglang.add_argument(
-        "--kv-tokens", type=int, metavar="N", help="usable tokens (max_total_num_tokens), instead of --num-gpu-blocks"
+        "--kv-tokens",
+        type=int,
+        help="usable tokens (max_total_num_tokens), instead of --num-gpu-blocks (default: no bound)",
     )
     sglang.add_argument(
         "--page-size", type=int, metavar="P", help="tokens in a page (default 1), a divisor or multiple of the blocks'"

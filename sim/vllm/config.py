@@ -101,9 +101,9 @@ _LEAST = {
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("engine settings", "where they differ from the known ones")
     add, either = settings.add_argument, argparse.BooleanOptionalAction
-    add("--num-gpu-blocks", dest="num_gpu_blocks", type=int, metavar="N", help="KV blocks, the null block included")
+    add("--num-gpu-blocks", dest="num_gpu_blocks", type=int, help="KV blocks, the null block included")
     add("--block-size", type=int, metavar="TOKENS", help="tokens in a block")
-    add("--max-num-seqs", type=int, metavar="N", help="requests running at once")
+    add("--max-num-seqs", type=int, help="requests running at once")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens in a step")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
     add(
@@ -124,16 +124,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
     add_free_rule(settings)
     add_evict(settings)
+    for flag in settings._group_actions:
+        flag.help = f"{flag.help}" if "default" in f"{flag.help}" else f"{flag.help} (default: the engine's)"
 
 
 def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None = None) -> None:
-    told = "" if default is None else f" (default {default})"
     parser.add_argument(
         "--free-rule",
         choices=FREE_RULES,
         default=default,
-        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail (append_all, older "
-        f"vLLM){told}",
+        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail (append_all, older vLLM)",
     )
 
 
@@ -142,7 +142,7 @@ def add_kv_groups(parser: argparse._ActionsContainer) -> None:
 
 
 def add_evict(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--evict", metavar="POLICY", help=EVICT_HELP)
+    parser.add_argument("--evict", metavar="POLICY", help=f"{EVICT_HELP} (default vllm)")
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

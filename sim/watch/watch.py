@@ -47,16 +47,19 @@ class Output:
     follow: bool
 
 
+EPILOG = "examples:\n  sim watch tap.jsonl.zst --latency-model model.json --follow\n"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the trace: a file, or the name of a trace in segments")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit; read again if new")
     parser.add_argument(
         "--follow", action="store_true", help="go on as the trace grows, at low priority, until Ctrl-C (default: end)"
     )
-    parser.add_argument("--window", type=duration, default="10m", help="time that is judged (default %(default)s)")
-    parser.add_argument("--every", type=duration, default="1m", help="time between judgements (default %(default)s)")
-    parser.add_argument("--members", type=int, default=20, metavar="N", help="forecasts per judgement (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
+    parser.add_argument("--window", type=duration, default="10m", help="time that is judged")
+    parser.add_argument("--every", type=duration, default="1m", help="time between judgements")
+    parser.add_argument("--members", type=int, default=20, help="forecasts per judgement")
+    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise")
     parser.add_argument("-o", "--output", type=Path, metavar="STATE", help="JSON file to keep the last judgement in")
     parser.add_argument("--json", action="store_true", help="print a JSON object per judgement; words go to stderr")
     add_engine_flags(parser)

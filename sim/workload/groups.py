@@ -243,15 +243,10 @@ def _numbered(words: Sequence[str]) -> tuple[IntArray, list[str]]:
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=get_args(By), help="group requests by leading blocks, session or tenant")
     parser.add_argument(
-        "--tenant-field",
-        default="model",
-        metavar="FIELD",
-        help=f"field that names the tenant: {_FIELDS} (default model)",
+        "--tenant-field", default="model", metavar="FIELD", help=f"field that names the tenant: {_FIELDS}"
     )
-    parser.add_argument(
-        "--prefix-blocks", type=int, metavar="N", help="blocks of a prefix (default: as few as tell groups apart)"
-    )
-    parser.add_argument("--groups", type=int, default=10, metavar="N", help="show the N largest groups (default 10)")
+    parser.add_argument("--prefix-blocks", type=int, help="blocks of a prefix (default: as few as tell groups apart)")
+    parser.add_argument("--groups", type=int, default=10, help="show the N largest groups")
 
 
 def grouping_of(arguments: argparse.Namespace) -> Grouping | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tracefile.commandline.configfile import CONFIG, config_words
+from tracefile.commandline.durations import duration, seconds
 
 FLAGS: Final[Mapping[str, str]] = {
     "--aa": "--repeat",
@@ -66,6 +67,36 @@ def same_named(kind: type, source: object) -> dict[str, Any]:
     return {name: getattr(source, name) for name in kind.__annotations__ if hasattr(source, name)}
 
 
+class _Help(argparse.HelpFormatter):
+    """Help that tells the default of every flag with a value, and keeps the lines of examples."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return _METAVARS.get(action.type) or super()._get_default_metavar_for_optional(action)
+
+    def _get_default_metavar_for_positional(self, action: argparse.Action) -> str:
+        return action.dest.upper()
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if action.nargs == 0 or not action.option_strings or _TOLD.search(text):
+            return text
+        return f"{text[:-1]}; {_default(action)})" if text.endswith(")") else f"{text} ({_default(action)})"
+
+
+def _default(action: argparse.Action) -> str:
+    value = action.default
+    if action.required:
+        return "required"
+    if value in (None, argparse.SUPPRESS, []):
+        return "default: none"
+    return f"default {value:g}" if isinstance(value, float) else f"default {value}".replace("%", "%%")
+
+
+_METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X", duration: "TIME", seconds: "TIME", Path: "FILE"}
+_TOLD: Final = re.compile(r"\bdefault\b|\brequired\b")
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _KINDS: Final = {"int": "a whole number", "float": "a number"}
 
@@ -81,9 +112,7 @@ class Parser(argparse.ArgumentParser):
         epilog: str | None = None,
         commands: Iterable[str] = (),
     ) -> None:
-        # The raw formatter keeps an epilog's lines, and would not wrap a description without one.
-        formatter = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
+        super().__init__(prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False)
         self._handled_before = tuple(commands)
         self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
         self._config = self.add_argument(

@@ -88,3 +88,27 @@ def test_a_command_that_the_program_handles_itself_is_known_by_its_old_name(caps
         with pytest.raises(SystemExit):
             made.parse_args([word])
         assert capsys.readouterr().err == said
+
+
+def test_help_tells_forms_and_defaults_of_values_and_keeps_the_lines_of_examples() -> None:
+    made = Parser(prog="tool", description="words " * 30, epilog="examples:\n  tool t --wait 5s\n  tool u\n")
+    made.add_argument("trace", help="read")
+    made.add_argument("--wait", type=duration, default="30s", help="wait")
+    made.add_argument("--share", type=float, default=1.0, help="share of all, such as 50%% (docs/a.md)")
+    made.add_argument("--number", type=int, required=True, help="number")
+    made.add_argument("--also", action="append", default=[], help="another")
+    made.add_argument("--model", help="model (default: the engine's)")
+    made.add_argument("--json", action="store_true", help="one object")
+    shown = " ".join(made.format_help().split())
+    for words in (
+        "TRACE read",
+        "--wait TIME wait (default 30s)",
+        "--share X share of all, such as 50% (docs/a.md; default 1)",
+        "--number N number (required)",
+        "--also ALSO another (default: none)",
+        "--model MODEL model (default: the engine's)",
+        "--json one object",
+    ):
+        assert words in shown
+    assert made.format_help().endswith("examples:\n  tool t --wait 5s\n  tool u\n")
+    assert max(map(len, made.format_help().splitlines())) <= 120
