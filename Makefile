@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo demo-vllm test test-vllm test-engines test-ray check results clean
+.PHONY: demo demo-vllm test test-vllm test-engines test-ray test-docs site check results clean
 
 demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
 	$(PY) -m scripts.demo --engine sim --out out/demo
@@ -13,7 +13,7 @@ demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's 
 	$(PY) -m scripts.demo --engine vllm --out out/demo-vllm
 
 test: $(VENV)/ready            ## every test that needs no real engine
-	$(PY) -m pytest -n auto --dist worksteal -m "not vllm and not engines and not ray"
+	$(PY) -m pytest -n auto --dist worksteal -m "not vllm and not engines and not ray and not docs"
 
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
 	$(PY) -m scripts.vllm_engine test
@@ -24,6 +24,12 @@ test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_L
 
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray
+
+test-docs: $(VENV)/ready       ## the documentation's commands run, its site built
+	$(PY) -m pytest -m docs
+
+site: $(VENV)/ready            ## the documentation as a site that needs no network: out/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check

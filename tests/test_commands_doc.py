@@ -6,6 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from itertools import dropwhile, groupby
 from pathlib import Path
 
@@ -14,13 +15,10 @@ import pytest
 from kvtape.__main__ import OWN
 from kvtape.parsers import PROGRAMS, commands, parser_of
 from scripts.commands_page import PAGE, examples_of, flags_of, help_of, page, row
+from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, reason
 from tracefile.commandline.parser import FLAGS
 
-ROOT = Path(__file__).parent.parent
 COMMANDS = list(commands())
-PAGES = sorted(
-    path for folder in (".", "docs", "docs/dev", "deploy", "data/captures") for path in (ROOT / folder).glob("*.md")
-)
 
 
 def test_the_page_is_what_the_commands_say() -> None:
@@ -37,16 +35,13 @@ UNSAID = {"...", "$T", "$DOOR"}
 
 def command_lines(text: str) -> Iterator[list[str]]:
     """Commands of ours in a page's blocks of shell, without redirections, comments and ``kvtape`` before others."""
-    for block in re.findall(
-        r"^ *```sh\n(.*?)^ *```", re.sub(r"<<'END'.*?^ *END$", "", text, flags=re.M | re.S), re.M | re.S
-    ):
-        for line in block.replace("\\\n", " ").splitlines():
-            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-            lexer.whitespace_split = True
-            for operator, words in groupby(lexer, key=lambda word: re.fullmatch(r"[;&|<>]+", word) is not None):
-                named = list(dropwhile(lambda word: word in ("sudo", "kvtape"), words))
-                if not operator and named[:1] and named[0] in (*PROGRAMS, *OWN) and not UNSAID & set(named):
-                    yield ["kvtape", *named] if named[0] in OWN else named
+    for line in lines(text):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        for operator, words in groupby(lexer, key=lambda word: re.fullmatch(r"[;&|<>]+", word) is not None):
+            named = list(dropwhile(lambda word: word in ("sudo", "kvtape"), words))
+            if not operator and named[:1] and named[0] in (*PROGRAMS, *OWN) and not UNSAID & set(named):
+                yield ["kvtape", *named] if named[0] in OWN else named
 
 
 def without_config(words: list[str]) -> list[str]:
@@ -56,7 +51,12 @@ def without_config(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_command_lines_are_taken(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lines_are_taken(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / "my.py").write_text("def choose(request, engines):\n    return 0\n")
     refused = []
     for words in command_lines(path.read_text()):
         command = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
@@ -116,6 +116,31 @@ def test_every_flag_tells_its_default_unit_and_form(command: str) -> None:
 
 def shown_as(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_every_program_of_a_user_page_is_ours_or_one_that_pages_may_call() -> None:
+    assert not {line for page in USER_PAGES for line in lines(page.read_text()) if not is_known(line)}
+
+
+def test_every_program_that_pages_may_call_is_called() -> None:
+    called = " ".join(line for page in PAGES for line in lines(page.read_text()))
+    assert not [program for program in OUTSIDE if program not in called]
+
+
+def test_most_command_lines_are_run() -> None:
+    """Those that are not have a reason: see ``tests.test_docs_run``."""
+    found = [reason(line) for page in USER_PAGES for line in lines(page.read_text())]
+    assert found.count("") > 0.6 * len(found)
+
+
+def test_scripts_and_targets_of_pages_are_there() -> None:
+    text = "\n".join(line for page in PAGES for line in lines(page.read_text()))
+    modules = set(re.findall(r"python -m (scripts\.[\w.]+)", text))
+    targets = set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE))
+    assert modules
+    assert targets
+    assert not [name for name in modules if find_spec(name) is None]
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def test_no_page_names_a_flag_of_earlier_commits() -> None:

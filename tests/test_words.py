@@ -11,10 +11,12 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "deploy/README.md", "data/captures/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "recipes").glob("*.md")),
 ]
 """Pages for users; notes of engineers are in docs/dev/."""
 ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape")
-MOST_WORDS = 32_500
+MOST_WORDS = 36_000
+"""Of these some 3,500 are of the tutorial, the recipes and three pages of reasons, which a reader takes one at a time."""
 MOST_WORDS_IN_A_SENTENCE = 25
 FORBIDDEN_OPENINGS = {
     *("what", "which", "whether", "who", "whom", "whose", "how", "when", "where", "why", "of", "as", "by"),

@@ -1,16 +1,14 @@
 """The seed figure: turns 2+ of one session load, warm against cold, captured, replayed and forecast, on one page."""
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.fidelity.judging import Judge
 from scripts.fidelity.loads import Capture
 from scripts.job import Workspace
+from scripts.site.browser import take_picture
 
 LOAD = "session-fast"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 def draw_seed_figures(captures: Path, out: Path, wanted: Sequence[Capture]) -> list[Path]:
@@ -27,18 +25,6 @@ def draw_seed_figures(captures: Path, out: Path, wanted: Sequence[Capture]) -> l
             judge.validate(
                 "seed figure", LOAD, "warm", [*flags, "--cold", judge.trace(LOAD, "uncached"), "--html", page]
             )
-            picture(page)
+            take_picture(page.as_uri(), page.with_suffix(".png"))
             pages.append(page)
     return pages
-
-
-def picture(page: Path, width_px: int = 1100, height_px: int = 900) -> Path | None:
-    """The top of a page as a PNG beside it; null: there is no browser."""
-    browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if browser is None:
-        return None
-    image = page.with_suffix(".png")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000"]
-    size = f"--window-size={width_px},{height_px}"
-    subprocess.run([browser, *flags, size, f"--screenshot={image}", page.as_uri()], check=True, capture_output=True)
-    return image

@@ -1,0 +1,71 @@
+"""Commands of the documentation: its blocks of shell as lines, and the reason for each that no test runs."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtape.parsers import PROGRAMS
+
+ROOT = Path(__file__).parent.parent
+USER_FOLDERS = (".", "docs", "docs/recipes", "deploy", "data/captures")
+PAGES = sorted(path for folder in (*USER_FOLDERS, "docs/dev") for path in (ROOT / folder).glob("*.md"))
+USER_PAGES = [path for path in PAGES if path.parent.name != "dev" and path.name not in ("CHANGELOG.md", "index.md")]
+OUTSIDE = {
+    **dict.fromkeys(("apt-get", "docker", "kubectl", "sudo", "systemctl", "systemd-analyze"), "changes the machine"),
+    **dict.fromkeys(("haproxy", "nginx", "deploy/gateway/rolling-restart", "journalctl"), "wants servers of its own"),
+    **dict.fromkeys(("vllm", "llama-server"), "wants a real engine"),
+    **dict.fromkeys(("hadolint", "kubernetes-validate", "promtool"), "is not installed everywhere"),
+    **dict.fromkeys(("pip", "make", "."), "sets an environment up"),
+    **dict.fromkeys(("kill", "curl", "find", "mkdir", "cd", "openssl", "echo", "python", "zstd", "cat", "export"), ""),
+}
+"""Programs of others that pages call, with the reason why no test runs them; empty: tests do."""
+LEFT_OUT = (
+    (r"python -m (sglang|scripts)\.", "starts a real engine, or measures for minutes"),
+    (r"s3://|/var/lib/kvtape|/etc/kvtape", "wants a bucket or the service's folders"),
+    (r"--ray\b", "starts a cluster: `make test-ray`"),
+    (r"--lm-eval", "wants lm-eval and its tasks"),
+    (r"--kv-events", "wants an engine's events: tests/e2e/test_kv_events.py"),
+    (r"gateway\.example|localhost:8443|\$DOOR", "wants a gateway: tests/e2e/test_engines_doc.py"),
+    (r"…", "stands for a line of the reader's"),
+    (r"/tmp/door|ca\.key|door\.|users$|names$", "makes the gateway's files"),
+    (r"loadgen sweep", "measures for minutes"),
+    (r"kubectl", "wants a cluster"),
+    (r"127\.0\.0\.1:9001|:9001/", "wants a tap's admin port: tests/tap/admin"),
+    (r"selftest", "measures the machine"),
+    (r"--upstreams|http://router:|--workers 2", "wants several engines: tests/tap/supervisor"),
+)
+"""Command lines that no test runs, and why; their flags are parsed."""
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Blocks of shell, without here-documents' content and indentation."""
+    for indent, block in re.findall(r"^( *)```sh\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        yield re.sub(rf"^{indent}", "", block, flags=re.MULTILINE)
+
+
+def lines(text: str) -> Iterator[str]:
+    """Command lines of a page in order, each whole; comments are left out."""
+    for block in blocks(re.sub(r"<<'END'.*?^ *END$", "", text, flags=re.MULTILINE | re.DOTALL)):
+        for line in block.replace("\\\n", " ").splitlines():
+            if plain := re.sub(r"(^|\s)#(?=\s|$).*", "", line).strip():
+                yield plain
+
+
+def program_of(line: str) -> str:
+    """The program that a line calls first, after its variables; empty: it only sets some."""
+    words = re.sub(r"""^\(?((export )?[A-Z_]+=('[^']*'|"[^"]*"|\S*)(\s+|$))*""", "", line).split()
+    if words[:1] == ["kvtape"] and words[1:2] and words[1] in PROGRAMS:
+        return words[1]
+    return words[0] if words else ""
+
+
+def reason(line: str) -> str:
+    """Why no test runs a line; empty: one does."""
+    if found := next((why for pattern, why in LEFT_OUT if re.search(pattern, line)), ""):
+        return found
+    return OUTSIDE.get(program_of(line), "")
+
+
+def is_known(line: str) -> bool:
+    """True for a command of ours, and for one of those that pages may call."""
+    return program_of(line) in {*PROGRAMS, *OUTSIDE, "", "kvtape"}
