@@ -15,8 +15,8 @@ PAGE = ROOT / "docs" / "dev" / "architecture.md"
 PICTURE = PAGE.with_suffix(".svg")
 HEAD = """# Architecture
 
-After this page you know which room of the code stands on which. `python -m scripts.site.architecture` draws it from the imports, and
-`tests/scripts/test_site.py` holds it to them.
+After this page you know which room of the code stands on which. `python -m scripts.site.architecture` draws it from
+the imports, and `tests/scripts/test_site.py` holds it to them.
 
 ```sh
 python -m scripts.site.architecture
@@ -24,10 +24,11 @@ python -m scripts.site.architecture
 
 ![Rooms of the code, each above the rooms that it imports, with its folders from the ground up](architecture.svg)
 
-An arrow is an import; one that follows from two others is left out. Rooms meet over HTTP or through trace files, and where they import each other,
-only downwards. Inside a room a folder imports those before it in the list, and the room's own files import all of them.
-[A request's way](../flow.md) says what each folder does, [tap.md](../tap.md#what-it-does-to-a-request) which processes run,
-[the rooms](../../CONTRIBUTING.md#the-rooms) what belongs where, and [why.md](why.md) the reasons.
+An arrow is an import; one that follows from two others is left out. Rooms meet over HTTP or through trace files, and
+where they import each other, only downwards. Inside a room a folder imports those before it in the list, and the
+room's own files import all of them. [A request's way](../flow.md) says what each folder does,
+[tap.md](../tap.md#what-it-does-to-a-request) which processes run, [the rooms](../../CONTRIBUTING.md#the-rooms) what
+belongs where, and [why.md](why.md) the reasons.
 """
 WIDTH, BOX, GAP, LINE = 1200, 216, 20, 15
 """Sizes in px; a box is as wide as five of a row allow."""

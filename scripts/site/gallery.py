@@ -15,10 +15,10 @@ from scripts.site.browser import take_picture
 ROOT = Path(__file__).parent.parent.parent
 HEAD = """# Gallery
 
-After this page you have seen every HTML page that kvtape makes, of real traffic. Each is one file that needs no network.
+After this page you have seen the HTML pages that kvtape makes, of real traffic. Each is one file that needs no network.
 
-The captures are of a real vLLM on a CPU ([captures](../data/captures/README.md)). The agents are a workload that comes with
-loadgen. `C` is `data/captures/128x2`, and `A` is `loadgen/datasets/workloads/agentic-coding.jsonl.zst`.
+The captures are of a real vLLM on a CPU ([captures](../data/captures/README.md)). The agents are a workload that comes
+with loadgen. `C` is `data/captures/128x2`, and `A` is `loadgen/datasets/workloads/agentic-coding.jsonl.zst`.
 """
 WORDS = {"C": "data/captures/128x2", "A": "loadgen/datasets/workloads/agentic-coding.jsonl.zst"}
 FIRST_PX = (1280, 830)
@@ -47,7 +47,8 @@ PAGES = (
         "Captured, replayed, predicted",
         "The same requests seven times: measured, measured again, replayed and forecast, with the cache and without.",
         "sim run $C/session-fast.jsonl.zst --latency-model model.json --replay-sessions -o predicted.jsonl.zst\n"
-        "sim run $C/session-fast.jsonl.zst --latency-model model.json --replay-sessions --cold-prompts -o cold-predicted.jsonl.zst\n"
+        "sim run $C/session-fast.jsonl.zst --latency-model model.json --replay-sessions --cold-prompts"
+        " -o cold-predicted.jsonl.zst\n"
         "report compare captured=$C/session-fast.jsonl.zst again=$C/session-fast-again.jsonl.zst"
         " \\\n  replayed=$C/session-fast-replayed.jsonl.zst cold-replayed=$C/session-fast-cold-replayed.jsonl.zst"
         " \\\n  predicted=predicted.jsonl.zst cold-predicted=cold-predicted.jsonl.zst"

@@ -10,7 +10,8 @@ import kvtape
 
 HEAD = """# The Python API
 
-After this page you know every name of `import kvtape`. It is made of the code; examples are in [From Python](python.md).
+After this page you know every name of `import kvtape`. It is made of the code.
+Examples are in [From Python](python.md).
 """
 LONGEST = 96
 
@@ -84,7 +85,19 @@ def api_page() -> str:
     own = {name: getattr(kvtape, name) for name in kvtape.__all__ if name not in functions}
     for name in functions:
         result = typing.get_type_hints(getattr(kvtape, name)).get("return")
-        if inspect.isclass(result) and result.__module__.partition(".")[0] in ("measure", "loadgen", "replay", "report", "sim"):
+        if inspect.isclass(result) and result.__module__.partition(".")[0] in (
+            "measure",
+            "loadgen",
+            "replay",
+            "report",
+            "sim",
+        ):
             own[result.__name__] = result
-    parts = [HEAD, "## Functions\n", *map(function, functions), "## Records\n", *(record(own[name]) for name in sorted(own))]
+    parts = [
+        HEAD,
+        "## Functions\n",
+        *map(function, functions),
+        "## Records\n",
+        *(record(own[name]) for name in sorted(own)),
+    ]
     return "\n".join(parts)

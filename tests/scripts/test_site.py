@@ -1,0 +1,119 @@
+"""The documentation site: pages made from the code, every page in the navigation, nothing fetched from a network."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kvtape
+from scripts.site import architecture
+from scripts.site.gallery import PAGES as SHOWN
+from scripts.site.hooks import address, own_files
+from scripts.site.python_api import api_page
+from tests.test_imports import FLOORS, MAY_IMPORT, MORE
+
+ROOT = Path(__file__).parent.parent.parent
+GENERATED = {"docs/api.md", "docs/gallery.md"}
+
+
+def test_the_architecture_page_is_what_the_imports_say() -> None:
+    assert architecture.PAGE.read_text() == architecture.page(), "run: python -m scripts.site.architecture"
+    assert architecture.PICTURE.read_text() == architecture.picture(), "run: python -m scripts.site.architecture"
+
+
+def test_rooms_are_drawn_above_the_rooms_that_they_import() -> None:
+    graph = architecture.room_imports()
+    assert graph["engines"] == {"tracefile", "wire"}
+    assert graph["report"] == {"measure", "tracefile"}
+    for room, others in graph.items():
+        more = {name for folder, names in MORE.items() if folder.startswith(f"{room}/") for name in names}
+        assert others <= MAY_IMPORT[room] | more
+    ranks = {room: rank for rank, row in enumerate(architecture.rows(graph)) for room in row}
+    assert all(ranks[room] < ranks[other] for room, others in graph.items() for other in others)
+
+
+def test_an_arrow_that_follows_from_others_is_left_out() -> None:
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": set[str]()}
+    assert architecture.arrows(graph) == [("a", "b"), ("b", "c")]
+    assert architecture.rows(graph) == [["a"], ["b"], ["c"]]
+
+
+def test_every_folder_is_in_the_table_of_folders() -> None:
+    table = architecture.folder_table()
+    named = {f"{room}/{name}".rstrip("/") for room, names in FLOORS.items() for name in names}
+    assert {name for name in named if f"| `{name}/` |" not in table} == set()
+
+
+def test_the_python_api_has_every_name_its_signature_and_its_docstring() -> None:
+    page = api_page()
+    assert re.findall(r"^### `(\w+)`", page, re.MULTILINE).count("forecast") == 1
+    assert {name for name in kvtape.__all__ if f"### `{name}`\n" not in page} == set()
+    assert "kvtape.read_run(trace: str | os.PathLike[str]) -> Run" in page
+    assert "    *,\n    bootstrap: int = 500,\n    seed: int = 0,\n) -> Compared" in page
+    assert "| `cached_tokens` | `IntArray` | UNKNOWN: not reported; 0: a miss. |" in page
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("README.md", "index.html"),
+        ("docs/tap.md", "tap.html"),
+        ("docs/recipes/README.md", "recipes/index.html"),
+        ("deploy/README.md", "deploy/index.html"),
+        ("docs/report.png", "report.png"),
+        ("deploy/gateway/haproxy.cfg", "deploy/gateway/haproxy.cfg"),
+    ],
+)
+def test_addresses_are_short(path: str, place: str) -> None:
+    assert address(path) == place
+
+
+def navigation(found: Any) -> list[str]:
+    """Pages of a part of the navigation."""
+    if isinstance(found, str):
+        return [found]
+    return [page for one in (found.values() if isinstance(found, dict) else found) for page in navigation(one)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    pages = navigation(yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.BaseLoader)["nav"])
+    own = {str(path.relative_to(ROOT)) for path in own_files() if path.suffix == ".md"}
+    assert sorted(pages) == sorted(own | GENERATED)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """MkDocs would say so, too; it is not there in every run of tests."""
+    dead = [
+        (str(page.relative_to(ROOT)), link)
+        for page in own_files()
+        if page.suffix == ".md"
+        for link in re.findall(
+            r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+        )
+        if ":" not in link and not (page.parent / link).is_file()
+    ]
+    assert not dead
+
+
+@pytest.mark.docs
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    fetched = r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
+    assert not [path for path, text in pages.items() if path.parent.name != "gallery" and re.search(fetched, text)]
+    assert not [
+        path for path in tmp_path.rglob("*.css") if re.search(r"url\(\"?(?:https?:)?//|@import", path.read_text())
+    ]
+    index = (tmp_path / "search" / "search_index.js").read_text()
+    assert all(f'"location":"{page}.html"' in index for page in ("tutorial", "api", "dev/architecture"))
+    assert all((tmp_path / "gallery" / f"{shown.name}.html").stat().st_size > 50_000 for shown in SHOWN)
