@@ -21,9 +21,6 @@ settings.register_profile("explore", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if "CI" in os.environ else "explore")
 
-# Some containers forbid compiled modules; then each worker and each process that a test starts would compile them anew.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Workers keep all cores busy: threads of linear algebra would only wait for one another, and use a core for that.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 

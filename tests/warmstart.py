@@ -38,22 +38,26 @@ LEAVE_S = 2.0
 OUT_OF_THE_WAY = 512
 """Descriptors of a new process are moved above this one, then to the places where they are wanted."""
 
+# Some containers forbid compiled modules; then each worker and each process that a test starts would compile them anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+AT_START = dict(os.environ)
+"""The nursery's environment, whichever test is the first to want it, and whatever that test has set."""
+
 _nursery: socket.socket | None = None
-_settings: tuple[dict[str, str], set[str]] = {}, set()
-"""Of the nursery's Python."""
 
 
 def nursery() -> socket.socket:
     """Where a process is asked for; the nursery leaves when nobody can ask any more."""
-    global _nursery, _settings  # noqa: PLW0603 - one of each for a process
+    global _nursery
     if _nursery is None:
-        _settings = python_settings(os.environ)
         _nursery, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_path = os.pathsep.join(filter(None, (PROJECT_ROOT, AT_START.get("PYTHONPATH"))))
         with theirs:
             started = subprocess.Popen(
                 module_command("tests.warmstart", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
-                env=module_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # what forks must have one thread
+                env=AT_START | {"PYTHONPATH": own_path, "OPENBLAS_NUM_THREADS": "1"},  # what forks must have one thread
                 start_new_session=True,
             )
         atexit.register(_leave, _nursery, started)
@@ -72,8 +76,8 @@ def is_plain(arguments: Any, environment: Mapping[str, str] | None) -> bool:
         return False
     if arguments[1:2] != ["-m"] and arguments[1:3] != ["-P", "-m"]:
         return False
-    nursery()
-    (wanted, paths), (own, own_paths) = python_settings(os.environ if environment is None else environment), _settings
+    wanted, paths = python_settings(os.environ if environment is None else environment)
+    own, own_paths = python_settings(AT_START)
     return wanted == own and paths <= own_paths
 
 

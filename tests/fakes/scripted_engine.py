@@ -37,6 +37,8 @@ class ScriptedEngine:
     """Load of others, by its metrics."""
     stalls: bool = False
     """Streams a first token and then nothing."""
+    stalls_from: float = float("inf")
+    """The completion requests from this one on, from 0, stall; those before are answered, however late they come."""
     statuses: dict[int, int] = field(default_factory=dict)
     """HTTP status of the nth completion request, from 0; others are answered."""
     cuts: set[int] = field(default_factory=set)
@@ -180,7 +182,7 @@ class ScriptedEngine:
                 if number in self.cuts:
                     writer.transport.abort()
                     return False
-                if self.stalls:
+                if self.stalls or number >= self.stalls_from:
                     await asyncio.sleep(60)
                 if self.token_s:
                     await asyncio.sleep(self.token_s)

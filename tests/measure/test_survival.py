@@ -88,6 +88,13 @@ def test_the_log_rank_test_by_hand() -> None:
     assert logrank_p(waits_of((5, EVENT)), waits_of((5, EVENT))) is None
 
 
+def test_the_log_rank_test_needs_events_on_both_sides() -> None:
+    # Each has two at risk when the other's events come, so that a variance could be computed: 17/36 at least.
+    seen, given_up = waits_of((1, EVENT), (2, EVENT)), waits_of((3, CENSORED), (4, CENSORED))
+    assert logrank_p(seen, given_up) is None
+    assert logrank_p(given_up, seen) is None
+
+
 @settings(max_examples=80, deadline=None)
 @given(SAMPLES)
 def test_without_failures_it_is_scipys_ecdf(pairs: list[tuple[int, int]]) -> None:
@@ -153,6 +160,18 @@ def test_uncensored_w1_is_scipys(first: list[int], second: list[int]) -> None:
 
     found = distance(waits_of(*((t, EVENT) for t in first)), waits_of(*((t, EVENT) for t in second)))
     assert found.w1_ms == pytest.approx(stats.wasserstein_distance(first, second))
+
+
+def test_large_samples_are_thinned_to_their_order_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("measure.waits._MOST_SAMPLES", 4)
+    eight = [(float(time), EVENT) for time in (1, 2, 3, 4, 5, 6, 7, 80)]
+    other = waits_of((10, EVENT))
+    # Of eight the second, fourth, sixth and eighth stay: each is the middle of its quarter, rounded up.
+    kept = waits_of((2, EVENT), (4, EVENT), (6, EVENT), (80, EVENT))
+    assert distance(waits_of(*eight), other) == distance(other, waits_of(*eight)) == distance(kept, other)
+    assert distance(waits_of(*eight[:4]), other).w1_ms == pytest.approx(10 - 2.5), "four are not too many"
+    censored = waits_of(*eight[:7], (80, CENSORED))  # a censored sample is no list of order statistics
+    assert distance(censored, other).w1_ms == pytest.approx(sum(10 - time for time in range(1, 8)) / 8 + 70 / 8)
 
 
 def test_a_distance_stops_where_a_curve_is_no_longer_known() -> None:

@@ -473,6 +473,27 @@ def test_bodies_in_a_content_coding_are_read_both_ways(coding: str) -> None:
     assert (record.block_hashes, record.prompt_tokens, record.cached_tokens) == (chain([1, 2, 3, 4]), 4, 0)
 
 
+def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
+    """The copy has the stream's beginning and its end: the tokens between are not counted, and unknown is not 0."""
+    body, event = {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, {"choices": [{"index": 0, "text": "x"}]}
+    end = [(98_000_000, b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(event).encode())]
+    cut = made("/v1/completions", body, [event, event], response_whole=False, last_reads=end).record
+    assert (cut.status, cut.ttft_ms, cut.itl_ms) == ("ok", 1.0, [])
+    assert (cut.prompt_tokens, cut.output_tokens, cut.tokens_source) == (4, None, "tokenizer")
+    whole = made("/v1/completions", body, [event, event]).record
+    assert (whole.prompt_tokens, whole.output_tokens, whole.itl_tokens) == (4, 2, [1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_without_content_type_is_read_as_it_was_asked_for(stream: bool) -> None:
+    """A gateway leaves the header out."""
+    body, answer = {"model": "m", "prompt": [1, 2, 3, 4], "stream": stream}, usage_of({"cached_tokens": 0})
+    record = made("/v1/completions", body, [answer] if stream else answer, response_headers={}).record
+    assert (record.status, record.error, record.tokens_source) == ("ok", None, "usage")
+    assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (4, 1, 0)
+    assert record.ttft_ms == (1.0 if stream else None)
+
+
 def test_a_message_larger_than_the_copy_keeps_its_prompts_length_from_the_start() -> None:
     start = {"type": "message_start", "message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 8}}}
     delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "yo"}}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent.parent.parent
 SESSIONS, TURNS = 40, 3
 
 
-def flags(engine: Any, trace: Path, *more: str, rate: int = 30) -> list[str]:
-    load = f"--rate {rate} --number {SESSIONS} --pattern multiturn --turns {TURNS} --think 0:0.05s --seed 4"
+def flags(engine: Any, trace: Path, *more: str) -> list[str]:
+    load = f"--rate 30 --number {SESSIONS} --pattern multiturn --turns {TURNS} --think 0:0.05s --seed 4"
     lengths = "--prompt-tokens 20 --output-tokens 4"
     return ["--url", engine.url, "-o", str(trace), *load.split(), *lengths.split(), *more]
 
@@ -43,12 +43,26 @@ def recorded(trace: Path) -> int:
     return sum(1 for path in (trace, *parts_of(trace)) if path.exists() for _ in record_lines(path))
 
 
-def kill_midway(argv: Sequence[str], trace: Path, enough: int) -> None:
-    """Start a run and end all of its processes at once, as soon as so much is on the disk."""
+@contextlib.contextmanager
+def midway(engine: Any, argv: Sequence[str], trace: Path, enough: int) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start a run and give it as soon as so much is on the disk. The engine answers not all of it before the block's
+    end: however late that much is seen, the run has not ended."""
+    engine.stalls_from = len(engine.seen) + 40
     run = subprocess.Popen([sys.executable, "-m", "loadgen", *argv], cwd=ROOT, stderr=subprocess.DEVNULL)
     while recorded(trace) < enough:
         assert run.poll() is None
         time.sleep(0.02)
+    yield run
+    engine.stalls_from = float("inf")
+
+
+def kill_midway(engine: Any, argv: Sequence[str], trace: Path, enough: int) -> None:
+    """Start a run and end all of its processes at once, as soon as so much is on the disk."""
+    with midway(engine, argv, trace, enough) as run:
+        kill(run)
+
+
+def kill(run: "subprocess.Popen[bytes]") -> None:
     for pid in [run.pid, *descendants(run.pid)]:
         with contextlib.suppress(ProcessLookupError):  # it may have left by itself since it was listed
             os.kill(pid, signal.SIGKILL)
@@ -77,7 +91,7 @@ def check_whole(trace: Path) -> list[Record]:
 def test_a_killed_run_goes_on_to_the_same_requests(engine: Any, tmp_path: Path, procs: str) -> None:
     trace = tmp_path / "t.jsonl"
     argv = flags(engine, trace, "--procs", procs)
-    kill_midway(argv, trace, enough=20)
+    kill_midway(engine, argv, trace, enough=20)
     before = recorded(trace)
     assert main([*argv, "--resume"]) == 0
     check_whole(trace)
@@ -89,11 +103,11 @@ def test_a_killed_run_goes_on_to_the_same_requests(engine: Any, tmp_path: Path, 
 
 def test_a_run_may_be_killed_again_and_again(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    argv = flags(engine, trace, "--procs", "2", rate=12)  # three seconds, of which each part may have one
-    kill_midway(argv, trace, enough=1)
+    argv = flags(engine, trace, "--procs", "2")
+    kill_midway(engine, argv, trace, enough=1)
     # A merge that was killed before it had removed its parts leaves what they hold twice.
     shutil.copy(parts_of(trace)[0], trace)
-    kill_midway([*argv, "--resume"], trace, enough=recorded(trace) + 1)
+    kill_midway(engine, [*argv, "--resume"], trace, enough=recorded(trace) + 1)
     assert main([*argv, "--resume", "--procs", "1"]) == 0
     check_whole(trace)
     shifts = [each["shift_ms"] for each in last_history(trace)]
@@ -102,12 +116,10 @@ def test_a_run_may_be_killed_again_and_again(engine: Any, tmp_path: Path) -> Non
 
 def test_a_run_cut_short_by_ctrl_c_is_completed(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    argv = flags(engine, trace, rate=10)  # on a busy machine the signal must not come after the last request
-    run = subprocess.Popen([sys.executable, "-m", "loadgen", *argv], cwd=ROOT, stderr=subprocess.DEVNULL)
-    while recorded(trace) < 5:
-        time.sleep(0.02)
-    run.send_signal(signal.SIGINT)
-    assert run.wait() == 130
+    argv = flags(engine, trace)
+    with midway(engine, argv, trace, enough=5) as run:
+        run.send_signal(signal.SIGINT)
+        assert run.wait() == 130
     assert main([*argv, "--resume"]) == 0
     check_whole(trace)
 

@@ -392,6 +392,25 @@ def test_the_front_ends_luck_is_told_from_its_steps() -> None:
     assert row[LEVELS.index(0.8)] - row[LEVELS.index(0.2)] == pytest.approx(2 * 0.8416 * 0.3, rel=0.2)
 
 
+def test_the_steps_noise_is_taken_out_of_the_api_servers() -> None:
+    """An API server of 20 ms that varies by 10 % before steps of 10 ms that vary by 20 %: 2 ms each."""
+    rng = np.random.default_rng(8)
+    steps = [10.0 * float(np.exp(0.2 * one)) for one in rng.standard_normal(1200)]
+    fronts = [20.0 * float(np.exp(0.1 * one)) for one in rng.standard_normal(400)]
+    alone = observations([[1.0]] * 800, steps[:800], [False] * 800)
+    opening = observations(
+        [[1.0, *[0.0] * (RECEIVED - 1), 1.0]] * 400,
+        [sum(each) for each in zip(fronts, steps[800:], strict=True)],
+        [True] * 400,
+    )
+    seen = Observations.join([alone, replace(opening, opens=np.ones(400, dtype=np.bool_))])
+    parameters = vector()
+    parameters[[0, RECEIVED]] = 10.0, 20.0
+    row = estimate_noise(seen, parameters).frontend_log_ratio
+    # With the steps' noise left in it would be wider by the square root of two.
+    assert row[LEVELS.index(0.8)] - row[LEVELS.index(0.2)] == pytest.approx(2 * 0.8416 * 0.1, rel=0.15)
+
+
 def test_drift_is_how_captures_differ() -> None:
     """Six captures of one engine, each steady, at speeds that differ by 10 %; then one alone, which says nothing."""
     rng = np.random.default_rng(5)

@@ -21,7 +21,9 @@ from sim.latency.terms import (
     count_rest,
     decode_kv_tokens,
     row_ms,
+    step_row,
 )
+from sim.vllm.request import Request
 from tracefile import InputError
 
 
@@ -90,6 +92,33 @@ def test_a_step_costs_the_sum_of_its_terms() -> None:
     count_decodes(row, 7, 11, 4)
     assert row_ms(model.costs, row) == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
     assert decode_kv_tokens(np.array(row)) == 11
+
+
+def test_a_steps_row_by_hand() -> None:
+    """Two decodes and two chunks, of a prompt of one token too, 200 ms after the step before; 6 tokens held twice."""
+    decoding, deep = Request("decoding", 10, 9, [0] * 9), Request("deep", 4, 99, [0] * 99)
+    chunk, tiny = Request("chunk", 50, 1, [0] * 9, arrival_ms=700.0), Request("tiny", 1, 1, [0])
+    row = step_row(
+        [(chunk, 8, 32, False), (decoding, 1, 12, True), (deep, 1, 4, True), (tiny, 1, 0, True)], 6, 700.0 - REST_MS
+    )
+    rested = 1 - 1 / math.e
+    assert dict(zip((term.name for term in STEP_TERMS), row, strict=True)) == {
+        "t0_ms": 1.0,
+        "per_prefill_token_ms": 8 + 1,
+        "per_attention_token2_ms": 8 * 32 + 8 * 8 / 2 + 1 / 2,
+        "per_decode_ms": 2.0,
+        "per_kv_token_ms": 12 + 4 - 6,
+        "per_repeated_kv_token_ms": 6.0,
+        "per_prefill_chunk_ms": 2.0,
+        "per_prefill_depth_ms": 32.0,
+        "per_chunk_square_ms": 8 * 8 / 2 + 1 / 2,
+        "prefill_step_ms": 1.0,
+        "rested_step_ms": pytest.approx(rested),
+        "per_rested_depth_ms": pytest.approx(32 * rested),
+    }
+    # A decode alone, after none: no chunk, no rest. No request at all is a step that does nothing.
+    assert step_row([(deep, 1, 4, True)], 0, math.inf) == [1.0, 0, 0, 1.0, 4.0, 0, 0, 0, 0, 0, 0, 0]
+    assert step_row([], 0, -math.inf) == [1.0] + [0.0] * (NUM_STEP_TERMS - 1)
 
 
 def test_no_more_reads_are_repeated_than_there_are() -> None:

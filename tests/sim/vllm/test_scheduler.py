@@ -47,6 +47,16 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert [scheduler.pool.key_of(block) for block in (1, 2, 3)] == [0, 1, None]
 
 
+def test_a_chain_has_a_key_for_every_block_that_gets_full() -> None:
+    # Of 13 tokens the last one's KV is never computed: 12 // 4 = 3 blocks get full, of 12 tokens only two.
+    engine().add(Request("whole", 9, 4, [1, 2, 3]))
+    with pytest.raises(ValueError, match="request short: its chain of 2 keys is too short"):
+        engine().add(Request("short", 9, 4, [1, 2]))
+    engine().add(Request("shorter", 9, 3, [1, 2]))
+    with pytest.raises(ValueError, match="its chain of 1 keys is too short"):
+        engine().add(Request("short", 9, 3, [1]))
+
+
 def test_running_requests_go_first_and_waiting_ones_share_what_is_left() -> None:
     scheduler = engine(max_num_batched_tokens=6)
     scheduler.add(request("a", 4, 5, family=1))

@@ -108,8 +108,8 @@ def test_one_that_cannot_be_started_again_is_tried_until_it_can(
         os.kill(nursery.heard[0], signal.SIGKILL)
         await until(lambda: "not today" in said(capsys))
         assert not child.ready
-        nursery.forget("refuse")
         nursery.behave("die")
+        nursery.forget("refuse")
         await until(lambda: "ended before it was ready" in said(capsys))
         nursery.forget("die")
         await until(lambda: child.ready)
