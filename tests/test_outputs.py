@@ -179,7 +179,7 @@ def test_traces_without_a_shared_request_are_exit_code_1_and_no_page(
         (["tap.jsonl.zst", "tap-2.jsonl.zst.shard0.jsonl"], "tap-3.jsonl.zst"),
         (["tap-000001.jsonl.zst"], "tap-2.jsonl.zst"),
         (["tap-000001.jsonl.zst.part"], "tap-2.jsonl.zst"),
-        (["tap.recorder.segments.json"], "tap-2.jsonl.zst"),
+        (["tap.segments.json"], "tap-2.jsonl.zst"),
         (["tap.jsonl.zst.engine.jsonl"], "tap-2.jsonl.zst"),
     ],
 )

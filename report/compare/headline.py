@@ -13,6 +13,7 @@ from measure.runs import Run
 from measure.wording import factor, listed, rounded_hits, share, signed_percent
 from report.compare.results import Duration, Forecast, Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
+from tracefile.records.schema import HashInfo
 
 _NAMED = ("p50", "p90", "p99")
 
@@ -148,12 +149,20 @@ def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: M
             *_of_pair(label, pair),
             *_of_blocks(runs[pair.truth], pair),
             *_of_engines(runs[pair.truth], runs[label]),
+            *_of_keys(runs[pair.truth].meta.hash, runs[label].meta.hash, pair),
         ]
     few = {label: sessions for label, trace in traces.items() if (sessions := _sessions(trace)) < _FEW_SESSIONS}
     if few:
         named = ", ".join(f"{label} {sessions}" for label, sessions in few.items())
         notes.append(f"Few sessions or busy periods to resample ({named}): intervals are likely too narrow.")
     return notes
+
+
+def _of_keys(truth: HashInfo | None, other: HashInfo | None, pair: Pair) -> list[str]:
+    keys = [told.key_id for told in (truth, other) if told is not None and told.key_id is not None]
+    if pair.joined or len(set(keys)) < 2:
+        return []
+    return [f"The two are under keys {keys[0]} and {keys[1]}: no id and no hash of the one is in the other."]
 
 
 def _of_run(run: Run) -> list[str]:

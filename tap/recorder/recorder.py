@@ -140,6 +140,7 @@ class Recorder:
 
     def __init__(self, setup: RecorderSetup) -> None:
         key = HashKey(setup.key_secret)
+        self._setup = setup
         hasher = prompt_hasher(setup, key)
         self._uploader = Uploader(setup.upload) if setup.upload is not None else None
         self._trace = SegmentedTrace(
@@ -178,7 +179,7 @@ class Recorder:
         self._meter = _new_meter(setup, self._feeds)
         self._taken = copy.deepcopy(setup.carry)
         """Counts of the exchanges taken; ``_flushed`` lags behind by the records not yet in the files."""
-        self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
+        self._taken.found, self._taken.epoch_ns, self._taken.key_id = self._before, epoch_ns, key.key_id
         self._dropped = Counter(setup.carry.dropped)
         self._count_unreported(found)
         self._flushed = copy.deepcopy(self._taken)
@@ -272,8 +273,22 @@ class Recorder:
             self._meter.close(self.progress())
         return self.progress()
 
+    def rekeyed(self, setup: RecorderSetup) -> "Recorder":
+        """End the trace; return a recorder of the one under another key, or of this one if that cannot be written."""
+        self.close()
+        done = self.finish_uploads()
+        earlier = done.recorded - done.moved
+        carry = msgspec.structs.replace(done, earlier=earlier, found=None, epoch_ns=None, file=None)
+        try:
+            made = Recorder(msgspec.structs.replace(setup, resume=True, overwrite=False, carry=carry))
+        except InputError as error:
+            say(f"SIGHUP: {error}; THE KEY STAYS AS IT WAS")
+            return Recorder(msgspec.structs.replace(self._setup, resume=True, overwrite=False, carry=done))
+        say(f"SIGHUP: hashes are under key {made.progress().key_id} from here on, in {setup.trace}: a trace of its own")
+        return made
+
     def _recorded(self) -> int:
-        return self._trace.recorded - self._before + self._taken.moved
+        return self._trace.recorded - self._before + self._taken.moved + self._taken.earlier
 
     def _account_for_left_files(self) -> bool:
         """Take the records of files that others deleted, moved or changed out of the counts of the trace."""
@@ -379,14 +394,12 @@ def record_exchanges(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the supervisor was told to end meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
     do_all(_record_until_closed(recorder, sock, messages))
-    _tell(sock, recorder.close())
-    _tell(sock, recorder.finish_uploads())
 
 
 def _record_until_closed(
     recorder: Recorder, sock: socket.socket, messages: Iterator[list[RecorderSetup | ExchangeCopy | EngineChanged]]
 ) -> Iterator[bool]:
-    """Yield after each batch whether its last exchange had ended long ago."""
+    """Yield after each batch whether its last exchange had ended long ago; then close the trace."""
     ticked_at = time.monotonic()
     for batch in messages:
         ended_ns = None
@@ -396,12 +409,17 @@ def _record_until_closed(
                 ended_ns = message.end_ns
             elif isinstance(message, EngineChanged):
                 recorder.change_engine(message.engine)
+            else:
+                recorder = recorder.rekeyed(message)
+                _tell(sock, recorder.progress())
         now = time.monotonic()
         if not batch or now - ticked_at >= REPORT_INTERVAL_S:
             _tell(sock, recorder.tick())
             ticked_at = now
         recorder.push(now)
         yield ended_ns is not None and time.perf_counter_ns() - ended_ns > BEHIND_NS
+    _tell(sock, recorder.close())
+    _tell(sock, recorder.finish_uploads())
 
 
 def _tell(sock: socket.socket, progress: Progress | None) -> None:

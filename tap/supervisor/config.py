@@ -23,10 +23,12 @@ from tap.prompts.promptstart import PIECE_TOKENS
 from tap.proxy.livepolicy import live_policy
 from tap.supervisor.upstreamlist import HealthCheck
 from tracefile.commandline.parser import same_named
+from tracefile.files.reading import open_trace
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
+from tracefile.storage.segments import marked_path
 from wire.dialing import server_context
 from wire.errors import WireError
 from wire.url import Origin, parse_listen, parse_url
@@ -143,6 +145,18 @@ def checked_trace(path: str, *, overwrite: bool, resume: bool, inputs: Sequence[
     if not os.access(found if found.exists() else found.parent, os.W_OK):
         raise InputError(f"--output {path}: cannot be written; expected a folder that is there and writable")
     return path
+
+
+def trace_under(key: HashKey, trace: str) -> str:
+    """Return the trace to go on with under a key: this one, or one named by the key if this is under another."""
+    try:
+        with open_trace(trace) as reader:
+            told = reader.meta.hash
+    except (InputError, OSError):  # none is there, or none that can be read
+        return trace
+    if told is None or told.key_id in (None, key.key_id):
+        return trace
+    return str(marked_path(trace, f"-k{key.key_id[:8]}"))
 
 
 def checked_sample(share: float) -> float:

@@ -135,6 +135,9 @@ class RecorderProcess:
 
     def __init__(self, setup: RecorderSetup, ledger: Ledger) -> None:
         self._setup, self._ledger = setup, ledger
+        self._rekeyed: RecorderSetup | None = None
+        """Setup under another key, until the recorder works by it."""
+        self.changed_trace = asyncio.Event()
         self.child = RestartingChild(
             "recorder",
             self._start,
@@ -149,11 +152,29 @@ class RecorderProcess:
         )
         self.child.send(EngineChanged(engine))
 
+    @property
+    def trace(self) -> str:
+        return self._setup.trace
+
+    def rekey(self, key: HashKey, trace: str) -> bool:
+        """Go on under another key, in a trace of its own; False: it is the present key."""
+        meta = self._setup.meta
+        if meta.hash is None or meta.hash.key_id == key.key_id:
+            return False
+        under = msgspec.structs.replace(meta, hash=msgspec.structs.replace(meta.hash, key_id=key.key_id))
+        self._rekeyed = msgspec.structs.replace(self._setup, trace=trace, meta=under, key_secret=key.secret)
+        self.child.send(self._rekeyed)
+        return True
+
     async def _start(self) -> ChildProcess:
         return await ChildProcess.start("tap.recorder.recorder", self._setup, _replies)
 
     def _heard(self, progress: Progress) -> None:
         self._ledger.progress = progress
+        wanted = self._rekeyed
+        if wanted is not None and progress.key_id == HashKey(wanted.key_secret).key_id:
+            self._setup, self._rekeyed = wanted, None
+            self.changed_trace.set()
 
     def _died(self) -> None:
         self._setup = msgspec.structs.replace(self._setup, resume=True, overwrite=False, carry=self._ledger.progress)

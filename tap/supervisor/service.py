@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.ipc.stderr import say
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup
+from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup, trace_under
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers, watch_model
@@ -205,6 +205,8 @@ async def serve(config: TapConfig) -> None:
     listeners = bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
     key = load_key(config.key_file)
+    if config.resume:
+        config = replace(config, trace=trace_under(key, config.trace))
     config, reached = await reach_upstreams(config, signals, listeners, pages)
     facts = await learn(config, reached)
     probed = await probe_engine(config, facts, reached[0])
@@ -266,7 +268,7 @@ class Service:
             watching = watch_health(self._fleet, self._config.health_check, self._health_changed, self._config.access)
             going.append(watching)
         if self._config.latency_model is not None:
-            going.append(watch_model(self._config.latency_model, self._config.trace, model_state))
+            going.append(self._watch_model(self._config.latency_model, model_state))
         tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()
@@ -302,8 +304,8 @@ class Service:
 
     def reload(self) -> None:
         file, own = self._config.upstreams_file, self._config.certificate
-        if file is None and own is None:
-            say("SIGHUP: the upstreams are flags; expected --upstreams FILE or --tls-cert, to be read again")
+        if not self._reload_key() and file is None and own is None:
+            say("SIGHUP: no file has changed; expected another key, --upstreams FILE or --tls-cert, to be read again")
             return
         try:
             if file is not None:
@@ -319,6 +321,16 @@ class Service:
         except InputError as error:
             say(f"SIGHUP: {error}; THE CERTIFICATE STAYS AS IT WAS")
         self._workers.reload(certificate=True)
+
+    def _reload_key(self) -> bool:
+        """Record under the key file's key if that is another; a file that is gone or wrong changes nothing."""
+        path = self._config.key_file or key_path()
+        try:
+            key = load_key(path) if path.exists() else None
+            return key is not None and self._recorder.rekey(key, trace_under(key, self._config.trace))
+        except InputError as error:
+            say(f"SIGHUP: {error}; THE KEY STAYS AS IT WAS")
+            return True
 
     def _health_changed(self, line: str) -> None:
         say(line)
@@ -336,6 +348,17 @@ class Service:
         while True:
             await signals.reloads.get()
             self.reload()
+
+    async def _watch_model(self, model: Path, state: Path) -> None:
+        """Hold the model to the trace, and to the next one once another key has begun it."""
+        changed = self._recorder.changed_trace
+        while True:
+            changed.clear()
+            watching = asyncio.create_task(watch_model(model, self._recorder.trace, state))
+            try:
+                await changed.wait()
+            finally:
+                watching.cancel()
 
     async def _report_regularly(self) -> None:
         reported = 0

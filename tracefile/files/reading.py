@@ -25,7 +25,7 @@ from tracefile.records.decoding import (
 )
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
-from tracefile.records.schema import Meta, Record, TraceFormat
+from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
 from tracefile.storage.output import MANIFEST, MODEL, PAGE
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
@@ -230,7 +230,12 @@ def check_continues(first: Meta, later: Meta, where: str) -> None:
     for name in SHARED_BY_SEGMENTS:
         there, here = getattr(first, name), getattr(later, name)
         if here != there:
+            here, there = (_key_words(value) if isinstance(value, HashInfo) else value for value in (here, there))
             raise InputError(f"{where}: meta.{name}: {here}; expected {there}, as in the trace's first header")
+
+
+def _key_words(told: HashInfo) -> str:
+    return f"{told.algorithm} under key {told.key_id}" + (", with branches" if told.branches else "")
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:

@@ -41,8 +41,8 @@ def free_name(stem: str) -> str:
     there = os.listdir()
     for number in itertools.count(1):
         name = stem if number == 1 else f"{stem}-{number}"
-        # Beside TRACE: TRACE.engine.jsonl, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.recorder.segments.json.
-        own = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|recorder)")
+        # Beside TRACE: TRACE.engine.jsonl, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
+        own = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|segments)")
         if not any(map(own.match, there)):
             break
     return f"{name}.jsonl.zst"

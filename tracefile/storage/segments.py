@@ -60,8 +60,13 @@ def manifest_path(trace: str | os.PathLike[str]) -> Path:
 
 def segment_path(trace: str | os.PathLike[str], number: int) -> Path:
     """The path of a trace's segment, from 1."""
+    return marked_path(trace, f"-{number:06}")
+
+
+def marked_path(trace: str | os.PathLike[str], mark: str) -> Path:
+    """The path of a file beside a trace that has a mark before the suffix."""
     stem, suffix = _split_name(Path(trace))
-    return Path(trace).with_name(f"{stem}-{number:06}{suffix}")
+    return Path(trace).with_name(f"{stem}{mark}{suffix}")
 
 
 def part_path(segment: Path) -> Path:

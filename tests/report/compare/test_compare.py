@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,10 +15,22 @@ import pytest
 from measure.cohorts import known_cohorts
 from measure.metrics.results import TraceMetrics
 from report.__main__ import main
+from report.compare.headline import _of_keys
 from report.compare.results import Comparison
 from report.pages.search import Search
 from report.pages.whatif import WhatIf
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload, load_trace, trace_digest
+from tracefile import (
+    Engine,
+    HashInfo,
+    InputError,
+    Meta,
+    Record,
+    RequestId,
+    TraceWriter,
+    Workload,
+    load_trace,
+    trace_digest,
+)
 
 MakeTrace = Callable[..., Path]
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -380,3 +393,14 @@ def test_docs_define_every_key_and_cohort() -> None:
     for result in (Comparison, WhatIf, Search, TraceMetrics):
         assert not struct_keys(result) - said, "keys of --json that docs/metrics.md does not define"
     assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"
+
+
+def test_traces_under_two_keys_are_said_to_have_nothing_in_common() -> None:
+    one, other = (HashInfo(algorithm="xxh3_64", key_id=key_id) for key_id in ("ab", "cd"))
+    none_joined, some_joined = (cast(Any, SimpleNamespace(joined=joined)) for joined in (0, 3))
+    assert _of_keys(one, other, none_joined) == [
+        "The two are under keys ab and cd: no id and no hash of the one is in the other."
+    ]
+    assert not _of_keys(one, one, none_joined)
+    assert not _of_keys(one, other, some_joined)
+    assert not _of_keys(one, None, none_joined)

@@ -1,6 +1,7 @@
 """The tap as a command: how it starts, refuses, survives its recorder, ends; and that it keeps no content."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,10 @@ import pytest
 import trustme
 
 from scripts.proxybench.processes import ended
+from tap.supervisor.config import trace_under
 from tests.tap.conftest import ANSWER, COMPLETION, TapCommand, answer, until, upstream_of
+from tracefile import HashKey, InputError, load_key, load_trace
+from tracefile.__main__ import main as tracefile
 
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -415,6 +419,58 @@ def test_clients_are_served_over_https_and_a_new_certificate_is_read_on_sighup(l
 
     asyncio.run(scenario())
     assert len(lab.records) == 1
+
+
+def rekey(lab: Any, digits: str) -> str:
+    """Put another key in the key file, whole; return its public id."""
+    key = HashKey(hashlib.sha256(digits.encode()).digest())
+    (lab.folder / "keys" / "new").write_text(key.secret.hex())
+    (lab.folder / "keys" / "new").chmod(0o600)
+    (lab.folder / "keys" / "new").replace(lab.folder / "keys" / "key")
+    return key.key_id
+
+
+def test_another_key_begins_a_trace_of_its_own_without_a_pause(lab: Any) -> None:
+    def written(name: str) -> bool:
+        """Return whether the open segment has its header and a record: what comes by then is under its key."""
+        return (lab.folder / f"{name}-000001.jsonl.part").read_bytes().count(b"\n") == 2
+
+    async def first_run(port: int) -> str:
+        async with lab.command(port, "--rotate-mb", "1") as tap:
+            await tap.post("/v1/completions", COMPLETION)
+            await until(lambda: written("captured"))
+            (lab.folder / "keys" / "key").rename(lab.folder / "old.key")
+            tap.process.send_signal(signal.SIGHUP)
+            await tap.said("no file has changed")  # a key file that is gone was read once
+            key_id = rekey(lab, "week five")
+            tap.process.send_signal(signal.SIGHUP)
+            assert f"hashes are under key {key_id} from here on" in await tap.said("a trace of its own")
+            await tap.post("/v1/completions", COMPLETION)
+            await until(lambda: written(f"captured-k{key_id[:8]}"))
+            os.kill(tap.recorder_pid(), signal.SIGKILL)
+            await tap.said("the recorder process is back")
+            await tap.post("/v1/completions", COMPLETION)
+            await tap.end()
+            assert (tap.code, "Traceback" in tap.errors) == (0, False), tap.errors
+        return key_id
+
+    async def scenario() -> str:
+        async with upstream_of(lab, answer) as port:
+            key_id = await first_run(port)
+            assert (lab.summary["offered"], lab.summary["recorded"], lab.summary["earlier"]) == (3, 3, 1)
+            return key_id
+
+    key_id = asyncio.run(scenario())
+    new = lab.folder / f"captured-k{key_id[:8]}.jsonl"
+    assert [len(load_trace(trace)[1]) for trace in (lab.trace, new)] == [1, 2]
+    assert trace_under(load_key(lab.folder / "keys" / "key"), str(lab.trace)) == str(new), "with --resume"
+    assert trace_under(load_key(lab.folder / "old.key"), str(lab.trace)) == str(lab.trace)
+    old_key, new_key = (load_trace(trace)[0].hash.key_id for trace in (lab.trace, new))
+    assert (old_key, new_key) == (load_key(lab.folder / "old.key").key_id, key_id)
+    with pytest.raises(InputError, match=rf"hash: xxh3_64 under key {new_key}.*; expected xxh3_64 under key {old_key}"):
+        tracefile(["join", str(lab.trace), str(new), "-o", str(lab.folder / "both.jsonl")])
+    with pytest.raises(InputError, match=f"segments of captured and captured-k{key_id[:8]}; expected those of one"):
+        tracefile(["info", str(lab.folder)])
 
 
 def arguments_of(tap: TapCommand) -> bytes:
