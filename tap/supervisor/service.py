@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 import time
@@ -56,6 +57,26 @@ def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[sock
             f"{flag} {host}:{port}: {error.strerror or error}; expected a free address of this machine"
         ) from None
     return sockets
+
+
+HANDED_FD = 3
+"""First socket that a service manager hands over."""
+
+
+def handed_listeners(count: int) -> list[socket.socket]:
+    """Return the socket of systemd's protocol once for each process; none without one. Raises InputError for others.
+
+    Its queue of connections outlives this tap: those that come while one version ends wait for the next.
+    """
+    if os.environ.pop("LISTEN_PID", None) != str(os.getpid()):
+        return []
+    sockets = os.environ.pop("LISTEN_FDS", "0")
+    if sockets != "1":
+        raise InputError(f"LISTEN_FDS: {sockets} sockets; expected one, in place of --listen")
+    first = socket.socket(fileno=HANDED_FD)
+    if not first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise InputError("LISTEN_FDS: a socket that does not listen; expected a ListenStream=")
+    return [first, *(first.dup() for _ in range(count - 1))]
 
 
 def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.socket:
@@ -202,7 +223,7 @@ FLUSH_TIMEOUT_S = 60.0
 
 async def serve(config: TapConfig) -> None:
     signals = Signals()
-    listeners = bind_listeners("--listen", *config.listen, count=config.workers)
+    listeners = handed_listeners(config.workers) or bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
     key = load_key(config.key_file)
     if config.resume:

@@ -268,15 +268,19 @@ class TapCommand:
 
 @contextlib.asynccontextmanager
 async def tap_command(
-    folder: Path, upstream_port: int, *extra: str, limit: int | None = None
+    folder: Path, upstream_port: int, *extra: str, limit: int | None = None, handed: int | None = None
 ) -> AsyncIterator[TapCommand]:
-    """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk."""
+    """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk.
+
+    ``handed``: a listening socket, handed over as systemd does.
+    """
 
     def small_disk() -> None:
         assert limit is not None
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     process = await asyncio.create_subprocess_exec(
+        *(() if handed is None else ("bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{handed}', "bash")),
         *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
         *(() if {"--upstream", "--upstreams"} & set(extra) else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
         *("-o", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
@@ -284,6 +288,7 @@ async def tap_command(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=None if limit is None else small_disk,
+        pass_fds=() if handed is None else (handed,),
     )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
@@ -359,10 +364,10 @@ class Lab:
         assert relays.in_flight == 0
 
     def command(
-        self, upstream_port: int, *extra: str, limit: int | None = None
+        self, upstream_port: int, *extra: str, limit: int | None = None, handed: int | None = None
     ) -> contextlib.AbstractAsyncContextManager[TapCommand]:
         """A tap of processes for the length of the block; ``limit``: how large a file may grow."""
-        return tap_command(self.folder, upstream_port, *extra, limit=limit)
+        return tap_command(self.folder, upstream_port, *extra, limit=limit, handed=handed)
 
     def environment(self) -> dict[str, str]:
         """What a tap of processes finds around it."""

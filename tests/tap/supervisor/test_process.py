@@ -19,9 +19,10 @@ import trustme
 
 from scripts.proxybench.processes import ended
 from tap.supervisor.config import trace_under
-from tests.tap.conftest import ANSWER, COMPLETION, TapCommand, answer, until, upstream_of
+from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, until, upstream_of
 from tracefile import HashKey, InputError, load_key, load_trace
 from tracefile.__main__ import main as tracefile
+from tracefile.files.following import FollowedTrace
 
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -433,7 +434,8 @@ def rekey(lab: Any, digits: str) -> str:
 def test_another_key_begins_a_trace_of_its_own_without_a_pause(lab: Any) -> None:
     def written(name: str) -> bool:
         """Return whether the open segment has its header and a record: what comes by then is under its key."""
-        return (lab.folder / f"{name}-000001.jsonl.part").read_bytes().count(b"\n") == 2
+        content: bytes = (lab.folder / f"{name}-000001.jsonl.part").read_bytes()
+        return content.count(b"\n") == 2
 
     async def first_run(port: int) -> str:
         async with lab.command(port, "--rotate-mb", "1") as tap:
@@ -465,12 +467,57 @@ def test_another_key_begins_a_trace_of_its_own_without_a_pause(lab: Any) -> None
     assert [len(load_trace(trace)[1]) for trace in (lab.trace, new)] == [1, 2]
     assert trace_under(load_key(lab.folder / "keys" / "key"), str(lab.trace)) == str(new), "with --resume"
     assert trace_under(load_key(lab.folder / "old.key"), str(lab.trace)) == str(lab.trace)
-    old_key, new_key = (load_trace(trace)[0].hash.key_id for trace in (lab.trace, new))
-    assert (old_key, new_key) == (load_key(lab.folder / "old.key").key_id, key_id)
-    with pytest.raises(InputError, match=rf"hash: xxh3_64 under key {new_key}.*; expected xxh3_64 under key {old_key}"):
+    old_key_id = load_key(lab.folder / "old.key").key_id
+    with pytest.raises(InputError, match=rf"xxh3_64 under key {key_id}.*; expected xxh3_64 under key {old_key_id}"):
         tracefile(["join", str(lab.trace), str(new), "-o", str(lab.folder / "both.jsonl")])
     with pytest.raises(InputError, match=f"segments of captured and captured-k{key_id[:8]}; expected those of one"):
         tracefile(["info", str(lab.folder)])
+
+
+def test_an_upgrade_on_the_same_port_refuses_nothing_and_a_reader_of_the_trace_reads_on(lab: Any) -> None:
+    """The port is a socket unit's: connections that come between two versions wait in its queue."""
+    answered: list[bytes] = []
+
+    async def slow(request: RawRequest) -> None:
+        await asyncio.sleep(0.05)
+        request.write_json(ANSWER)
+
+    async def load(tap: TapCommand, ended: asyncio.Event) -> None:
+        async def post() -> None:
+            answered.append(await tap.post("/v1/completions", COMPLETION))
+
+        async with asyncio.TaskGroup() as requests:
+            while not ended.is_set():
+                requests.create_task(post())
+                await asyncio.sleep(0.02)
+
+    async def scenario() -> int:
+        flags = ("--rotate-mb", "1", "--resume", "--workers", "2")
+        with socket.create_server(("127.0.0.1", 0)) as port_of_unit:
+            async with upstream_of(lab, slow) as port:
+                ended, handed = asyncio.Event(), port_of_unit.fileno()
+                async with lab.command(port, *flags, handed=handed) as old:
+                    assert old.port == port_of_unit.getsockname()[1]
+                    loading = asyncio.create_task(load(old, ended))
+                    await until(lambda: len(answered) > 5)
+                    reader = FollowedTrace(lab.trace)
+                    read = len(list(reader.new_records()))
+                    await old.end()
+                assert lab.summary["offered"] == lab.summary["recorded"]
+                before, came = lab.summary["recorded"], len(answered)
+                async with lab.command(port, *flags, handed=handed) as new:
+                    await until(lambda: len(answered) > came + 5)
+                    ended.set()
+                    await loading
+                    await new.end()
+                assert lab.summary["offered"] == lab.summary["recorded"] == len(answered) - before
+        read += len(list(reader.new_records()))
+        reader.close()
+        return read
+
+    assert asyncio.run(scenario()) == len(answered)
+    assert {response[:15] for response in answered} == {b"HTTP/1.1 200 OK"}
+    assert len(load_trace(lab.trace)[1]) == len(answered)
 
 
 def arguments_of(tap: TapCommand) -> bytes:
