@@ -14,6 +14,7 @@ import numpy as np
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.terms import STEP_TERMS
 from sim.vllm.config import EngineConfig
+from sim.vllm.eviction import VLLM, parse_evict
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
@@ -91,7 +92,12 @@ class Deployment:
                 raise InputError(f"{flag}: {blocks} blocks; expected {longest} or more, as many as the longest prompt")
 
     def engine(self, engine: EngineConfig, settings: Any) -> dict[str, Any]:
-        """Return settings of an engine of this many GPUs, besides those asked for: the pool grows with them."""
+        """Return settings of an engine of this many GPUs, besides those asked for: the pool grows with them.
+
+        Raises InputError for an engine whose pool cannot write its evictions to the host.
+        """
+        if self.host_blocks and self.tier_write == "evict" and parse_evict(engine.evict).policy != VLLM:
+            raise InputError(f"--evict: {engine.evict}; expected vllm beside --tier-write evict")
         if self.tensor_parallel == 1 or "num_gpu_blocks" in settings:
             return {}
         return {"num_gpu_blocks": engine.usable_blocks * self.tensor_parallel + 1}

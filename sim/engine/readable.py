@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba.core.registry import CPUDispatcher
 
+from sim.engine.simstate import servable
 from sim.kernels import layout, loop
 from sim.kernels import scheduler as kernels
 from sim.kernels.layout import SimState, Timeline
@@ -35,6 +36,14 @@ def run_engine(state: SimState, arrivals: Arrivals, config: EngineConfig) -> Sim
             state = state._replace(timeline=Timeline(*(loop.twice_as_long(part) for part in state.timeline)))
     bridge.note_counts(state)
     return state
+
+
+def serves(arrivals: Arrivals, config: EngineConfig) -> bool:
+    """Return if an engine can ever serve one of these requests."""
+    if config.kv_groups is None:
+        return bool(servable(arrivals, config).any())
+    accepts = make_scheduler(config).accepts
+    return any(accepts(one.request(0)) for one in arrivals.take(np.flatnonzero(arrivals.runs)).objects())
 
 
 class _Bridge:

@@ -22,8 +22,7 @@ from sim.vllm.eviction import WORKLOAD, parse_evict
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from sim.workload.returns import return_worths
-from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.errors import InputError
+from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""
@@ -59,7 +58,7 @@ def lay_out(
 ) -> SimState:
     """Lay out one of several parts of a workload; ``token_room``: tokens that its arenas hold."""
     settings = _settings(config, model.frontend_placement)
-    requests, blocks = _requests(arrivals, config, settings)
+    requests, blocks = _requests(arrivals, config)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
     if settings["evict"][0] == WORKLOAD:
         firsts, known = requests["first_key"][:-1], requests["known_keys"][:-1]
@@ -67,8 +66,6 @@ def lay_out(
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
-    if settings["evict"][0] and tier.state["is_on"][0] and tier.state["on_eviction"][0]:
-        raise InputError(f"evict: {config.evict}; expected vllm where a tier is written on eviction")
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
@@ -156,7 +153,7 @@ def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds
     return empty_pool(settings, usable, keys, records=usable, holds=most_holds, slots=slots)
 
 
-def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, IntArray]:
+def _requests(arrivals: Arrivals, config: EngineConfig) -> tuple[Records, IntArray]:
     """Lay out the scheduler's requests, one more at the end, and count their blocks; 0: a request cannot be served."""
     requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
     for name in _COPIED:
@@ -168,9 +165,13 @@ def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tu
     requests["state"] = layout.ABSENT
     requests["next_waiting"] = requests["previous_waiting"] = len(arrivals)
     computed = requests["last_token"][:-1] - 1
-    most = min(int(settings["max_tokens"][0]) - 1, config.usable_blocks * config.block_size)
-    runs = arrivals.runs & (computed <= most)
-    return requests, np.where(runs, -(-computed // config.block_size), 0)
+    return requests, np.where(servable(arrivals, config), -(-computed // config.block_size), 0)
+
+
+def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
+    """Return for each request if an engine with one KV group can ever serve it."""
+    most = min(config.longest_request - 1, config.usable_blocks * config.block_size)
+    return np.asarray(arrivals.runs & (arrivals.prompt_tokens + arrivals.output_tokens - 1 <= most))
 
 
 def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: IntArray) -> UInt64Array:

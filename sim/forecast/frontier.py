@@ -1,6 +1,6 @@
 """Choice among the points of a grid: the Pareto set, its knee, points near it, and the cheapest within the limits."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import log
 
 import numpy as np
@@ -15,11 +15,11 @@ LEAST_MS = 1e-3
 
 
 class Frontier:
-    """Points by throughput per GPU and latency; a throughput within ``EVEN`` is the same."""
+    """Points by throughput per GPU and latency without ``repeated`` ones; a throughput within ``EVEN`` is equal."""
 
-    def __init__(self, points: Sequence[GridPoint], latency: str) -> None:
+    def __init__(self, points: Sequence[GridPoint], latency: str, repeated: Set[int] = frozenset()) -> None:
         self.points, self._latency = points, latency
-        found = [self._place(point) for point in points]
+        found = [None if at in repeated else self._place(point) for at, point in enumerate(points)]
         self._known = [at for at, place in enumerate(found) if place is not None]
         self._places = {at: place for at, place in enumerate(found) if place is not None}
 

@@ -92,7 +92,7 @@ def _ranged(axis: Axis, told: dict[str, Any], where: str) -> list[Any]:
         raise InputError(f"{where}: {told!r}; expected numbers in {listed(list(_RANGE))}, or values in brackets")
     low, high, steps = (_typed(told[key], float, f"{where}.{key}") for key in _RANGE)
     if not 0 < low < high or not 2 <= steps <= MOST_POINTS or steps != int(steps):
-        raise InputError(f"{where}: {told!r}; expected 0 < from < to, and 2 steps or more")
+        raise InputError(f"{where}: {told!r}; expected 0 < from < to, and 2 to {MOST_POINTS:,} steps")
     values = np.geomspace(low, high, int(steps)).tolist()
     return list(dict.fromkeys(round(value) if axis.kind is int else float(f"{value:.5g}") for value in values))
 

@@ -19,10 +19,9 @@ from sim.engine.deployment import Deployment
 from sim.forecast.effectgates import measure_name
 from sim.forecast.frontier import Frontier
 from sim.forecast.grid import Grid
-from sim.forecast.scenarios import AXES, Captured, Scenario, plan
+from sim.forecast.scenarios import AXES, Captured, Scenario, plan_as
 from sim.forecast.summary import span_of
 from tracefile.records.arrays import FloatArray
-from tracefile.records.errors import InputError
 
 MEASURES: Final = (
     *(THROUGHPUT, COST, "hit_rate", "requests_per_s", "output_tokens_per_s", "preemptions", "unserved"),
@@ -69,11 +68,15 @@ class GridPoints:
         self._same_load = loads if sum(loads) > 1 else [True] * len(loads)
         self._found: list[GridPoint | None] = [None] * len(loads)
         self._before: dict[str, FloatArray] = {}
+        self._alone: list[bytes] = [b""] * len(loads)
+        """Forecasts with one member."""
 
     def put(self, scenario: Scenario, members: int, told: Mapping[str, Any]) -> None:
         """Take a forecast; of a point with all members none with one. Today's is the first."""
         at = self._place[key_of(scenario, 1)]
         known = self._found[at]
+        if members == 1:
+            self._alone[at] = np.concatenate(list(told["values"].values())).tobytes()
         if known is not None and known.members > members:
             return
         choice, (settings, engines) = self._choice, self._settings[at]
@@ -132,7 +135,14 @@ class GridPoints:
         return [self.scenarios[at] for at in dict.fromkeys(wanted) if points[at].members == 1][: -(-room // 2)]
 
     def _frontier(self) -> Frontier:
-        return Frontier(self._points, self._choice.latency)
+        return Frontier(self._points, self._choice.latency, self._repeated())
+
+    def _repeated(self) -> set[int]:
+        """Return points whose forecast is that of a point with as few changes or fewer, which stands for them."""
+        kept: dict[tuple[bytes, int, bool], int] = {}
+        for at, point in sorted(enumerate(self._points), key=lambda one: one[1].changes):
+            kept.setdefault((self._alone[at], point.gpus, point.same_load), at)
+        return set(range(len(self._points))).difference(kept.values())
 
     def _chosen(self) -> int | None:
         today = self._points[self._today].middle(self._choice.latency)
@@ -220,10 +230,7 @@ class GridPoints:
 
 def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Any], int]:
     """Return the value of every axis, and the GPUs of one for an engine. Raises InputError naming grid and point."""
-    try:
-        load = plan(captured, scenario)
-    except InputError as error:
-        raise InputError(f"{grid.path}: {scenario.name}: {error}") from None
+    load = plan_as(f"{grid.path}: {scenario.name}", captured, scenario)
     engine, fleet, deployment = load.engine, load.fleet, load.deployment
     replicas = 1 if fleet is None else len(fleet.names)
     told = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}

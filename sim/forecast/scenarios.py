@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ from sim.engine.fleetplan import (
     workers_plan,
 )
 from sim.engine.incidents import parse_event
+from sim.engine.readable import serves
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import KV_GROUPS_HELP, EngineConfig
 from sim.vllm.eviction import EVICT_HELP, parse_evict
@@ -31,7 +33,7 @@ from sim.vllm.kvgroups import parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import linked_records
-from sim.workload.arrivals import Arrivals, plan_arrivals
+from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.commandline.durations import duration
 
@@ -81,7 +83,7 @@ AS_CAPTURED = Scenario({})
 AS_DEPLOYED = Deployment()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Captured:
     """A trace, ready to be planned under scenarios."""
 
@@ -107,7 +109,7 @@ class Captured:
     def has_turns(self) -> bool:
         return any(record.parent_id is not None or (record.turn or 1) > 1 for record in self.records)
 
-    @property
+    @cached_property
     def upstreams(self) -> list[str]:
         """Servers of the capture."""
         return upstream_names(record.upstream for record in self.records)
@@ -148,6 +150,13 @@ class Load:
         private = int((arrivals.full_blocks - arrivals.known).sum())
         return len(np.unique(arrivals.hashes)) + private + int(arrivals.runs.sum())
 
+    @property
+    def serves(self) -> bool:
+        """True if an engine can serve some request that waits for no other, or the capture tells its end."""
+        roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == NOBODY))
+        engines = [self.engine] if self.other is None else [self.engine, self.other.engine]
+        return not roots.runs.all() or any(serves(roots, engine) for engine in engines)
+
 
 def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
     """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
@@ -176,6 +185,14 @@ def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record])
     if told["max_model_len"] is None and engine.enable_chunked_prefill and longest > (engine.max_model_len or longest):
         engine = engine_with(engine, {"max_model_len": longest})
     return engine
+
+
+def plan_as(name: str, captured: Captured, scenario: Scenario) -> Load:
+    """Plan as ``plan`` does; its InputError begins with ``name``."""
+    try:
+        return plan(captured, scenario)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
 def plan(captured: Captured, scenario: Scenario) -> Load:

@@ -19,8 +19,7 @@ from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.ensemble import Forecast, members, no_draws
-from sim.forecast.fleets import forecast_load, point_of
-from sim.forecast.saturation import extrapolations
+from sim.forecast.fleets import PointRuns, forecast_load
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     AXIS_OF,
@@ -40,6 +39,7 @@ from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
+from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
@@ -183,6 +183,8 @@ def search(config: SearchConfig) -> Search:
     low, high = config.between or _widest(captured, config)
     smallest = config.quantity != "rate"
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
+    for end in (low, high):
+        plan(captured, _at(config, end))
     judge = _Judge(config, captured, model)
     say_if_not_compiled(loop.run)
     outcome: Outcome = "interrupted"
@@ -225,8 +227,7 @@ class _Judge:
         self._done = counted(range(sys.maxsize), "forecasts")
         self.assumptions: tuple[str, ...] = ()
         """Of the last value tried."""
-        as_captured = plan(captured, Scenario({}))
-        self._base = point_of(as_captured, model, judged=False)[0], as_captured.engine
+        self._point = PointRuns(captured, model)
 
     def holds(self, value: float) -> bool:
         load = plan(self._captured, _at(self._config, value))
@@ -237,9 +238,7 @@ class _Judge:
         return one.holds
 
     def _evaluated(self, value: float, load: Load, found: Forecast) -> Evaluated:
-        target, (base, engine) = self._config.target, self._base
-        point, demand, _ = point_of(load, self._model, judged=False)
-        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
+        target, (demand, horizon_ms, warnings) = self._config.target, self._point(load)
         level = np.array([target.percentile])
         by_member = [ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)]
         ttft_ms = np.array([float(one.values_ms[0]) for one in by_member])
@@ -253,12 +252,14 @@ class _Judge:
             hit_rate=float(np.median(hit_rates(found))),
             utilization=float(demand.utilization) if np.isfinite(demand.utilization) else None,
             saturated=demand.is_saturated,
-            warnings=list(extrapolations(self._model, base, point, engine, load.engine)),
+            warnings=warnings,
         )
 
 
 def _at(config: SearchConfig, value: float) -> Scenario:
-    return AXIS_OF[config.quantity].put(config.scenario, value if config.quantity == "rate" else round(value))
+    """Return the scenario with a value of what is searched. Raises InputError for one that its flag refuses."""
+    axis = AXIS_OF[config.quantity]
+    return axis.put(config.scenario, axis.read(axis.flag, str(value if config.quantity == "rate" else round(value))))
 
 
 def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
@@ -266,7 +267,7 @@ def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
         return RATES
     if config.quantity not in ("num-gpu-blocks", "host-blocks"):
         return REPLICAS
-    load = plan(captured, config.scenario)
+    load = plan(captured, _at(config, MOST))
     size = load.engine.block_size
     arrivals = load.arrivals
     held = -(-(arrivals.prompt_tokens + arrivals.output_tokens - 1) // size)[arrivals.runs]

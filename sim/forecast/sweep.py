@@ -21,14 +21,12 @@ from report.files.measured import Lacking
 from report.output import Pictures, add_picture_arguments, pictures_of
 from report.sweeps.grid import GridSweep, sweep_lines
 from sim.forecast.effectgates import parse_slo
-from sim.forecast.ensemble import members, no_draws
-from sim.forecast.fleets import forecast_load, point_of
+from sim.forecast.ensemble import Forecast, members, no_draws
+from sim.forecast.fleets import PointRuns, forecast_load
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.gridpoints import Choice, GridPoints, key_of
 from sim.forecast.journal import Journal
-from sim.forecast.saturation import PointRun, extrapolations
 from sim.forecast.scenarios import (
-    AS_CAPTURED,
     Captured,
     Load,
     Scenario,
@@ -152,7 +150,7 @@ class PointForecast:
     def __init__(self, captured: Captured, model: Model, seed: int) -> None:
         self._captured, self._model, self._seed = captured, model, seed
         self._cohorts = cohorts_of(captured.records)
-        self._base: tuple[PointRun, Load] | None = None
+        self._point = PointRuns(captured, model)
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Return values by measure and member; with several members also demand, and what no capture supports."""
@@ -163,22 +161,16 @@ class PointForecast:
         told: dict[str, Any] = {"utilization": None, "saturated": None, "warnings": []}
         horizon_ms = np.inf
         if count > 1:
-            point, demand, _ = point_of(load, self._model, judged=False)
-            told["utilization"] = finite(demand.utilization)
-            told["saturated"] = demand.is_saturated
-            horizon_ms = load.horizon_ms if demand.is_saturated else np.inf
-            base, asked = self._base or self._as_captured()
-            beyond_fit = extrapolations(self._model, base, point, asked.engine, load.engine)
-            told["warnings"] = list(beyond_fit)
-        elif (found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE):
+            demand, horizon_ms, warnings = self._point(load)
+            told = {"utilization": finite(demand.utilization), "saturated": demand.is_saturated, "warnings": warnings}
+        elif not self._captured.paced and _ends_late(found, load):
             horizon_ms = load.horizon_ms
-        values, beyond, _ = measures_of(found, self._cohorts, np.inf if self._captured.paced else horizon_ms)
+        values, beyond, _ = measures_of(found, self._cohorts, horizon_ms)
         return {"values": {name: value.tolist() for name, value in values.items()}, "beyond": beyond, **told}
 
-    def _as_captured(self) -> tuple[PointRun, Load]:
-        load = plan(self._captured, AS_CAPTURED)
-        self._base = point_of(load, self._model, judged=False)[0], load
-        return self._base
+
+def _ends_late(found: Forecast, load: Load) -> bool:
+    return bool((found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE))
 
 
 class Sweep:

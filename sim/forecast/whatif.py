@@ -31,7 +31,7 @@ from sim.forecast.scenarios import (
     add_scenario_flags,
     checked_members,
     parse_base,
-    plan,
+    plan_as,
     read_captured,
     scenarios_of,
 )
@@ -45,7 +45,7 @@ from sim.forecast.summary import (
     span_of,
     summarize,
 )
-from sim.kernels import layout, loop
+from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
@@ -128,7 +128,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     captured = read_captured(config.trace, model, paced=config.paced)
     cohorts = cohorts_of(captured.records)
     measured = measured_row(captured, cohorts)
-    loads = [(row, plan(captured, row.scenario)) for row in _asked(config, measured)]
+    loads = [(asked, _planned(captured, asked)) for asked in _asked(config, measured)]
     say_if_not_compiled(loop.run)
     drawn = members(model, config.members, config.seed)
     rows = [] if measured is None else [measured]
@@ -138,9 +138,6 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         runs = counted(range(len(loads) * config.members), "forecasts")
         for asked, load in loads:
             found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(runs, None))
-            if np.isin(found.outcome, (layout.UNSERVABLE, layout.PARENT_FAILED)).all():
-                blocks = load.engine.num_gpu_blocks
-                raise InputError(f"{asked.name}: {blocks} blocks hold no request; expected more --num-gpu-blocks")
             summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
@@ -190,6 +187,14 @@ def _asked(config: WhatIfConfig, measured: Row | None) -> Iterator[_Asked]:
         yield _Asked("base", f"base: {other}", config.base)
     for scenario in config.scenarios:
         yield _Asked("scenario", scenario.name_beside(config.base), scenario)
+
+
+def _planned(captured: Captured, asked: _Asked) -> Load:
+    load = plan_as(asked.name, captured, asked.scenario)
+    if not load.serves:
+        blocks = load.engine.num_gpu_blocks
+        raise InputError(f"{asked.name}: {blocks} blocks hold no request; expected more --num-gpu-blocks")
+    return load
 
 
 def _own_errors(rows: Sequence[Row]) -> Iterator[str]:

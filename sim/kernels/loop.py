@@ -10,6 +10,7 @@ from sim.kernels.frontend import run_alone, run_beside
 from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, Draws, SimState, Timeline
 from sim.kernels.requestruns import await_loads, deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.scheduler import finish_step, schedule
+from sim.kernels.tiers import use_ended
 from sim.latency import noise, terms
 from tracefile.hashing.splitmix64 import GOLDEN, mix64
 from tracefile.records.arrays import FloatArray
@@ -116,6 +117,8 @@ def _compose(state: SimState, slot: int) -> bool:
     """Compose the next step; False if there is nothing to compute."""
     scheduler = state.scheduler
     if scheduler.state[0].num_running + scheduler.state[0].num_waiting == 0:
+        if scheduler.tier.state[0].is_on:
+            use_ended(scheduler)  # vLLM takes a step of no requests after the last one's end
         return False
     step, now_ms, tier = scheduler.steps[slot], state.clock[0].now_ms, scheduler.tier.state[0]
     tier.now_ms = scheduler.pool.counts[0].now_ms = now_ms

@@ -19,6 +19,7 @@ from sim.kernels.tiers import (
     seek,
     stash,
     store_step,
+    use_ended,
 )
 from sim.vllm import rules
 
@@ -60,6 +61,7 @@ def schedule(scheduler: Scheduler, slot: int) -> None:
     step.repeated_tokens = scheduler.pool.counts[0].num_repeated * settings.block_size
     if scheduler.tier.state[0].is_on:
         store_step(scheduler, slot)
+        use_ended(scheduler)
 
 
 @kernel

@@ -107,7 +107,8 @@ def end_loading(tier: Tier, place: int) -> None:
 
 @kernel
 def note_ended(tier: Tier, place: int) -> None:
-    """Note that a request has ended: its blocks count as used after the next step's are stored."""
+    """Note that a request has ended: its blocks count as used after the next step's are stored, of an idle engine
+    at once."""
     state = tier.state[0]
     tier.requests[place].next = NONE
     if state.last_ended == NONE:
@@ -119,7 +120,7 @@ def note_ended(tier: Tier, place: int) -> None:
 
 @kernel
 def store_step(scheduler: Scheduler, slot: int) -> None:
-    """Store the blocks of prompts that a step computes; then count those of ended requests as used."""
+    """Store the blocks of prompts that a step computes."""
     stay_apart()
     tier, pool, requests, shares = scheduler.tier, scheduler.pool, scheduler.requests, scheduler.shares[slot]
     state = tier.state[0]
@@ -132,7 +133,14 @@ def store_step(scheduler: Scheduler, slot: int) -> None:
             own.first, own.stored = min(own.first, own.stored), full
         else:
             scheduler.state[0].is_quiet = 0  # the next step tries again
-    place = state.first_ended
+
+
+@kernel
+def use_ended(scheduler: Scheduler) -> None:
+    """Count the blocks of ended requests as used."""
+    stay_apart()
+    tier, pool, requests = scheduler.tier, scheduler.pool, scheduler.requests
+    state, place = tier.state[0], tier.state[0].first_ended
     while place != NONE:
         own = tier.requests[place]
         for depth in range(own.stored - 1, own.first - 1, -1):

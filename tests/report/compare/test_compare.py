@@ -19,6 +19,7 @@ from report.compare.headline import _of_keys
 from report.compare.results import Comparison
 from report.pages.search import Search
 from report.pages.whatif import WhatIf
+from report.sweeps.grid import GridSweep
 from tracefile import (
     Engine,
     HashInfo,
@@ -390,7 +391,7 @@ def struct_keys(kind: Any) -> set[str]:
 
 def test_docs_define_every_key_and_cohort() -> None:
     said = set(re.findall(r"`([^`\n]+)`", DOCS.read_text()))
-    for result in (Comparison, WhatIf, Search, TraceMetrics):
+    for result in (Comparison, WhatIf, Search, GridSweep, TraceMetrics):
         assert not struct_keys(result) - said, "keys of --json that docs/metrics.md does not define"
     assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"
 

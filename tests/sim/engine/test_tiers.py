@@ -75,6 +75,12 @@ def test_a_request_waits_for_its_blocks_beside_the_others() -> None:
     assert (traffic.loads, traffic.loaded_tokens, traffic.stored_blocks, traffic.host_blocks) == (1, 12, 9, 8)
 
 
+def test_the_leaf_goes_first_when_the_engine_was_idle() -> None:
+    """Of the first's blocks on the host the third and the fourth make room; the pool has the root."""
+    state = run(chained(*AGAIN), host_blocks=6)
+    assert cached(state) == [0, 0, 8]
+
+
 def test_a_transfer_by_layers_stretches_the_step() -> None:
     state = run(chained(*AGAIN), host_blocks=8, tier_load="layerwise")
     assert cached(state) == [0, 0, 16]
@@ -111,17 +117,17 @@ def test_a_disk_keeps_what_the_host_evicts() -> None:
     deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 3, "disk_latency_ms": 5.0}
     state = run(chained(*AGAIN), **deployed)
     assert cached(state) == [0, 0, 16]
-    # Of blocks 2, 3 and 4, one is on the host still: two are read in 5 + 24 ms, then three copied in 2 + 12.
-    read = traffic_of([state]).disk_read_blocks
-    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + (5.0 + 12.0 * read) + 14.0 + 4.4)
+    # Blocks 2, 3 and 4 made room on the host: they are read in 5 + 36 ms, then copied in 2 + 12.
+    assert traffic_of([state]).disk_read_blocks == 3
+    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + (5.0 + 36.0) + 14.0 + 4.4)
 
 
 def test_a_block_is_read_from_the_disk_when_it_has_been_written() -> None:
-    """The first's four blocks are written from 1 ms on, 125 ms each: the third is there at 376."""
+    """The first's four blocks are written from 1 ms on, 125 ms each: the fourth is there at 501."""
     deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 30, "disk_latency_ms": 5.0}
     state = run(chained(*AGAIN), **deployed)
-    assert traffic_of([state]).disk_read_blocks == 2
-    assert state.runs["ttft_ms"][2] == pytest.approx(376.0 - 200.0 + (5.0 + 240.0) + 14.0 + 4.4)
+    assert traffic_of([state]).disk_read_blocks == 3
+    assert state.runs["ttft_ms"][2] == pytest.approx(501.0 - 200.0 + (5.0 + 360.0) + 14.0 + 4.4)
 
 
 def test_what_is_kept_is_what_the_living_keep() -> None:
@@ -276,6 +282,13 @@ def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, An
 def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
     with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
         Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
+
+
+def test_a_tier_written_on_eviction_takes_vllms_policy_alone() -> None:
+    told = Deployment(**LINK, host_blocks=9, tier_write="evict")
+    assert told.engine(CONFIG, {}) == {}
+    with pytest.raises(InputError, match="--evict: lfu; expected vllm beside --tier-write evict"):
+        told.engine(replace(CONFIG, evict="lfu"), {})
 
 
 def test_a_header_tells_of_a_deployment_and_its_assumptions() -> None:

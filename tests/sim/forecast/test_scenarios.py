@@ -125,6 +125,11 @@ def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic:
     assert plan(there, both).engine.num_gpu_blocks == 100
 
 
+def test_the_servers_of_a_capture_are_looked_up_once(synthetic: ModuleType) -> None:
+    there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
+    assert there.upstreams is there.upstreams
+
+
 def test_more_gpus_divide_the_work_of_a_step_and_multiply_the_pool(synthetic: ModuleType) -> None:
     there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
     load = plan(there, parse_base("tensor-parallel=4,tensor-parallel-overhead=0.2"))

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from report.pages.forecastpages import render_search
-from report.pages.search import Quantity, answer_sentence, describe
+from report.pages.search import Quantity, Search, answer_sentence, describe
 from sim.__main__ import main
 from sim.forecast.ensemble import forecast, members
 from sim.forecast.fleets import forecast_load
-from sim.forecast.scenarios import Scenario, plan, read_captured
+from sim.forecast.scenarios import Scenario, parse_base, plan, read_captured
 from sim.forecast.search import SearchConfig, Target, parse_target, search
-from sim.latency.modelfile import default_model, load_model, save_model
+from sim.latency.modelfile import default_model, load_model, make_model, save_model
+from sim.vllm.config import EngineConfig
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
+from tests.sim.fleets import COSTS
 from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
@@ -185,6 +187,94 @@ def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: s
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms", *flags])
     assert str(refused.value).startswith(said)
+
+
+def even_load(path: Path, every_ms: float, chains: list[list[int]], tail: int) -> Path:
+    """Requests of these blocks and ``tail`` further tokens, evenly spaced, on an engine of 0.1 ms a prompt token."""
+    with TraceWriter(path / "even.jsonl", Meta(block_size=32)) as writer:
+        for number, chain in enumerate(chains):
+            writer.write(
+                Record(
+                    request_id=RequestId(f"e{number}"),
+                    arrival_ms=number * every_ms,
+                    e2e_ms=60.0,
+                    prompt_tokens=32 * len(chain) + tail,
+                    output_tokens=2,
+                    block_hashes=[BlockHash(block) for block in chain],
+                )
+            )
+    engine = EngineConfig(num_gpu_blocks=1000, block_size=32, max_num_seqs=8, max_num_batched_tokens=1024)
+    save_model(make_model(COSTS, engine), path / "even.json")
+    return path
+
+
+def found_in(folder: Path, quantity: Quantity, target: str, scenario: str, between: tuple[float, float]) -> Search:
+    config = asked(folder, quantity, target, scenario=parse_base(scenario), between=between, tolerance=0.0, members=2)
+    return search(replace(config, trace=folder / "even.jsonl", model=folder / "even.json"))
+
+
+def own_prompts(count: int) -> list[list[int]]:
+    return [list(range(100 * number, 100 * number + 30)) for number in range(count)]
+
+
+def test_prefill_workers_are_as_many_as_keep_up_with_the_prompts(tmp_path: Path) -> None:
+    """960 tokens take a prefill worker 4 + 96 ms, and one comes every 40: two of them fall behind."""
+    even_load(tmp_path, 40.0, own_prompts(15), 0)
+    scenario = "decode-workers=1,kv-bytes-per-token=1000"
+    found = found_in(tmp_path, "prefill-workers", "ttft.p90<=110ms", scenario, (1.0, 4.0))
+    assert (found.outcome, found.answer) == ("found", 3.0)
+    assert any("KV of a prompt goes to its decode worker" in one for one in found.assumptions)
+
+
+def test_decode_workers_are_as_many_links_as_keep_up_with_the_prompts(tmp_path: Path) -> None:
+    """960 tokens of 100 kB are 97 ms on the link of a decode worker, and one comes every 40."""
+    even_load(tmp_path, 40.0, own_prompts(15), 0)
+    scenario = "prefill-workers=4,kv-bytes-per-token=100000,kv-link-gb-per-s=1"
+    found = found_in(tmp_path, "decode-workers", "ttft.p90<=210ms", scenario, (1.0, 4.0))
+    assert (found.outcome, found.answer) == ("found", 3.0)
+
+
+def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) -> None:
+    """Five prompts of four blocks, on a GPU with room for one. With 19 some of every round's blocks are gone."""
+    even_load(tmp_path, 200.0, [list(range(100 * place, 100 * place + 4)) for place in range(5)] * 8, 1)
+    scenario = "num-gpu-blocks=7,kv-bytes-per-token=1000"
+    found = found_in(tmp_path, "host-blocks", "ttft.p85<=6ms", scenario, (5.0, 64.0))
+    assert (found.outcome, found.answer) == ("found", 20.0)
+    rates = {one.value: one.hit_rate for one in found.evaluated}
+    assert rates[20.0] == pytest.approx(35 * 128 / (40 * 129))
+    assert rates[19.0] < rates[20.0]
+    # Without --between: from the longest request's blocks to all blocks there are, with a part of one in each request.
+    config = asked(tmp_path, "host-blocks", "ttft.p85<=6ms", scenario=parse_base(f"{scenario},disk-blocks=9"))
+    config = replace(config, trace=tmp_path / "even.jsonl", model=tmp_path / "even.json", members=2, tolerance=0.5)
+    assert (search(config).low, search(config).high) == (6.0, 61.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["host-blocks", "--between", "3,64", "--kv-bytes-per-token", "8"],
+            "--host-blocks: 3 blocks; expected 30 or more, as many as the longest prompt",
+        ),
+        (["host-blocks", "--between", "30,64"], "--kv-bytes-per-token: not told; expected the KV cache's bytes"),
+        (["prefill-workers"], "--prefill-workers, --decode-workers: expected both or none"),
+        (
+            ["decode-workers", "--between", "1,600", "--prefill-workers", "1", "--kv-bytes-per-token", "8"],
+            "--decode-workers: '600'; expected a whole number from 0 to 512",
+        ),
+        (["num-gpu-blocks", "--host-gb-per-s", "0"], "--host-gb-per-s: '0'; expected a number above 0"),
+        (["num-gpu-blocks", "--kv-link-gb-per-s", "0"], "--kv-link-gb-per-s: '0'; expected a number above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_forecast(
+    folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.forecast.search.forecast_load", interrupted_at(1, forecast_load))
+    argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--minimize", *flags]
+    with pytest.raises(InputError) as refused:
+        main([*argv, "--target", "ttft.p90<=80ms"])
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
 
 
 def test_targets_are_read_in_either_unit() -> None:

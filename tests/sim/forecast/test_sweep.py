@@ -174,12 +174,17 @@ def test_a_journal_of_another_sweep_is_refused(folder: Path, tmp_path: Path) -> 
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
         ("[axes]\nrate = {from = 2, to = 1, steps = 3}", "axes.rate: {'from': 2, 'to': 1, 'steps': 3}; expected 0 <"),
         ("[axes]\nroute = {from = 2, to = 1, steps = 3}", "axes.route: "),
+        (
+            "[axes]\nrate = {from = 1, to = 2, steps = 10000000}",
+            "axes.rate: {'from': 1, 'to': 2, 'steps': 10000000}; expected 0 < from < to, and 2 to 100,000 steps",
+        ),
+        ("[axes]\nhost-gb-per-s = [25, 0]", "axes.host-gb-per-s: '0'; expected a number above 0"),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
         ("axes = 4", "axes: 4; expected a table [axes]"),
         ("", "axes: 1 points, all combinations; expected 2 to 100,000"),
         (
-            "[axes]\nrate = {from = 1, to = 2, steps = 1000}\nmax-num-seqs = {from = 1, to = 100000, steps = 20000}",
-            "axes: ",
+            f"[axes]\nmax-num-seqs = {list(range(1, 10_001))}\nmax-num-batched-tokens = {list(range(1, 1_001))}",
+            "axes: 10,000,000 points, all combinations; expected 2 to 100,000",
         ),
     ],
 )
@@ -199,13 +204,31 @@ def test_a_setting_that_no_engine_has_names_grid_and_point(folder: Path, tmp_pat
         main(["sweep", str(tmp_path / "grid.toml"), *given])
 
 
-def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(folder: Path, tmp_path: Path) -> None:
-    base = f"[base]\nreplicas = 2\nmixed-with = '{folder / 'model.json'}'\n"
-    (tmp_path / "grid.toml").write_text(base + "[axes]\nreplicas = [2, 1]")
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (
+            "[base]\nreplicas = 2\nmixed-with = '{model}'\n[axes]\nreplicas = [2, 1]",
+            r".*1 replica.*: --mixed-with: .* for one engine; expected --replicas 2",
+        ),
+        (
+            "[base]\nkv-bytes-per-token = 8\n[axes]\nhost-blocks = [40, 9]",
+            r".*host-blocks 9, .*: --host-blocks: 9 blocks; expected 30 or more, as many as the longest prompt",
+        ),
+        (
+            "[base]\nkv-bytes-per-token = 8\nhost-blocks = 40\nevict = 'lfu'\n"
+            "[axes]\ntier-write = ['through', 'evict']",
+            r".*tier-write evict: --evict: lfu; expected vllm beside --tier-write evict",
+        ),
+    ],
+)
+def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
+    folder: Path, tmp_path: Path, grid: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.forecast.sweep.forecast_load", interrupted_at(1, forecast_load))
+    (tmp_path / "grid.toml").write_text(grid.format(model=folder / "model.json"))
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
-    with pytest.raises(
-        InputError, match=r"grid\.toml: .*1 replica.*: --mixed-with: .* for one engine; expected --replicas 2"
-    ):
+    with pytest.raises(InputError, match=rf"^[^\n]*grid\.toml: {said}[^\n]*$"):
         main(["sweep", str(tmp_path / "grid.toml"), *given])
 
 
@@ -220,6 +243,25 @@ def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path
     main(["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%", "--json"])
     rows = {row["num_gpu_blocks"]: row for row in pq.read_table(tmp_path / "grid.parquet").to_pylist()}
     assert (rows[3]["unserved"], rows[3]["meets"], rows[300]["meets"]) == (60.0, False, True)
+
+
+def test_points_with_an_equal_forecast_are_refined_once(folder: Path, tmp_path: Path) -> None:
+    """No step has as many requests or tokens, so that 12 points have 3 forecasts; they count once as near, too."""
+    axes = "num-gpu-blocks = [101, 300, 301]\nmax-num-seqs = [32, 31]\nmax-num-batched-tokens = [2048, 2047]"
+    (tmp_path / "grid.toml").write_text(f"[axes]\n{axes}")
+    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT, "--json"]
+    found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "ttft.p90<=1s"])
+    rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
+    refined = [row for row in rows if row["members"] == 3]
+    assert len({row["num_gpu_blocks"] for row in refined}) == len(refined) == found["refined"]
+    assert not any("have one member" in note for note in found["notes"])
+
+
+def test_a_repeated_point_stands_in_no_set() -> None:
+    points = [grid_point(100.0, 100.0), grid_point(100.0, 90.0), grid_point(200.0, 150.0)]
+    assert front(points).choice(90.0) == 1
+    some = Frontier(points, "ttft.all.p90", {1})
+    assert (some.best(), some.near(), some.choice(90.0)) == ([0, 2], [0, 2], None)
 
 
 def test_a_range_has_equal_ratios(tmp_path: Path) -> None:

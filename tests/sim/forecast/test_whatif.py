@@ -389,11 +389,17 @@ def test_what_was_done_is_kept_on_interrupt(
     [
         (["--members", "1"], "--members: 1; expected 2 or more"),
         (["--rate", "-1"], "--rate: '-1'; expected a number above 0"),
-        (["--num-gpu-blocks", "3"], "num-gpu-blocks 3: 3 blocks hold no request; expected more --num-gpu-blocks"),
+        (["--num-gpu-blocks", "9000,3"], "num-gpu-blocks 3: 3 blocks hold no request; expected more --num-gpu-blocks"),
+        (["--kv-groups", "full:32*5", "--num-gpu-blocks", "3"], "3 blocks hold no request"),
+        (["--host-blocks", "9", "--kv-bytes-per-token", "8"], "host-blocks 9, kv-bytes-per-token 8: --host-blocks: 9 "),
+        (["--host-gb-per-s", "0"], "--host-gb-per-s: '0'; expected a number above 0"),
         (["--block-size", "48"], "block size 48: not a multiple of the trace's 32"),
     ],
 )
-def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: str) -> None:
+def test_bad_flags_are_refused_in_a_line_before_anything_is_forecast(
+    folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.forecast.whatif.forecast_load", interrupted_at(1, forecast_load))
     with pytest.raises(InputError) as refused:
         main(["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), *flags])
     assert said in str(refused.value)
