@@ -8,9 +8,11 @@ from kvtape.parsers import PROGRAMS, parser_of, subcommands
 from tracefile.records.errors import InputError
 
 SHELLS = ("bash", "fish", "zsh")
+FILES = ("TRACE", "OUT", "FILE", "DIR", "[LABEL=]FILE")
+"""Values that name a file, also where a parser takes them as text."""
 EPILOG = """\
 examples:
-  kvtape completion bash > ~/.local/share/bash-completion/completions/kvtape
+  kvtape completion bash > ~/.local/share/bash-completion/completions/kvtape   # of the package bash-completion
   kvtape completion zsh > ~/.zfunc/_kvtape      # a folder of fpath
   kvtape completion fish --for sim > ~/.config/fish/completions/sim.fish
 """
@@ -45,8 +47,10 @@ def whole_parser(command: str, shtab: ModuleType) -> argparse.ArgumentParser:
     """Return a command's parser with those of all its subcommands, and paths marked for ``shtab``."""
     parser = parser_of(command)
     for action in parser._actions:
-        if action.type is Path:
+        if action.type is Path or (action.metavar or action.dest.upper()) in FILES:
             action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+        if action.help == argparse.SUPPRESS:  # taken, though another command's help shows it
+            action.help = None
     names = subcommands(parser)
     if names:
         found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))

@@ -1,6 +1,7 @@
 """``kvtape doctor``: checks of this machine and of an engine before a capture, each with the way to mend it."""
 
 import argparse
+import ctypes
 import importlib.util
 import os
 import platform
@@ -8,7 +9,9 @@ import shutil
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -17,7 +20,7 @@ import msgspec
 
 from engines.access import Access, add_access_arguments, read_access
 from engines.control import ControlClient
-from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
+from engines.readiness import Readiness, page_notes, readiness_notes, readiness_of, target_words
 from engines.recognition import find_dialect
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.printing import print_result, printable
@@ -32,6 +35,7 @@ Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
 
 examples:
   kvtape doctor
+  kvtape doctor --config kvtape.toml
   kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
 """
 ROOMS: Final = ("engines", "loadgen", "measure", "replay", "report", "sim", "tap", "tracefile", "wire")
@@ -40,6 +44,10 @@ GIB: Final = 1 << 30
 LEAST_FREE_BYTES: Final = 2 * GIB
 LEAST_FILES: Final = 4096
 """Open files of a tap with two thousand clients: a connection to each side of each."""
+
+TIMEX_BYTES: Final = 512
+"""More than Linux's ``struct timex``."""
+UNSYNCHRONISED: Final = 5
 
 State = Literal["ok", "look", "fail"]
 
@@ -74,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(flags: argparse.Namespace) -> int:
     """Print every check; 1 if one failed."""
     access = read_access(flags, url=flags.url)
-    found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _port(flags.listen)]
+    found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(), _port(flags.listen)]
     if flags.url is not None:
         found += _engine(flags.url, access)
     lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in found]
@@ -140,6 +148,18 @@ def _files() -> Check:
     return Check("files", "ok", f"{soft if soft >= 0 else 'any number of'} open files")
 
 
+def _clock() -> Check:
+    if not _is_synchronised():
+        return Check("clock", "look", "it is set by no time server: hosts' traces may not align", "start chrony or NTP")
+    return Check("clock", "ok", f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns, set by a time server")
+
+
+def _is_synchronised() -> bool:
+    """Ask the kernel, where it tells."""
+    adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None) if sys.platform == "linux" else None
+    return adjtimex is None or adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)) != UNSYNCHRONISED
+
+
 def _port(listen: str) -> Check:
     try:
         host, port = parse_listen(listen)
@@ -164,8 +184,27 @@ def _engine(url: str, access: Access) -> Iterator[Check]:
             return
         found, facts = find_dialect(control, "auto"), control.facts()
         ready = readiness_of(control, found.dialect, facts)
-    yield Check("engine", "ok", ", ".join(target_words(url, model, facts, ready, found.evidence)))
-    for note in (*page_notes(facts), *readiness_notes(ready)):
+    words = target_words(url, model, facts, replace(ready, reports_cached=True, has_reset=True), found.evidence)
+    yield Check("engine", "ok", ", ".join(words))
+    for note in (*page_notes(facts), *readiness_notes(replace(ready, caches_prefixes=None, reports_cached=True))):
         yield Check("engine", "look", note)
-    if ready.has_reset is False:
-        yield Check("reset", "look", "no cache reset", found.dialect.reset_setting or "restart it between runs")
+    yield _cached(ready)
+    yield _reset(ready)
+
+
+def _cached(ready: Readiness) -> Check:
+    if ready.caches_prefixes is False:
+        return Check("cache", "look", "its prefix cache is off: no request can hit it", "start it with prefix caching")
+    if ready.reports_cached:
+        return Check("cache", "ok", "cached tokens are reported")
+    setting = ready.dialect.cached_setting
+    told = "cached tokens are not reported" if ready.reports_cached is False else "it does not tell of cached tokens"
+    return Check("cache", "look", told, f"start it with {setting}" if setting else "hits stay unknown")
+
+
+def _reset(ready: Readiness) -> Check:
+    if ready.has_reset:
+        return Check("reset", "ok", f"--reset-cache empties the prefix cache{ready.dialect.reset_hint}")
+    setting = ready.dialect.reset_setting
+    advice = f"start it with {setting}" if setting else "restart it between runs"
+    return Check("reset", "look", "no call is known to empty the prefix cache", advice)

@@ -23,6 +23,7 @@ PORTS: Final = (8000, 30000, 8080, 11434, 1234)
 """Ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
 LOOK_S: Final = 2.0
 TAP_PORT: Final = 8001
+FORECASTS: Final = ("run", "what-if", "sweep", "search", "validate", "watch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +74,9 @@ def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -
             **{name: value for name, value in access.items() if name not in tls},
         },
         "replay": {"url": url, "model": model, **access},
-        **{f"sim.{name}": {"latency-model": "model.json"} for name in ("run", "what-if", "validate")},
+        **{f"sim.{name}": {"output": "model.json"} for name in ("fit", "calibrate")},
+        **{f"sim.{name}": {"latency-model": "model.json"} for name in FORECASTS},
+        "kvtape.doctor": {"url": url, "listen": f"127.0.0.1:{TAP_PORT}", **access},
     }
     lines = [
         f"# Flags for {told}",
@@ -87,6 +90,7 @@ def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -
 
 def _next(file: Path) -> list[str]:
     return [
+        f"kvtape doctor --config {file}       # looks at this machine and the engine",
         f"tap --config {file}                 # your clients' base URL is now http://127.0.0.1:{TAP_PORT}",
         f"loadgen --config {file} --number 50 # or a load, where there is no traffic",
         "tracefile info captured.jsonl.zst",

@@ -89,7 +89,7 @@ PLAIN = re.compile(
     r"(URL|FILE|DIR|PATH|TRACE|OUT|PAGE|NAME|MODEL|TEXT|WORD|LABEL|COMMAND|RULE|WHEN|HOW|[A-Z]),?…?|[\w-]+(\\\|[\w-]+)+"
 )
 """Values that need no example: places, names, counts, and words that the help lists."""
-UNTOLD = (None, [], argparse.SUPPRESS, "auto")
+UNTOLD: tuple[object, ...] = (None, [], argparse.SUPPRESS, "auto")
 """Defaults in words: the command finds the value."""
 SHOWN = re.compile(r"such as|as in|, as |default \w|\w=\w")
 

@@ -48,7 +48,7 @@ class Config:
 
 def parse_config(argv: Sequence[str]) -> Config:
     """Return the command line as a Config."""
-    parser = Parser(prog="tracefile", description="``tracefile``: inspect, check, convert, cut, join and scale traces.")
+    parser = Parser(prog="tracefile", description="Inspect, check, convert, cut, join and scale traces.")
     actions = parser.add_subparsers(dest="action", required=True)
     _add_readers(actions)
     _add_convert(actions)

@@ -49,7 +49,7 @@ examples:
 
 
 def parser() -> Parser:
-    made = Parser(prog="loadgen selftest", description=__doc__, epilog=EPILOG)
+    made = Parser(prog="loadgen selftest", description=__doc__.partition(": ")[2], epilog=EPILOG)
     made.add_argument("--procs", type=int, default=1, help="sender processes, as in the runs to come")
     made.add_argument("--duration", type=duration, default="4s", help="duration of each of five runs")
     made.add_argument("--json", action="store_true", help="print the result as one JSON object; the text on stderr")

@@ -186,7 +186,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json") from None
+        raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json, as sim fit writes it") from None
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != MODEL_SCHEMA:

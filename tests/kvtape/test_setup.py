@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import socket
 import subprocess
 import tomllib
@@ -11,9 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from engines.access import Access
+from engines.dialect import OPENAI
+from engines.llamacpp import LLAMA_CPP
+from engines.readiness import Readiness
+from engines.sglang import SGLANG
+from engines.vllm import VLLM
 from kvtape.__main__ import main
+from kvtape.completion import whole_parser
 from kvtape.init import config_text
 from kvtape.parsers import parser_of
+from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError
 
 
@@ -37,16 +45,23 @@ def test_init_writes_a_table_for_each_command_which_it_takes(
             "tap": [],
             "loadgen": [],
             "replay": ["a.jsonl"],
+            "sim fit": ["a.jsonl"],
+            "sim calibrate": ["a.jsonl"],
             "sim run": ["a.jsonl", "-o", "b.jsonl"],
             "sim what-if": ["a.jsonl"],
+            "sim sweep": ["grid.toml", "a.jsonl"],
+            "sim search": ["a.jsonl", "--maximize", "rate", "--target", "ttft.p90<=1s"],
             "sim validate": ["a.jsonl"],
+            "sim watch": ["a.jsonl"],
+            "kvtape doctor": [],
         }.items()
     }
-    assert set(tables) == {"tap", "loadgen", "replay", "sim"}
-    assert set(tables["sim"]) == {"run", "what-if", "validate"}
+    assert set(tables) == {"tap", "loadgen", "replay", "sim", "kvtape"}
+    assert set(tables["sim"]) == {"fit", "calibrate", "run", "what-if", "sweep", "search", "validate", "watch"}
     assert taken["tap"]["upstream"] == [sim_server]
     assert (taken["loadgen"]["model"], taken["replay"]["url"]) == ("kvtape-sim", sim_server)
     assert taken["sim run"]["latency_model"] == [Path("model.json")]
+    assert (taken["sim fit"]["output"], taken["kvtape doctor"]["url"]) == (Path("model.json"), sim_server)
     with pytest.raises(InputError, match=r"kvtape.toml: exists; expected --overwrite"):
         main(["init", "--url", sim_server, "-o", str(file)])
 
@@ -71,7 +86,7 @@ def test_doctor_looks_at_the_machine_and_the_engine(
     assert main([*argv, "--json"]) == 0
     found = states(capsys.readouterr().out)
     assert {name for name, state in found.items() if state == "fail"} == set()
-    assert [found[name] for name in ("packages", "key file", "port", "engine")] == ["ok"] * 4
+    assert [found[name] for name in ("packages", "key file", "port", "engine", "cache", "reset")] == ["ok"] * 6
     assert not key_file.exists()  # a check makes no key
 
 
@@ -95,42 +110,132 @@ def test_doctor_fails_with_the_mend_of_each_fault(
     assert "port: --listen with a free port" in lines
 
 
+def check(name: str, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    """State, text and advice of one of doctor's checks."""
+    capsys.readouterr()
+    main(["doctor", "--json", *argv])
+    return next(each[1:] for each in json.loads(capsys.readouterr().out)["checks"] if each[0] == name)
+
+
+def test_doctor_looks_twice_at_a_key_that_others_read_and_a_small_disk(
+    key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_key(key_file)
+    assert check("key file", capsys)[0] == "ok"
+    key_file.chmod(0o644)
+    assert check("key file", capsys)[::2] == ["look", f"chmod 600 {key_file}"]
+    assert check("disk", capsys, "-o", str(tmp_path))[0] == "ok"
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
+    assert check("disk", capsys, "-o", str(tmp_path)) == ["look", f"1.0 GiB free at {tmp_path}", "a larger disk"]
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert check("disk", capsys, "-o", str(tmp_path))[::2] == ["fail", "another -o/--output"]
+
+
+def test_doctor_looks_at_open_files_forms_and_the_clock(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for most, state in ((1024, "look"), (4096, "ok"), (-1, "ok")):
+        monkeypatch.setattr("resource.getrlimit", lambda kind, most=most: (most, most))
+        assert check("files", capsys)[0] == state
+    for forms, state in (("python", "look"), ("native", "ok")):
+        monkeypatch.setattr("kvtape.doctor.forms", lambda forms=forms: forms)
+        assert check("versions", capsys)[0] == state
+    for is_set, state in ((False, "look"), (True, "ok")):
+        monkeypatch.setattr("kvtape.doctor._is_synchronised", lambda is_set=is_set: is_set)
+        assert check("clock", capsys)[0] == state
+
+
+@pytest.mark.usefixtures("key_file")
+@pytest.mark.parametrize(
+    ("name", "ready", "found"),
+    [
+        ("cache", Readiness(VLLM, reports_cached=True), ["ok", ""]),
+        ("cache", Readiness(VLLM), ["look", "start it with --enable-prompt-tokens-details"]),
+        ("cache", Readiness(SGLANG, reports_cached=False), ["look", "start it with --enable-cache-report"]),
+        ("cache", Readiness(VLLM, caches_prefixes=False), ["look", "start it with prefix caching"]),
+        ("cache", Readiness(OPENAI), ["look", "hits stay unknown"]),
+        ("reset", Readiness(LLAMA_CPP, has_reset=True), ["ok", ""]),
+        ("reset", Readiness(VLLM, has_reset=False), ["look", "start it with VLLM_SERVER_DEV_MODE=1"]),
+        ("reset", Readiness(OPENAI), ["look", "restart it between runs"]),
+    ],
+)
+def test_doctor_tells_of_cached_tokens_and_the_reset(
+    name: str,
+    ready: Readiness,
+    found: list[str],
+    sim_server: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness_of", lambda *_: ready)
+    assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
+
+
+def test_doctor_tells_of_an_engine_at_work(
+    sim_server: str, key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvtape.doctor.readiness_of", lambda *_: Readiness(VLLM, running=2))
+    main(["doctor", "--url", sim_server])
+    assert "look engine    the engine is not idle: 2 requests running" in capsys.readouterr().out
+
+
 def test_doctor_refuses_a_wrong_address(key_file: Path) -> None:
     with pytest.raises(InputError, match=r"--listen: 'here': expected HOST:PORT"):
         main(["doctor", "--listen", "here"])
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        (["kvtape", "tracef"], "tracefile"),
-        (["kvtape", "sim", "cur"], "curve"),
-        (["kvtape", "loadgen", "selft"], "selftest"),
-        (["kvtape", "loadgen", "--pattern", "cal"], "calibration"),
-        (["kvtape", "sim", "pool", "--num-gpu"], "--num-gpu-blocks"),
-    ],
-)
-def test_bash_completes(words: list[str], completed: str, bash_script: Path) -> None:
-    asked = ["bash", "-c", ASK, str(bash_script), *words]
-    shown = subprocess.run(asked, capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == [completed]
-
-
-ASK = """
-source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); _shtab_kvtape; echo "${COMPREPLY[@]}"
+COMPLETED = {
+    "kvtape tracef": "tracefile",
+    "kvtape sim cur": "curve",
+    "kvtape loadgen selft": "selftest",
+    "kvtape loadgen --pattern cal": "calibration",
+    "kvtape sim pool --num-gpu": "--num-gpu-blocks",
+    "kvtape loadgen sweep --prompt-t": "--prompt-tokens",
+    "kvtape tracefile info mond": "monday.jsonl",
+}
+"""Words of a line with the last one cut, and the word that it becomes."""
+ASK_BASH = """
+source kvtape.bash; COMP_WORDS=($0); COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )); _shtab_kvtape; echo "${COMPREPLY[@]}"
+"""
+ASK_FISH = "source kvtape.fish; complete -C $argv[1]"
+ASK_ZSH = """
+zmodload zsh/zpty; zpty shell zsh -f -i
+zpty -w shell 'fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D; PROMPT=rea""dy'
+zpty -r shell shown '*ready*'
+zpty -w -n shell $1$'\\t'; zpty -r shell shown "*$2*"
 """
 
 
 @pytest.fixture(scope="module")
-def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a completion script for each shell, and a trace."""
     shtab = pytest.importorskip("shtab")
-    from kvtape.completion import whole_parser
-
-    parser = whole_parser("kvtape", shtab)
+    folder, parser = tmp_path_factory.mktemp("completion"), whole_parser("kvtape", shtab)
     parser.prog = "kvtape"
-    path = tmp_path_factory.mktemp("completion") / "kvtape.bash"
-    path.write_text(shtab.complete(parser, "bash"))
-    return path
+    for shell, name in {"bash": "kvtape.bash", "fish": "kvtape.fish", "zsh": "_kvtape"}.items():
+        (folder / name).write_text(shtab.complete(parser, shell))
+    (folder / "monday.jsonl").touch()
+    return folder
+
+
+@pytest.mark.parametrize(("line", "word"), COMPLETED.items())
+def test_bash_completes(line: str, word: str, scripts: Path) -> None:
+    asked = ["bash", "-c", ASK_BASH, line]
+    assert subprocess.run(asked, cwd=scripts, capture_output=True, text=True, check=True).stdout.split() == [word]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(("line", "word"), list(COMPLETED.items())[3:])
+def test_fish_completes(line: str, word: str, scripts: Path) -> None:
+    asked = ["fish", "-N", "-c", ASK_FISH, line]
+    shown = subprocess.run(asked, cwd=scripts, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[0].split("\t")[0] == word
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes(scripts: Path) -> None:
+    """A whole interactive shell: one word; it waits for the word, or until the time is out."""
+    line, word = "kvtape loadgen --pattern cal", "calibration"
+    subprocess.run(["zsh", "-f", "-c", ASK_ZSH, "ask", line, word], cwd=scripts, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
