@@ -51,7 +51,7 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("sim", "whatif", "did you mean what-if?"),
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
-        ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
+        ("tracefile", "xyz", "expected one of ls, info, check, cat, convert, cut, anonymize, join, synthesize"),
         ("loadgen", "selftets", "did you mean selftest?"),
         ("loadgen", "calibrate", "loadgen calibrate is now loadgen selftest"),
     ],

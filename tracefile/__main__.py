@@ -1,4 +1,4 @@
-"""``tracefile``: inspect, check, convert, cut, join and scale traces."""
+"""``tracefile``: list, inspect, check, convert, cut, join and scale traces."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tracefile.commandline.durations import duration
+from tracefile.commandline.durations import duration, duration_or_moment, moment
 from tracefile.commandline.parser import Parser
 from tracefile.exporters.formats import TARGETS
 
@@ -22,7 +22,7 @@ Actions: TypeAlias = "_SubParsersAction[Parser]"
 class Config:
     """Settings of one call of the command."""
 
-    action: Literal["info", "check", "cat", "convert", "cut", "anonymize", "join", "synthesize"]
+    action: Literal["ls", "info", "check", "cat", "convert", "cut", "anonymize", "join", "synthesize"]
     trace: str = ""
     traces: tuple[str, ...] = ()
     """Traces of ``join``, in order."""
@@ -42,13 +42,15 @@ class Config:
     mean_session: bool = False
     spread: float = 1.0
     seed: int = 0
+    segments: bool = False
+    paths: bool = False
     head: int | None = None
     """Records that ``cat`` prints; null: all."""
 
 
 def parse_config(argv: Sequence[str]) -> Config:
     """Return the command line as a Config."""
-    parser = Parser(prog="tracefile", description="Inspect, check, convert, cut, join and scale traces.")
+    parser = Parser(prog="tracefile", description="List, inspect, check, convert, cut, join and scale traces.")
     actions = parser.add_subparsers(dest="action", required=True)
     _add_readers(actions)
     _add_convert(actions)
@@ -59,7 +61,16 @@ def parse_config(argv: Sequence[str]) -> Config:
 
 
 def _add_readers(actions: Actions) -> None:
-    """Add the commands that print: info, check, cat."""
+    """Add the commands that print: ls, info, check, cat."""
+    summary = "list the traces of a store: times, requests, bytes, keys, engines; no body is read"
+    ls = _command(actions, "ls", summary, "s3://traces --from 2026-11-20 --until 2026-11-21")
+    ls.add_argument("trace", metavar="STORE", help="a folder of traces, at any depth, or its URL")
+    for flag, name, told in (("--from", "from_s", "from then on"), ("--until", "to_s", "before then")):
+        help_text = f"list files with arrivals {told}, in UTC, such as 2026-11-20 or 2026-11-20T14:00 (default: all)"
+        ls.add_argument(flag, dest=name, type=moment, metavar="DATE", help=help_text)
+    ls.add_argument("--segments", action="store_true", help="list each file, not each trace")
+    ls.add_argument("--paths", action="store_true", help="print the files' paths alone, for tracefile join")
+    ls.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of a table")
     info = _reader(actions, "info", "summarise a trace: counts, time span, sessions, shared prefixes", "")
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
     _reader(actions, "check", "check a trace against the schema; exit 1 and list the lines that break a rule", "")
@@ -93,9 +104,20 @@ def _add_parts(actions: Actions) -> None:
         actions, "cut", "write the sessions that begin in a span of time, whole", "--from 1h --to 2h -o hour.jsonl.zst"
     )
     cut.add_argument(
-        "--from", dest="from_s", type=duration, default="0", help="time from the first arrival, such as 10m"
+        "--from",
+        dest="from_s",
+        type=duration_or_moment,
+        default="0",
+        metavar="TIME",
+        help="time from the first arrival, such as 10m, or a date in UTC, such as 2026-11-20T14:00",
     )
-    cut.add_argument("--to", dest="to_s", type=duration, help="time from the first arrival, such as 20m (default: all)")
+    cut.add_argument(
+        "--to",
+        dest="to_s",
+        type=duration_or_moment,
+        metavar="TIME",
+        help="end of the span, such as 20m, or a date (default: all)",
+    )
     cut.add_argument("--sessions", dest="most_sessions", type=int, help="the first N sessions only (default: all)")
     _writes(cut)
     anonymous = _reader(

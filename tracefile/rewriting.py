@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
 from tracefile.exporters.formats import TARGETS, Export, export_lines, usual_block_size
@@ -76,19 +77,29 @@ def _export(config: Config, meta: Meta, records: Iterable[Record]) -> None:
 
 def cut_trace(config: Config, reader: TraceReader) -> int:
     """Read the trace once for its sessions, and once more to copy the part's."""
-    part = Part(
-        from_ms=config.from_s * 1000,
-        **({} if config.to_s is None else {"to_ms": config.to_s * 1000}),
-        sessions=config.most_sessions,
-    )
     sessions = Sessions()
+    _part(config, reader.meta, 0.0)  # refuses before the trace is read
     with open_trace(config.trace) as first:
         for record in counted(first, "records read"):
             sessions.add(record)
-    taken = sessions.taken(part)
+    taken = sessions.taken(_part(config, reader.meta, min(sessions.begins_ms.values(), default=0.0)))
     _write(config, reader.meta, cut(counted(reader, "records read again"), taken), lambda: reader.latest_meta)
     _say(config, f"{len(taken):,} of {len(sessions.begins_ms):,} sessions")
     return 0
+
+
+def _part(config: Config, meta: Meta, zero_ms: float) -> Part:
+    """Return the part that flags name; ``zero_ms``: the first arrival, from which moments are counted."""
+
+    def after_first_ms(time_s: float) -> float:
+        if not isinstance(time_s, Moment):
+            return time_s * 1000
+        if meta.epoch_unix_ns is None:
+            raise InputError(f"{config.trace}: meta.epoch_unix_ns: missing; expected durations in --from and --to")
+        return time_s * 1000 - meta.epoch_unix_ns / 1e6 - zero_ms
+
+    to_ms = math.inf if config.to_s is None else after_first_ms(config.to_s)
+    return Part(from_ms=after_first_ms(config.from_s), to_ms=to_ms, sessions=config.most_sessions)
 
 
 def anonymize_trace(config: Config, reader: TraceReader) -> int:

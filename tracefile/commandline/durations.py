@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
@@ -12,6 +13,7 @@ UNIT_SECONDS: Final = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
+MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d.*")
 NUMBER: Final = r"(?:\d+(?:\.\d+)?|\.\d+)"
 DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h|d)")
 
@@ -31,3 +33,23 @@ def duration(text: str) -> float:
             return 0.0
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}s, {text}ms, {text}m or {text}h")
     raise argparse.ArgumentTypeError(f"{text!r}; expected a number and its unit, such as 250ms, 30s, 5m, 1.5h or 30d")
+
+
+class Moment(float):
+    """Seconds since 1970 (UTC), as distinct from a duration."""
+
+
+def moment(text: str) -> Moment:
+    """Moment of a date and a time, UTC unless it says another zone, as the ``type`` of a flag."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected a date, and a time if any, such as 2026-11-20 or 2026-11-20T14:00"
+        ) from None
+    return Moment((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+
+
+def duration_or_moment(text: str) -> float:
+    """Seconds of a duration, or a Moment."""
+    return moment(text) if MOMENT.fullmatch(text) else duration(text)

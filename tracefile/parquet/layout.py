@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from tracefile.records.schema import SCHEMA
+from tracefile.storage.segments import PARQUET_SUFFIX
 
 PARQUET_MAGIC = b"PAR1"
-SUFFIX = ".parquet"
 FOOTER_KEY = b"kvtape"
 REST = "rest"
 """Column for the fields without a column; null: none."""
@@ -44,4 +44,4 @@ def is_parquet(path: str | os.PathLike[str]) -> bool:
 
 def has_parquet_suffix(path: str | os.PathLike[str]) -> bool:
     """Return whether the path asks a writer for columns."""
-    return os.fspath(path).endswith(SUFFIX)
+    return os.fspath(path).endswith(PARQUET_SUFFIX)

@@ -20,6 +20,7 @@ from tracefile.storage.remote import given_path, is_url, names_at, read_url
 MANIFEST_SUFFIX = ".segments.json"
 MANIFEST_SCHEMA = "kvtape-segments/1"
 PART_SUFFIX = ".part"
+PARQUET_SUFFIX = ".parquet"
 TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
 
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(\.(gz|zst|zstd))?)$")
@@ -88,10 +89,33 @@ def segments_there(trace: str | os.PathLike[str]) -> list[Path]:
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest; raises InputError if it is none, FileNotFoundError if it is not there."""
-    return _decoded(Path(path).read_bytes(), path)
+    return decode_manifest(Path(path).read_bytes(), path)
 
 
-def _decoded(content: bytes, path: str | os.PathLike[str]) -> Manifest:
+def manifest_at(path: str) -> bytes:
+    """Return a manifest's content, at a path or a URL; raises InputError if it is not there."""
+    try:
+        content = read_url(path) if is_url(path) else Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; expected a manifest of segments") from error
+    if content is None:
+        raise InputError(f"{path}: nothing is there; expected a manifest of segments")
+    return content
+
+
+def trace_of(file: str) -> str | None:
+    """Return the path, without a suffix, of the trace that a file belongs to by its name; null: to none."""
+    folder, slash, name = file.rpartition("/")
+    found = _numbered(Path(name))
+    if found and found["suffix"]:
+        return f"{folder}{slash}{found['stem']}"
+    stem, suffix = _split_name(Path(name.removesuffix(PARQUET_SUFFIX)))
+    told = suffix.startswith(".jsonl") or name.endswith(PARQUET_SUFFIX)
+    return f"{folder}{slash}{stem}" if told else None
+
+
+def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
+    """Return a manifest by its content; raises InputError, naming the path, if it is none."""
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -191,7 +215,7 @@ def _remote_segments(url: str) -> tuple[list[str], list[str]]:
     if not found:
         raise InputError(f"{url}: no trace is there; expected one, or a folder of its segments")
     content = read_url(f"{folder}/{stem}{MANIFEST_SUFFIX}")
-    listed = [] if content is None else _decoded(content, url).segments
+    listed = [] if content is None else decode_manifest(content, url).segments
     absent = [segment.name for segment in listed if not segment.deleted and segment.name not in found]
     return [f"{folder}/{name}" for name in found], absent
 
