@@ -235,3 +235,17 @@ def anchors(page: Path) -> set[str]:
     """The names by which a page's headings are linked to, as hosting services make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_each_alert_fires_on_its_fault_and_on_nothing_else() -> None:
+    command = ["promtool", "test", "rules", "alerts_test.yaml"]
+    done = subprocess.run(command, cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_test() -> None:
+    [group] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
+    tested = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())["tests"]
+    fired = {one["alertname"] for test in tested for one in test.get("alert_rule_test", ()) if one["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in group["rules"]}
