@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tracefile.records.errors import InputError
+from tracefile.records.extras import load_extra
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
@@ -25,8 +26,7 @@ def load_tokenizer(folder: Path) -> Any:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    import transformers  # noqa: PLC0415
-
+    transformers = load_extra("transformers", where=f"--tokenizer {folder}: ")
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a broken tokenizer file may raise anything, and is bad input

@@ -5,6 +5,7 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.subcommands import Subcommand, run_subcommand
@@ -41,12 +42,12 @@ def chosen(name: str) -> Callable[[Sequence[str]], int]:
     return found
 
 
-def command() -> None:
-    """Entry point of the ``kvtape`` command; an error names the command that it comes from."""
-    argv = sys.argv[1:]
-    if argv and argv[0] in COMMANDS:
-        run_command(argv[0], chosen(argv[0]), argv[1:])
-    run_command("kvtape", main, argv)
+def command(program: str = "kvtape") -> NoReturn:
+    """Run ``program``, or the command that ``kvtape`` is given, which an error then names."""
+    words = [*([] if program == "kvtape" else [program]), *sys.argv[1:]]
+    if words and words[0] in COMMANDS:
+        run_command(words[0], chosen(words[0]), words[1:])
+    run_command("kvtape", main, words)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvtape.parsers import PROGRAMS, parser_of, subcommands
-from tracefile.records.errors import InputError
+from tracefile.records.extras import load_extra
 
 SHELLS = ("bash", "fish", "zsh")
 FILES = ("TRACE", "OUT", "FILE", "DIR", "[LABEL=]FILE")
@@ -33,10 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> int:
     """Print the script."""
-    try:
-        import shtab  # noqa: PLC0415 - no other command needs it
-    except ImportError:
-        raise InputError("shtab is not installed; expected: pip install 'kvtape[completion]'") from None
+    shtab = load_extra("shtab")
     parser = whole_parser(flags.program, shtab)
     parser.prog = flags.program
     print(shtab.complete(parser, flags.shell))

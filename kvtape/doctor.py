@@ -2,7 +2,6 @@
 
 import argparse
 import ctypes
-import importlib.util
 import os
 import platform
 import shutil
@@ -22,6 +21,7 @@ from engines.access import Access, add_access_arguments, read_access
 from engines.control import ControlClient
 from engines.readiness import Readiness, page_notes, readiness_notes, readiness_of, target_words
 from engines.recognition import find_dialect
+from kvtape.entry import HOME, MEND, foreign_room, shared_room
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
@@ -38,7 +38,6 @@ examples:
   kvtape doctor --config kvtape.toml
   kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
 """
-ROOMS: Final = ("engines", "loadgen", "measure", "replay", "report", "sim", "tap", "tracefile", "wire")
 SPEED_PACKAGES: Final = ("msgspec", "numpy", "numba", "uvloop")
 GIB: Final = 1 << 30
 LEAST_FREE_BYTES: Final = 2 * GIB
@@ -93,14 +92,10 @@ def run(flags: argparse.Namespace) -> int:
 
 def _packages() -> Check:
     """Compare the places of all rooms with this one's: other distributions have a ``tap`` or a ``sim``, too."""
-    home = Path(__file__).resolve().parent.parent
-    for room in ROOMS:
-        spec = importlib.util.find_spec(room)
-        places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        if not any(Path(place).resolve().parent == home for place in places):
-            other = places[0] if places else "nowhere"
-            return Check("packages", "fail", f"{room} is imported from {other}, not from {home}", "pipx install kvtape")
-    return Check("packages", "ok", f"all commands are those of {home}")
+    wrong = foreign_room() or shared_room()
+    if wrong is not None:
+        return Check("packages", "fail", wrong, MEND)
+    return Check("packages", "ok", f"all commands are those of {HOME}")
 
 
 def _versions() -> Check:

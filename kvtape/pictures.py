@@ -3,9 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from measure.metrics.trace import measure_run, study_chains
 from measure.runs import Run
@@ -19,6 +17,10 @@ from report.pages.forecastpages import what_if_figures
 from report.pages.page import comparison_figures
 from report.pages.whatif import WhatIf
 from report.trace.page import draw_chapters, trace_figures
+from tracefile.records.extras import load_extra
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 FAINT = "2b"
 """Opacity of a band, in hexadecimal."""
@@ -33,8 +35,11 @@ def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: i
     return compare(CompareConfig(traces=paths, truths={}, repeats=(), seed=seed, bootstrap=bootstrap))
 
 
-def draw(found: Compared | WhatIf | Run) -> dict[str, go.Figure]:
-    """Return the figures of a comparison, a forecast or a trace by name, such as ``survival-all`` or ``cache-size``."""
+def draw(found: Compared | WhatIf | Run) -> "dict[str, go.Figure]":
+    """Return the figures of a comparison, a forecast or a trace by name, such as ``survival-all`` or ``cache-size``.
+
+    Raises InputError if plotly is missing.
+    """
     return {name: _styled(figure) for name, figure in _figures(found).items()}
 
 
@@ -52,9 +57,10 @@ def _figures(found: Compared | WhatIf | Run) -> dict[str, Figure]:
     return what_if_figures(found) if isinstance(found, WhatIf) else comparison_figures(found)
 
 
-def _styled(figure: Figure) -> go.Figure:
+def _styled(figure: Figure) -> "go.Figure":
+    figures = load_extra("plotly.graph_objects")
     layout = {name: value for name, value in figure["layout"].items() if name != "meta"}
-    return go.Figure(
+    return figures.Figure(
         data=[_coloured(trace) for trace in figure["data"]],
         layout={"template": "plotly_white", "hovermode": "closest", **layout},
     )

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
+from measure.scores import ndtri, stdtrit
 from tracefile.records.arrays import FloatArray
 
 FALSE_ALARMS = 0.01

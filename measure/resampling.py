@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.quantiles import interval_places
+from measure.scores import stdtrit
 from measure.survival import Waits, incidence, quantiles
 from tracefile.records.arrays import FloatArray, IntArray
 
@@ -96,6 +97,4 @@ def interval(values: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def t_quantile(freedom: int) -> float:
     """Return how many standard errors from the mean an interval of Student's t ends."""
-    from scipy.special import stdtrit  # noqa: PLC0415 - a tenth of a second, for repeats alone
-
     return float(stdtrit(freedom, (1.0 + CONFIDENCE) / 2))

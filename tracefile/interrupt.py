@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 INTERRUPTED = 130
+PROGRAMS = ("kvtape", "loadgen", "replay", "report", "sim", "tap", "tracefile")
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> None:
@@ -22,9 +23,11 @@ def command_name() -> str | None:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and not spec.name.endswith(".__main__"):
         return None
-    name = spec.parent if spec is not None else os.path.basename(sys.argv[0])
-    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), name)
-    if name not in sys.modules or beside not in getattr(sys.modules[name], "__path__", ()):
+    name = spec.parent if spec is not None else os.path.basename(sys.argv[0]).removesuffix(".exe")
+    # A script's entry point imports its command later.
+    module = name if spec is not None else "kvtape.entry"
+    place = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *module.split("."))
+    if name not in PROGRAMS or not (getattr(sys.modules.get(module), "__file__", None) or "").startswith(place):
         return None
     return sys.argv[1] if name == "kvtape" and len(sys.argv) > 1 else name
 

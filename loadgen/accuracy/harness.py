@@ -17,6 +17,7 @@ from loadgen.plan.lmeval import LmEval
 from loadgen.text.enginetokenizer import EngineTokenizer
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from tracefile import InputError
+from tracefile.records.extras import lacking
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would write over the run's own panel
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # which would tell that there is no torch
@@ -28,9 +29,7 @@ try:
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
-    raise InputError(
-        f'--lm-eval: lm-eval cannot be imported ({error.name}); expected it: pip install "kvtape[lm-eval]"'
-    ) from None
+    raise InputError(f"--lm-eval ({error.name}): {lacking('lm_eval')}") from None
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
 

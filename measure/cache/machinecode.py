@@ -1,31 +1,75 @@
-"""Machine code of functions, kept on disk where there is a folder for it."""
+"""Machine code of functions, made when they are first called, and kept on disk where there is a folder for it."""
 
 import contextlib
 import importlib
 import sys
 from collections.abc import Callable
+from functools import cached_property, partial, update_wrapper
+from threading import RLock
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-import numba
+from tracefile.records.extras import load_extra
 
 Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
+_ONE_AT_A_TIME = RLock()
+
+
+class LateCode:
+    """A function in Python, and its machine code once Python or another kernel has called it.
+
+    numba costs a third of a second and 100 MB: a module of kernels is imported without it.
+    """
+
+    def __init__(self, function: Callable[..., object], make: Callable[[Any], Any]) -> None:
+        update_wrapper(self, function)
+        self.function = function
+        self._make = make
+
+    @cached_property
+    def compiled(self) -> Any:
+        """numba's dispatcher of the function, or its intrinsic."""
+        with _ONE_AT_A_TIME:
+            return self.__dict__.get("compiled") or self._make(self.function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Type that numba asks for when another kernel calls this one."""
+        return self.compiled._numba_type_
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.compiled(*arguments)
+
+
+def late(function: Compiled, **options: Any) -> Compiled:
+    """Compile ``function`` when Python or a kernel first calls it."""
+    return cast(Compiled, LateCode(function, partial(_compile, **options)))
 
 
 def kept(function: Compiled, **options: Any) -> Compiled:
-    """Compile ``function`` when Python first calls it; later processes read the machine code.
+    """Compile ``function`` when it is first called; later processes read the machine code.
 
     A user who can write neither the package's folder nor ``~/.cache``, as in a container, compiles in each process.
     """
+    return cast(Compiled, LateCode(function, partial(compile_and_keep, **options)))
+
+
+def _compile(function: Any, **options: Any) -> Any:
+    numba = load_extra("numba")
     _spare_imports()
-    compiled = numba.njit(**options)(function)
+    return numba.njit(**options)(function)
+
+
+def compile_and_keep(function: Any, **options: Any) -> Any:
+    """Return numba's dispatcher of ``function``, whose machine code is kept."""
+    compiled = _compile(function, **options)
     with contextlib.suppress(RuntimeError):  # numba's word for no such folder
         compiled.enable_caching()
-    return cast(Compiled, compiled)
+    return compiled
 
 
 def _spare_imports() -> None:

@@ -7,17 +7,16 @@ succession have depths one apart, so a prompt that was seen whole costs one quer
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from measure.cache.chains import Int32Array
-from measure.cache.machinecode import kept
+from measure.cache.machinecode import kept, late
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import IntArray, UInt64Array
 
 FIRST_PLACES = 1 << 12
-mixed = numba.njit(mix64)
+mixed = late(mix64)
 
 
 class Recency(NamedTuple):

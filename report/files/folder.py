@@ -21,6 +21,7 @@ from tracefile.exporters.formats import Export, export_lines
 from tracefile.exporters.loss import Loss
 from tracefile.files.reading import open_trace
 from tracefile.records.errors import InputError
+from tracefile.records.extras import lacking
 
 
 def _write_csv(table: Table, path: Path) -> None:
@@ -41,7 +42,7 @@ def write_parquet(table: Table, path: Path | BinaryIO) -> None:
         import pyarrow as pa  # noqa: PLC0415 - optional
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError:
-        raise Lacking("needs pyarrow: pip install kvtape[parquet]") from None
+        raise Lacking(lacking("pyarrow")) from None
 
     def type_of(column: Column) -> pa.DataType:
         if isinstance(column, Lists):

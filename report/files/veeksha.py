@@ -13,8 +13,9 @@ from measure.metrics.requests import known, ratio
 from measure.metrics.sessions import SessionOrder, accounted_tokens, session_order
 from measure.runs import UNKNOWN, Run
 from report.files.measured import Lacking, Measured, Writer, write_json, write_jsonl
-from report.images.folder import NEEDS, can_draw
+from report.images.folder import LIBRARY, can_draw
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.extras import lacking
 
 DIGITS: Final = 5
 """Digits of seconds in ``request_level_metrics.jsonl``."""
@@ -335,7 +336,7 @@ def _picture_writer(name: str, title: str) -> Writer:
 
     def write(measured: Measured, path: Path) -> None:
         if not can_draw():
-            raise Lacking(NEEDS)
+            raise Lacking(lacking(LIBRARY))
         from report.images.drawing import draw_images  # noqa: PLC0415 - optional, and half a second to import
 
         path.write_bytes(draw_images(cdf_figure(title, unit, _quantiles(measured.run, name)), ("png",))["png"])

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracefile.records.errors import InputError
+from tracefile.records.extras import lacking
 from tracefile.storage.output import PNG, SVG, replace_output
 
 LIBRARY: Final = "matplotlib"
-NEEDS: Final = "needs matplotlib: pip install 'kvtape[images]'"
 KINDS: Final = {"svg": SVG, "png": PNG}
 
 
@@ -23,7 +23,7 @@ def check_images(folder: Path) -> None:
     """Raise InputError unless images can be drawn into ``folder``."""
     where = f"--images {folder}"
     if not can_draw():
-        raise InputError(f"{where}: {NEEDS}")
+        raise InputError(f"{where}: {lacking(LIBRARY)}")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{where}: is a file; expected a folder")
     if not folder.resolve().parent.is_dir():

@@ -9,8 +9,8 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba.core.registry import CPUDispatcher
 
+from measure.cache.machinecode import LateCode
 from sim.engine.simstate import servable
 from sim.kernels import layout, loop
 from sim.kernels import scheduler as kernels
@@ -120,11 +120,11 @@ def _uncompiled(replaced: Mapping[int, Callable[..., Any]]) -> Callable[[Any], C
         module = names["__name__"]
         if module not in scopes:
             scopes[module] = scope = dict(names)
-            scope.update({name: source_of(value) for name, value in names.items() if isinstance(value, CPUDispatcher)})
+            scope.update({name: source_of(value) for name, value in names.items() if isinstance(value, LateCode)})
         return scopes[module]
 
     def source_of(compiled: Any) -> Callable[..., Any]:
-        source = compiled.py_func
+        source = compiled.function
         return replaced.get(id(compiled)) or FunctionType(source.__code__, scope_of(source.__globals__))
 
     return source_of

@@ -10,8 +10,8 @@ from math import hypot, log
 from pathlib import Path
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
+from measure.scores import ndtri, stdtrit
 from sim.fit.assumptions import Assumptions
 from sim.fit.drift import INTERVAL, widened
 from sim.fit.observations import Observations

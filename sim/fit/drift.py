@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import expm1, hypot, sqrt
 
 import numpy as np
-from scipy.special import stdtrit
 
+from measure.scores import stdtrit
 from sim.fit.observations import Observations
 from tracefile.records.arrays import FloatArray, IntArray
 

@@ -8,13 +8,14 @@ the weight; pooled, thousands of decodes would outvote the prefills.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri
 
+from measure.scores import ndtri
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.observations import Observations
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.extras import load_extra
 
 HUBER = 2.5
 """Residuals beyond so many robust standard deviations count linearly. Wide, because a step's misfit is a signal."""
@@ -97,8 +98,7 @@ def tie_repeated_reads(gram: FloatArray, free: list[int]) -> None:
 def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
     """The non-negative least-squares solution from its normal equations; shape (k,). Empty columns get 0."""
     # Half of what a fit imports, and all of it by modules that only name one.
-    from scipy.linalg import cholesky, solve_triangular  # noqa: PLC0415
-    from scipy.optimize import nnls  # noqa: PLC0415
+    linalg, nnls = load_extra("scipy.linalg"), load_extra("scipy.optimize").nnls
 
     scale = np.sqrt(np.diag(gram))
     live = scale > 0.0
@@ -107,8 +107,8 @@ def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
         return solution
     unit = scale[live]
     scaled = gram[np.ix_(live, live)] / np.outer(unit, unit) + _RIDGE * np.eye(int(live.sum()))
-    upper = cholesky(scaled)
-    target = solve_triangular(upper, moment[live] / unit, trans="T")
+    upper = linalg.cholesky(scaled)
+    target = linalg.solve_triangular(upper, moment[live] / unit, trans="T")
     solution[live] = nnls(upper, target)[0] / unit
     return solution
 

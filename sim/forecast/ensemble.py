@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri, stdtrit
 
 from measure.cache.chains import chain_places
 from measure.quantiles import interval_places, quantile
 from measure.resampling import CONFIDENCE
+from measure.scores import ndtri, stdtrit
 from sim.engine.deployment import Deployment
 from sim.engine.readable import run_engine
 from sim.engine.simstate import FIRST_STEPS, build_state, with_model

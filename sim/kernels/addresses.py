@@ -6,18 +6,14 @@ A shape says what is in the table's row: a named tuple's class with a shape for 
 from typing import Any
 
 import numpy as np
-from numba.core import cgutils, types
-from numba.core.types import BaseTuple  # type: ignore[attr-defined]
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array, populate_array
-from numba.np.numpy_support import from_dtype
 
 from sim.kernels import layout
+from sim.kernels.compiling import late_intrinsic
 from sim.kernels.layout import SOURCES, Draws, Pool, Records, Scheduler, SimState, Tier, Timeline, record
 
 ADDRESS = record(f"address length width {SOURCES}")
 """An array of one dimension, ``width`` 1, or of two."""
-_PER_ADDRESS = cgutils.intp_t(ADDRESS.itemsize // 8)
+_PER_ADDRESS = ADDRESS.itemsize // 8
 Shape = Any
 """A dtype; a list of one, for two dimensions; or a class and the shapes of its fields, in order."""
 
@@ -114,8 +110,12 @@ def _pairs(shape: Shape, arrays: Any) -> list[tuple[Shape, Any]]:
 def reader(shape: Shape) -> Any:
     """Return a function for kernels: the arrays of ``shape`` in row ``row`` of a table."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @late_intrinsic
     def arrays_at(_: Any, addresses: Any, row: Any) -> Any:
+        from numba.core import cgutils  # noqa: PLC0415 - see late_intrinsic
+        from numba.core.types import BaseTuple  # type: ignore[attr-defined]  # noqa: PLC0415
+        from numba.np.arrayobj import make_array  # noqa: PLC0415
+
         made = _type_of(shape)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -127,8 +127,8 @@ def reader(shape: Shape) -> Any:
             def read(part: Any) -> Any:
                 if isinstance(part, BaseTuple):
                     return context.make_tuple(builder, part, [read(one) for one in part])
-                place = builder.add(first, cgutils.intp_t(next(places)))
-                return _read(context, builder, part, builder.gep(words, [builder.mul(place, _PER_ADDRESS)]))
+                place = builder.mul(builder.add(first, cgutils.intp_t(next(places))), cgutils.intp_t(_PER_ADDRESS))
+                return _read(context, builder, part, builder.gep(words, [place]))
 
             return read(made)
 
@@ -138,6 +138,10 @@ def reader(shape: Shape) -> Any:
 
 
 def _type_of(shape: Shape) -> Any:
+    from numba.core import types  # noqa: PLC0415 - see late_intrinsic
+    from numba.core.types import BaseTuple  # type: ignore[attr-defined]  # noqa: PLC0415
+    from numba.np.numpy_support import from_dtype  # noqa: PLC0415
+
     if isinstance(shape, tuple):
         return BaseTuple.from_types([_type_of(part) for part in shape[1]], shape[0])
     dtype, dimensions = (shape[0], 2) if isinstance(shape, list) else (shape, 1)
@@ -146,6 +150,9 @@ def _type_of(shape: Shape) -> Any:
 
 def _read(context: Any, builder: Any, made: Any, words: Any) -> Any:
     """Generate code that makes an array of type ``made`` from its ADDRESS at ``words``."""
+    from numba.core import cgutils  # noqa: PLC0415 - see late_intrinsic
+    from numba.np.arrayobj import make_array, populate_array  # noqa: PLC0415
+
     address, length, width = (builder.load(builder.gep(words, [cgutils.intp_t(field)])) for field in range(3))
     array = make_array(made)(context, builder)
     size = cgutils.intp_t(context.get_abi_sizeof(context.get_data_type(made.dtype)))

@@ -13,24 +13,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
-from numba.core import types
-from numba.extending import intrinsic
-
-from measure.cache.machinecode import kept
+from measure.cache.machinecode import LateCode, compile_and_keep, late
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 
 def kernel(function: Kernel) -> Kernel:
     """Compile ``function`` into the kernels that call it; no other code may."""
-    return cast(Kernel, numba.njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return late(function, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+class _Intrinsic(LateCode):
+    """Code that numba generates in the place of a call."""
+
+    @property
+    def _numba_type_(self) -> Any:
+        from numba.core.typing.templates import builtin_registry  # noqa: PLC0415 - see LateCode
+
+        compiled = self.compiled
+        return next(kind for one, kind in reversed(builtin_registry.globals) if one is compiled)
+
+
+def late_intrinsic(define: Callable[..., object]) -> Any:
+    """Return ``define`` as numba's intrinsic, for kernels to call."""
+
+    def make(function: Any) -> Any:
+        from numba.extending import intrinsic  # noqa: PLC0415 - see LateCode
+
+        return intrinsic(function)
+
+    return _Intrinsic(define, make)
+
+
+@late_intrinsic
 def stay_apart(_: object) -> tuple[object, object]:
     """Keep the calling kernel one function instead of a copy in each caller; kernels with many callers then compile in
     seconds instead of minutes."""
+    from numba.core import types  # noqa: PLC0415 - see LateCode
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.function.attributes.add("noinline")
@@ -42,9 +61,13 @@ def stay_apart(_: object) -> tuple[object, object]:
 def entry(function: Kernel) -> Kernel:
     """Compile ``function`` when Python first calls it; later processes read the machine code from the cache. It runs
     without Python's lock, so that threads run on cores of their own."""
-    compiled = kept(function, _nrt=False, nogil=True)
-    _forget_unreadable(compiled)
-    return compiled
+
+    def make(plain: Any) -> Any:
+        compiled = compile_and_keep(plain, _nrt=False, nogil=True)
+        _forget_unreadable(compiled)
+        return compiled
+
+    return cast(Kernel, LateCode(function, make))
 
 
 def _forget_unreadable(compiled: Any) -> None:
@@ -58,12 +81,12 @@ def _forget_unreadable(compiled: Any) -> None:
         Path(cache._index_path).unlink(missing_ok=True)
 
 
-def say_if_not_compiled(compiled: Any) -> None:
+def say_if_not_compiled(kernel: Any) -> None:
     """Tell on stderr that a first run compiles the entry, unless machine code of some version is on disk."""
-    folder = compiled.stats.cache_path
+    folder = kernel.compiled.stats.cache_path
     if folder is None:
         often = "in each run (about 40 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
-    elif any(Path(folder).glob(f"*.{compiled.__name__}-*.nbi")):
+    elif any(Path(folder).glob(f"*.{kernel.__name__}-*.nbi")):
         return
     else:
         often = "once for this installation (about 40 s) …"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import exp, hypot, log
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from measure.modelstate import LivePace
+from measure.scores import ndtri, stdtrit
 from sim.fit.drift import INTERVAL
 from sim.fit.observations import Observations
 from sim.fit.pace import Pace, measure_pace, priced_steps

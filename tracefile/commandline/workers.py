@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from tracefile.commandline.parser import VERSION
 from tracefile.records.errors import InputError
+from tracefile.records.extras import load_extra
 
 CONNECT_TIMEOUT_S: Final = 10.0
 TASKS_A_CORE: Final = 2
@@ -112,10 +113,7 @@ def _run(task: Any) -> Any:
 @contextlib.contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
     """Give ``ray``, connected. Raises InputError if the cluster cannot be reached or Ray is not installed."""
-    try:
-        import ray  # noqa: PLC0415 - an extra, and slow to load
-    except ImportError:
-        raise InputError("--ray: Ray is not installed; expected pip install 'kvtape[ray]'") from None
+    ray = load_extra("ray", where="--ray: ")
     _require_reachable(address)
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

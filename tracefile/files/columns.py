@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tracefile.parquet.layout import Footer
-from tracefile.records.errors import InputError
+from tracefile.records.extras import load_extra
 
 if TYPE_CHECKING:
     from tracefile.parquet.reading import ColumnsReader
@@ -37,11 +37,5 @@ def span_of(path: str | os.PathLike[str]) -> tuple[float | None, float | None]:
 
 
 def _module(name: str, path: str | os.PathLike[str]) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "pyarrow":
-            raise
-        raise InputError(
-            f"{os.fspath(path)}: Parquet, which needs pyarrow; expected `pip install kvtape[parquet]`"
-        ) from None
+    load_extra("pyarrow", where=f"{os.fspath(path)}: Parquet ")
+    return importlib.import_module(name)

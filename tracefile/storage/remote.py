@@ -9,6 +9,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import unquote
 
 from tracefile.records.errors import InputError
+from tracefile.records.extras import lacking
 
 BUFFER_BYTES = 1 << 20
 
@@ -50,10 +51,8 @@ def file_system(url: str, expected: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.url_to_fs(url)
     except ImportError as error:
-        extra = "; expected `pip install 'kvtape[s3]'`" if url.startswith(("s3:", "s3a:")) else ""
-        raise InputError(
-            f"{bare_url(url)}: needs a package that is not installed ({error.name or error}){extra}"
-        ) from None
+        other = f"needs a package that is not installed ({error.name or error})"
+        raise InputError(f"{bare_url(url)}: {lacking('s3fs') if url.startswith(('s3:', 's3a:')) else other}") from None
     except (ValueError, OSError) as error:
         raise InputError(f"{bare_url(url)}: {type(error).__name__}; expected {expected}") from None
     return files, path.rstrip("/")

@@ -51,7 +51,7 @@ def test_without_ray_the_flag_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     flags = ["--url", engine.url, "-o", str(tmp_path / "t.jsonl"), *SESSIONS, "--ray", "auto"]
-    with pytest.raises(InputError, match=r"expected pip install 'kvtape\[ray\]'"):
+    with pytest.raises(InputError, match=r"needs ray: pip install 'kvtape\[ray\]'"):
         main(flags)
     with pytest.raises(InputError, match="--resume: with --ray"):
         main([*flags, "--resume"])

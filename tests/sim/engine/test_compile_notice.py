@@ -10,11 +10,8 @@ from sim.kernels.loop import run
 
 
 def test_the_first_run_says_that_it_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Stats:
-        cache_path = str(tmp_path)
-
     class Kernel:
-        stats = Stats()
+        compiled = SimpleNamespace(stats=SimpleNamespace(cache_path=str(tmp_path)))
         __name__ = run.__name__
 
     compiling.say_if_not_compiled(Kernel())

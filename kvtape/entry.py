@@ -1,0 +1,46 @@
+"""Entry point of the console scripts: another package in the place of one of ours is told before it is imported.
+
+Other distributions have a ``tap`` or a ``report``, too; of two on ``sys.path`` Python takes the first.
+"""
+
+import os
+import sys
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from typing import Final, NoReturn
+
+ROOMS: Final = ("engines", "loadgen", "measure", "replay", "report", "sim", "tap", "tracefile", "wire")
+HOME: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+MEND: Final = "expected an environment of its own: pipx install kvtape, or uv tool install kvtape"
+
+
+def foreign_room() -> str | None:
+    """Name the first package of ours that Python would import from elsewhere, and its place; None: there is none."""
+    for room in ROOMS:
+        spec = find_spec(room)
+        places = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
+        if not any(place and os.path.dirname(os.path.realpath(place)) == HOME for place in places):
+            return f"{room} is imported from {places[0] if places else 'nowhere'}, not from {HOME}"
+    return None
+
+
+def shared_room() -> str | None:
+    """Name the first package of ours whose folder another distribution has written into; None: there is none."""
+    owners = packages_distributions()
+    for room in ROOMS:
+        others = {owner for owner in owners.get(room, ()) if owner != "kvtape"}
+        if others:
+            return f"{room} is a package of {', '.join(sorted(others))}, too, in the same folder"
+    return None
+
+
+def command() -> NoReturn:
+    """Run the command that the script is named for."""
+    program = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    foreign = foreign_room()
+    if foreign is not None:
+        print(f"{program}: error: {foreign}; {MEND}", file=sys.stderr)
+        sys.exit(2)
+    from kvtape.__main__ import command as run_program  # noqa: PLC0415 - it imports the rooms
+
+    run_program(program)

@@ -1,0 +1,51 @@
+"""Start of the console scripts: another distribution's package in the place of one of ours is named, and ends it."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvtape import __main__, entry
+
+
+def run_script(name: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", [f"/venv/bin/{name}", "--version"])
+    with pytest.raises(SystemExit) as exited:
+        entry.command()
+    return exited.value.code
+
+
+@pytest.mark.parametrize("name", ["kvtape", "tap", "sim.exe"])
+def test_a_script_runs_the_command_of_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = list[str]()
+    monkeypatch.setattr(__main__, "run_command", lambda name, main, argv: programs.append(name) or main(argv))
+    assert run_script(name, monkeypatch) == 0
+    assert (programs, capsys.readouterr().out[:6]) == ([name.removesuffix(".exe")], "kvtape")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SimpleNamespace(submodule_search_locations=["/other/tap"], origin="/other/tap/__init__.py"),
+        SimpleNamespace(submodule_search_locations=None, origin="/other/tap.py"),
+    ],
+)
+def test_another_tap_is_named_before_it_is_imported(
+    spec: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = entry.find_spec
+    monkeypatch.setattr(entry, "find_spec", lambda room: spec if room == "tap" else find(room))
+    assert run_script("tap", monkeypatch) == 2
+    place = (spec.submodule_search_locations or [spec.origin])[0]
+    assert capsys.readouterr().err == (
+        f"tap: error: tap is imported from {place}, not from {Path(entry.__file__).parent.parent}; "
+        "expected an environment of its own: pipx install kvtape, or uv tool install kvtape\n"
+    )
+
+
+def test_a_folder_that_two_distributions_write_into_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "packages_distributions", lambda: {"wire": ["kvtape"], "tap": ["tap.py", "kvtape"]})
+    assert entry.shared_room() == "tap is a package of tap.py, too, in the same folder"
