@@ -21,7 +21,7 @@ The captures are of a real vLLM on a CPU ([captures](../data/captures/README.md)
 with loadgen. `C` is `data/captures/128x2`, and `A` is `loadgen/datasets/workloads/agentic-coding.jsonl.zst`.
 """
 WORDS = {"C": "data/captures/128x2", "A": "loadgen/datasets/workloads/agentic-coding.jsonl.zst"}
-FIRST_PX = (1280, 830)
+FIRST_PX = (1280, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,22 @@ PAGES = (
     Shown(
         "calibrate",
         "Is the model right?",
-        "A latency model fitted to two designed loads, and its forecast of sessions that no fit saw.",
-        "sim calibrate $C/calibration-1.jsonl.zst $C/calibration-2.jsonl.zst --against $C/session-fast.jsonl.zst"
-        " \\\n  -o model.json --html calibrate.html",
+        "A latency model fitted to five captures of a designed load, and its forecast of sessions that no fit saw.",
+        "sim calibrate $C/calibration-?.jsonl.zst --against $C/session-fast.jsonl.zst -o model.json"
+        " \\\n  --max-num-seqs 32 --max-num-batched-tokens 2048 --html calibrate.html",
     ),
     Shown(
         "compare",
         "Captured, replayed, predicted",
-        "The same requests seven times: measured, measured again, replayed and forecast, with the cache and without.",
-        "sim run $C/session-fast.jsonl.zst --latency-model model.json --replay-sessions -o predicted.jsonl.zst\n"
+        "The same requests six times: measured, measured again, replayed and forecast, with the cache and without.",
+        "sim run $C/session-fast.jsonl.zst --latency-model model.json --replay-sessions"
+        " -o predicted.jsonl.zst --overwrite\n"
         "sim run $C/session-fast.jsonl.zst --latency-model model.json --replay-sessions --cold-prompts"
-        " -o cold-predicted.jsonl.zst\n"
+        " -o cold-predicted.jsonl.zst --overwrite\n"
         "report compare captured=$C/session-fast.jsonl.zst again=$C/session-fast-again.jsonl.zst"
         " \\\n  replayed=$C/session-fast-replayed.jsonl.zst cold-replayed=$C/session-fast-cold-replayed.jsonl.zst"
         " \\\n  predicted=predicted.jsonl.zst cold-predicted=cold-predicted.jsonl.zst"
+        ""
         " --truth cold-predicted=cold-replayed --html compare.html",
     ),
     Shown(
@@ -71,26 +73,24 @@ PAGES = (
         "cache",
         "Whose prefixes fill the cache?",
         "Hits at every cache size, causes of misses, and times between uses, of coding agents.",
-        "sim curve $A --by session --json > hits.json\n"
-        "sim misses $A --num-gpu-blocks 2001 --by session --json > misses.json\n"
-        "sim reuse $A --json > reuse.json\n"
+        "sim curve $A --block-size 512 --by prefix --json > hits.json\n"
+        "sim misses $A --block-size 512 --num-gpu-blocks 2001 --by prefix --json > misses.json\n"
+        "sim reuse $A --block-size 512 --json > reuse.json\n"
         "report curve hits.json misses.json reuse.json --html cache.html",
     ),
     Shown(
         "evict",
         "Which eviction policy?",
         "Hits by size under six policies, beside Belady's bound.",
-        "sim curve $A --evict vllm,lru,arc,s3-fifo,tail,belady --json > evict.json\n"
+        "sim curve $A --block-size 512 --evict vllm,lru,arc,s3-fifo,tail,belady --json > evict.json\n"
         "report curve evict.json --html evict.html",
     ),
     Shown(
         "sweep",
         "Which setting is the cheapest?",
         "Forecasts over a grid of cache sizes and routers: the Pareto set, the knee and the choice.",
-        "cat > grid.toml <<'END'\n[base]\nreplicas = 2\n\n[axes]\nreplicas = [1, 2, 3]\n"
-        'route = ["round-robin", "prefix", "cost"]\nnum-gpu-blocks = [400, 700, 1000]\nEND\n'
-        "sim sweep grid.toml $C/session-fast.jsonl.zst --latency-model model.json --slo 'ttft.p90<=2s' --gpu-price 2.5"
-        " \\\n  --members 8 --html sweep.html",
+        "sim sweep data/grids/gallery.toml $C/session-fast.jsonl.zst --latency-model model.json --slo 'ttft.p90<=2s'"
+        " \\\n  --gpu-price 2.5 -o sweep.parquet --members 8 --overwrite --html sweep.html",
     ),
     Shown(
         "loads",

@@ -4,6 +4,7 @@ MkDocs reads one folder. Here ``README.md``, ``docs/``, ``deploy/`` and others k
 code host, and only the addresses are shorter: ``docs/tap.md`` is ``tap.html``.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent.parent
-GALLERY = ROOT / "out" / "gallery"
+GALLERY = Path(os.environ.get("KVTAPE_GALLERY", ROOT / "out" / "gallery"))
 BESIDE = ("*.md", "deploy/**/*", "data/captures/*.md", "data/grids/*")
 """Files outside docs/ that its pages link to."""
 ASSETS = {"assets/iframe-worker.js": "iframe-worker.js", "assets/site.css": "site.css"}
@@ -59,12 +60,14 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
         added(name, abs_src_path=str(Path(__file__).parent / source))
     added("docs/api.md", content=api_page())
     added("docs/gallery.md", content=gallery_page(GALLERY))
-    for path in sorted(GALLERY.glob("*.*")):
+    for path in sorted(path for kind in ("html", "png") for path in GALLERY.glob(f"*.{kind}")):
         added(f"docs/gallery/{path.name}", abs_src_path=str(path))
     return files
 
 
 def on_page_markdown(markdown: str, page: "Page", **_: Any) -> str:
-    """The page's text, for architecture.md with the table of all folders."""
+    """The page's text, for architecture.md with the table of all folders; the first page alone has no sidebar."""
+    if page.file.src_uri == "README.md":
+        page.meta["hide"] = ["navigation"]
     more = folder_table() if page.file.abs_src_path == str(ARCHITECTURE) else ""
     return f"{markdown}\n{more}"

@@ -104,16 +104,22 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    gallery = tmp_path / "made"
+    gallery.mkdir()
+    for shown in SHOWN:
+        (gallery / f"{shown.name}.html").write_text("<title>A page</title>")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "KVTAPE_GALLERY": str(gallery)}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stderr) == (0, "")
-    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    pages = {path: path.read_text() for path in (tmp_path / "site").rglob("*.html")}
     fetched = r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
     assert not [path for path, text in pages.items() if path.parent.name != "gallery" and re.search(fetched, text)]
     assert not [
-        path for path in tmp_path.rglob("*.css") if re.search(r"url\(\"?(?:https?:)?//|@import", path.read_text())
+        path
+        for path in (tmp_path / "site").rglob("*.css")
+        if re.search(r"url\(\"?(?:https?:)?//|@import", path.read_text())
     ]
-    index = (tmp_path / "search" / "search_index.js").read_text()
+    index = (tmp_path / "site" / "search" / "search_index.js").read_text()
     assert all(f'"location":"{page}.html"' in index for page in ("tutorial", "api", "dev/architecture"))
-    assert all((tmp_path / "gallery" / f"{shown.name}.html").stat().st_size > 50_000 for shown in SHOWN)
+    assert all((tmp_path / "site" / "gallery" / f"{shown.name}.html").exists() for shown in SHOWN)
