@@ -15,7 +15,7 @@ OUTSIDE = {
     **dict.fromkeys(("haproxy", "nginx", "deploy/gateway/rolling-restart", "journalctl"), "wants servers of its own"),
     **dict.fromkeys(("vllm", "llama-server"), "wants a real engine"),
     **dict.fromkeys(("hadolint", "kubernetes-validate", "promtool"), "is not installed everywhere"),
-    **dict.fromkeys(("pip", "make", "."), "sets an environment up"),
+    **dict.fromkeys(("pip", "uv", "make", "."), "sets an environment up"),
     **dict.fromkeys(("kill", "curl", "mkdir", "cd", "openssl", "echo", "python", "zstd", "cat", "export"), ""),
 }
 """Programs of others that pages call, with the reason why no test runs them; empty: tests do."""

@@ -3,8 +3,8 @@
 import ast
 import inspect
 import textwrap
-import typing
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 import kvtape
 
@@ -79,12 +79,25 @@ def function(name: str) -> str:
     return f"### `{name}`\n\n```python\n{signature_of(node)}\n```\n\n{docstring_of(node)}\n"
 
 
+def result_of(function: object) -> object:
+    """The class that a function returns, from its module's imports: some are for type checkers alone."""
+    node, module = source_of(function), inspect.getmodule(function)
+    assert isinstance(node, ast.FunctionDef)
+    assert module is not None
+    for line in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(line, ast.ImportFrom) and isinstance(node.returns, ast.Name):
+            for found in line.names:
+                if found.name == node.returns.id:
+                    return getattr(import_module(line.module or ""), found.name)
+    return None
+
+
 def api_page() -> str:
     """The whole page: functions, then the records that they take and return."""
     functions = [name for name in kvtape.__all__ if inspect.isfunction(getattr(kvtape, name))]
     own = {name: getattr(kvtape, name) for name in kvtape.__all__ if name not in functions}
     for name in functions:
-        result = typing.get_type_hints(getattr(kvtape, name)).get("return")
+        result = result_of(getattr(kvtape, name))
         if inspect.isclass(result) and result.__module__.partition(".")[0] in (
             "measure",
             "loadgen",
