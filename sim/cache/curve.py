@@ -16,6 +16,7 @@ from measure.cacheuse import CacheUse, GroupUse, PolicyHits
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from sim.cache.hybrid import run as run_hybrid
+from sim.cache.manyengines import add_store_arguments, added_up, curve_of
 from sim.cache.onebyone import read_requests
 from sim.cache.policies import SHARES as POLICY_SHARES
 from sim.cache.policies import compare_policies, describe_policies, parse_policies
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_group_arguments(parser)
     add_kv_groups(parser)
+    add_store_arguments(parser)
     parser.add_argument(
         "--evict", metavar="POLICY,…", help=f"the pool's hits under policies side by side, with the bound; {EVICT_HELP}"
     )
@@ -75,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
     evicts = [] if arguments.evict is None else parse_policies(arguments.evict)
+    if arguments.each_trace:
+        return _run_each(arguments, cache_tokens, kv_bytes)
     if arguments.sample is not None:
         return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
     curves, texts = [], []
@@ -95,6 +99,15 @@ def _kv_bytes(arguments: argparse.Namespace) -> int | None:
     if given is not None and arguments.model_config is not None:
         raise InputError("--model-config: given with --kv-bytes-per-token; expected one of them")
     return given if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)
+
+
+def _run_each(arguments: argparse.Namespace, cache_tokens: list[int], kv_bytes: int | None) -> int:
+    for flag in ("--by", "--evict", "--sample", "--block-sizes"):
+        if getattr(arguments, flag.removeprefix("--").replace("-", "_")) is not None:
+            raise InputError(f"{flag}: given with --each-trace; expected one of them")
+    curve = added_up(arguments, curve_of(parse_block_size(arguments.block_size))).curve
+    found = {**curve_as_json(curve, []), "kv_bytes_per_token": kv_bytes, "policies": []}
+    return _print(arguments, [found], [describe(curve, cache_tokens, [], kv_bytes)])
 
 
 def _run_sampled(

@@ -15,6 +15,7 @@ from measure.cache.stackdepth import access_depths
 from measure.cacheuse import Distribution, Window
 from measure.quantiles import quantile_place
 from measure.table import table_lines
+from sim.cache.manyengines import ReusePart, add_store_arguments, added_up, reuse_of
 from sim.cache.pool import add_trace_flags, parse_block_size
 from sim.workload.accesses import read_accesses
 from tracefile.commandline.durations import duration
@@ -52,14 +53,18 @@ EPILOG = "examples:\n  sim reuse monday.jsonl.zst --window 5m\n"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
     parser.add_argument("--window", type=duration, default="60s", help="duration of a window")
+    add_store_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.window:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
-    accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), needs_times=True)
-    found = measure_reuse(accesses, 1e3 * arguments.window)
+    block_size, window_ms = parse_block_size(arguments.block_size), 1e3 * arguments.window
+    if arguments.each_trace:
+        found = merged_reuse(added_up(arguments, reuse_of(block_size)), window_ms)
+    else:
+        found = measure_reuse(read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
     found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
@@ -81,6 +86,22 @@ def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
         distance_blocks=distribution("blocks", depths[again]),
         window_ms=window_ms,
         windows=working_set(accesses, depths == 0, window_ms),
+    )
+
+
+def merged_reuse(part: ReusePart, window_ms: float) -> Reuse:
+    """Return the reuse of many engines; without windows, as each engine has a clock of its own."""
+    return Reuse(
+        block_size=part.block_size,
+        requests=part.requests,
+        accesses=part.accesses,
+        first_accesses=part.first_accesses,
+        levels=LEVELS,
+        time_ms=part.time_ms.distribution("ms", LEVELS),
+        distance_requests=part.distance_requests.distribution("requests", LEVELS),
+        distance_blocks=part.distance_blocks.distribution("blocks", LEVELS),
+        window_ms=window_ms,
+        windows=[],
     )
 
 
@@ -131,6 +152,8 @@ def describe(found: Reuse) -> str:
         if one.mean is not None
     ]
     lines += table_lines(["reuse after", "mean", *(f"p{level * 100:.0f}" for level in SHOWN)], rows)
+    if not found.windows:
+        return "\n".join(lines)
     lines += ["", f"windows of {found.window_ms / 1e3:g} s, in blocks"]
     rows = [
         [f"{window.start_ms / 1e3:,.0f}", *(f"{getattr(window, name):,}" for name in _COUNTS)]

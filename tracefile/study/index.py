@@ -1,7 +1,7 @@
 """``tracefile ls``: the traces of a store, from manifests, headers and footers; no body is read."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
@@ -57,9 +57,7 @@ class IndexedFile:
 def index_store(path: str) -> list[IndexedFile]:
     """Return the files of all traces below a folder or URL, by trace and number. InputError: there is none."""
     sizes = dict(files_under(path))
-    named = sorted(
-        (trace, file) for file in sizes if (trace := trace_of(file)) is not None and not file.endswith(SIDE_FILES)
-    )
+    named = _named(sizes)
     found = [
         file
         for trace, files in groupby(counted(named, "files looked at"), key=lambda pair: pair[0])
@@ -68,6 +66,24 @@ def index_store(path: str) -> list[IndexedFile]:
     if not found:
         raise InputError(f"{path}: no trace is there; expected a folder of traces")
     return found
+
+
+def traces_below(path: str) -> list[str]:
+    """Return what each trace below a folder or URL is read by: its file, or its manifest. InputError: none is there."""
+    sizes = dict(files_under(path))
+    whole = dict(_named(sizes))
+    manifests = (f"{trace}{MANIFEST_SUFFIX}" for trace in whole)
+    found = [at if at in sizes else file for at, file in zip(manifests, whole.values(), strict=True)]
+    if not found:
+        raise InputError(f"{path}: no trace is there; expected a folder of traces")
+    return found
+
+
+def _named(files: Iterable[str]) -> list[tuple[str, str]]:
+    """Return files that are traces by their names, each after its trace's."""
+    return sorted(
+        (trace, file) for file in files if (trace := trace_of(file)) is not None and not file.endswith(SIDE_FILES)
+    )
 
 
 def _index_trace(trace: str, files: Sequence[str], sizes: dict[str, int]) -> Iterator[IndexedFile]:
