@@ -1,5 +1,6 @@
 """Bandwidth from which a transfer from the host's memory is faster than computing its tokens."""
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,10 +12,13 @@ from sim.engine.tiers import TierTraffic
 from sim.forecast.breakeven import break_even_gb_per_s, tiers_said
 from sim.forecast.ensemble import members
 from sim.forecast.scenarios import Load, Scenario, plan
-from sim.latency.modelfile import make_model
+from sim.latency.modelfile import load_model, make_model
 from sim.vllm.config import EngineConfig
 from tests.sim.forecast.test_scenarios import captured
+from tracefile import trace_digest
 
+ROOT = Path(__file__).parents[3]
+CAPTURE = ROOT / "data" / "captures" / "256x4" / "calibration-1.jsonl.zst"
 COSTS = {"t0_ms": 4.0, "per_prefill_token_ms": 0.1, "per_attention_token2_ms": 0.0002}
 CONFIG = EngineConfig(num_gpu_blocks=999, block_size=32)
 TRAFFIC: dict[str, Any] = dict.fromkeys(TierTraffic.__dataclass_fields__, 0) | {"loads": 3, "loaded_tokens": 3_000}
@@ -64,6 +68,23 @@ def test_the_interval_is_that_of_the_members(load: Load) -> None:
     span = said.break_even_gb_per_s
     assert span is not None
     assert (span.low, span.middle, span.high) == pytest.approx((1_000 / 280, 1_000 / 230, 1_000 / 130), rel=1e-6)
+
+
+def test_a_fitted_model_gives_an_interval(load: Load) -> None:
+    """Of ``sim fit --bootstrap 20`` on a committed capture: 2,000 tokens take 255 + 369 ms, drawn and drifting."""
+    model = load_model(ROOT / "tests" / "sim" / "data" / "fitted_256x4.json")
+    assert [one.digest for one in model.fitted_on] == [trace_digest(CAPTURE)]
+    own = break_even_gb_per_s(load, [model], 2_000)
+    assert own == pytest.approx([2_000 / (2_000 * 0.127575 + 2_000**2 / 2 * 0.000184548 - 20.0)], rel=1e-4)
+    drawn = members(model, 32, 0)
+    costs = [(one.cost_by_name["per_prefill_token_ms"], one.cost_by_name["per_attention_token2_ms"]) for one in drawn]
+    by_member = sorted(2_000 / (2_000 * token + 2_000**2 / 2 * token2 - 20.0) for token, token2 in costs)
+    said = tiers_said(load, TierTraffic(**TRAFFIC | {"loaded_tokens": 6_000}), drawn)
+    assert said is not None
+    span = said.break_even_gb_per_s
+    assert span is not None
+    assert (span.low, span.middle, span.high) == pytest.approx((by_member[0], by_member[15], by_member[31]), rel=1e-6)
+    assert (span.low, span.middle, span.high) == pytest.approx((2.59, 3.32, 4.16), abs=0.005)
 
 
 def test_nothing_loaded_has_no_break_even(load: Load) -> None:
