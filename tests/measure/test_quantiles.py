@@ -27,6 +27,8 @@ def test_an_interval_of_draws_holds_one_more_with_its_confidence() -> None:
     assert [interval_places(0.90, n) for n in (1, 3, 19, 20, 64, 500)] == [
         (0, 0), (0, 2), (0, 18), (0, 19), (2, 61), (24, 475)
     ]  # fmt: skip
+    # (n + 1) · tail is a whole number here, which floats miss to either side.
+    assert [interval_places(confidence, 199) for confidence in (0.95, 0.9, 0.8)] == [(4, 194), (9, 189), (19, 179)]
     for n in (64, 128, 256):
         low, high = interval_places(0.90, n)
         assert 0.90 <= (high - low) / (n + 1) < 0.91

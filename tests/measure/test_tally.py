@@ -139,6 +139,7 @@ def test_what_is_recent_came_since_it_was_last_taken() -> None:
     counts, first = tally.counts(), tally.take_recent()
     tally.start()
     assert (first.ttft_ms.count, tally.take_recent().ttft_ms.count) == (1, 0)
+    assert [len(sample.values) for sample in first.samples] == [0, 0, 0], "told by bucket: small, however many came"
     assert (counts.started, tally.counts().started) == (1, 2)
     tally.statuses["ok"] += 1
     assert counts.statuses == {"ok": 1}  # told is told

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 import pytest
 
-from wire.alarm import Alarm, LoopWaker, TimerfdWaker, Waker, new_waker
+from wire.alarm import Alarm, LoopWaker, Sleeper, TimerfdWaker, Waker, new_waker
 from wire.loop import run
 
 MS = 1_000_000
@@ -73,3 +73,21 @@ def test_setting_it_again_moves_it_and_unsetting_silences_it(waker: Callable[[Ca
         assert silenced == []
 
     run(move())
+
+
+def test_a_sleeper_wakes_at_its_time_or_when_it_is_woken() -> None:
+    async def sleep() -> None:
+        sleeper = Sleeper()
+        due_ns = perf_counter_ns() + 2 * MS
+        await sleeper.sleep_until(due_ns)
+        assert perf_counter_ns() >= due_ns
+        await sleeper.sleep_until(due_ns)  # past
+        sleeping = asyncio.create_task(sleeper.sleep_until(due_ns + 10**12))
+        await asyncio.sleep(0)
+        assert not sleeping.done()
+        sleeper.wake()
+        await asyncio.wait_for(sleeping, 5)
+        sleeper.wake()  # nobody sleeps
+        sleeper.close()
+
+    run(sleep())

@@ -166,6 +166,8 @@ def test_a_cache_that_is_not_spoken_of_is_not_a_miss() -> None:
         (event("content_block_start", content_block={"type": "thinking", "thinking": ""}), False),
         (event("content_block_delta", delta={"type": "input_json_delta", "partial_json": ""}), False),
         (event("content_block_delta", delta={"type": "signature_delta", "signature": "abc"}), False),
+        (event("content_block_start", index=0), False),
+        (event("content_block_delta", index=0), False),
     ],
 )
 def test_what_is_a_token_of_a_message(first: bytes, is_token: bool) -> None:
@@ -217,6 +219,14 @@ def test_llamacpps_own_account_counts_where_it_sends_no_usage(endpoint: str) -> 
     usage = b'data: {"usage":{"prompt_tokens":411,"completion_tokens":3},"timings":{"cache_n":290,"prompt_n":120}}\n\n'
     answer = stream(endpoint, (1, word), (2, usage))
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (411, 290, 3)
+
+
+def test_llamacpps_own_stream_names_its_model_once() -> None:
+    word = b'data: {"index":0,"content":"a","tokens":[5],"stop":false,"model":"m"}\n\n'
+    last = b'data: {"index":0,"content":"","tokens":[],"stop":true,"stop_type":"eos","tokens_predicted":1}\n\n'
+    answer = stream("/completion", (1, word), (2, last))
+    assert (answer.model, answer.text, answer.token_ids) == ("m", "a", [5])
+    assert (answer.done, answer.finish_reason, answer.output_tokens) == (True, "stop", 1)
 
 
 def test_another_endpoint_is_read_by_its_usage_and_its_errors() -> None:

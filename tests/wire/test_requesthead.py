@@ -56,3 +56,9 @@ def test_what_clients_send_is_usual() -> None:
 def test_a_head_that_the_parser_refuses_is_refused(lines: bytes) -> None:
     with pytest.raises(FramingError):
         parse_request_head(b"GET / HTTP/1.1\r\n" + lines + b"\r\n")
+
+
+def test_a_target_beyond_ascii_stays_as_it_came() -> None:
+    target = "/café?q=".encode() + bytes(range(128, 256))
+    head = parse_request_head(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % target)
+    assert (head.target, head.names) == (target, [b"host"])

@@ -199,6 +199,66 @@ def test_a_bad_chunk_cuts_a_response_that_has_begun() -> None:
     assert handler.gone
 
 
+class Flood(Echo):
+    """Answers with more than the sockets' buffers take."""
+
+    said: list[str]
+
+    def request_end(self) -> None:
+        self.said = []
+        size = 1 << 24
+        self.connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+
+    def pause_response(self) -> None:
+        self.said.append("pause")
+
+    def resume_response(self) -> None:
+        self.said.append("resume")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the conversation has a limit
+        await asyncio.sleep(0.001)
+
+
+def test_a_slow_reader_pauses_the_response_and_lets_it_go_on() -> None:
+    opened: list[Echo] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await until(lambda: bool(opened) and opened[0].said == ["pause"])  # type: ignore[attr-defined]
+        assert len(await response(reader)) == 1 << 24
+        await until(lambda: opened[0].said == ["pause", "resume"])  # type: ignore[attr-defined]
+
+    converse(talk, Flood, opened)
+
+
+def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:
+    """Waiting for the response to leave first would wait for a client that has gone."""
+    opened: list[Echo] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await until(lambda: bool(opened) and opened[0].said == ["pause"])  # type: ignore[attr-defined]
+        writer.write_eof()
+        await until(lambda: opened[0].gone)
+
+    converse(talk, Flood, opened)
+
+
+def test_a_connection_is_idle_since_its_last_response() -> None:
+    opened: list[Echo] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.01)
+        asked_s = asyncio.get_running_loop().time()
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await response(reader)
+        assert 0.0 <= opened[0].connection.idle_s() <= asyncio.get_running_loop().time() - asked_s
+
+    converse(talk, opened=opened)
+
+
 class Refusing(Echo):
     """Turns every request down with its head."""
 

@@ -100,6 +100,28 @@ def converse(answer: bytes, talk: Callable[[Client], Awaitable[None]]) -> int:
     return len(tasks)
 
 
+def test_a_connection_that_is_not_kept_is_closed_by_the_client_too() -> None:
+    """A server that waits for the other side's close would wait for ever."""
+    ends: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        ends.append(await reader.read())
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+            client = Client(parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+            assert (await client.request("GET", "/")).outcome == "ok"
+            while not ends:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await client.close()
+
+    asyncio.run(main())
+    assert ends == [b""]
+
+
 @pytest.mark.parametrize("head", [b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
 def test_a_body_where_there_can_be_none_costs_the_connection(head: bytes) -> None:
     """Kept, its stray bytes would be taken for the next answer."""

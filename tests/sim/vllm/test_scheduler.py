@@ -116,6 +116,18 @@ def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() 
     assert [waiting.request_id for waiting in scheduler.waiting] == ["big", "small"]
 
 
+def test_a_step_at_rest_is_composed_once_if_it_serves_anybody() -> None:
+    assert engine().schedule_at_rest() == Step()  # nothing to do is no reason to try again
+    scheduler = engine(usable=5, max_num_batched_tokens=64)
+    a, b = request("a", 8, 8, family=1), request("b", 8, 3, family=2)
+    scheduler.add(a)
+    scheduler.add(b)
+    run_step(scheduler)
+    step = scheduler.schedule_at_rest()
+    assert (shares(step), step.preempted) == ([("a", 1, 8)], [b])
+    assert a.num_computed == 9
+
+
 def test_idle_hits_count_against_the_free_blocks() -> None:
     scheduler = engine(usable=6, max_num_batched_tokens=64)
     scheduler.add(request("a", 8, 1, family=1))
