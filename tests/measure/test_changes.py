@@ -36,6 +36,12 @@ def test_a_step_within_a_window_is_one_change() -> None:
     assert found.low < 1.3 < found.high
 
 
+def test_a_step_within_the_window_before_the_last_is_one_change() -> None:
+    logs = np.zeros(20)
+    logs[18:] = log(1.15), log(1.3)
+    assert [(one.place, one.within) for one in find_changes([series(logs)])] == [(18, True)]
+
+
 def test_there_and_back_are_two_changes() -> None:
     logs = np.zeros(12)
     logs[4:8] = log(1.3)

@@ -164,14 +164,13 @@ def test_uncensored_w1_is_scipys(first: list[int], second: list[int]) -> None:
 
 def test_large_samples_are_thinned_to_their_order_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("measure.waits._MOST_SAMPLES", 4)
-    eight = [(float(time), EVENT) for time in (1, 2, 3, 4, 5, 6, 7, 80)]
-    other = waits_of((10, EVENT))
-    # Of eight the second, fourth, sixth and eighth stay: each is the middle of its quarter, rounded up.
-    kept = waits_of((2, EVENT), (4, EVENT), (6, EVENT), (80, EVENT))
-    assert distance(waits_of(*eight), other) == distance(other, waits_of(*eight)) == distance(kept, other)
-    assert distance(waits_of(*eight[:4]), other).w1_ms == pytest.approx(10 - 2.5), "four are not too many"
-    censored = waits_of(*eight[:7], (80, CENSORED))  # a censored sample is no list of order statistics
-    assert distance(censored, other).w1_ms == pytest.approx(sum(10 - time for time in range(1, 8)) / 8 + 70 / 8)
+    twelve, other = [(float(time), EVENT) for time in range(1, 13)], waits_of((20, EVENT))
+    # Of twelve the middles of the quarters stay: the second, fifth, eighth and eleventh.
+    kept = waits_of((2, EVENT), (5, EVENT), (8, EVENT), (11, EVENT))
+    assert distance(waits_of(*twelve), other) == distance(other, waits_of(*twelve)) == distance(kept, other)
+    assert distance(waits_of(*twelve[:4]), other).w1_ms == pytest.approx(20 - 2.5), "four are not too many"
+    censored = waits_of(*twelve[:11], (21, CENSORED))  # a censored sample is no list of order statistics
+    assert distance(censored, other).w1_ms == pytest.approx(sum(20 - time for time in range(1, 12)) / 12 + 1 / 12)
 
 
 def test_a_distance_stops_where_a_curve_is_no_longer_known() -> None:

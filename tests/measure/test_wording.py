@@ -11,7 +11,8 @@ def test_counts_and_rates() -> None:
         "123k",
         "1.05M",
     ]
-    assert [wording.rate(value) for value in (0.0, 0.42, 12.0, 999.4, 1_234.0)] == ["0", "0.4", "12", "999.4", "1.23k"]
+    rates = [wording.rate(value) for value in (0.0, 0.42, 12.0, 999.4, 999.5, 1_234.0)]
+    assert rates == ["0", "0.4", "12", "999.4", "1.00k", "1.23k"]
     assert wording.compact(999.6) == "1.00k"
 
 

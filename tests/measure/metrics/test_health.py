@@ -59,6 +59,11 @@ def change(records: list[Record], rows: Sequence[int], **fields: Any) -> list[Re
     return records
 
 
+def test_lengths_are_those_of_requests_that_ended_well() -> None:
+    found = checked(change(healthy(), [3], status="error", output_tokens=2, prompt_tokens=40))
+    assert [found[name].figure for name in ("prompt length", "output length")] == ["0 of 59 not as planned"] * 2
+
+
 ABORTED = {"status": "timeout"}
 LATE = {"scheduled_ms": 6990.0}
 COLD = {"ttft_ms": 3000.0, "cached_tokens": 32}

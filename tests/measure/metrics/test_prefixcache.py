@@ -66,6 +66,15 @@ def test_a_prompt_with_log_probabilities_is_not_looked_up() -> None:
     assert found.unlimited_rate == 0.0
 
 
+def test_a_chain_is_whole_without_the_last_tokens_block() -> None:
+    # Of 16 tokens the last one's KV is never computed: no block gets full, and none is missing. Of 17 one does.
+    short = request("1", 0.0, prompt_tokens=15, output_tokens=1, block_hashes=[])
+    records = [short, request("2", 1.0, prompt_tokens=15, output_tokens=2, block_hashes=[]), asked("3", 2.0, [1], "a")]
+    study = study_chains(run_of(records, block_size=16))
+    assert study is not None
+    assert study.curve.whole_chains == 2
+
+
 def test_curve_tree_and_accounts_have_the_same_hits() -> None:
     run = read_run(CAPTURE)
     metrics, study = measure_run(run), study_chains(run)
