@@ -3,16 +3,15 @@
 from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from tracefile.commandline.durations import duration, duration_or_moment, moment
 from tracefile.commandline.parser import Parser
 from tracefile.exporters.formats import TARGETS
+from tracefile.records.schema import TraceFormat
 
+FORMATS_READ = f"a trace of a known format: {', '.join(get_args(TraceFormat))}"
 OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
-FORMATS_READ = (
-    "kvtape, Mooncake (AIPerf's too), Bailian, BurstGPT, Azure, vllm-vcr, Dynamo, Weka, trie, guidellm, LiteLLM or OTLP"
-)
 
 
 Actions: TypeAlias = "_SubParsersAction[Parser]"
@@ -165,7 +164,7 @@ def _add_synthesize(actions: Actions) -> None:
 def _reader(actions: Actions, name: str, summary: str, words: str) -> Parser:
     """Add a command of one trace; ``words``: those after it in the example."""
     parser = _command(actions, name, summary, f"monday.jsonl.zst {words}")
-    parser.add_argument("trace", help=f"a {FORMATS_READ} trace; plain, .gz or .zst, or .parquet")
+    parser.add_argument("trace", help=f"{FORMATS_READ}; plain, .gz or .zst, or .parquet")
     return parser
 
 

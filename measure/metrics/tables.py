@@ -33,24 +33,15 @@ TITLES: Final = {
     "tbc_ms": "TBC ms",
     "e2e_ms": "E2E ms",
     "e2e_per_token_ms": "E2E / token ms",
-    "interactivity_tps": "interactivity tok/s",
-    "input_tokens": "input tokens",
-    "output_tokens": "output tokens",
-    "turns": "turns",
-    "latency_ms": "latency ms",
     "ttfat_ms": "TTFAT ms",
-    "decode_tps": "decode tok/s",
-    "hit_rate": "hit rate",
-    "eligible_hit_rate": "eligible hit rate",
     "eligible_hit_rate_trie": "eligible (trie)",
     "eligible_hit_rate_evalscope": "eligible (evalscope)",
-    "requests": "requests",
     "first_prompt_tokens": "input prompt tokens",
     "turn_output_tokens": "output tokens / turn",
     "appended_tokens": "tool or user tok / turn",
     "pause_ms": "tool or think time ms",
-    "final_output_tokens": "final output tokens",
 }
+"""Titles of metrics that are not the words of their names."""
 RATE_TITLES: Final = {
     "prompt_tps": "total prompt tok/s",
     "cached_tps": "cached prompt tok/s",
@@ -129,6 +120,11 @@ def _waited(metrics: TraceMetrics) -> str:
     return "" if every is None else f"requests waited {duration(every.p50)} at the median for their first token"
 
 
+def title_of(name: str) -> str:
+    """Return a metric's title in tables, with its unit."""
+    return TITLES.get(name) or name.replace("_tps", "_tok/s").replace("_", " ")
+
+
 def value_text(name: str, value: float) -> str:
     """Return a metric's value as tables show it, without its unit."""
     if "hit_rate" in name:
@@ -140,7 +136,7 @@ def value_text(name: str, value: float) -> str:
 
 def _statistics(title: str, found: Mapping[str, Statistics | None]) -> TextTable:
     rows = [
-        [TITLES[name], *(value_text(name, getattr(one, each)) for each in STATISTICS), f"{one.n:,}"]
+        [title_of(name), *(value_text(name, getattr(one, each)) for each in STATISTICS), f"{one.n:,}"]
         for name, one in found.items()
         if one is not None
     ]

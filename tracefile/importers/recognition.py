@@ -22,8 +22,6 @@ from tracefile.records.decoding import KvtapeDecoder, LineDecoder, decode_meta, 
 from tracefile.records.errors import InputError
 from tracefile.records.schema import SCHEMA, TraceFormat
 
-CSV_FORMATS: Collection[TraceFormat] = ("burstgpt", "azure")
-"""Formats without JSON: a last line without its end is not torn."""
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 AIPERF_KEYS = {"session_id", "delay"}
 
@@ -33,10 +31,9 @@ Found = dict[str, Any]
 def recognise(line: bytes, where: str) -> tuple[TraceFormat, LineDecoder, bool]:
     """A first line's format, by columns or keys, its decoder, and whether it is a record already; raises InputError."""
     if not line.startswith(b"{"):
-        if has_columns(line, BURSTGPT_COLUMNS):
-            return "burstgpt", BurstGptDecoder(line), False
-        if has_columns(line, AZURE_COLUMNS):
-            return "azure", AzureDecoder(line), False
+        for name, columns, of_header in TABLES:
+            if has_columns(line, columns):
+                return name, of_header(line), False
         raise InputError(f'{where}: {_beginning(line)}; expected a trace, which begins with {{"meta": …}}')
     found = parse_object(line, where)
     meta = found.get("meta")
@@ -67,6 +64,13 @@ def _has(*keys: str) -> Callable[[Found], bool]:
     return lambda found: found.keys() >= set(keys)
 
 
+TABLES: Sequence[tuple[TraceFormat, Collection[str], Callable[[bytes], LineDecoder]]] = (
+    ("burstgpt", BURSTGPT_COLUMNS, BurstGptDecoder),
+    ("azure", AZURE_COLUMNS, AzureDecoder),
+)
+"""Formats in CSV, by columns of the header."""
+CSV_FORMATS: Collection[TraceFormat] = [name for name, _, _ in TABLES]
+"""Formats without JSON: a last line without its end is not torn."""
 RECORDS: Sequence[tuple[TraceFormat, Callable[[Found], bool], Callable[[Found], LineDecoder]]] = (
     ("dynamo", is_dynamo, lambda _: DynamoDecoder()),
     ("otlp", is_spans, lambda _: SpansDecoder()),
