@@ -78,6 +78,15 @@ def test_files_that_pages_name_exist(page: Path) -> None:
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
+def test_tests_to_copy_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    copied = {
+        name: re.findall(r"`(test_\w+)`", step) for name, step in re.findall(r"`(tests/\S+\.py)`([^`].*\n?.*)", text)
+    }
+    assert sum(map(len, copied.values())) >= 3
+    assert not [name for path, names in copied.items() for name in names if name not in (ROOT / path).read_text()]
+
+
 def glossary() -> set[str]:
     """Terms and synonyms of docs/glossary.md."""
     rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)

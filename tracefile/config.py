@@ -10,7 +10,7 @@ from tracefile.commandline.parser import Parser
 from tracefile.exporters.formats import TARGETS
 from tracefile.records.schema import TraceFormat
 
-FORMATS_READ = f"a trace of a known format: {', '.join(get_args(TraceFormat))}"
+FORMATS_READ = ", ".join(get_args(TraceFormat))
 OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 
 
@@ -164,7 +164,7 @@ def _add_synthesize(actions: Actions) -> None:
 def _reader(actions: Actions, name: str, summary: str, words: str) -> Parser:
     """Add a command of one trace; ``words``: those after it in the example."""
     parser = _command(actions, name, summary, f"monday.jsonl.zst {words}")
-    parser.add_argument("trace", help=f"{FORMATS_READ}; plain, .gz or .zst, or .parquet")
+    parser.add_argument("trace", help=f"a trace: {FORMATS_READ}; .gz, .zst or .parquet")
     return parser
 
 
