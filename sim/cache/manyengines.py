@@ -25,7 +25,9 @@ from tracefile.study.index import traces_below
 
 
 class _Part(Protocol):
-    block_size: int
+    @property
+    def block_size(self) -> int:
+        """Return the tokens in a block."""
 
     def plus(self, other: Self) -> Self:
         """Return the sum of two parts."""

@@ -227,7 +227,7 @@ class Recorder:
         if self._trace.rotate_if_due():
             news = True
             if gone := self._trace.delete_expired():
-                say(f"{len(gone)} old segments deleted by --keep, up to {gone[-1]}")
+                say(f"--keep: deleted {', '.join(gone)}")
         news = self._follow_uploads() or news
         return self.progress() if news else None
 

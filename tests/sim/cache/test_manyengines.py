@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.cache.manyengines import ValueCounts
 from sim.cache.reuse import LEVELS, distribution
-from tracefile import InputError, Meta, Record, RequestId
+from tracefile import BlockHash, InputError, Meta, Record, RequestId
 from tracefile.files.writing import new_writer
 
 ENGINES = ("a/tap.parquet", "b/tap.parquet", "c.jsonl")
@@ -33,7 +33,7 @@ def write(path: Path, seed: int, block_size: int = 16) -> None:
                     request_id=RequestId(f"{seed}-{number}"),
                     arrival_ms=1000.0 * number,
                     prompt_tokens=blocks * block_size + 1,
-                    block_hashes=[1000 * prefix + block + 1 for block in range(blocks)],
+                    block_hashes=[BlockHash(1000 * prefix + block + 1) for block in range(blocks)],
                 )
             )
 
