@@ -5,7 +5,7 @@ bits are packed 64 to a word under a Fenwick tree of word counts, small enough f
 succession have depths one apart, so a prompt that was seen whole costs one query, not one per block.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import IntArray, UInt64Array
 
 FIRST_PLACES = 1 << 12
-mixed = late(mix64)
+mixed: Any = late(mix64)
 
 
 class Recency(NamedTuple):

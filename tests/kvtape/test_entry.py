@@ -1,6 +1,8 @@
 """Start of the console scripts: another distribution's package in the place of one of ours is named, and ends it."""
 
 import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +23,12 @@ def test_a_script_runs_the_command_of_its_name(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = list[str]()
-    monkeypatch.setattr(__main__, "run_command", lambda name, main, argv: programs.append(name) or main(argv))
+
+    def run_command(program: str, main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+        programs.append(program)
+        return main(argv)
+
+    monkeypatch.setattr(__main__, "run_command", run_command)
     assert run_script(name, monkeypatch) == 0
     assert (programs, capsys.readouterr().out[:6]) == ([name.removesuffix(".exe")], "kvtape")
 
@@ -36,8 +43,7 @@ def test_a_script_runs_the_command_of_its_name(
 def test_another_tap_is_named_before_it_is_imported(
     spec: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find = entry.find_spec
-    monkeypatch.setattr(entry, "find_spec", lambda room: spec if room == "tap" else find(room))
+    monkeypatch.setattr(entry, "find_spec", lambda room: spec if room == "tap" else find_spec(room))
     assert run_script("tap", monkeypatch) == 2
     place = (spec.submodule_search_locations or [spec.origin])[0]
     assert capsys.readouterr().err == (
