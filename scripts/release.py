@@ -127,7 +127,12 @@ def verify(files: Sequence[Path], python: str) -> None:
             run(["uv", "pip", "install", "--quiet", "--python", f"{folder}/bin/python", path])
             for command in COMMANDS:
                 told = subprocess.run(
-                    [f"{folder}/bin/{command}", "--version"], cwd=folder, env=outside(), capture_output=True, text=True
+                    [f"{folder}/bin/{command}", "--version"],
+                    cwd=folder,
+                    env=outside(),
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 )
                 if told.stdout.strip() != f"kvtape {VERSION}":
                     print(told.stderr, end="", file=sys.stderr)
@@ -142,8 +147,14 @@ def describe(files: Sequence[Path], out: Path) -> None:
         python = f"{folder}/bin/python"
         run(["uv", "venv", "--quiet", folder])
         run(["uv", "pip", "install", "--quiet", "--python", python, f"kvtape[all] @ {wheel.resolve().as_uri()}"])
-        tool = ["uvx", "--from", "cyclonedx-bom", "cyclonedx-py", "environment", python]
-        settings = ["--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-format", "JSON"]
+        tool: list[str | Path] = ["uvx", "--from", "cyclonedx-bom", "cyclonedx-py", "environment", python]
+        settings: list[str | Path] = [
+            "--pyproject",
+            ROOT / "pyproject.toml",
+            "--output-reproducible",
+            "--output-format",
+            "JSON",
+        ]
         run([*tool, *settings, "--output-file", out / SBOM])
     licenses = licenses_in(json.loads((out / SBOM).read_text()))
     (out / LICENSES).write_text(json.dumps(licenses, indent=1, sort_keys=True) + "\n")

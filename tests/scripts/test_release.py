@@ -1,0 +1,71 @@
+"""Parts of a release: reasons against it, an sdist without the build's times, licences of an SBOM."""
+
+import gzip
+import hashlib
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from scripts.release import even_times, found_problems, licenses_in
+
+
+def sdist(path: Path, time_s: int, names: list[str]) -> Path:
+    with gzip.GzipFile(path, "wb", mtime=time_s) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.uname, member.mode = len(name), time_s, f"user{time_s}", 0o664
+            archive.addfile(member, io.BytesIO(name.encode()))
+    return path
+
+
+def test_two_sdists_of_the_same_files_have_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    paths = [
+        sdist(tmp_path / "a" / "k.tar.gz", 5, ["k/setup.py", "k/README.md"]),
+        sdist(tmp_path / "b" / "k.tar.gz", 9, ["k/README.md", "k/setup.py"]),
+    ]
+    for path in paths:
+        even_times(path, 1_700_000_000)
+    assert len({hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}) == 1
+    with tarfile.open(paths[0]) as archive:
+        told = [(one.name, one.mtime, one.uname, one.mode) for one in archive.getmembers()]
+        content = archive.extractfile("k/README.md")
+        assert content is not None
+        assert content.read() == b"k/README.md"
+    assert told == [("k/README.md", 1_700_000_000, "", 0o644), ("k/setup.py", 1_700_000_000, "", 0o644)]
+
+
+def test_a_release_needs_its_section_a_commit_and_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "n")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "e")
+    (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n")
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    assert list(found_problems(tmp_path, "1.2.0", publish=False)) == [
+        "CHANGELOG.md: no section [1.2.0]; expected one, with what [Unreleased] lists",
+        "the working tree has changes; expected a commit",
+    ]
+    (tmp_path / "CHANGELOG.md").write_text("## [1.2.0] - 2026-11-23\n")
+    subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "commit", "-q", "-m", "x"], cwd=tmp_path, check=True)
+    assert not list(found_problems(tmp_path, "1.2.0", publish=False))
+    assert list(found_problems(tmp_path, "1.2.0", publish=True)) == ["HEAD has no tag v1.2.0; expected git tag v1.2.0"]
+    subprocess.run(["git", "tag", "v1.2.0"], cwd=tmp_path, check=True)
+    assert not list(found_problems(tmp_path, "1.2.0", publish=True))
+
+
+def test_licences_are_told_by_package_and_version() -> None:
+    parts = [
+        {"name": "numpy", "version": "2.0", "licenses": [{"license": {"id": "BSD-3-Clause"}}]},
+        {"name": "kvtape", "version": "0.1.0", "licenses": [{"expression": "Apache-2.0 AND MIT"}]},
+        {"name": "untold", "version": "1"},
+    ]
+    assert licenses_in({"components": parts}) == {
+        "numpy 2.0": ["BSD-3-Clause"],
+        "kvtape 0.1.0": ["Apache-2.0 AND MIT"],
+        "untold 1": [],
+    }
