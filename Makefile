@@ -26,7 +26,7 @@ test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this mac
 	$(PY) -m pytest -m ray
 
 test-docs: $(VENV)/ready       ## the documentation's commands run, its site built
-	$(PY) -m pytest -m docs
+	$(PY) -m pytest -n 2 --dist worksteal -m docs
 
 site: $(VENV)/ready            ## the documentation as a site that needs no network: out/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

@@ -15,7 +15,7 @@ import pytest
 from kvtape.__main__ import OWN
 from kvtape.parsers import PROGRAMS, commands, parser_of
 from scripts.commands_page import PAGE, examples_of, flags_of, help_of, page, row
-from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, reason
+from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, program_of, reason
 from tracefile.commandline.parser import FLAGS
 
 COMMANDS = list(commands())
@@ -116,6 +116,36 @@ def test_every_flag_tells_its_default_unit_and_form(command: str) -> None:
 
 def shown_as(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+PAGE_OF_TWO = """
+   ```sh
+   KEY='a b' tap --upstream http://x \\
+       -o t   # starts
+   cat > f <<'END'
+   sim serve
+   END
+   ```
+"""
+
+
+def test_lines_are_whole_and_without_comments() -> None:
+    assert list(lines(PAGE_OF_TWO)) == ["KEY='a b' tap --upstream http://x      -o t", "cat > f"]
+
+
+@pytest.mark.parametrize(
+    ("line", "program", "why"),
+    [
+        ("KEY='a b' tap --upstream http://x", "tap", ""),
+        ("kvtape sim curve t", "sim", ""),
+        ("kvtape doctor", "kvtape", ""),
+        ("export A=1", "", ""),
+        ("sudo systemctl restart kvtape-tap", "sudo", "wants a cluster, or changes the machine"),
+        ("tracefile info s3://traces/host-1", "tracefile", "wants a bucket or the service's folders"),
+    ],
+)
+def test_a_line_has_a_program_and_perhaps_a_reason_not_to_run(line: str, program: str, why: str) -> None:
+    assert (program_of(line), reason(line)) == (program, why)
 
 
 def test_every_program_of_a_user_page_is_ours_or_one_that_pages_may_call() -> None:

@@ -33,13 +33,13 @@ from tests.warmstart import WARM, WarmPopen
 from tracefile.__main__ import main as tracefile
 from wire.process import module_environment
 
-pytestmark = pytest.mark.docs
+pytestmark = [pytest.mark.docs, pytest.mark.timeout(900)]
 CAPTURES = ROOT / "data" / "captures" / "128x2"
 TRACES = {
     **dict.fromkeys(("monday.jsonl.zst", "captured.jsonl.zst", "ours.jsonl.zst", "host-1.jsonl.zst"), "session-fast"),
     **dict.fromkeys(("tuesday.jsonl.zst", "this-morning.jsonl.zst", "a-p8.jsonl.zst"), "session-fast-again"),
     **dict.fromkeys(("replayed.jsonl.zst", "captured-replay.jsonl.zst", "staging.jsonl.zst"), "session-fast-replayed"),
-    **dict.fromkeys(("host-2.jsonl.zst"), "session-slow-again"),
+    "host-2.jsonl.zst": "session-slow-again",
     **dict.fromkeys(("llama.jsonl.zst", "sglang.jsonl.zst"), "session-slow"),
     **dict.fromkeys(("a-p16.jsonl.zst", "b-p8.jsonl.zst"), "session-fast"),
     **dict.fromkeys(("a.jsonl.zst", "a.jsonl", "run.jsonl.zst", "tap.jsonl.zst"), "session-slow"),
@@ -96,23 +96,14 @@ class Reader:
         self.servers: dict[str, subprocess.Popen[Any]] = {}
         self.ports: dict[str, int] = {}
         self.written: dict[str, str] = {}
+        self.made: set[str] = set()
+        self.used: set[str] = set()
         for name in ("data", "deploy", "loadgen", "scripts"):
             (folder / name).symlink_to(ROOT / name)
-        for name, capture in TRACES.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(CAPTURES / f"{capture}.jsonl.zst", folder / name)
-        tracefile(
-            [
-                "convert",
-                str(folder / "captured.jsonl.zst"),
-                str(folder / "conversation_trace.jsonl"),
-                "--to",
-                "mooncake",
-            ]
-        )
-        tracefile(
-            ["convert", str(folder / "captured.jsonl.zst"), str(folder / "dynamo-trace.jsonl.gz"), "--to", "dynamo"]
-        )
+        self.restore()
+        captured = str(folder / "captured.jsonl.zst")
+        tracefile(["convert", captured, str(folder / "conversation_trace.jsonl"), "--to", "mooncake"])
+        tracefile(["convert", captured, str(folder / "dynamo-trace.jsonl.gz"), "--to", "dynamo"])
         (folder / "config.json").write_text(json.dumps(CONFIG))
         (folder / "model.json").touch()
         (folder / "nightly").symlink_to(CAPTURES)
@@ -138,7 +129,7 @@ class Reader:
 
     def follow(self, line: str) -> None:
         """Run one line; a server goes on until the page ends, or another takes its port."""
-        if "-o model.json" not in line and "model.json" in self.given:
+        if "-o model.json" not in line and "model.json" not in self.made:
             shutil.copyfile(self.models[512 if "conversation_trace" in line else 32], self.folder / "model.json")
         for pattern, text in SHORTER:
             line = re.sub(pattern, text, line)
@@ -152,24 +143,34 @@ class Reader:
             line, stopped = re.subn(r"\s*&& kill %1", "", re.sub(r"http://[\w.-]+:(\d+)", self.url, line))
             self.forget(line)
             self.run(line)
+            if line.startswith("tap read-log"):
+                self.restore()
             if stopped:
                 self.stop(next(iter(self.servers)))
 
     def forget(self, line: str) -> None:
-        """Remove a given file that the line is to write."""
-        for name in re.findall(r"(?:-o|--output|>) +(\S+)", line):
-            if name in self.given:
+        """Remove a file that the line is to write, unless it is one that the page has the reader keep."""
+        for name in re.findall(r"(?:-o|--output|>|tracefile convert \S+) +(\S+)", line):
+            if name in self.made or name in self.given - self.used:
                 (self.folder / name).unlink(missing_ok=True)
-                self.given.remove(name)
+            self.made.add(name)
+        self.used |= set(line.split()) - self.made
+
+    def restore(self) -> None:
+        """Give captures that were made short their places again."""
+        for name, capture in TRACES.items():
+            shutil.copyfile(CAPTURES / f"{capture}.jsonl.zst", self.folder / name)
 
     def run(self, line: str) -> None:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words = list(lexer)
-        plain = words[0] in ("kvtape", *PROGRAMS) and not any(re.search(r"^[;&|<>()]+$|[$?*]", word) for word in words)
+        plain = words[0] in ("kvtape", *PROGRAMS) and not any(
+            re.search(r"^[;&|<>()]+$|[$?*\[]", word) for word in words
+        )
         command = [sys.executable, "-m", *words] if plain else ["bash", "-euo", "pipefail", "-c", line]
         done = (WARM if plain else subprocess).run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300, check=False
         )
         allowed = (0, 1) if GATES.match(line) or "grep" in line else (0,)
         assert done.returncode in allowed, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -211,9 +212,7 @@ class Reader:
         told = (self.folder / f"{port}.log").read_text()
         assert code in (0, 1, 130), told
         assert "Traceback" not in told, told
-        for name, capture in TRACES.items():
-            shutil.copyfile(CAPTURES / f"{capture}.jsonl.zst", self.folder / name)
-        self.given |= TRACES.keys()
+        self.restore()
 
     def leave(self) -> None:
         for port in list(self.servers):
@@ -254,3 +253,15 @@ def test_a_page_s_commands_run(page: str, engine: str, models: Mapping[int, Path
             reader.follow(line)
     finally:
         reader.leave()
+
+
+def test_the_notebook_s_cells_print_what_stands_below_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    text = (ROOT / "docs" / "recipes" / "notebook.md").read_text()
+    for code, expected in re.findall(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?", text, re.MULTILINE | re.DOTALL):
+        exec(compile(code, "notebook.md", "exec"), names)
+        told = capsys.readouterr().out
+        assert not expected or told == expected

@@ -90,7 +90,7 @@ PAGES = (
         "Which setting is the cheapest?",
         "Forecasts over a grid of cache sizes and routers: the Pareto set, the knee and the choice.",
         "sim sweep data/grids/gallery.toml $C/session-fast.jsonl.zst --latency-model model.json --slo 'ttft.p90<=2s'"
-        " \\\n  --gpu-price 2.5 -o sweep.parquet --members 8 --overwrite --html sweep.html",
+        " \\\n  --gpu-price 2.5 -o sweep.parquet --members 4 --overwrite --html sweep.html",
     ),
     Shown(
         "loads",
