@@ -42,6 +42,14 @@ def own_files() -> Iterator[Path]:
         yield from sorted(path for path in ROOT.glob(pattern) if path.is_file())
 
 
+def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
+    """Add the engineering notes that the navigation does not name: a new one needs no entry."""
+    [notes] = [part["Engineering notes"] for part in config.nav or () if "Engineering notes" in part]
+    found = (str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "dev").glob("*.md")))
+    notes += [page for page in found if page not in str(config.nav)]
+    return config
+
+
 def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Replace the files of docs/ by the site's; the theme's stay."""
     from mkdocs.structure.files import File  # noqa: PLC0415 - only a build has it
