@@ -75,6 +75,7 @@ def handed_listeners(count: int) -> list[socket.socket]:
         raise InputError(f"LISTEN_FDS: {sockets} sockets; expected one, in place of --listen")
     first = socket.socket(fileno=HANDED_FD)
     if not first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        first.close()
         raise InputError("LISTEN_FDS: a socket that does not listen; expected a ListenStream=")
     return [first, *(first.dup() for _ in range(count - 1))]
 

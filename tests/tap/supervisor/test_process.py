@@ -1,6 +1,7 @@
 """The tap as a command: how it starts, refuses, survives its recorder, ends; and that it keeps no content."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import trustme
 
 from scripts.proxybench.processes import ended
 from tap.supervisor.config import trace_under
+from tap.supervisor.service import handed_listeners
 from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, until, upstream_of
 from tracefile import HashKey, InputError, load_key, load_trace
 from tracefile.__main__ import main as tracefile
@@ -492,7 +494,7 @@ def test_an_upgrade_on_the_same_port_refuses_nothing_and_a_reader_of_the_trace_r
                 await asyncio.sleep(0.02)
 
     async def scenario() -> int:
-        flags = ("--rotate-mb", "1", "--resume", "--workers", "2")
+        flags = ("--rotate-mb", "1", "--resume", "--no-engine-facts")
         with socket.create_server(("127.0.0.1", 0)) as port_of_unit:
             async with upstream_of(lab, slow) as port:
                 ended, handed = asyncio.Event(), port_of_unit.fileno()
@@ -518,6 +520,26 @@ def test_an_upgrade_on_the_same_port_refuses_nothing_and_a_reader_of_the_trace_r
     assert asyncio.run(scenario()) == len(answered)
     assert {response[:15] for response in answered} == {b"HTTP/1.1 200 OK"}
     assert len(load_trace(lab.trace)[1]) == len(answered)
+
+
+def test_a_handed_socket_is_one_for_each_worker_and_no_other_process_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unit, socket.socket() as deaf:
+        monkeypatch.setattr("tap.supervisor.service.HANDED_FD", os.dup(deaf.fileno()))
+        for count, said in (("2", "2 sockets; expected one"), ("1", "does not listen")):
+            monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+            monkeypatch.setenv("LISTEN_FDS", count)
+            with pytest.raises(InputError, match=said):
+                handed_listeners(1)
+        monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
+        monkeypatch.setenv("LISTEN_FDS", "1")
+        assert handed_listeners(2) == []
+        monkeypatch.setattr("tap.supervisor.service.HANDED_FD", os.dup(unit.fileno()))
+        monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", "1")
+        with contextlib.ExitStack() as stack:
+            handed = [stack.enter_context(sock) for sock in handed_listeners(2)]
+            assert [sock.getsockname() for sock in handed] == [unit.getsockname()] * 2
+        assert "LISTEN_FDS" not in os.environ
 
 
 def arguments_of(tap: TapCommand) -> bytes:
