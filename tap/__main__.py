@@ -376,13 +376,18 @@ def _check_numbers(args: argparse.Namespace) -> None:
     at_least("--queue-mb", args.queue_mb, 0)
 
 
+def umask_of(file_mode: int) -> int:
+    """Return the umask for files of ``file_mode``; their owner, who may not be root, can enter folders."""
+    return 0o677 & ~file_mode
+
+
 def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["read-log"]:
         from tap.logs.command import main as read_log  # noqa: PLC0415 - no tap needs it
 
         return read_log(argv[1:])
     config = read_config(argv)
-    os.umask(0o777 & ~config.file_mode)  # of the tap's other processes, too
+    os.umask(umask_of(config.file_mode))  # of the tap's other processes, too
     try:
         run(serve(config))
     except asyncio.CancelledError:  # told to end before it had begun
