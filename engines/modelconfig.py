@@ -25,39 +25,50 @@ def kv_bytes_per_token(path: Path) -> int:
     """
     path, config = _text_config(path)
     _refuse_other_layers(config, path)
-    layers, width = _number(config, path, "num_hidden_layers"), _dtype_bytes(config, path)
-    if config.get("kv_lora_rank"):  # MLA: one compressed vector for keys and values
-        return layers * width * (_number(config, path, "kv_lora_rank") + _number(config, path, "qk_rope_head_dim"))
-    return layers * _attention_bytes(config, path)
+    return _number(config, path, "num_hidden_layers") * _token_bytes(config, path, "full")
 
 
-def _attention_bytes(config: Mapping[str, Any], path: Path) -> int:
+def _attention_bytes(config: Mapping[str, Any], path: Path, kind: str = "full") -> int:
     """Bytes of a token's keys and values in one layer of attention."""
-    heads = _number(config, path, "num_attention_heads")
+    heads, width = _number(config, path, "num_attention_heads"), _dtype_bytes(config, path)
     kv_heads = _number(config, path, "num_key_value_heads") if config.get("num_key_value_heads") else heads
     dim = _number(config, path, "head_dim") if config.get("head_dim") else _number(config, path, "hidden_size") // heads
-    return 2 * kv_heads * dim * _dtype_bytes(config, path)
+    if kind == "full" and str(config.get("model_type")).startswith("gemma4"):  # layers of full attention have their own
+        dim = config.get("global_head_dim", 512)
+        kv_heads = (config.get("attention_k_eq_v") and config.get("num_global_key_value_heads")) or kv_heads
+    return 2 * kv_heads * dim * width
 
 
 def kv_groups(path: Path, block_size: int = 16) -> str:
     """Return vLLM's KV cache groups of a model, in the grammar of ``--kv-groups``.
 
-    ``path``: a ``config.json``, or the folder of one. Raises InputError for layers of unknown kinds. All layers of
-    attention are taken to have as many bytes a token; states of recurrent layers set the block of all groups.
+    ``path``: a ``config.json``, or the folder of one. Raises InputError for layers of unknown kinds. All
+    blocks have as many bytes: those of a state where there are any, else of the attention with the most bytes a token.
     """
     path, config = _text_config(path)
     layers = Counter(_layer_kinds(config, path))
-    if any(kind.startswith("mamba") for kind in layers):
+    tokens = {kind: _token_bytes(config, path, kind) for kind in layers if not kind.startswith("mamba")}
+    if tokens and len(tokens) < len(layers):
         # The block of attention is widened until it has the bytes of a state.
-        state, tokens = _state_bytes(config, path, layers), _attention_bytes(config, path)
-        block_size *= -(-state // (block_size * tokens))
-    fewest, most = min(layers.values()), max(layers.values())
-    together = most if most < 1.5 * fewest else fewest
+        least = max(block_size, 128) if config.get("kv_lora_rank") else block_size
+        block_size = least * -(-_state_bytes(config, path, layers) // (least * max(tokens.values())))
+    most = max(tokens.values(), default=1)
+    # Where a whole number of blocks does not fit, the rest of the bytes stays unused.
+    sizes = {kind: block_size * (most // one if most % one == 0 else 1) for kind, one in tokens.items()}
+    fewest, longest = min(layers.values()), max(layers.values())
+    together = longest if longest < 1.5 * fewest else fewest
     words = []
     for kind, count in layers.items():
         groups = -(-count // together)
-        words.append(f"{kind}:{block_size}" + (f"*{groups}" if groups > 1 else ""))
+        words.append(f"{kind}:{sizes.get(kind, block_size)}" + (f"*{groups}" if groups > 1 else ""))
     return "+".join(words)
+
+
+def _token_bytes(config: Mapping[str, Any], path: Path, kind: str) -> int:
+    if config.get("kv_lora_rank"):  # MLA: one compressed vector for keys and values
+        vector = _number(config, path, "kv_lora_rank") + _number(config, path, "qk_rope_head_dim")
+        return vector * _dtype_bytes(config, path)
+    return _attention_bytes(config, path, kind)
 
 
 _KINDS: Final = {
@@ -68,6 +79,8 @@ _KINDS: Final = {
     "linear_attention": "mamba",
     "mamba": "mamba2",
 }
+_PURE: Final = {"mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2"}
+"""Models without attention, by ``model_type``."""
 _PATTERN: Final = {"M": "mamba", "*": "attention"}
 
 
@@ -76,6 +89,13 @@ def _layer_kinds(config: Mapping[str, Any], path: Path) -> list[str]:
     count, interval = _number(config, path, "num_hidden_layers"), config.get("full_attention_interval")
     period, window = config.get("sliding_window_pattern"), config.get("sliding_window")
     named = config.get("layer_types") or config.get("layers_block_type")
+    if config.get("model_type") == "falcon_h1":
+        return ["full", "mamba2"] * count
+    if config.get("model_type") in _PURE:
+        return [_PURE[config["model_type"]]] * count
+    if every := config.get("attn_layer_period"):
+        at = config.get("attn_layer_offset", 0)
+        return ["full" if place % every == at else "mamba" for place in range(count)]
     if pattern := config.get("hybrid_override_pattern"):
         named = [_PATTERN[letter] for letter in pattern if letter in _PATTERN]
     elif not named and interval:
@@ -104,7 +124,10 @@ def _state_bytes(config: Mapping[str, Any], path: Path, layers: Mapping[str, int
     def told(*names: str) -> int:
         return _number(config, path, next((name for name in names if name in config), names[0]))
 
-    if "mamba" in layers:
+    if "mamba" in layers and "linear_key_head_dim" not in config:  # Mamba-1
+        inputs, heads, dim = told("mamba_expand", "expand") * told("hidden_size"), 1, 1
+        state, kernel = inputs * told("mamba_d_state", "state_size"), told("mamba_d_conv", "conv_kernel")
+    elif "mamba" in layers:
         keys = told("linear_num_key_heads") * told("linear_key_head_dim")
         heads, dim = told("linear_num_value_heads"), told("linear_value_head_dim")
         inputs, state = 2 * keys + heads * dim, told("linear_key_head_dim")
