@@ -2,7 +2,6 @@
 
 A prompt's tokens up to its longest prefix seen before could hit. On the way they are lost to the block of a group, to
 the common multiple of blocks, to the dropped last block, to windows and states that no group keeps, and to eviction.
-The pool is the readable one: about a tenth of the compiled one's speed.
 """
 
 import argparse
@@ -13,20 +12,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from measure.cache.interning import Interner, unlimited_hits
 from measure.table import table_lines
+from sim.cache.onebyone import lay_out
+from sim.kernels import groupsteps
+from sim.kernels import layout as arrays
+from sim.kernels.blocks import NONE
+from sim.kernels.compiling import say_if_not_compiled
+from sim.kernels.groups import GroupPool, group_pool
+from sim.kernels.groupsteps import PROMPT, run_one_by_one
+from sim.kernels.layout import Records
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridscheduler import HybridScheduler
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
-from sim.vllm.request import Request
-from sim.vllm.rules import blocks_for
+from sim.vllm.rules import FREE_RULES, blocks_for
 from sim.workload.chain import Chains, finest_records
 from tracefile.commandline.configfile import flag_of
 from tracefile.files.reading import open_trace
+from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.batches import RecordBatch
 from tracefile.records.errors import InputError
 
 CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
 KEPT_SHARE = 0.95
+NO_ROOM = -1
 CURVE_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Sizes of a curve, as shares of the blocks that an unlimited cache fills."""
 OTHER_FLAGS = ("block_size", "block_sizes", "by", "sample", "object_lru", "cache_tokens", "model_config", "evict")
@@ -45,22 +56,31 @@ CAUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A request as the cache sees it."""
+class Prompts(NamedTuple):
+    """Requests as the cache sees them, and the keys of their match units."""
 
-    tokens: int
-    output_tokens: int
-    keys: list[int]
-    """Of its match units, prompt and output."""
-    seen_tokens: int
+    requests: Records
+    keys: UInt64Array
+    tokens: IntArray
+    seen_tokens: IntArray
     """Leading tokens that an earlier request computed, to the trace's block."""
-    scored: bool
-    cohort: int
+    cohort: IntArray
+    block_size: int
+    """The trace's."""
 
     @property
-    def reachable(self) -> int:
-        return min(self.seen_tokens, self.tokens - 1)
+    def reachable(self) -> IntArray:
+        return np.minimum(self.seen_tokens, self.tokens - 1)
+
+
+class Hits(NamedTuple):
+    """Result of a pool."""
+
+    tokens: IntArray
+    """Hit tokens of each request; −1: it does not fit the pool, and touches nothing."""
+    form: IntArray
+    """Where more could have hit, the form of groups that had the shortest hit, by its place in ``names_of``."""
+    cached_blocks: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,161 +104,144 @@ class HybridCounts:
     def hit_rate(self) -> float:
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
-    def add(self, prompt: Prompt, causes: dict[str, int], blamed: dict[str, str]) -> None:
-        self.input_tokens += prompt.tokens
-        self.hit_tokens += causes["hit"]
-        self.seen_tokens += prompt.reachable
-        self.longest_seen = max(self.longest_seen, prompt.reachable)
-        for counts in (self.tokens, self.cohorts.setdefault(COHORTS[prompt.cohort], Counter())):
-            counts.update({"input": prompt.tokens, **causes})
-        for cause, group in blamed.items():
-            self.by_group.setdefault(cause, Counter())[group] += causes[cause]
+
+def names_of(layout: KvLayout) -> list[str]:
+    """Names of the forms of groups, those of full attention first."""
+    forms = dict.fromkeys(group for group in layout.groups if group.kind != "ring")
+    return [group.name for group in sorted(forms, key=lambda group: not group.sees_all)]
 
 
-class HybridPool:
-    """The groups of ``layout`` over ``usable_blocks``, between requests."""
-
-    def __init__(self, layout: KvLayout, usable_blocks: int) -> None:
-        self.scheduler = HybridScheduler(
-            EngineConfig(
-                num_gpu_blocks=usable_blocks + 1,
-                block_size=layout.match_unit,
-                kv_groups=layout.name,
-                max_num_batched_tokens=CHUNK_TOKENS,
-                async_scheduling=False,
-            )
-        )
-
-    def run(self, prompt: Prompt, reach: int = 0) -> tuple[int, str] | None:
-        """Serve a request; return its hit tokens, and the group with the shortest hit if they are fewer than ``reach``.
-
-        None: it does not fit the pool, and touches nothing.
-        """
-        scheduler, cache = self.scheduler, self.scheduler.cache
-        request = Request("", prompt.tokens, prompt.output_tokens, prompt.keys, prompt_logprobs=prompt.scored)
-        if not scheduler.accepts(request):
-            return None
-        cache.begin_step()
-        hits = cache.look_up(request)
-        blamed = "" if hits.tokens >= reach else min(cache.group_hits(request), key=lambda one: one[1])[0]
-        at, held = hits.tokens, False
-        while at < request.last_token - 1:
-            end = self._step_end(request, at)
-            held = cache.extend(request, end) if held else cache.admit(request, hits, end - at)
-            if not held:
-                cache.release(request)
-                return None
-            at = request.num_computed = end
-            cache.end_step()
-            cache.begin_step()
-        cache.release(request)
-        return hits.tokens, blamed
-
-    def _step_end(self, request: Request, at: int) -> int:
-        if at < request.prompt_tokens:
-            return at + self.scheduler.clip(request, at, min(request.prompt_tokens - at, CHUNK_TOKENS))
-        # Between two match units decoding changes nothing; the last step frees what the window has left.
-        unit, last = self.scheduler.config.block_size, request.last_token - 1
-        request.num_tokens = min((at // unit + 1) * unit, last if at == last - 1 else last - 1)
-        return request.num_tokens
-
-
-def read_prompts(path: Path, layout: KvLayout) -> tuple[list[Prompt], int]:
-    """Requests of a trace with block hashes, and the trace's block size. Raises InputError if it is too coarse."""
+def read_prompts(path: Path, layout: KvLayout) -> Prompts:
+    """Requests of a trace with block hashes. Raises InputError if it is too coarse."""
     with open_trace(path) as reader:
-        size = reader.meta.block_size or 1
-        meta, records = finest_records(reader, size if layout.match_unit % size == 0 else 1)
+        size, unit = reader.meta.block_size or 1, layout.match_unit
+        meta, records = finest_records(reader, size if unit % size == 0 else 1)
         fine = Chains(meta)
-        if layout.match_unit % fine.block_size:
+        if unit % fine.block_size:
             raise InputError(
-                f"--kv-groups: {layout.name}: blocks of {layout.match_unit} tokens; expected multiples of the trace's "
+                f"--kv-groups: {layout.name}: blocks of {unit} tokens; expected multiples of the trace's "
                 f"{fine.block_size}"
             )
-        chains, seen, prompts = Chains(meta, layout.match_unit), set[int](), []
-        for record in records:
-            known, tokens = fine.whole(record), record.prompt_tokens or 0
-            run = next((place for place, key in enumerate(known) if key not in seen), len(known))
-            seen.update(known)
-            prompts.append(
-                Prompt(
-                    tokens,
-                    max(record.output_tokens or 1, 1),
-                    chains.whole(record),
-                    min(run * fine.block_size, tokens),
-                    bool(record.prompt_logprobs),
-                    2 if record.turn is None else min(record.turn, 2) - 1,
-                )
-            )
-    return prompts, fine.block_size
+        batch = RecordBatch(list(records))
+    hashes = batch.hashes()
+    finest, laid_out = lay_out(batch, hashes, fine), lay_out(batch, hashes, Chains(meta, unit))
+    interner, known = Interner(), finest.requests["known_keys"]
+    numbers = interner.number(finest.keys)
+    run = unlimited_hits(numbers, np.append(0, np.cumsum(known)), known, interner.distinct)
+    requests = np.zeros(len(known), arrays.REQUEST)
+    for name in ("known_keys", "first_key", "prompt_logprobs"):
+        requests[name] = laid_out.requests[name]
+    requests["prompt_tokens"] = requests["num_tokens"] = laid_out.prompt_tokens
+    requests["last_token"], requests["serial"] = laid_out.computed_tokens + 1, np.arange(len(known))
+    turn = batch.numbers("turn", len(COHORTS))
+    return Prompts(
+        requests,
+        laid_out.keys,
+        laid_out.prompt_tokens,
+        np.minimum(run * fine.block_size, laid_out.prompt_tokens),
+        np.where(turn == len(COHORTS), 2, np.minimum(turn, 2) - 1),
+        fine.block_size,
+    )
 
 
-class Unlimited(NamedTuple):
-    """Result of a cache that never evicts."""
+def pool_for(prompts: Prompts, layout: KvLayout, usable_blocks: int) -> GroupPool:
+    """Return an empty pool that serves the requests one at a time."""
+    config = EngineConfig(
+        num_gpu_blocks=usable_blocks + 1,
+        block_size=layout.match_unit,
+        kv_groups=layout.name,
+        max_num_batched_tokens=CHUNK_TOKENS,
+        async_scheduling=False,
+    )
+    settings = np.zeros(1, arrays.SETTINGS)
+    for name in ("block_size", "max_num_batched_tokens", "enable_prefix_caching", "usable_blocks"):
+        settings[name] = getattr(config, name)
+    settings["max_tokens"], settings["free_rule"] = config.longest_request, FREE_RULES.index(config.free_rule)
+    longest = int(prompts.requests["last_token"].max(initial=1))
+    return group_pool(config, settings, prompts.keys, rows=1, longest=longest)
 
-    hits: list[tuple[int, str]]
-    """Of each request: hit tokens, and the group with the shortest hit if more could have been."""
-    cached_blocks: int
+
+def run_pool(prompts: Prompts, layout: KvLayout, usable_blocks: int, reach: IntArray, *, stops: bool = False) -> Hits:
+    """Serve the requests one at a time; ``reach``: tokens that could hit; ``stops``: return at the first eviction."""
+    pool, told = pool_for(prompts, layout, usable_blocks), np.zeros(len(prompts.tokens), PROMPT)
+    told["reach"] = reach
+    run_one_by_one(pool, prompts.requests.copy(), told, stops)
+    cached = NO_ROOM if stops and pool.counts["evicted_blocks"][0] else int((pool.cache.blocks["entry"] != NONE).sum())
+    return Hits(told["hit_tokens"], told["form"], cached)
 
 
-def unlimited_hits(prompts: Sequence[Prompt], layout: KvLayout) -> Unlimited:
-    most = sum(blocks_for(one.tokens + one.output_tokens, spec.block_size) for one in prompts for spec in layout.groups)
-    pool = HybridPool(layout, most + 8 * len(layout.groups))
-    hits = [pool.run(prompt, reach(prompt, layout)[-1]) or (0, "") for prompt in prompts]
-    blocks = pool.scheduler.pool
-    return Unlimited(hits, sum(blocks.key_of(block) is not None for block in range(blocks.num_gpu_blocks)))
+def unlimited(prompts: Prompts, layout: KvLayout) -> Hits:
+    """Hits of a cache that never evicts."""
+    requests, reached = prompts.requests, reach(prompts, layout)[-1]
+    distinct, units = Interner(), requests["last_token"] // layout.match_unit
+    distinct.number(prompts.keys)
+    tokens = (distinct.distinct + int((units - requests["known_keys"]).sum())) * layout.match_unit
+    longest, spare = int(requests["last_token"].max(initial=1)), 4 * len(requests) + 8
+    blocks = sum(blocks_for(max(tokens, longest), group.block_size) + spare for group in layout.groups)
+    while (found := run_pool(prompts, layout, blocks, reached, stops=True)).cached_blocks == NO_ROOM:
+        blocks *= 2
+    return found
 
 
-def count_hits(
-    prompts: Sequence[Prompt], layout: KvLayout, usable_blocks: int | None, unlimited: Unlimited
-) -> HybridCounts:
-    """Hits at one size, and causes of the rest."""
-    counts = HybridCounts(kv_groups=layout.name, usable_blocks=usable_blocks)
-    pool = None if usable_blocks is None else HybridPool(layout, usable_blocks)
-    for prompt, most in zip(prompts, unlimited.hits, strict=True):
-        counts.requests += 1
-        found = most if pool is None else pool.run(prompt, most[0])
-        if found is None:
-            counts.rejected += 1
-            continue
-        counts.add(prompt, *attribute(prompt, layout, most, found))
+def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, most: Hits) -> HybridCounts:
+    """Hits at one size, and causes of the rest; ``most``: of an unlimited cache."""
+    found = most if usable_blocks is None else run_pool(prompts, layout, usable_blocks, most.tokens)
+    fits = found.tokens >= 0
+    causes, blamed = attribute(prompts, layout, most, found)
+    counts = HybridCounts(kv_groups=layout.name, usable_blocks=usable_blocks, requests=len(fits))
+    counts.rejected = int((~fits).sum())
+    counts.input_tokens, counts.hit_tokens = int(prompts.tokens[fits].sum()), int(causes["hit"][fits].sum())
+    counts.seen_tokens = int(prompts.reachable[fits].sum())
+    counts.longest_seen = int(prompts.reachable[fits].max(initial=0))
+    every = {"input": prompts.tokens, **causes}
+    counts.tokens = Counter({name: int(tokens[fits].sum()) for name, tokens in every.items()})
+    for number, cohort in enumerate(COHORTS):
+        within = fits & (prompts.cohort == number)
+        if within.any():
+            counts.cohorts[cohort] = Counter({name: int(tokens[within].sum()) for name, tokens in every.items()})
+    for name, (names, form) in blamed.items():
+        of_form = [int(causes[name][fits & (form == number)].sum()) for number in range(len(names))]
+        counts.by_group[name] = Counter({group: lost for group, lost in zip(names, of_form, strict=True) if lost})
     return counts
 
 
-def reach(prompt: Prompt, layout: KvLayout) -> tuple[int, str, int, int]:
+def reach(prompts: Prompts, layout: KvLayout) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Tokens that could hit after rounding to the groups' blocks, the coarsest group, then after rounding to the common
     multiple, then after dropping the last block."""
     cached = [spec for spec in layout.groups if spec.kind != "ring"]
-    unit = layout.match_unit
+    unit, reachable = layout.match_unit, prompts.reachable
     sizes = {spec.name: unit if layout.partial_hits else spec.block_size for spec in cached}
-    coarsest = min(sizes, key=lambda name: prompt.reachable // sizes[name] * sizes[name])
-    rounded = prompt.reachable // sizes[coarsest] * sizes[coarsest]
-    common = prompt.reachable // layout.alignment * layout.alignment
+    each = np.stack([reachable // sizes[name] * sizes[name] for name in names_of(layout)])
+    common = reachable // layout.alignment * layout.alignment
     dropping = [layout.groups[place] for place in layout.dropping]
-    margins = [sizes[spec.name] for spec in dropping if not spec.keeps_state]
-    kept = max(prompt.seen_tokens - max(margins, default=0), 0) // layout.alignment * layout.alignment
-    return rounded, coarsest, common, min(common, kept) if margins else common
+    margin = max((sizes[spec.name] for spec in dropping if not spec.keeps_state), default=0)
+    kept = np.maximum(prompts.seen_tokens - margin, 0) // layout.alignment * layout.alignment
+    return each.min(axis=0), each.argmin(axis=0), common, np.minimum(common, kept) if margin else common
 
 
 def attribute(
-    prompt: Prompt, layout: KvLayout, most: tuple[int, str], found: tuple[int, str]
-) -> tuple[dict[str, int], dict[str, str]]:
-    """Prompt tokens by cause, and the groups that causes are due to."""
-    rounded, coarsest, common, best = reach(prompt, layout)
-    hits, possible = found[0], max(most[0], found[0])
-    causes = dict.fromkeys(CAUSES, 0)
-    causes["hit"] = hits
-    if prompt.scored:
-        causes["prompt_logprobs"] = prompt.seen_tokens
-    elif hits <= best:
-        causes["last_token"] = prompt.seen_tokens - prompt.reachable
-        causes["block"] = prompt.reachable - rounded
-        causes["common_multiple"] = rounded - common
-        causes["dropped_block"] = common - best
-        causes["not_kept"] = max(best - possible, 0)
-        causes["evicted"] = min(possible, best) - hits
-    causes["cold"] = prompt.tokens - sum(causes.values())
-    blamed = {"block": coarsest, "not_kept": most[1], "evicted": found[1]}
-    return causes, {cause: group for cause, group in blamed.items() if causes[cause]}
+    prompts: Prompts, layout: KvLayout, most: Hits, found: Hits
+) -> tuple[dict[str, IntArray], dict[str, tuple[list[str], IntArray]]]:
+    """Prompt tokens by cause, and of causes that a group decides, the groups' names and the place of each request's."""
+    rounded, coarsest, common, best = reach(prompts, layout)
+    seen, hits = prompts.seen_tokens, found.tokens
+    possible = np.maximum(most.tokens, hits)
+    scored = prompts.requests["prompt_logprobs"] > 0
+    lost = {
+        "block": prompts.reachable - rounded,
+        "common_multiple": rounded - common,
+        "dropped_block": common - best,
+        "not_kept": np.maximum(best - possible, 0),
+        "evicted": np.minimum(possible, best) - hits,
+        "last_token": seen - prompts.reachable,
+    }
+    counted = ~scored & (hits <= best)
+    causes = {"hit": hits, **{name: np.where(counted, tokens, 0) for name, tokens in lost.items()}}
+    causes["prompt_logprobs"] = np.where(scored, seen, 0)
+    causes = {"hit": hits, "cold": prompts.tokens - sum(causes.values()), **causes}
+    names = names_of(layout)
+    blamed = {"block": (names, coarsest), "not_kept": (names, most.form), "evicted": (names, found.form)}
+    return {name: causes[name] for name in CAUSES}, blamed
 
 
 def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) -> int:
@@ -249,13 +252,14 @@ def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) 
     if getattr(arguments, "free_rule", "vllm") != "vllm":
         raise InputError("--free-rule: given with --kv-groups; expected one of them")
     layout = read_groups(arguments.kv_groups)
-    prompts, block_size = read_prompts(arguments.trace, layout)
-    unlimited = unlimited_hits(prompts, layout)
-    found = [count_hits(prompts, layout, usable_blocks, unlimited)]
+    say_if_not_compiled(groupsteps.run_one_by_one)
+    prompts = read_prompts(arguments.trace, layout)
+    most = unlimited(prompts, layout)
+    found = [count_hits(prompts, layout, usable_blocks, most)]
     if command == "curve":
-        sizes = [max(int(unlimited.cached_blocks * share), 1) for share in CURVE_SHARES]
-        found = [*(count_hits(prompts, layout, size, unlimited) for size in sizes), found[0]]
-    told = advice(prompts, layout, found[-1], block_size)
+        sizes = [max(int(most.cached_blocks * share), 1) for share in CURVE_SHARES]
+        found = [*(count_hits(prompts, layout, size, most) for size in sizes), found[0]]
+    told = advice(prompts, layout, found[-1])
     if arguments.json:
         names = [*HybridCounts.__dataclass_fields__, "hit_rate"]
         counts = [{name: getattr(one, name) for name in names} for one in found]
@@ -268,7 +272,7 @@ def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) 
     return 0
 
 
-def advice(prompts: Sequence[Prompt], layout: KvLayout, counts: HybridCounts, block_size: int) -> list[str]:
+def advice(prompts: Prompts, layout: KvLayout, counts: HybridCounts) -> list[str]:
     """Return what an engine could change: a smaller block, or windows and states kept everywhere."""
     if counts.rejected == counts.requests:
         return ["no request fits this pool"]
@@ -278,18 +282,18 @@ def advice(prompts: Sequence[Prompt], layout: KvLayout, counts: HybridCounts, bl
     told = [f"{seen}, at most {counts.longest_seen:,} in a row; a hit is a multiple of {layout.alignment:,}"]
     rounding = counts.tokens["block"] + counts.tokens["common_multiple"]
     if rounding > (1 - KEPT_SHARE) * counts.seen_tokens:
-        sizes, size = [block_size], block_size
+        sizes, size = [prompts.block_size], prompts.block_size
         while (size := size * 2) < layout.alignment:
             sizes.append(size)
-        kept = {one: sum(prompt.reachable // one * one for prompt in prompts) for one in sizes}
-        largest = max(one for one in sizes if kept[one] >= KEPT_SHARE * kept[block_size])
-        now = sum(prompt.reachable // layout.alignment * layout.alignment for prompt in prompts)
+        kept = {one: int((prompts.reachable // one * one).sum()) for one in (*sizes, layout.alignment)}
+        largest = max(one for one in sizes if kept[one] >= KEPT_SHARE * kept[prompts.block_size])
+        now = kept[layout.alignment]
         told.append(
             f"rounding keeps {now / counts.seen_tokens:.0%} of them; blocks of {largest:,} tokens in all groups "
             f"would keep {kept[largest] / counts.seen_tokens:.0%}"
         )
     if counts.tokens["not_kept"] > (1 - KEPT_SHARE) * counts.seen_tokens and layout.retain is not None:
-        dense = sum(hits for hits, _ in unlimited_hits(prompts, replace(layout, retain=None)).hits)
+        dense = int(np.maximum(unlimited(prompts, replace(layout, retain=None)).tokens, 0).sum())
         told.append(f"with retain=none an unlimited cache would hit {dense / counts.input_tokens:.2%}")
     return told
 
@@ -318,8 +322,8 @@ def describe(counts: HybridCounts, *, cohorts: bool) -> list[str]:
 def told_losses(path: Path, config: EngineConfig) -> str:
     """Return a line on the hits of an engine's groups, what took the rest, and what would not."""
     layout = parse_groups(config.kv_groups or "")
-    prompts, block_size = read_prompts(path, layout)
-    counts = count_hits(prompts, layout, config.usable_blocks, unlimited_hits(prompts, layout))
+    prompts = read_prompts(path, layout)
+    counts = count_hits(prompts, layout, config.usable_blocks, unlimited(prompts, layout))
     whole = counts.input_tokens or 1
     groups = {cause: ", ".join(counts.by_group.get(cause, ())) or "all groups" for cause in CAUSES}
     lost = [
@@ -328,7 +332,7 @@ def told_losses(path: Path, config: EngineConfig) -> str:
         if counts.tokens[cause]
     ]
     told = f"{layout.name}, requests one at a time: {counts.hit_rate:.2%} hit; lost: {', '.join(lost) or 'nothing'}"
-    return "; ".join([told, *advice(prompts, layout, counts, block_size)[1:]])
+    return "; ".join([told, *advice(prompts, layout, counts)[1:]])
 
 
 def describe_sizes(found: Sequence[HybridCounts]) -> list[str]:

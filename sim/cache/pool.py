@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from measure.wording import factor
-from sim.cache.hybrid import run as run_hybrid
 from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
@@ -155,6 +154,8 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     refuse_other_engines(arguments)
     if arguments.kv_groups is not None:
+        from sim.cache.hybrid import run as run_hybrid  # noqa: PLC0415 - the other caches need no compiled code
+
         return run_hybrid(arguments, "pool", parse_usable_blocks(arguments.num_gpu_blocks))
     counts = count_trace_hits(arguments)
     print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}) if arguments.json else describe(counts))

@@ -25,10 +25,10 @@ from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import add_fleet_flags
 from sim.engine.fleetrun import DeployedRun, FleetSummary, asks_fleet, fleet_lines, simulate_fleet
 from sim.engine.results import FAILURES, FinishOrder, predicted_meta
+from sim.engine.simstate import loop_of
 from sim.engine.steplog import StepLog
 from sim.engine.streaming import StreamingRun
 from sim.engine.tiers import TierTraffic, traffic_sentence
-from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, engine_with, load_model
@@ -216,9 +216,10 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     for one in models:
         one.refuse_fit_traces(digest, trace)
     engine = _deployed(model, arguments, deployment)
-    say_if_not_compiled(loop.run)
+    say_if_not_compiled(loop_of(engine))
     with open_trace(trace) as reader:
-        refuse_other_attention(reader.meta, trace)
+        if engine.kv_groups is None:
+            refuse_other_attention(reader.meta, trace)
         header = predicted_meta(
             reader.meta,
             model,
@@ -300,7 +301,7 @@ def _predict_fleet(
 def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> Iterator[Callable[[SimState], int]]:
     """Give the loop, or one that writes its steps where ``--steps`` says."""
     if arguments.steps is None:
-        yield loop.run
+        yield loop_of(engine)
         return
     with _step_log(arguments, arguments.steps, header, engine) as log:
         yield log.run
@@ -311,7 +312,7 @@ def _step_log(arguments: argparse.Namespace, path: Path, header: Meta, engine: E
     inputs = [arguments.trace, *arguments.latency_model, arguments.output]
     with lines_file(path, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
         take(msgspec.json.encode(header_of(header, engine.usable_blocks)) + b"\n")
-        yield StepLog(take)
+        yield StepLog(take, loop_of(engine))
 
 
 @contextmanager

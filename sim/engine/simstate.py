@@ -3,7 +3,7 @@
 ``build_state`` lays out a whole workload, ``lay_out`` one of several parts (``sim.engine.streaming``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from measure.cache.chains import chain_places
 from sim.engine.deployment import Deployment
 from sim.engine.tiers import Role, lay_out_tier
-from sim.kernels import layout
+from sim.kernels import layout, loop
+from sim.kernels.groups import group_pool
 from sim.kernels.layout import NONE, Draws, Pool, Records, Scheduler, SimState, Timeline
 from sim.kernels.pool import empty_pool
 from sim.latency.modelfile import Model
@@ -19,10 +20,12 @@ from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import WORKLOAD, parse_evict
+from sim.vllm.hybridscheduler import HybridScheduler
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from sim.workload.returns import return_worths
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
+from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""
@@ -66,6 +69,8 @@ def lay_out(
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
+    if config.kv_groups is not None and (tier.state["is_on"][0] or role != "both"):
+        raise InputError("--kv-groups: not simulated with tiers or prefill and decode workers; expected one of the two")
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
@@ -78,7 +83,7 @@ def lay_out(
     return SimState(
         scheduler=Scheduler(
             settings=settings,
-            pool=_pool(config, settings, keys, int(np.sort(blocks)[-most_running:].sum())),
+            pool=_pool(config, settings, keys, np.sort(blocks)[-most_running:]),
             tier=tier,
             requests=requests,
             running=np.zeros(most_running, np.int64),
@@ -146,11 +151,26 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     return record
 
 
-def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds: int) -> Pool:
-    """Lay out an empty pool. Arrays have a record per block, the most ever needed; unused parts take no memory."""
-    usable = config.usable_blocks
+def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_held: IntArray) -> Pool:
+    """Lay out an empty pool. Arrays have a record per block, the most ever needed; unused parts take no memory.
+
+    ``most_held``: blocks of the requests with the most, as many as may run.
+    """
+    if config.kv_groups is not None:
+        longest = int(most_held.max(initial=0) + 1) * config.block_size
+        return cast(Pool, group_pool(config, settings, keys, rows=len(most_held), longest=longest))
+    usable, most_holds = config.usable_blocks, int(most_held.sum())
     slots = 1 << min(len(keys) + most_holds, usable, MOST_SLOTS).bit_length()
     return empty_pool(settings, usable, keys, records=usable, holds=most_holds, slots=slots)
+
+
+def loop_of(config: EngineConfig) -> Callable[[SimState], int]:
+    """Return the step loop for an engine's KV groups, which compiles when it is first called."""
+    if config.kv_groups is None:
+        return loop.run
+    from sim.kernels.groupsteps import run  # noqa: PLC0415 - made of all kernels, and most engines have one group
+
+    return run
 
 
 def _requests(arrivals: Arrivals, config: EngineConfig) -> tuple[Records, IntArray]:
@@ -169,9 +189,14 @@ def _requests(arrivals: Arrivals, config: EngineConfig) -> tuple[Records, IntArr
 
 
 def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
-    """Return for each request if an engine with one KV group can ever serve it."""
-    most = min(config.longest_request - 1, config.usable_blocks * config.block_size)
-    return np.asarray(arrivals.runs & (arrivals.prompt_tokens + arrivals.output_tokens - 1 <= most))
+    """Return for each request if an engine can ever serve it."""
+    tokens = arrivals.prompt_tokens + arrivals.output_tokens - 1
+    runs = arrivals.runs & (tokens < config.longest_request)
+    if config.kv_groups is None:
+        return np.asarray(runs & (tokens <= config.usable_blocks * config.block_size))
+    cache, (lengths, length_of) = HybridScheduler(config).cache, np.unique(tokens, return_inverse=True)
+    fits = np.array([cache.most_blocks(length) <= config.usable_blocks for length in lengths.tolist()], bool)
+    return np.asarray(runs & fits[length_of])
 
 
 def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: IntArray) -> UInt64Array:

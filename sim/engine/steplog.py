@@ -17,8 +17,9 @@ _TWO = 2
 class StepLog:
     """A replacement of ``loop.run`` that hands each step, as a line, to ``take``. The result is the same."""
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
+    def __init__(self, take: Callable[[bytes], None], run_on: Callable[[SimState], int] = run) -> None:
         self._take = take
+        self._run_on = run_on
         self._written = 0
         self._encoder = msgspec.json.Encoder()
 
@@ -28,7 +29,7 @@ class StepLog:
         while True:
             first = int(clock["num_steps"])
             short = Timeline(*(part[: first + _TWO] for part in timeline))
-            stop = run(state._replace(timeline=short))
+            stop = self._run_on(state._replace(timeline=short))
             end = int(clock["num_steps"])
             self._write(state, first, end)
             if stop != FULL or end == first or end + 1 >= len(timeline.ends_ms):

@@ -7,7 +7,7 @@ the running requests need, and are emptied when full.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,12 @@ import numpy.typing as npt
 from measure.cache.chains import chain_places
 from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
-from sim.engine.simstate import arrival_heap, lay_out
+from sim.engine.simstate import arrival_heap, lay_out, loop_of
 from sim.engine.tiers import TierTraffic, in_list, traffic_of
 from sim.kernels import layout
-from sim.kernels.layout import NONE, Pool, Records, SimState, Tier
-from sim.kernels.loop import FULL, NOT_CHAINED, run
+from sim.kernels.groups import GroupPool, with_tables
+from sim.kernels.layout import NONE, Records, SimState, Tier
+from sim.kernels.loop import FULL, NOT_CHAINED
 from sim.kernels.pool import with_keys
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
@@ -51,15 +52,13 @@ class StreamingRun:
         config: EngineConfig,
         model: Model,
         seed: int | None,
-        run_on: Callable[[SimState], int] = run,
+        run_on: Callable[[SimState], int] | None = None,
         *,
         deployment: Deployment | None = None,
     ) -> None:
-        """``run_on``: the loop, or one that logs."""
+        """``run_on``: a loop that logs; None: the engine's."""
         self._deployment = deployment
-        if config.kv_groups is not None:
-            raise InputError(f"kv_groups: {config.kv_groups}; expected one group: sim what-if has several")
-        self._run_on = run_on
+        self._run_on = run_on or loop_of(config)
         self._config = config
         self._model = model
         self._seed = seed
@@ -286,7 +285,9 @@ def _move_queue(before: Records, after: Records, moved_to: IntArray) -> None:
     after["previous_waiting"][moved] = np.roll(moved, 1)
 
 
-def _moved_pool(before: Pool, after: Pool) -> Pool:
+def _moved_pool(before: Any, after: Any) -> Any:
+    if isinstance(before, GroupPool):
+        return with_tables(before, after)
     num_holds = int(before.counts["num_holds"][0])
     holds = np.zeros(max(len(after.holds), num_holds + 1), layout.HOLD)
     holds[: num_holds + 1] = before.holds[: num_holds + 1]

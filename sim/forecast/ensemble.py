@@ -19,10 +19,10 @@ from measure.quantiles import interval_places, quantile
 from measure.resampling import CONFIDENCE
 from measure.scores import ndtri, stdtrit
 from sim.engine.deployment import Deployment
-from sim.engine.readable import run_engine
-from sim.engine.simstate import FIRST_STEPS, build_state, with_model
+from sim.engine.simstate import FIRST_STEPS, build_state, loop_of, with_model
 from sim.kernels import layout
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -142,7 +142,7 @@ def forecast(
 def _on_one_engine(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None) -> RunOne:
     first_steps = min(max(int(arrivals.output_tokens.sum()), FEWEST_STEPS), FIRST_STEPS)
     template = build_state(arrivals, config, model, first_steps=first_steps, deployment=deployment)
-    return lambda member, seed: _seen(run_engine(with_model(template, arrivals, member, seed), arrivals, config))
+    return lambda member, seed: _seen(run_state(with_model(template, arrivals, member, seed), loop_of(config)))
 
 
 def interval(values: FloatArray) -> Interval:

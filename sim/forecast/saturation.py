@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sim.engine.deployment import Deployment
-from sim.engine.readable import run_engine
-from sim.engine.simstate import build_state
+from sim.engine.simstate import build_state, loop_of
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.terms import ATTENTION, DECODES, PREFILL_TOKENS, STEP_TERMS, TERMS, decode_kv_tokens
 from sim.vllm.config import EngineConfig
@@ -55,7 +55,7 @@ class PointRun:
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None = None) -> PointRun:
-    state = run_engine(build_state(arrivals, config, model, deployment=deployment), arrivals, config)
+    state = run_state(build_state(arrivals, config, model, deployment=deployment), loop_of(config))
     counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
     return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]), traffic_of([state]))
 

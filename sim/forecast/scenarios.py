@@ -25,13 +25,13 @@ from sim.engine.fleetplan import (
     workers_plan,
 )
 from sim.engine.incidents import parse_event
-from sim.engine.readable import serves
+from sim.engine.simstate import servable
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import KV_GROUPS_HELP, EngineConfig
 from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES
-from sim.vllm.settings import refuse_other_attention
+from sim.vllm.settings import other_attention, refuse_other_attention
 from sim.workload.arrivalorder import linked_records
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
@@ -155,27 +155,35 @@ class Load:
         """True if an engine can serve some request that waits for no other, or the capture tells its end."""
         roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == NOBODY))
         engines = [self.engine] if self.other is None else [self.engine, self.other.engine]
-        return not roots.runs.all() or any(serves(roots, engine) for engine in engines)
+        return not roots.runs.all() or any(servable(roots, engine).any() for engine in engines)
 
 
-def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
-    """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
+def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: str | None = None) -> Captured:
+    """Read a trace that the model was not fitted on. ``paced`` None: as it was.
+
+    ``kv_groups``: of the capture's engine, where its header tells of several and the model of one.
+    """
     digest = trace_digest(path)
     model.refuse_fit_traces(digest, path)
     meta, records = load_trace(path)
-    refuse_other_attention(meta, path)
+    fitted = model.engine
+    if fitted.kv_groups is None and kv_groups is not None and other_attention(meta) is not None:
+        fitted = engine_with(fitted, {"kv_groups": kv_groups, "block_size": parse_groups(kv_groups).match_unit})
+    if fitted.kv_groups is None:
+        refuse_other_attention(meta, path, "sim fit --kv-groups, sim what-if --base kv-groups=GROUPS")
     if not records:
         raise InputError(f"{path}: no records; expected at least one request")
     if paced is None:
         paced = _was_paced(meta, records)
     if paced:
         records = linked_records(meta, records, path)
-    return Captured(path, digest, meta, records, captured_engine(model.engine, meta, records), paced)
+    return Captured(path, digest, meta, records, captured_engine(fitted, meta, records), paced)
 
 
 def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record]) -> EngineConfig:
     """Return the settings told, else ``fitted``; blocks and the longest request at least as the trace has them."""
     told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
+    told["block_size"] = told["block_size"] if fitted.kv_groups is None else fitted.block_size
     engine = engine_with(fitted, told)
     if meta.block_size is not None and told["block_size"] is None and engine.block_size % meta.block_size:
         blocks = {"num_gpu_blocks": told["num_gpu_blocks"]} if told["num_gpu_blocks"] else {}
@@ -275,16 +283,24 @@ def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
 
 
 def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    found, groups = dict(settings), settings.get("kv_groups")
-    size, held = found.get("block_size"), 1
-    if groups is not None:
-        layout = parse_groups(groups)
-        found["block_size"] = layout.match_unit
-        # A block holds as many tokens as the largest, of one group's layers.
-        size, held = max(group.block_size for group in layout.groups), len(layout.groups)
-    if size is None or size < 1 or "num_gpu_blocks" in found:
+    found, groups = dict(settings), settings.get("kv_groups", engine.kv_groups)
+    if settings.get("kv_groups") is not None:
+        found["block_size"] = parse_groups(groups).match_unit
+    if (found.get("block_size") or 0) < 1 or "num_gpu_blocks" in found:
         return found
-    return {**found, "num_gpu_blocks": engine.usable_blocks * engine.block_size * held // size + 1}
+    (before, groups_before), (after, groups_after) = (
+        _block_of(engine.kv_groups, engine.block_size),
+        _block_of(groups, found["block_size"]),
+    )
+    return {**found, "num_gpu_blocks": engine.usable_blocks * before * groups_after // (after * groups_before) + 1}
+
+
+def _block_of(groups: str | None, block_size: int) -> tuple[int, int]:
+    """Tokens that a block holds, those of the largest, and groups among whose layers the model's are divided."""
+    if groups is None:
+        return block_size, 1
+    layout = parse_groups(groups)
+    return max(group.block_size for group in layout.groups), len(layout.groups)
 
 
 def add_scenario_flags(parser: argparse.ArgumentParser) -> None:

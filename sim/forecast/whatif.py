@@ -125,7 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
 def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     """Return the rows, the measured one first, and whether all are there: Ctrl-C keeps finished rows."""
     model = load_model(config.model)
-    captured = read_captured(config.trace, model, paced=config.paced)
+    groups = config.base.settings.get("kv_groups")
+    captured = read_captured(config.trace, model, paced=config.paced, kv_groups=groups)
     cohorts = cohorts_of(captured.records)
     measured = measured_row(captured, cohorts)
     loads = [(asked, _planned(captured, asked)) for asked in _asked(config, measured)]

@@ -9,8 +9,9 @@ at every call took more than half of a run.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from measure.cache.machinecode import LateCode, compile_and_keep, late
@@ -68,6 +69,34 @@ def entry(function: Kernel) -> Kernel:
         return compiled
 
     return cast(Kernel, LateCode(function, make))
+
+
+def variant(
+    compiled: Kernel, replaced: Mapping[Any, Any], module: str = "", make: Callable[[Any], Any] = kernel
+) -> Kernel:
+    """Return a kernel's Python source, which calls other functions, directly or not, in the places of some.
+
+    Functions of ``module``, which has the others, call those that they are in the places of. ``make``: of the source of
+    each kernel that it calls.
+    """
+    scopes: dict[str, dict[str, Any]] = {}
+    made: dict[int, Any] = {}
+
+    def source_of(one: Any) -> FunctionType:
+        names = one.function.__globals__
+        if (name := names["__name__"]) not in scopes:
+            scopes[name] = scope = dict(names)
+            scope |= {key: made_of(value, name) for key, value in names.items() if isinstance(value, LateCode)}
+        return FunctionType(one.function.__code__, scopes[name])
+
+    def made_of(one: Any, caller: str) -> Any:
+        one = one if caller == module else replaced.get(one, one)
+        if not isinstance(one, LateCode) or isinstance(one, _Intrinsic):
+            return one
+        source = source_of(one)  # which may make it on the way
+        return made[id(one)] if id(one) in made else made.setdefault(id(one), make(source))
+
+    return cast(Kernel, source_of(compiled))
 
 
 def _forget_unreadable(compiled: Any) -> None:

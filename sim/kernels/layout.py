@@ -20,7 +20,8 @@ Places = npt.NDArray[np.int64]
 
 SIM = Path(__file__).parent.parent
 SHARED = (
-    *(SIM / name for name in ("latency/noise.py", "latency/terms.py", "vllm/eviction.py", "vllm/rules.py")),
+    *(SIM / f"latency/{name}.py" for name in ("noise", "terms")),
+    *(SIM / f"vllm/{name}.py" for name in ("eviction", "rules", "statecache")),
     *(SIM.parent / f"engines/routing/{name}.py" for name in ("costs", "prefix", "records")),
     Path(splitmix64.__file__),
 )

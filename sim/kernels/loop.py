@@ -1,6 +1,7 @@
 """Step loop of the engine: deliver events, compose a step, run it, repeat it while it would be the same again."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -35,9 +36,12 @@ _row_ms = kernel(terms.row_ms)
 _delivery_ms = kernel(terms.delivery_ms)
 
 
-def run_state(state: SimState) -> SimState:
-    """Run until arrivals are needed or to the end; timelines may grow. Raises InputError if hashes are not chained."""
-    while (stop := run(state)) == FULL:
+def run_state(state: SimState, run_on: Callable[[SimState], int] | None = None) -> SimState:
+    """Run until arrivals are needed or to the end; timelines may grow. Raises InputError if hashes are not chained.
+
+    ``run_on``: another loop than ``run``.
+    """
+    while (stop := (run_on or run)(state)) == FULL:
         state = state._replace(timeline=Timeline(*(twice_as_long(part) for part in state.timeline)))
     if stop == NOT_CHAINED:
         raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
@@ -68,9 +72,9 @@ def run(state: SimState) -> int:
         _hand_out(state, slot)
         if ahead:
             if clock.composed != NONE:
-                _skip_decodes(state, clock.composed)
+                skip_decodes(state, clock.composed)
         else:
-            _skip_decodes(state, slot)
+            skip_decodes(state, slot)
     return FULL
 
 
@@ -321,7 +325,7 @@ def _append(state: SimState, start_ms: float) -> None:
 
 
 @kernel
-def _skip_decodes(state: SimState, slot: int) -> None:
+def skip_decodes(state: SimState, slot: int) -> None:
     """Run, without the scheduler, the steps that would repeat the step in ``slot``: decodes only, none of which ends,
     and no event. A request that was not admitted in it cannot be admitted now: nothing has been freed or queued since,
     or cached that it could hit. Composing ahead, ``slot`` is the step yet to run; else the step that ran.

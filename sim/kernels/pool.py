@@ -112,7 +112,7 @@ def hold(pool: Pool, request: Any, most: int) -> int:
             _cut(pool, number, end)
         copy = pool.segments[number].copy
         if pool.copies[copy].references == 0:
-            _unlink(pool.copies, copy)
+            unlink(pool.copies, copy)
             pool.counts[0].num_free -= end - depth
         else:
             pool.counts[0].num_repeated += end - depth
@@ -193,7 +193,7 @@ def release(pool: Pool, request: Any) -> None:
             segment = pool.segments[copies[copy].segment]
             copies[copy].references -= 1
             if copies[copy].references == 0:
-                _link_after(pool.copies, last, copy)  # before the copies nearer the root
+                link_after(pool.copies, last, copy)  # before the copies nearer the root
                 counts.num_free += segment.end - segment.start
             else:
                 counts.num_repeated -= segment.end - segment.start
@@ -209,7 +209,7 @@ def release(pool: Pool, request: Any) -> None:
     counts.num_free += unhashed
     if unhashed > 0 and _goes_to_tail(pool.settings[0].free_rule, False):
         copy = _new_copy(pool, _new_segment(pool, UNHASHED, 0, 0, unhashed))
-        _link_after(pool.copies, last, copy)
+        link_after(pool.copies, last, copy)
     else:
         counts.num_unhashed += unhashed
 
@@ -295,7 +295,7 @@ def _cut(pool: Pool, number: int, depth: int) -> None:
         copies[part].references, copies[part].deeper = copies[copy].references, copies[copy].deeper
         copies[copy].deeper = part
         if copies[copy].references == 0:
-            _link_after(pool.copies, copies[copy].before, part)
+            link_after(pool.copies, copies[copy].before, part)
         copy = copies[copy].next_twin
         if copy == segment.copy:
             break
@@ -367,7 +367,7 @@ def _forget(pool: Pool, copy: int) -> None:
     counts, copies = pool.counts[0], pool.copies
     number, following, previous = copies[copy].segment, copies[copy].next_twin, copies[copy].previous_twin
     segment = pool.segments[number]
-    _unlink(pool.copies, copy)
+    unlink(pool.copies, copy)
     copies[copy].after = counts.free_copy
     counts.free_copy = copy
     if following != copy:
@@ -436,7 +436,7 @@ def _end_of_match(keys: UInt64Array, one: int, other: int, start: int, end: int)
 
 
 @kernel
-def _link_after(copies: Records, before: int, copy: int) -> None:
+def link_after(copies: Records, before: int, copy: int) -> None:
     after = copies[before].after
     copies[before].after = copy
     copies[copy].before = before
@@ -445,7 +445,7 @@ def _link_after(copies: Records, before: int, copy: int) -> None:
 
 
 @kernel
-def _unlink(copies: Records, copy: int) -> None:
+def unlink(copies: Records, copy: int) -> None:
     before, after = copies[copy].before, copies[copy].after
     copies[before].after = after
     copies[after].before = before

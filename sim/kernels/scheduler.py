@@ -57,7 +57,7 @@ def schedule(scheduler: Scheduler, slot: int) -> None:
     _schedule_running(scheduler, slot, most)
     state.is_quiet = 1
     if step.preempted == 0 and state.num_waiting > 0:
-        _admit_waiting(scheduler, slot, most)
+        admit_waiting(scheduler, slot, most)
     step.repeated_tokens = scheduler.pool.counts[0].num_repeated * settings.block_size
     if scheduler.tier.state[0].is_on:
         store_step(scheduler, slot)
@@ -82,10 +82,10 @@ def finish_step(scheduler: Scheduler, slot: int) -> int:
         if not stale:
             request.placeholders -= 1
             if request.num_computed - request.placeholders >= request.next_full:
-                _publish(scheduler, place, request.num_computed - request.placeholders)
+                publish_known(scheduler, place, request.num_computed - request.placeholders)
         if request.num_tokens == request.last_token:
             if request.state == WAITING:  # its last token came from a step scheduled before its preemption
-                _leave_queue(scheduler, place)
+                leave_queue(scheduler, place)
             _retire(scheduler, place)
             scheduler.finished[finished] = place
             finished += 1
@@ -101,7 +101,7 @@ def abort(scheduler: Scheduler, place: int) -> None:
     if scheduler.requests[place].state == LOADING:
         end_loading(scheduler.tier, place)
     elif not was_running:
-        _leave_queue(scheduler, place)
+        leave_queue(scheduler, place)
     _retire(scheduler, place)
     if was_running:
         drop_finished(scheduler)
@@ -133,7 +133,9 @@ def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
         if tokens == 0:
             continue
         if tokens > 1:
-            tokens = min(tokens, most, budget)
+            tokens = clip(scheduler, place, min(tokens, most, budget))
+            if tokens == 0:
+                continue
         end = computed + tokens
         within_block = end <= request.room_tokens and end < request.next_full
         if not within_block:
@@ -143,12 +145,18 @@ def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
             if step.preempted > preempted:  # the preempted request may have stood before it, with a share of this step
                 position = _position_of(scheduler, place) + 1
                 budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
-        _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
+        launch(request, step, scheduler.shares[slot, step.count], place, tokens)
         budget -= tokens
 
 
 @kernel
-def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
+def clip(scheduler: Scheduler, place: int, tokens: int) -> int:
+    """Return as many of ``tokens`` as one chunk of a prompt may have; with one KV group any end will do."""
+    return tokens
+
+
+@kernel
+def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
     requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
     tier = scheduler.tier.state[0]
     block_size, chunks = scheduler.settings[0].block_size, scheduler.settings[0].enable_chunked_prefill
@@ -184,7 +192,7 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         blocks = _blocks_for(request.num_tokens, block_size)
         if _blocks_needed(blocks, hits, idle) > pool.counts[0].num_free:
             break
-        _leave_queue(scheduler, place)
+        leave_queue(scheduler, place)
         scheduler.running[state.num_running] = place
         state.num_running += 1
         if not loaded:
@@ -193,9 +201,9 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
             tier.step_until_ms = max(tier.step_until_ms, _take_loaded(scheduler, place, end_of_load))
             _publish_loaded(scheduler, place)
         request.state = RUNNING
-        _extend(scheduler, place, request.num_computed + tokens)
+        extend(scheduler, place, request.num_computed + tokens)
         step.admitted += 1
-        _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
+        launch(request, step, scheduler.shares[slot, step.count], place, tokens)
         budget -= tokens
 
 
@@ -208,7 +216,7 @@ def _begin_load(scheduler: Scheduler, place: int, hits: int, idle: int, end: int
         return False
     if _blocks_needed(end, hits, idle) > num_free - reserved_blocks(scheduler):
         return False
-    _leave_queue(scheduler, place)
+    leave_queue(scheduler, place)
     _adopt(scheduler, place, hits)
     own, tier = scheduler.tier.requests[place], scheduler.tier.state[0]
     own.done_ms, own.next, own.noted = _take_loaded(scheduler, place, end), tier.first_loading, 0
@@ -266,7 +274,7 @@ def _last_holder(scheduler: Scheduler) -> int:
 
 @kernel
 def _make_room(scheduler: Scheduler, place: int, end: int, slot: int) -> bool:
-    while not _extend(scheduler, place, end):
+    while not extend(scheduler, place, end):
         state, running = scheduler.state[0], scheduler.running
         state.num_running -= 1
         victim = running[state.num_running]
@@ -322,10 +330,7 @@ def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
     hold(scheduler.pool, request, hits)
     hit_tokens = hits * block_size
-    if scheduler.settings[0].enable_prefix_caching and not request.prompt_logprobs:
-        _record_admission(scheduler, place, hit_tokens)
-    if request.cached_tokens < 0:
-        request.cached_tokens = hit_tokens
+    count_admission(scheduler, place, hit_tokens)
     request.num_blocks = hits
     request.num_computed = hit_tokens
     request.room_tokens = hit_tokens
@@ -333,8 +338,12 @@ def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
 
 
 @kernel
-def _record_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None:
+def count_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None:
     stats, request = scheduler.stats[0], scheduler.requests[place]
+    if request.cached_tokens < 0:
+        request.cached_tokens = hit_tokens
+    if not scheduler.settings[0].enable_prefix_caching or request.prompt_logprobs:
+        return
     if request.preemptions == 0:
         stats.requests += 1
         stats.query_tokens += request.num_tokens
@@ -346,7 +355,7 @@ def _record_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None
 
 
 @kernel
-def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
+def extend(scheduler: Scheduler, place: int, end: int) -> bool:
     request, pool, block_size = scheduler.requests[place], scheduler.pool, scheduler.settings[0].block_size
     lacking = _blocks_for(end, block_size) - request.num_blocks
     if lacking > 0:
@@ -359,12 +368,12 @@ def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
         request.room_tokens += lacking * block_size
     known = min(end, request.num_tokens)
     if known >= request.next_full:
-        _publish(scheduler, place, known)
+        publish_known(scheduler, place, known)
     return True
 
 
 @kernel
-def _publish(scheduler: Scheduler, place: int, end: int) -> None:
+def publish_known(scheduler: Scheduler, place: int, end: int) -> None:
     request = scheduler.requests[place]
     full = end // scheduler.settings[0].block_size
     publish(scheduler.pool, request, request.num_hashed, full)
@@ -381,7 +390,7 @@ def count_hashed(scheduler: Scheduler, place: int, blocks: int) -> None:
 
 
 @kernel
-def _launch(request: Any, step: Any, share: Any, place: int, tokens: int) -> None:
+def launch(request: Any, step: Any, share: Any, place: int, tokens: int) -> None:
     share.place = place
     share.num_tokens = tokens
     share.depth = request.num_computed
@@ -462,7 +471,7 @@ def _queue_after(scheduler: Scheduler, before: int, place: int) -> None:
 
 
 @kernel
-def _leave_queue(scheduler: Scheduler, place: int) -> None:
+def leave_queue(scheduler: Scheduler, place: int) -> None:
     requests = scheduler.requests
     before, after = requests[place].previous_waiting, requests[place].next_waiting
     requests[before].next_waiting = after

@@ -57,6 +57,8 @@ class EngineConfig:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
             )
+        if self.layout is not None and self.evict != "vllm":
+            raise InputError(f"evict: {self.evict}; expected vllm with several KV groups ({self.kv_groups})")
         if parse_evict(self.evict, "evict").policy == BELADY:
             raise InputError("evict: belady: it has to know the order of requests; expected sim curve, pool or misses")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < (self.max_model_len or 0):

@@ -26,7 +26,7 @@ class Hits(NamedTuple):
     tokens: int
 
 
-class _Alike(NamedTuple):
+class Alike(NamedTuple):
     """Groups of one form, which are looked up together."""
 
     groups: list[Group]
@@ -46,7 +46,7 @@ class HybridCache:
     in_flight: int
     max_model_len: int
     groups: list[Group] = field(init=False)
-    _alike: list[_Alike] = field(init=False)
+    alike: list[Alike] = field(init=False)
     _held: dict[Request, list[Table]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class HybridCache:
                 group.size = self.max_model_len
         alike = [[g for g in self.groups if g.spec == spec] for spec in dict.fromkeys(specs) if spec.kind != "ring"]
         alike.sort(key=lambda groups: not groups[0].spec.sees_all)
-        self._alike = [_Alike(groups, any(group.drops_last for group in groups)) for groups in alike]
+        self.alike = [Alike(groups, any(group.drops_last for group in groups)) for groups in alike]
 
     def look_up(self, request: Request) -> Hits:
         """Return the longest hit of ``request``'s known tokens; the last one is always computed."""
@@ -73,7 +73,7 @@ class HybridCache:
         if not self.pool.enable_prefix_caching or request.prompt_logprobs:
             return nothing
         if len(self.groups) == 1:
-            one = self._alike[0]
+            one = self.alike[0]
             rows, tokens = self._find(one, request, request.num_tokens - 1, drops_last=one.drops_last)
             return Hits([[row[0] if row else NULL for row in rows]], tokens)
         return self._agree(request, nothing.blocks)
@@ -85,10 +85,10 @@ class HybridCache:
                 one.first.spec.name,
                 self._find(one, request, self._most(one, request, request.num_tokens - 1), one.drops_last)[1],
             )
-            for one in self._alike
+            for one in self.alike
         ]
 
-    def _find(self, one: _Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
+    def _find(self, one: Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
         cached = partial(self._cached, [group.place for group in one.groups], request.hashes)
         return one.first.find(cached, most, request.num_tokens // self.layout.match_unit, drops_last=drops_last)
 
@@ -101,7 +101,7 @@ class HybridCache:
             row.append(block)
         return row
 
-    def _most(self, one: _Alike, request: Request, tokens: int) -> int:
+    def _most(self, one: Alike, request: Request, tokens: int) -> int:
         """Tokens to look up for a hit of ``tokens`` after the last block is dropped; states drop none."""
         if not one.drops_last or one.first.spec.keeps_state:
             return tokens
@@ -111,7 +111,7 @@ class HybridCache:
 
     def _agree(self, request: Request, blocks: list[list[int]]) -> Hits:
         """Shorten the hit, form after form, until all agree."""
-        alike, most, longest = self._alike, request.num_tokens - 1, 0
+        alike, most, longest = self.alike, request.num_tokens - 1, 0
         found: list[tuple[Rows, int] | None] = [None] * len(alike)
         dropped: set[int] = set()
         while True:

@@ -43,9 +43,9 @@ class HybridScheduler(Scheduler):
         size, unit, layout = self._state_block, self.config.block_size, self.layout
         drops, end = bool(layout.dropping), start + tokens
         kept = unit if layout.partial_hits else size
-        checkpoint = state_end(prefill_end, kept, drops_last=drops)
+        checkpoint = state_end(prefill_end, kept, drops)
         inside = self._stores_inside and end >= prefill_end and stores_inside(start, end, checkpoint, unit, size)
-        last = 0 if inside else state_end(request.num_tokens, size, drops_last=drops)
+        last = 0 if inside else state_end(request.num_tokens, size, drops)
         if end < prefill_end:
             most = self.config.max_num_batched_tokens
             most = min(most, self.config.long_prefill_token_threshold or most)
@@ -55,7 +55,7 @@ class HybridScheduler(Scheduler):
         stops = [last]
         if start % size and not inside:
             stops.append((start // size + 1) * size)
-        tail = state_end(request.prompt_tokens, unit, drops_last=drops) if layout.partial_hits and not inside else 0
+        tail = state_end(request.prompt_tokens, unit, drops) if layout.partial_hits and not inside else 0
         if last < tail < request.prompt_tokens:
             stops.append(tail)
         boundary = request.shared_tokens

@@ -62,16 +62,19 @@ def settle(
     return Settings(EngineConfig(**{**assumed, **settings}), assumed, scheduling_known)
 
 
-def refuse_other_attention(meta: Meta, path: object) -> None:
-    """Raise InputError if the engine's header tells of a sliding window or of several cache groups."""
+def other_attention(meta: Meta) -> str | None:
+    """Return the field of an engine's header that tells of a sliding window or of several cache groups; None: none."""
     told = {} if meta.engine is None else meta.engine.extra
     if told.get("sliding_window"):
-        raise InputError(
-            f"{path}: meta.engine.sliding_window: {told['sliding_window']}; expected an engine of full attention"
-        )
+        return f"sliding_window: {told['sliding_window']}"
     groups = told.get("kv_cache_groups")
-    if isinstance(groups, int) and groups > 1:
-        raise InputError(f"{path}: meta.engine.kv_cache_groups: {groups}; expected one, an engine of full attention")
+    return f"kv_cache_groups: {groups}" if isinstance(groups, int) and groups > 1 else None
+
+
+def refuse_other_attention(meta: Meta, path: object, flag: str = "--kv-groups") -> None:
+    """Raise InputError if the engine's header tells of other attention, whose groups ``flag`` would give."""
+    if (told := other_attention(meta)) is not None:
+        raise InputError(f"{path}: meta.engine.{told}; expected {flag}, or an engine of full attention")
 
 
 def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:

@@ -51,7 +51,7 @@ class StateGroup(Group):
 
     def _checkpoint(self, table: Table, start: int, end: int, prefill_end: int) -> tuple[int, int] | None:
         """Tokens and place of the state that the kernel stores on its way from ``start`` to ``end``; None: none."""
-        tokens = state_end(end, self.alignment, drops_last=bool(self.layout.dropping))
+        tokens = state_end(end, self.alignment, bool(self.layout.dropping))
         place = blocks_for(end, self.size) - 2
         if self.spec.kind != "mamba2" or end < prefill_end or tokens <= 0 or place < 0:
             return None
@@ -137,11 +137,7 @@ class StateGroup(Group):
                 self.pool.forget(block)
                 self._insert_state(block, progress, end)
             return
-        if (
-            tokens <= 0
-            or tokens % self.unit
-            or tokens != state_end(progress.prompt_tokens, self.unit, drops_last=drops_last)
-        ):
+        if tokens <= 0 or tokens % self.unit or tokens != state_end(progress.prompt_tokens, self.unit, drops_last):
             return
         place = blocks_for(tokens, self.size) - 1
         if place >= len(table.blocks) or table.blocks[place] == NULL:
@@ -152,10 +148,7 @@ class StateGroup(Group):
             table.num_cached = place
 
     def _is_worth(self, end: int, progress: Progress, *, drops_last: bool) -> bool:
-        if (
-            end == state_end(progress.prompt_tokens, self.alignment, drops_last=drops_last)
-            or end == progress.shared_tokens
-        ):
+        if end == state_end(progress.prompt_tokens, self.alignment, drops_last) or end == progress.shared_tokens:
             return True
         if end % self.size:
             return False
@@ -170,7 +163,7 @@ class StateGroup(Group):
         self.cached_now.add(key)
 
 
-def state_end(tokens: int, unit: int, *, drops_last: bool) -> int:
+def state_end(tokens: int, unit: int, drops_last: bool) -> int:
     """Return the last multiple of ``unit`` at which a state serves a prompt of ``tokens``."""
     end = (tokens if drops_last else tokens - 1) // unit * unit
     return max(end - unit if drops_last else end, 0)
@@ -180,7 +173,7 @@ def stores_inside(start: int, end: int, tokens: int, unit: int, size: int) -> bo
     """Return whether a kernel computing ``start`` to ``end`` can store the state after ``tokens`` on its way."""
     return (
         start % unit == 0
-        and blocks_for(end, size) - 2 > (start - 1) // size
+        and (end - 1) // size - 1 > (start - 1) // size
         and start + unit <= tokens
         and start < tokens < end
     )

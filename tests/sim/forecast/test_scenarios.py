@@ -191,3 +191,23 @@ def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
     (other,) = parsed("--kv-groups", "full:32", "--host-blocks", "9", "--kv-bytes-per-token", "8")
     with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
         plan(captured(records, paced=False), other)
+
+
+def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:
+    path, groups = tmp_path / "t.jsonl", "full:32+window(256):32*5"
+    facts = Engine(num_gpu_blocks=500, block_size=32, extra={"sliding_window": 256, "kv_cache_groups": 6})
+    with TraceWriter(path, Meta(block_size=32, engine=facts)) as writer:
+        keys = [BlockHash(1), BlockHash(2)]
+        writer.write(Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, block_hashes=keys))
+    fitted = default_model()
+    with pytest.raises(InputError, match=r"sliding_window: 256; expected sim fit --kv-groups, .*--base"):
+        read_captured(path, fitted, paced=None)
+    base = parse_base(f"kv-groups={groups}")
+    read = read_captured(path, fitted, paced=None, kv_groups=base.settings["kv_groups"])
+    assert (read.engine.kv_groups, read.engine.block_size, read.engine.num_gpu_blocks) == (groups, 32, 500)
+    assert plan(read, base).engine == read.engine  # the base is the capture's own engine: its blocks stay
+    # Twice the bytes in a block, of as many groups.
+    (other,) = parsed("--kv-groups", "full:64+window(256):64*5")
+    assert plan(read, other).engine.num_gpu_blocks == 250
+    known = msgspec.structs.replace(fitted, engine=replace(fitted.engine, kv_groups=groups, block_size=32))
+    assert read_captured(path, known, paced=None).engine == read.engine

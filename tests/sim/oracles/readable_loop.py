@@ -1,20 +1,14 @@
-"""Step loop over the readable scheduler, for engines with several KV groups, which compiled code has not.
-
-The loop is the compiled one's own source, run by Python; only the scheduler's functions are others. A step takes about
-a hundred times as long.
-"""
+"""Step loop over the readable scheduler: the compiled one's own source, run by Python."""
 
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from measure.cache.machinecode import LateCode
-from sim.engine.simstate import servable
 from sim.kernels import layout, loop
 from sim.kernels import scheduler as kernels
-from sim.kernels.layout import SimState, Timeline
+from sim.kernels.compiling import stay_apart, variant
+from sim.kernels.layout import SimState
 from sim.vllm.config import EngineConfig
 from sim.vllm.hybridscheduler import make_scheduler
 from sim.vllm.request import Request
@@ -24,26 +18,33 @@ from sim.workload.arrivals import Arrivals
 _STATES = {"waiting": layout.WAITING, "running": layout.RUNNING, "finished": layout.FINISHED}
 
 
-def run_engine(state: SimState, arrivals: Arrivals, config: EngineConfig) -> SimState:
-    """Run ``state``, laid out of ``arrivals``, to its end: compiled if the engine has one KV group."""
-    if config.kv_groups is None:
-        return loop.run_state(state)
+def run_readable(state: SimState, arrivals: Arrivals, config: EngineConfig) -> SimState:
+    """Run ``state``, laid out of ``arrivals``, to its end."""
     bridge = _Bridge(arrivals, config)
     functions = (kernels.schedule, kernels.finish_step, kernels.accepts, kernels.add, kernels.abort)
-    run = _uncompiled({id(one): getattr(bridge, one.__name__) for one in functions})(loop.run)
-    with np.errstate(over="ignore"):  # random numbers are products that wrap around
-        while run(_with_attributes(state)) == loop.FULL:
-            state = state._replace(timeline=Timeline(*(loop.twice_as_long(part) for part in state.timeline)))
+    run = in_python(loop.run, {one: getattr(bridge, one.__name__) for one in functions})
+    state = loop.run_state(state, run)
     bridge.note_counts(state)
     return state
 
 
-def serves(arrivals: Arrivals, config: EngineConfig) -> bool:
-    """Return if an engine can ever serve one of these requests."""
-    if config.kv_groups is None:
-        return bool(servable(arrivals, config).any())
-    accepts = make_scheduler(config).accepts
-    return any(accepts(one.request(0)) for one in arrivals.take(np.flatnonzero(arrivals.runs)).objects())
+def as_it_is(function: Any) -> Any:
+    return function
+
+
+def _nothing() -> None:
+    pass
+
+
+def in_python(kernel: Any, replaced: Mapping[Any, Any] | None = None, module: str = "") -> Callable[..., Any]:
+    """Return an entry's source, run by Python on the same arrays."""
+    function = variant(kernel, {stay_apart: _nothing, **(replaced or {})}, module, make=as_it_is)
+
+    def run(*parts: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return function(*map(with_attributes, parts))
+
+    return run
 
 
 class _Bridge:
@@ -105,26 +106,10 @@ class _Bridge:
         state.scheduler.pool.counts["evicted_blocks"] = self._scheduler.pool.evicted_blocks
 
 
-def _with_attributes(part: Any) -> Any:
+def with_attributes(part: Any) -> Any:
     """Return the same arrays, whose records have their fields as attributes."""
+    if isinstance(part, bool | int):
+        return part
     if isinstance(part, tuple):
-        return type(part)(*map(_with_attributes, part))
+        return type(part)(*map(with_attributes, part))
     return part.view(np.recarray) if part.dtype.names else part
-
-
-def _uncompiled(replaced: Mapping[int, Callable[..., Any]]) -> Callable[[Any], Callable[..., Any]]:
-    """Return a function that gives the Python source of a kernel, calling such of others, and ``replaced`` ones."""
-    scopes: dict[str, dict[str, Any]] = {}
-
-    def scope_of(names: dict[str, Any]) -> dict[str, Any]:
-        module = names["__name__"]
-        if module not in scopes:
-            scopes[module] = scope = dict(names)
-            scope.update({name: source_of(value) for name, value in names.items() if isinstance(value, LateCode)})
-        return scopes[module]
-
-    def source_of(compiled: Any) -> Callable[..., Any]:
-        source = compiled.function
-        return replaced.get(id(compiled)) or FunctionType(source.__code__, scope_of(source.__globals__))
-
-    return source_of
