@@ -155,7 +155,7 @@ def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic
     for ahead in (False, True):
         truth = default_model()
         truth = msgspec.structs.replace(truth, engine=replace(truth.engine, async_scheduling=ahead))
-        records = synthetic.capture(synthetic.calibration(7, prompts=20, mixed=150), truth)
+        records = synthetic.capture(synthetic.calibration(7, prompts=20, mixed=70), truth)
         path = write(tmp_path / f"{ahead}.jsonl", records, engine_of(truth, async_scheduling=None))
         fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
         assert len(fitted.model.diagnostics["variants"]) == 2
@@ -215,7 +215,7 @@ def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: Modul
 
 def test_cached_tokens_do_without_hashes(tmp_path: Path, synthetic: ModuleType) -> None:
     truth = default_model()
-    hashed = synthetic.capture(synthetic.calibration(14), truth)
+    hashed = synthetic.capture(synthetic.calibration(14, prompts=25, mixed=30), truth)
     bare = [msgspec.structs.replace(one, block_hashes=None, output_block_hashes=None) for one in hashed]
     models = [
         fit_traces(
