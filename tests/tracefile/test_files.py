@@ -1,6 +1,7 @@
 """Reading and writing: what goes in comes out, from any compression, and whatever cut the writer short."""
 
 import gzip
+import hashlib
 import json
 import os
 import subprocess
@@ -351,3 +352,12 @@ def test_a_digest_names_the_records_whatever_holds_them(tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes((tmp_path / "b.jsonl").read_bytes() + b'{"request_id": "to')
     assert trace_digest(torn) in digests
+
+
+def test_a_traces_digest_is_of_its_record_lines(tmp_path: Path) -> None:
+    records = b'{"request_id": "a", "prompt_tokens": 9}\n{"request_id": "b"}\n'
+    for name, header in (("plain", b'{"meta": {"schema": "kvtape/1"}}\n'), ("noted", b'{"meta": {"x": 1}}\n\n')):
+        (tmp_path / name).write_bytes(header + records + b'{"torn')
+        assert trace_digest(tmp_path / name) == hashlib.sha256(records).hexdigest()
+    (tmp_path / "other").write_bytes(records.replace(b"9", b"8"))
+    assert trace_digest(tmp_path / "other") != trace_digest(tmp_path / "plain")
