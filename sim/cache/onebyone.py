@@ -26,10 +26,9 @@ from sim.kernels.pool import (
     take,
     with_keys,
 )
-from sim.vllm.eviction import BELADY, WORKLOAD, parse_evict
+from sim.vllm.eviction import BELADY, parse_evict
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
 from sim.workload.chain import Chains, hashed_batches, known_blocks, leading_keys
-from sim.workload.returns import return_worths
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
@@ -42,12 +41,12 @@ FIRST_ROOM = 1 << 12
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    f"prompt_logprobs hits cached_blocks seen_blocks worth {SOURCES}",
+    f"prompt_logprobs hits cached_blocks seen_blocks earlier_blocks {SOURCES}",
     times="arrival_ms",
 )
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
 ``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
-cached at its arrival, and that ever were."""
+cached at its arrival, and that ever were. ``earlier_blocks``: as in ``sim.kernels.layout``."""
 NEVER = -1
 
 
@@ -110,9 +109,6 @@ class OneByOnePool:
         policy = pool.settings["evict"][0]
         if policy == BELADY:
             self._pool = pool._replace(uses=next_uses(keys, requests))
-        if policy == WORKLOAD and not requests["worth"].any():
-            columns = (requests[name] for name in ("first_key", "known_keys", "num_blocks", "arrival_ms"))
-            requests["worth"] = return_worths(keys, *columns)
         if policy and evictions is not None:
             self._pool = self._pool._replace(evicted=np.zeros(most + 1, np.uint64))
         while done < len(requests):

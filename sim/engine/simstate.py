@@ -19,11 +19,10 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.vllm.eviction import WORKLOAD, parse_evict
+from sim.vllm.eviction import parse_evict
 from sim.vllm.hybridscheduler import HybridScheduler
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.returns import return_worths
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.errors import InputError
 
@@ -63,9 +62,6 @@ def lay_out(
     settings = _settings(config, model.frontend_placement)
     requests, blocks = _requests(arrivals, config)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
-    if settings["evict"][0] == WORKLOAD:
-        firsts, known = requests["first_key"][:-1], requests["known_keys"][:-1]
-        requests["worth"][:-1] = return_worths(keys, firsts, known, blocks, arrivals.arrival_ms)
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)

@@ -16,6 +16,8 @@ from sim.kernels import layout
 from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.layout import Pool, Records
 from sim.vllm.eviction import (
+    ADDED,
+    AGES,
     ARC,
     BELADY,
     FIFO,
@@ -25,7 +27,9 @@ from sim.vllm.eviction import (
     SLRU,
     TTL,
     WORKLOAD,
+    age_class,
     level_of,
+    return_rate,
 )
 from tracefile.hashing.splitmix64 import GOLDEN
 
@@ -42,7 +46,7 @@ _FIRST, _SECOND, _FIRST_FORGOTTEN, _SECOND_FORGOTTEN, _ASKED_ARC = range(5)
 _SMALL, _MAIN, _FORGOTTEN, _ASKED = range(4)
 """Queues of S3-FIFO."""
 _GOLDEN = np.uint64(GOLDEN)
-_level_of = kernel(level_of)
+_level_of, _age_class, _return_rate = kernel(level_of), kernel(age_class), kernel(return_rate)
 
 
 def empty_blocks(policy: int, blocks: int, levels: int) -> Records:
@@ -90,6 +94,8 @@ def hold(pool: Pool, request: Any, most: int) -> int:
     policy = pool.settings[0].evict
     if policy in (ARC, S3_FIFO):
         _recall(pool, request, depth, policy)
+    elif policy == WORKLOAD:
+        _count_seen(pool, request, depth)
     return depth
 
 
@@ -195,6 +201,8 @@ def _hold_once_more(pool: Pool, row: int) -> None:
         counts.num_free -= 1
         if pool.settings[0].evict < FIFO:
             _unlink(pool.blocks, row)
+        if pool.settings[0].evict == WORKLOAD:
+            _end_idle(pool, block, 1)
     else:
         counts.num_repeated += 1
     block.references += 1
@@ -212,11 +220,11 @@ def _queue(pool: Pool, request: Any, row: int) -> None:
                 block.level = _MAIN
             _link(blocks, row, block.level)
         return
-    worth = request.worth
+    worth = 0
     if policy == BELADY:
         worth = pool.uses[request.first_key + block.depth] if block.depth < request.known_keys else 0
-    elif policy == WORKLOAD and block.children > 0:
-        worth = max(worth, block.level)
+    elif policy == WORKLOAD:
+        worth = request.num_blocks - request.earlier_blocks
     block.most_depth = max(block.most_depth, request.num_blocks)
     block.used_ms = counts.now_ms
     beyond = (block.depth - block.most_depth) * settings.block_size + settings.evict_limit
@@ -235,7 +243,9 @@ def _queue(pool: Pool, request: Any, row: int) -> None:
 @kernel
 def _evict(pool: Pool, policy: int) -> None:
     blocks, counts = pool.blocks, pool.counts[0]
-    if policy == ARC:
+    if policy == WORKLOAD:
+        _evict_unlikely(pool)
+    elif policy == ARC:
         _evict_arc(pool)
     elif policy == S3_FIFO:
         _evict_s3(pool)
@@ -255,6 +265,54 @@ def _evict(pool: Pool, policy: int) -> None:
         while blocks[counts.lowest].after == counts.lowest:
             counts.lowest += 1
         _drop(pool, blocks[counts.lowest].after)
+
+
+@kernel
+def _evict_unlikely(pool: Pool) -> None:
+    """Evict the block that is the least likely to return, and keep its key for twice as many evictions as blocks.
+
+    Of each level the least recently used is asked. The oldest of these has none after it.
+    """
+    blocks, usable = pool.blocks, pool.settings[0].usable_blocks
+    found, least = NONE, np.inf
+    for level in range(ADDED):
+        row = blocks[level].after
+        if row == level or blocks[row].children > 0:
+            continue
+        age, reached, returned, rate = _age_class(pool.counts[0].now_ms - blocks[row].used_ms), 0, 0, 0.0
+        for older in range(age, AGES):
+            reached += pool.uses[2 * (level * AGES + older)]
+        for older in range(age, AGES):  # a return that is due later counts at the time until then
+            returned += pool.uses[2 * (level * AGES + older) + 1]
+            rate = max(rate, _return_rate(returned, reached, older))
+        if rate < least or (rate == least and blocks[row].used_ms < blocks[found].used_ms):
+            found, least = row, rate
+    if blocks[found].kind != KNOWN:
+        _end_idle(pool, blocks[found], 0)
+    _forget(pool, found, ADDED)
+    if blocks[ADDED].hits > 2 * usable:
+        _end_idle(pool, blocks[blocks[ADDED].after], 0)
+        _drop(pool, blocks[ADDED].after)
+
+
+@kernel
+def _end_idle(pool: Pool, block: Any, returned: int) -> None:
+    """Count a block that was asked for again, or that is forgotten, by its level and the time that it was idle."""
+    cell = 2 * (block.level * AGES + _age_class(pool.counts[0].now_ms - block.used_ms))
+    pool.uses[cell] += 1
+    pool.uses[cell + 1] += returned
+
+
+@kernel
+def _count_seen(pool: Pool, request: Any, depth: int) -> None:
+    """Count a request's blocks that were seen before; ``depth`` of them hit, and the evicted ones have returned."""
+    request.earlier_blocks = depth
+    for place in range(depth, request.known_keys):
+        row = _row_of(pool, KNOWN, pool.keys[request.first_key + place])
+        request.earlier_blocks += row != NONE
+        if row != NONE and pool.blocks[row].state == FORGOTTEN:
+            _end_idle(pool, pool.blocks[row], 1)
+            _drop(pool, row)
 
 
 @kernel

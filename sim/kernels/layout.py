@@ -84,12 +84,12 @@ level that none is below, SIEVE's hand, and ARC's state."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
-    "prompt_logprobs first_key known_keys serial first_hold last_hold tail worth",
+    "prompt_logprobs first_key known_keys serial first_hold last_hold tail earlier_blocks",
     times="arrival_ms",
 )
 """``first_key``: where the keys of its chain that the trace knows begin, ``known_keys`` of them; the others are its own
-by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper. ``worth``: of its blocks,
-under a policy that asks for it."""
+by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper. ``earlier_blocks``:
+of its blocks, those that were seen before, under a policy that asks for it."""
 REQUEST_RUN = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms "
@@ -154,7 +154,8 @@ class Pool(NamedTuple):
     blocks: Records
     """BLOCK by number; empty under vLLM's own policy, and the others do without segments, copies and holds."""
     uses: Places
-    """Beside ``keys``, for Belady's policy: worth of the next use."""
+    """Beside ``keys``, for Belady's policy: worth of the next use. Of ``workload``, by level and class of idle time:
+    blocks that were idle for so long, and that returned then."""
     evicted: UInt64Array
     """Ring of 1 + the known keys evicted last, each at its number; empty: nobody asks."""
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache.onebyone import REQUEST, OneByOnePool, lay_out, read_requests
+from measure.cache.chains import chain_places
+from sim.cache.onebyone import REQUEST, OneByOnePool, Requests, joined, lay_out, read_requests
 from sim.cache.policies import compare_policies
 from sim.engine.simstate import build_state
 from sim.kernels.blocks import CACHED, NO_SERIAL
@@ -26,8 +28,8 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import LEVELS, POLICIES, parse_evict
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains, engine_chains
-from sim.workload.returns import return_worths
 from tests.sim.cache.test_segments import BLOCK, traffic
+from tests.sim.oracles import slow_objects
 from tests.sim.oracles.slow_eviction import SlowPool, Wanted
 from tracefile import BlockHash, InputError, Meta, Record, RequestId
 from tracefile.files.reading import open_trace
@@ -45,6 +47,11 @@ OBJECTS = {  # hits of libcachesim 0.3.5 by cache size on ``objects()``; its LFU
 CHOICES = [*POLICIES[1:], "ttl:after=20ms", "tail:threshold=12:next=4"]
 
 
+def arrival_ms(number: int) -> float:
+    """Time of a request: sessions' files have times that go back, too."""
+    return 7.0 * number + (500.0 * (number // 5 % 3))
+
+
 def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
     """Return the requests that fit, as the slow pool has them."""
     chains, found = Chains(Meta(block_size=BLOCK)), []
@@ -52,15 +59,16 @@ def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
         keys, known = chains.whole(record), len(chains.known(record))
         tokens = (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
         most = min(((record.prompt_tokens or 1) - 1) // BLOCK, known)
-        found.append(Wanted(keys, most, -(-tokens // BLOCK), known, 7.0 * number, number * number % 5))
+        found.append(Wanted(keys, most, -(-tokens // BLOCK), known, arrival_ms(number)))
     return [one for one in found if one.num_blocks <= usable]
 
 
-def compiled_hits(records: Sequence[Record], usable: int, evict: str) -> tuple[list[int], int]:
+def compiled_hits(
+    records: Sequence[Record], usable: int, evict: str, times_ms: Sequence[float] = ()
+) -> tuple[list[int], int]:
     some = RecordBatch(list(records))
     part = lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK)))
-    part.requests["arrival_ms"] = 7.0 * np.arange(len(records))
-    part.requests["worth"] = np.arange(len(records)) ** 2 % 5
+    part.requests["arrival_ms"] = times_ms or [arrival_ms(number) for number in range(len(records))]
     requests = part.requests[part.fits(usable)]
     pool = OneByOnePool(usable, "vllm", evict, requests, BLOCK)
     return pool.run(part.keys, requests).tolist(), pool.evicted_blocks
@@ -109,19 +117,66 @@ def objects() -> list[int]:
     return found
 
 
-def test_on_single_objects_policies_hit_as_in_libcachesim() -> None:
-    keys = np.array(objects(), np.uint64)
+def object_hits(keys: Sequence[int], size: int, evict: str) -> int:
+    """Hits of requests of one block each, 2 ms apart."""
     requests = np.zeros(len(keys), REQUEST)
     requests["first_key"], requests["serial"] = np.arange(len(keys)), NO_SERIAL
     for name in ("known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks"):
         requests[name] = 1
+    requests["arrival_ms"] = 2.0 * np.arange(len(keys))
+    return int(OneByOnePool(size, "vllm", evict, requests, 1).run(np.array(keys, np.uint64), requests).sum())
+
+
+def test_on_single_objects_policies_hit_as_in_libcachesim() -> None:
     for evict, hits in OBJECTS.items():
         for size, expected in zip((20, 50, 100, 200, 400), hits, strict=True):
-            pool = OneByOnePool(size, "vllm", evict, requests, 1)
-            assert pool.run(keys, requests.copy()).sum() == expected, (evict, size)
+            assert object_hits(objects(), size, evict) == expected, (evict, size)
 
 
-RUNNING = tuple(one for one in CHOICES if one not in ("belady", "workload") and "ttl" not in one)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 11), max_size=80), st.integers(1, 9))
+def test_on_single_objects_policies_hit_as_their_papers_say(keys: list[int], size: int) -> None:
+    assert object_hits(keys, size, "slru") == slow_objects.slru(keys, size)
+    assert object_hits(keys, size, "lfu") == slow_objects.lfu(keys, size)
+    assert object_hits(keys, size, "ttl:after=8ms") == slow_objects.ttl(keys, size, 8.0, 2.0)
+
+
+def test_segmented_lru_by_hand() -> None:
+    # Five objects, four of them protected. 1 and 2 are hit and so outlive 3 to 5; 6 and 7 take the places of 3 and 4.
+    assert object_hits([1, 2, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 5], 5, "slru") == 4
+    # The fifth hit object is one too many: 1 goes back to the probationary segment, and is the first to be lost to 6.
+    assert object_hits([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 1], 5, "slru") == 5
+    assert object_hits([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 2], 5, "slru") == 6
+
+
+def test_blocks_that_return_at_a_fixed_gap_are_kept_for_it() -> None:
+    """Under ``workload``: a prompt of four blocks and a new one every third request, beside new ones of six.
+
+    Its first return is learned from keys of evicted blocks. From then on it stays, though nothing returns any sooner.
+    """
+    chains = [
+        chain
+        for turn in range(12)
+        for chain in (
+            [1, 2, 3, 4, 100 + turn],
+            [*range(1000 + 100 * turn, 1006 + 100 * turn)],
+            [*range(5000 + 100 * turn, 5006 + 100 * turn)],
+        )
+    ]
+    requests, known = np.zeros(len(chains), REQUEST), np.array([len(chain) for chain in chains])
+    requests["first_key"], requests["serial"] = np.cumsum(known) - known, NO_SERIAL
+    for name in ("known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks"):
+        requests[name] = known
+    requests["arrival_ms"] = 100.0 * np.arange(len(chains))
+    keys = np.array([key for chain in chains for key in chain], np.uint64)
+    hits = {
+        evict: OneByOnePool(13, "vllm", evict, requests, 1).run(keys, requests.copy())[::3].tolist()
+        for evict in ("vllm", "workload")
+    }
+    assert hits == {"vllm": [0] + 11 * [1], "workload": [0, 1] + 10 * [4]}
+
+
+RUNNING = tuple(one for one in CHOICES if one != "belady" and "ttl" not in one)
 
 
 def pool_after(records: Sequence[Record], config: EngineConfig) -> tuple[Pool, list[int]]:
@@ -169,7 +224,7 @@ def test_a_run_of_requests_that_never_meet_hits_as_one_at_a_time() -> None:
         config = EngineConfig(num_gpu_blocks=31, block_size=BLOCK, evict=evict)
         pool, cached = pool_after(records, config)
         check_blocks(pool)
-        hits, evicted = compiled_hits(records, 30, evict)
+        hits, evicted = compiled_hits(records, 30, evict, [record.arrival_ms or 0.0 for record in records])
         assert cached == [BLOCK * hit for hit in hits], evict
         assert int(pool.counts["evicted_blocks"][0]) == evicted, evict
 
@@ -201,33 +256,46 @@ def test_an_engine_cannot_know_the_future() -> None:
         EngineConfig(num_gpu_blocks=9, evict="belady")
 
 
-def test_requests_whose_kind_returns_sooner_are_worth_more() -> None:
-    # Turn 1 comes back after 10 ms, turn 2 after 1000 ms, turn 3 never: two sessions of one block more each turn.
-    chains = [[1], [1, 2], [9], [9, 8], [1, 2, 3], [9, 8, 7]]
-    arrival_ms = np.array([0.0, 10.0, 20.0, 30.0, 1010.0, 1030.0])
-    known = np.array([len(chain) for chain in chains])
-    keys = np.array([key for chain in chains for key in chain], np.uint64)
-    blocks = np.full(6, 4)
-    worths = return_worths(keys, np.cumsum(known) - known, known, blocks, arrival_ms)
-    assert worths.tolist() == [15, 10, 15, 10, 5, 5]
+ROOT = Path(__file__).parents[3]
+CAPTURES, SHIPPED = ROOT / "data/captures", ROOT / "loadgen/datasets/workloads"
+SHIPPED_NAMES = ["agentic-coding.jsonl.zst", "office-work.jsonl.zst"]
 
 
-CAPTURES = Path(__file__).parents[3] / "data/captures"
+def parts_of(path: Path, block_size: int | None = None) -> tuple[list[Requests], int]:
+    with open_trace(path) as reader:
+        chains = engine_chains(reader.meta, block_size)
+        return list(read_requests(reader, chains)), chains.block_size
 
 
-@pytest.mark.parametrize("trace", ["128x2/session-fast.jsonl.zst", "256x4/session-fast.jsonl.zst", "conversation"])
-def test_no_policy_hits_more_than_the_bound_at_any_size(trace: str) -> None:
+def by_arrival(parts: Sequence[Requests]) -> Requests:
+    """Return requests of sessions that a file has one after the other."""
+    rows, prompt_tokens, computed_tokens, keys, requests = joined(parts)
+    order = np.argsort(requests["arrival_ms"], kind="stable")
+    requests = requests[order]
+    keys = keys[chain_places(requests["first_key"], requests["known_keys"])]
+    return Requests(rows[order], prompt_tokens[order], computed_tokens[order], keys, requests)
+
+
+@pytest.mark.parametrize(
+    "trace", ["128x2/session-fast.jsonl.zst", "256x4/session-fast.jsonl.zst", "conversation", *SHIPPED_NAMES]
+)
+def test_no_policy_hits_more_than_the_bound_at_any_size(trace: str, tmp_path: Path) -> None:
     path, folder = CAPTURES / trace, os.environ.get("KVTAPE_DATA")
     if trace == "conversation":
         if not folder:
             pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
         path = Path(folder) / "mooncake" / "conversation_trace.jsonl"
-    with open_trace(path) as reader:
-        chains = engine_chains(reader.meta, None)
-        parts = list(read_requests(reader, chains))
+    if trace in SHIPPED_NAMES:
+        path = tmp_path / "four.jsonl"
+        with zstandard.open(SHIPPED / trace, "rt") as lines:
+            path.write_text("".join(itertools.islice(lines, 4)))
+        sessions, block_size = parts_of(path, 512)
+        parts = [by_arrival(sessions)]
+    else:
+        parts, block_size = parts_of(path)
     largest = max(int(part.requests["num_blocks"].max()) for part in parts)
     sizes = [largest * factor for factor in (1, 2, 4, 16, 64)]
-    *others, bound = compare_policies(parts, [*POLICIES[:8], *POLICIES[9:], "belady"], sizes, chains.block_size)
+    *others, bound = compare_policies(parts, [*POLICIES[:8], *POLICIES[9:], "belady"], sizes, block_size)
     assert bound.hit_blocks[0] > 0
     for one in others:
         assert all(hits <= most for hits, most in zip(one.hit_blocks, bound.hit_blocks, strict=True)), one.evict

@@ -39,7 +39,6 @@ class Wanted:
     known: int = 0
     """Leading keys that others may have too."""
     arrival_ms: float = 0.0
-    worth: int = 0
 
 
 @dataclass
@@ -64,6 +63,11 @@ class SlowPool:
     returning: int = 0
     of_second: bool = False
     served: int = 0
+    now_ms: float = 0.0
+    idle: list[tuple[int, float, bool]] = field(default_factory=list)
+    """Idle times that ended, under ``workload``: level, ms, and whether with a use."""
+    left: dict[object, Block] = field(default_factory=dict)
+    """Blocks that ``workload`` has evicted and not forgotten, in that order."""
 
     def __post_init__(self) -> None:
         eviction = parse_evict(self.evict)
@@ -75,6 +79,7 @@ class SlowPool:
 
     def serve(self, wanted: Wanted) -> int:
         hits = 0
+        self.now_ms = wanted.arrival_ms
         held: list[Block] = []
         for key in wanted.keys[: wanted.most_hits]:
             block = self.cached.get(key)
@@ -83,6 +88,7 @@ class SlowPool:
             hits += 1
             held.append(block)
             self._hold(block)
+        seen = self._count_seen(wanted, hits) if self.name == "workload" else 0
         self._recall(wanted, hits)
         self._make_room(wanted.num_blocks - hits)
         above = held[-1] if held else None
@@ -92,6 +98,7 @@ class SlowPool:
             if block is None:
                 block = Block(key, above, depth=depth, known=depth < wanted.known)
                 block.came_back = self._came_back(key)
+                self.left.pop(key, None)
                 if block.came_back and self.name == "arc":
                     for one in (block, *held):
                         one.hits = max(one.hits, 1)
@@ -106,11 +113,14 @@ class SlowPool:
             block.held = False
             block.used_ms = wanted.arrival_ms
             block.most_depth = max(block.most_depth, wanted.num_blocks)
-            self._join(block, wanted)
+            if self.name == "workload":
+                block.level = min(int(math.log2(1 + wanted.num_blocks - seen)), 7)
+            self._join(block)
         self.served += 1
         return hits
 
     def _hold(self, block: Block) -> None:
+        self._end_idle(block, returned=True)
         block.hits += 1
         block.held = True
         if self.name not in ("fifo", "sieve", "s3-fifo"):
@@ -118,15 +128,13 @@ class SlowPool:
                 if block in line:
                     line.remove(block)
 
-    def _join(self, block: Block, wanted: Wanted) -> None:
+    def _join(self, block: Block) -> None:
         if block in self.order or block in self.main:
             return
         small_full = self.evicted == 0 and len(self.order) >= self.usable // 10
         if (self.name == "s3-fifo" and (block.came_back or small_full)) or (self.name == "arc" and block.hits):
             self.main.append(block)
             return
-        if self.name == "workload":
-            block.level = max(wanted.worth, block.level if block.below else 0)
         if self.name == "slru" and block.hits:
             block.level = 1
         self.order.append(block)
@@ -138,8 +146,14 @@ class SlowPool:
 
     def _make_room(self, count: int) -> None:
         while self.num_free < count:
-            getattr(self, "_evict_" + {"arc": "arc", "sieve": "sieve", "s3-fifo": "s3", "fifo": "fifo"}.get(
-                self.name, "least"))()  # fmt: skip
+            evict = {
+                "arc": self._evict_arc,
+                "sieve": self._evict_sieve,
+                "s3-fifo": self._evict_s3,
+                "fifo": self._evict_fifo,
+                "workload": self._evict_unlikely,
+            }.get(self.name, self._evict_least)
+            evict()
             self.evicted += 1
 
     def _evict_least(self) -> None:
@@ -149,7 +163,7 @@ class SlowPool:
     def _rank(self, block: Block) -> float:
         if self.name == "lfu":
             return min(block.hits, 255)
-        if self.name in ("slru", "workload"):
+        if self.name == "slru":
             return block.level
         if self.name == "tail":
             size = self.block_size
@@ -163,6 +177,40 @@ class SlowPool:
             )
             return -next(uses, len(self.future))
         return 0
+
+    def _evict_unlikely(self) -> None:
+        oldest = {block.level: block for block in reversed(self.order)}
+        block = min((one for one in oldest.values() if not one.is_bound), key=self._unlikely)
+        self._drop(block)
+        if not block.known:
+            self._end_idle(block, returned=False)
+            return
+        self.left[block.key] = block
+        if len(self.left) > 2 * self.usable:
+            self._end_idle(self.left.pop(next(iter(self.left))), returned=False)
+
+    def _unlikely(self, block: Block) -> tuple[float, float, int]:
+        """Best rate of returns, after so long, of blocks as this one is; of equals the oldest first."""
+        age = self._age(self.now_ms - block.used_ms)
+        ages = [(self._age(idle_ms), returned) for level, idle_ms, returned in self.idle if level == block.level]
+        reached = sum(one >= age for one, _ in ages)
+        by = {end: sum(age <= one <= end for one, was_used in ages if was_used) for end in range(age, 24)}
+        return max((by[end] + 1) / ((reached + 1) * 2.0**end) for end in by), block.used_ms, block.level
+
+    @staticmethod
+    def _age(idle_ms: float) -> int:
+        return min(max(math.floor(math.log2(max(idle_ms, 1.0))) - 4, 0), 23)
+
+    def _end_idle(self, block: Block, *, returned: bool) -> None:
+        self.idle.append((block.level, self.now_ms - block.used_ms, returned))
+
+    def _count_seen(self, wanted: Wanted, hits: int) -> int:
+        seen = hits
+        for key in wanted.keys[hits : wanted.known]:
+            seen += key in self.cached or key in self.left
+            if key in self.left:
+                self._end_idle(self.left.pop(key), returned=True)
+        return seen
 
     def _evict_fifo(self) -> None:
         while self.order[0].is_bound:
