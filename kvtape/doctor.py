@@ -144,15 +144,18 @@ def _files() -> Check:
 
 
 def _clock() -> Check:
-    if not _is_synchronised():
+    is_set = _is_synchronised()
+    if is_set is False:
         return Check("clock", "look", "it is set by no time server: hosts' traces may not align", "start chrony or NTP")
-    return Check("clock", "ok", f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns, set by a time server")
+    told = ", set by a time server" if is_set else ""
+    return Check("clock", "ok", f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns{told}")
 
 
-def _is_synchronised() -> bool:
-    """Ask the kernel, where it tells."""
+def _is_synchronised() -> bool | None:
+    """Ask the kernel; None: it does not tell."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None) if sys.platform == "linux" else None
-    return adjtimex is None or adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)) != UNSYNCHRONISED
+    state = -1 if adjtimex is None else int(adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)))
+    return None if state < 0 else state != UNSYNCHRONISED
 
 
 def _port(listen: str) -> Check:

@@ -5,7 +5,7 @@ Other distributions have a ``tap`` or a ``report``, too; of two on ``sys.path`` 
 
 import os
 import sys
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from importlib.util import find_spec
 from typing import Final, NoReturn
 
@@ -28,15 +28,19 @@ def shared_room() -> str | None:
     """Name the first package of ours whose folder another distribution has written into; None: there is none."""
     owners = packages_distributions()
     for room in ROOMS:
-        others = {owner for owner in owners.get(room, ()) if owner != "kvtape"}
+        others = {owner for owner in owners.get(room, ()) if owner != "kvtape" and _folder_of(owner) == HOME}
         if others:
             return f"{room} is a package of {', '.join(sorted(others))}, too, in the same folder"
     return None
 
 
+def _folder_of(owner: str) -> str:
+    return os.path.realpath(str(distribution(owner).locate_file("")))
+
+
 def command() -> NoReturn:
     """Run the command that the script is named for."""
-    program = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    program = os.path.basename(os.path.realpath(sys.argv[0])).removesuffix(".exe")  # a link may have another name
     foreign = foreign_room()
     if foreign is not None:
         print(f"{program}: error: {foreign}; {MEND}", file=sys.stderr)

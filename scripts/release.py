@@ -22,10 +22,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kvtape.parsers import PROGRAMS
 from tracefile.commandline.parser import VERSION
 
 ROOT: Final = Path(__file__).parent.parent
-COMMANDS: Final = ("kvtape", "tap", "loadgen", "replay", "sim", "report", "tracefile")
+COMMANDS: Final = ("kvtape", *PROGRAMS)
 SBOM: Final = "kvtape.cdx.json"
 LICENSES: Final = "licenses.json"
 SUMS: Final = "SHA256SUMS"
@@ -74,6 +75,10 @@ def git(root: Path, *words: str) -> str:
 
 def built_twice(root: Path, out: Path) -> list[Path]:
     """Build sdist and wheel of HEAD in two folders; return them, in ``out``. Exits if their bytes differ."""
+    ours = ("kvtape", LICENSES, SUMS)
+    others = [path.name for path in out.iterdir() if not path.name.startswith(ours)] if out.exists() else []
+    if others:
+        sys.exit(f"release: --out {out}: has {others[0]}; expected no folder, or that of an earlier release")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:

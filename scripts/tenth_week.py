@@ -106,7 +106,7 @@ def _record_last_hour(weeks: Weeks, requests: int, last_hour: int) -> list[tuple
         if number % 500 == 0:
             weeks.recorder.tick()
         spent_s += time.process_time() - began_s
-        if number % (last_hour // 4) == 0:
+        if number % max(last_hour // 4, 1) == 0:
             memory.append(f"{rss_mib():.0f}")
     weeks.close_segment(HOURS - 1)
     ended = weeks.recorder.close()

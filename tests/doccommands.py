@@ -75,3 +75,9 @@ def reason(line: str) -> str:
 def is_known(line: str) -> bool:
     """True for a command of ours, and for one of those that pages may call."""
     return program_of(line) in {*PROGRAMS, *OUTSIDE, "", "kvtape"}
+
+
+def without_config(words: list[str]) -> list[str]:
+    """Words without ``--config FILE``: a page's file is not there."""
+    at = words.index("--config") if "--config" in words else len(words)
+    return words[:at] + words[at + 2 :]

@@ -15,7 +15,7 @@ import pytest
 from kvtape.__main__ import OWN
 from kvtape.parsers import PROGRAMS, commands, parser_of
 from scripts.commands_page import PAGE, examples_of, flags_of, help_of, page, row
-from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, program_of, reason
+from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, program_of, reason, without_config
 from tracefile.commandline.parser import FLAGS
 
 COMMANDS = list(commands())
@@ -42,12 +42,6 @@ def command_lines(text: str) -> Iterator[list[str]]:
             named = list(dropwhile(lambda word: word in ("sudo", "kvtape"), words))
             if not operator and named[:1] and named[0] in (*PROGRAMS, *OWN) and not UNSAID & set(named):
                 yield ["kvtape", *named] if named[0] in OWN else named
-
-
-def without_config(words: list[str]) -> list[str]:
-    """Words without ``--config FILE``: a page's file is not there."""
-    at = words.index("--config") if "--config" in words else len(words)
-    return words[:at] + words[at + 2 :]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

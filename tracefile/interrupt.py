@@ -23,7 +23,7 @@ def command_name() -> str | None:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and not spec.name.endswith(".__main__"):
         return None
-    name = spec.parent if spec is not None else os.path.basename(sys.argv[0]).removesuffix(".exe")
+    name = spec.parent if spec is not None else os.path.basename(os.path.realpath(sys.argv[0])).removesuffix(".exe")
     # A script's entry point imports its command later.
     module = name if spec is not None else "kvtape.entry"
     place = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *module.split("."))

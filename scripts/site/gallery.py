@@ -53,7 +53,6 @@ PAGES = (
         "report compare captured=$C/session-fast.jsonl.zst again=$C/session-fast-again.jsonl.zst"
         " \\\n  replayed=$C/session-fast-replayed.jsonl.zst cold-replayed=$C/session-fast-cold-replayed.jsonl.zst"
         " \\\n  predicted=predicted.jsonl.zst cold-predicted=cold-predicted.jsonl.zst"
-        ""
         " --truth cold-predicted=cold-replayed --html compare.html",
     ),
     Shown(

@@ -5,7 +5,6 @@ docs/dev/results.md by ``python -m scripts.matrix judge``.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from scripts.job import Workspace
 from scripts.proxybench.processes import free_port
 from scripts.site.browser import take_picture
-from scripts.site.gallery import FIRST_PX, PAGES, ROOT, make_gallery
+from scripts.site.gallery import FIRST_PX, ROOT, make_gallery
 
 DOCS = ROOT / "docs"
 FRAME = """<!doctype html><meta charset="utf-8"><style>body {{ margin: 0; background: #1e1e2e; color: #cdd6f4 }}
@@ -34,12 +33,12 @@ LIVE_LOAD = (
 )
 
 
-def terminal_picture(image: Path, commands: tuple[str, ...] = SHOWN) -> None:
+def terminal_picture(image: Path) -> None:
     """Commands and their output as in a terminal."""
     shown: list[str] = []
-    for command in commands:
+    for command in SHOWN:
         words = [sys.executable, "-m", *command.split()]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ})
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
         shown += [f"<b>$</b> {escape(command)}", *escape(done.stdout.rstrip()).splitlines(), ""]
     lines = shown[:-1]
     width = max(len(line.replace("<b>", "").replace("</b>", "")) for line in lines)
@@ -53,8 +52,7 @@ def report_picture(image: Path) -> None:
     """The gallery's comparison: captured, replayed and predicted."""
     folder = ROOT / "out" / "gallery"
     make_gallery(folder)
-    [shown] = [shown for shown in PAGES if shown.name == "compare"]
-    take_picture((folder / f"{shown.name}.html").as_uri(), image, *FIRST_PX)
+    take_picture((folder / "compare.html").as_uri(), image, *FIRST_PX)
 
 
 def live_picture(image: Path) -> None:

@@ -59,6 +59,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     out.mkdir()
     monkeypatch.chdir(out)
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")  # a setting of its own: a warm process has another's arguments
     rows = [[{"role": "user", "content": f"{MARK} prompt {number}"}] for number in range(4)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return out

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main as loadgen
-from loadgen.runs.merging import parts_of, record_lines
 from replay.__main__ import main
 from replay.replayflags import stem_of
 from report.__main__ import main as report
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.jsonoutput import json_of
+from tests.loadgen.runs.test_resumption import recorded
 from tests.replay.conftest import write_key
 from tests.replay.traces import request, written
 from tests.warmstart import WarmPopen
@@ -59,11 +59,6 @@ def replay_json(engine: Any, source: Path, trace: Path, *flags: str) -> Any:
 
 def by_id(path: Path) -> dict[RequestId, Record]:
     return {record.request_id: record for record in load_trace(path)[1]}
-
-
-def recorded(trace: Path) -> int:
-    """Records of a run that are on the disk by now."""
-    return sum(1 for path in (trace, *parts_of(trace)) if path.exists() for _ in record_lines(path))
 
 
 def cached(path: Path) -> dict[RequestId, int | None]:

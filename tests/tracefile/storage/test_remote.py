@@ -91,5 +91,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install s3fs to access S3", name="s3fs")
 
     monkeypatch.setattr(fsspec, "url_to_fs", missing)
-    with pytest.raises(InputError, match=r"s3://b/p: needs a package that is not installed \(s3fs\); expected `pip"):
+    with pytest.raises(InputError, match=r"s3://b/p: needs s3fs: pip install 'kvtape\[s3\]'"):
         load_trace("s3://b/p")
