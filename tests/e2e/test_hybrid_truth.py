@@ -3,17 +3,21 @@
 import json
 import os
 import random
+import shutil
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.modelconfig import kv_groups
+from scripts.vllm_engine import HOME, ModelShape, running_vllm
 from sim.vllm.config import EngineConfig
 from sim.vllm.hybridscheduler import HybridScheduler
 from sim.vllm.kvgroups import parse_groups
 from sim.vllm.request import Request
+from tests.engines.test_modelconfig import OF_VLLM
 
 pytestmark = pytest.mark.vllm
 SCRIPT = Path(__file__).parents[1] / "sim" / "oracles" / "vllm_engine.py"
@@ -81,12 +85,19 @@ def test_cached_tokens_are_vllms(model: dict[str, Any], groups: str, tmp_path: P
     told = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=170, check=False)
     assert told.returncode == 0, told.stderr[-2000:]
     theirs = json.loads(told.stdout.splitlines()[-1])
-    layout = parse_groups(groups)
-    assert theirs["blocks"] == [group.block_size for group in layout.groups]
+    assert theirs["blocks"] == [group.block_size for group in parse_groups(groups).groups]
+    cached = cached_here(groups, plan["batches"], theirs["found"])
+    assert cached == [answer["cached"] for answers in theirs["found"] for answer in answers]
+    assert sum(cached) > 5_000
+
+
+def cached_here(groups: str, batches: list[list[dict[str, Any]]], found: list[list[dict[str, Any]]]) -> list[int]:
+    """Cached tokens of each request on our scheduler, by the outputs found."""
+    unit = parse_groups(groups).match_unit
     scheduler = HybridScheduler(
         EngineConfig(
             num_gpu_blocks=300,
-            block_size=layout.match_unit,
+            block_size=unit,
             kv_groups=groups,
             max_num_seqs=8,
             max_num_batched_tokens=512,
@@ -95,18 +106,65 @@ def test_cached_tokens_are_vllms(model: dict[str, Any], groups: str, tmp_path: P
         )
     )
     keys: dict[tuple[int, ...], int] = {}
-    cached: list[int | None] = []
-    for batch, answers in zip(plan["batches"], theirs["found"], strict=True):
+    cached: list[int] = []
+    for batch, answers in zip(batches, found, strict=True):
         requests = []
         for one, answer in zip(batch, answers, strict=True):
-            tokens, unit = one["prompt"] + answer["output"], layout.match_unit
-            ends = range(unit, len(tokens), unit)
-            chain = [keys.setdefault(tuple(tokens[:end]), len(keys)) for end in ends]
-            requests.append(Request(str(len(cached)), len(one["prompt"]), one["output"], chain))
+            tokens = one["prompt"] + answer["output"]
+            chain = [keys.setdefault(tuple(tokens[:end]), len(keys)) for end in range(unit, len(tokens), unit)]
+            requests.append(Request(str(len(keys)), len(one["prompt"]), one["output"], chain))
         for request in requests:
             scheduler.add(request)
         while scheduler.has_work:
             scheduler.finish_step(scheduler.schedule())
-        cached += [request.cached_tokens for request in requests]
-    assert cached == [answer["cached"] for answers in theirs["found"] for answer in answers]
-    assert sum(one or 0 for one in cached) > 5_000
+        cached += [request.cached_tokens or 0 for request in requests]
+    return cached
+
+
+@pytest.mark.timeout(600)
+def test_cached_tokens_over_http_are_vllms(tmp_path: Path) -> None:
+    """A sliding-window model, served: what each response says of its prompt's cached tokens."""
+    shape = ModelShape()
+    if not HOME.is_installed() or not shape.directory.exists():
+        pytest.skip("no vLLM is installed: python -m scripts.vllm_engine install")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(shape.directory / name, tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3))
+    settings = {"max-model-len": 4096, "max-num-seqs": 8, "max-num-batched-tokens": 512, "num-gpu-blocks-override": 300}
+    extra = [
+        "--model",
+        str(tmp_path),
+        *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
+    ]
+    asked = [[one] for batch in batches(random.Random(5)) for one in batch]
+    with running_vllm(shape, tmp_path / "vllm.log", extra=extra, own_core=False) as url:
+        found = [[complete(url, one)] for (one,) in asked]
+    cached = cached_here("window(256):32*5+full:32", asked, found)
+    assert cached == [answer["cached"] for (answer,) in found]
+    assert sum(cached) > 3_000
+
+
+def complete(url: str, one: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": one["prompt"], "max_tokens": one["output"], "ignore_eos": True}
+    content = json.dumps({**body, "temperature": 0, "return_token_ids": True}).encode()
+    asked = urllib.request.Request(f"{url}/v1/completions", content, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked) as response:
+        told = json.load(response)
+    details = told["usage"]["prompt_tokens_details"] or {}
+    return {"cached": details.get("cached_tokens") or 0, "output": told["choices"][0]["token_ids"]}
+
+
+def test_groups_of_configs_are_vllms(tmp_path: Path) -> None:
+    python = os.environ.get("KVTAPE_VLLM_PYTHON")
+    if not python:
+        pytest.skip("KVTAPE_VLLM_PYTHON does not name a vLLM")
+    folders = [tmp_path / str(number) for number in range(len(OF_VLLM))]
+    for folder, (config, _) in zip(folders, OF_VLLM, strict=True):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+    command = [python, str(SCRIPT.with_name("vllm_groups.py")), *map(str, folders)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert told.returncode == 0, told.stderr[-2000:]
+    kinds = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec", "mamba": "MambaSpec", "mamba2": "MambaSpec"}
+    ours = [[[kinds[one.kind], one.block_size] for one in parse_groups(groups).groups] for _, groups in OF_VLLM]
+    assert ours == json.loads(told.stdout.splitlines()[-1])

@@ -109,31 +109,42 @@ BAMBA_9B = LLAMA_8B | {
     **{"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4},
 }
 
-GEMMA_4 = LLAMA_8B | {
-    **{"model_type": "gemma4_text", "num_hidden_layers": 60},
+NAMED = {"vocab_size": 1024, "max_position_embeddings": 8192, "intermediate_size": 2048, "torch_dtype": "bfloat16"}
+GEMMA_4 = NAMED | {
+    **{"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 60},
     **{"hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256},
     **{"global_head_dim": 512, "num_global_key_value_heads": 4, "attention_k_eq_v": True, "sliding_window": 1024},
-    **{"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10},
+    **{"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10, "hidden_size_per_layer_input": 0},
 }
-FALCON_H1 = LLAMA_8B | {
-    **{"model_type": "falcon_h1", "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2},
-    **{"head_dim": 64, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64, "mamba_n_groups": 1},
-    **{"mamba_d_state": 128, "mamba_d_conv": 4, "mamba_ssm_dtype": "float32"},
+FALCON_H1 = NAMED | {
+    **{"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "num_hidden_layers": 36},
+    **{"hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
+    **{"mamba_d_ssm": 3072, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256},
+    **{"mamba_d_conv": 4, "mamba_ssm_dtype": "float32"},  # as vLLM's CPU backend takes it
 }
-JAMBA = LLAMA_8B | {
-    **{"model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16},
-    **{"mamba_d_conv": 4, "mamba_expand": 2},
+JAMBA = NAMED | {
+    **{"architectures": ["JambaForCausalLM"], "model_type": "jamba", "num_hidden_layers": 32},
+    **{"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "attn_layer_period": 8},
+    **{"attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256},
+    "mamba_ssm_dtype": "float32",
 }
-MAMBA_1 = LLAMA_8B | {"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "expand": 2}
+MAMBA_1 = NAMED | {
+    **{"architectures": ["MambaForCausalLM"], "model_type": "mamba", "num_hidden_layers": 48, "hidden_size": 2048},
+    **{"intermediate_size": 4096, "state_size": 16, "conv_kernel": 4, "expand": 2, "time_step_rank": 128},
+}
+OF_VLLM: list[tuple[dict[str, Any], str]] = [
+    (GEMMA_4, "window(1024):16*5+full:32"),
+    (GEMMA_4 | {"num_global_key_value_heads": 3}, "window(1024):16*5+full:16"),  # 3/8 of the bytes: padded
+    (FALCON_H1, "full:3104+mamba2:3104"),
+    (JAMBA, "mamba:144*7+full:144"),
+]
+"""Held to vLLM's own rules in ``tests/e2e/test_hybrid_truth.py``."""
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (GEMMA_4, "window(1024):16*5+full:32"),  # half of the bytes a token, so twice the tokens
-        (GEMMA_4 | {"num_global_key_value_heads": 3}, "window(1024):16*5+full:16"),  # 3/8 of the bytes: padded
-        (FALCON_H1, "full:1568+mamba2:1568"),  # the block of vLLM 0.32's own _align_hybrid_block_size
-        (JAMBA, "mamba:80*7+full:80"),  # 3 · 8192 · 2 + 8192 · 16 · 2 bytes of state, 4,096 of attention
+        *OF_VLLM,
         (MAMBA_1, "mamba:16"),
         (LLAMA_8B, "full:16"),
         (DEEPSEEK_V3, "mla:16"),
