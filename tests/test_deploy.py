@@ -131,7 +131,9 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
         ("/healthz", "admin"),
         ("/readyz", "admin"),
     ]
-    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    python, _, program = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert python == "python", "the image has neither a shell nor sleep"
+    pause = int(program.removeprefix("import time; time.sleep(").removesuffix(")"))
     assert pod()["terminationGracePeriodSeconds"] > pause + args.drain + FINISH_S
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod()["volumes"]}
