@@ -12,7 +12,6 @@ from loadgen.core.request import session_headers
 from loadgen.core.runflags import RunFlags, add_target_arguments, output_of, run_flags
 from loadgen.core.vocabulary import Vocabulary
 from loadgen.datasets import DATASETS, RANDOM, SHIPPED, parse_dataset
-from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import (
     CLOSED_PARALLEL,
     CLOSED_PATTERNS,
@@ -28,7 +27,6 @@ from loadgen.plan.config import (
 from loadgen.plan.lmeval import add_lm_eval_arguments, lm_eval_of
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.text.spoken import Api
-from measure.metrics.slos import refuse_without_streams
 from tracefile import InputError
 from tracefile.commandline.durations import duration, seconds
 from tracefile.commandline.parser import Parser, same_named
@@ -64,7 +62,7 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         "group_gap_s": None if args.group_gap is None else parse_pause("--group-gap", args.group_gap),
         "burst_every_s": args.burst_every,
         "step_s": args.step_duration,
-        "rate_series": () if args.rate_series is None else read_rate_series(args.rate_series),
+        "rate_series": _rate_series(args.rate_series),
         "duration_s": args.duration,
         "number": number,
         "parallel": parallel,
@@ -99,9 +97,19 @@ def _files(args: argparse.Namespace) -> tuple[str, Path | None, Path]:
     return dataset, dataset_path, output
 
 
+def _rate_series(file: Path | None) -> tuple[tuple[float, float], ...]:
+    if file is None:
+        return ()
+    from loadgen.plan.arrivals import read_rate_series  # noqa: PLC0415 - --help needs no numpy
+
+    return read_rate_series(file)
+
+
 def _run_flags(args: argparse.Namespace) -> RunFlags:
     flags = run_flags(args)
     if args.no_stream:
+        from measure.metrics.slos import refuse_without_streams  # noqa: PLC0415 - --help needs no numpy
+
         refuse_without_streams(flags.slos)
     return flags
 

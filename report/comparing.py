@@ -3,15 +3,20 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from measure.metrics.flags import add_slo_arguments
-from measure.metrics.slos import parse_slos
-from report.compare.comparison import CompareConfig, compare
-from report.compare.terminal import console_for, print_comparison
 from report.output import add_picture_arguments, pictures_of
 from tracefile.commandline.printing import print_json
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    from measure.metrics import slos
+    from report.compare import comparison, terminal
+else:  # numpy and rich, which the flags need not
+    slos = LateModule("measure.metrics.slos")
+    comparison, terminal = LateModule("report.compare.comparison"), LateModule("report.compare.terminal")
 
 EPILOG: Final = """\
 Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
@@ -57,7 +62,7 @@ def run(flags: argparse.Namespace) -> int:
     """Compare; 1 if a gate or an SLO failed, or if the traces share no request: then there is no page."""
     config = _config(flags)
     pictures = pictures_of(flags, config.traces.values())
-    compared = compare(config)
+    compared = comparison.compare(config)
     pairs = compared.result.pairs.values()
     comparable = not pairs or any(pair.joined for pair in pairs)
     if comparable and pictures.wanted:
@@ -67,23 +72,23 @@ def run(flags: argparse.Namespace) -> int:
         pictures.write(render_page(compared), comparison_figures(compared))
     if flags.json:
         print_json(compared.result)
-    print_comparison(compared.result, console_for(json=flags.json))
-    kept = all(slo.met for slos in compared.result.slos.values() for slo in slos)
+    terminal.print_comparison(compared.result, terminal.console_for(json=flags.json))
+    kept = all(slo.met for judged in compared.result.slos.values() for slo in judged)
     return 0 if comparable and kept and all(gate.passed for gate in compared.result.gates) else 1
 
 
-def _config(flags: argparse.Namespace) -> CompareConfig:
+def _config(flags: argparse.Namespace) -> "comparison.CompareConfig":
     if flags.bootstrap < 0:
         raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
     traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
-    return CompareConfig(
+    return comparison.CompareConfig(
         traces=traces,
         truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
         repeats=tuple(flags.repeat),
         seed=flags.seed,
         bootstrap=flags.bootstrap,
         gates=tuple(flags.gate),
-        slos=parse_slos(flags.slo, flags.slo_file, list(traces)),
+        slos=slos.parse_slos(flags.slo, flags.slo_file, list(traces)),
     )
 
 

@@ -4,9 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from measure.enginesteps import check_steps
 from measure.metrics.flags import (
     add_gpus_argument,
     add_kv_bytes_argument,
@@ -14,14 +13,19 @@ from measure.metrics.flags import (
     checked_gpus,
     checked_kv_bytes,
 )
-from measure.metrics.slos import parse_slos
-from measure.metrics.tables import headline, metric_lines, verdict
-from measure.metrics.trace import measure_run, read_run, study_chains
-from report.files.folder import check_folder, write_files
-from report.files.measured import Measured
 from report.output import add_picture_arguments, pictures_of
 from tracefile.commandline.printing import print_result, printable
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    from measure import enginesteps
+    from measure.metrics import slos, tables, trace
+    from report.files import folder, measured
+else:  # numpy, which the flags need not
+    enginesteps = LateModule("measure.enginesteps")
+    slos, tables, trace = (LateModule(f"measure.metrics.{name}") for name in ("slos", "tables", "trace"))
+    folder, measured = LateModule("report.files.folder"), LateModule("report.files.measured")
 
 EPILOG: Final = """\
 Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.
@@ -53,28 +57,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
-    slos, gpus = parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
+    limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
     if flags.files is not None:
-        check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
+        folder.check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
     pictures = pictures_of(flags, [flags.trace])
     if flags.steps is not None and flags.files is None:
         raise InputError(f"--steps {flags.steps}: without --files; expected --files DIR, whose timeline has the steps")
-    run = read_run(flags.trace)
+    run = trace.read_run(flags.trace)
     if flags.steps is not None:
-        check_steps(flags.steps, flags.trace, run.meta)
-    study = study_chains(run, kv_bytes)
-    metrics = measure_run(run, gpus=gpus, slos=slos, study=study)
-    measured = Measured(flags.trace, run, metrics, slos, flags.steps, study)
+        enginesteps.check_steps(flags.steps, flags.trace, run.meta)
+    study = trace.study_chains(run, kv_bytes)
+    metrics = trace.measure_run(run, gpus=gpus, slos=limits, study=study)
+    found = measured.Measured(flags.trace, run, metrics, limits, flags.steps, study)
     if pictures.wanted:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.trace.page import draw_chapters, render_trace, trace_figures  # noqa: PLC0415
 
-        drawn = draw_chapters(measured)
-        pictures.write(render_trace(measured, drawn), trace_figures(drawn))
+        drawn = draw_chapters(found)
+        pictures.write(render_trace(found, drawn), trace_figures(drawn))
     if flags.files is not None:
-        for line in write_files(flags.files, measured):
+        for line in folder.write_files(flags.files, found):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
-    told = [f"{flags.trace.name}: {headline(metrics)}", *wrap(verdict(metrics), TERMINAL_COLUMNS)]
-    print_result(metrics, [*told, *metric_lines(metrics)], as_json=flags.json)
+    told = [f"{flags.trace.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
+    print_result(metrics, [*told, *tables.metric_lines(metrics)], as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1

@@ -144,7 +144,13 @@ ONLY_ON_USE = {"scipy", "numba", "plotly", "httpx", "fastapi", "uvicorn", "trans
 @pytest.mark.parametrize(
     ("helped", "heavy"),
     [
-        (("kvtape", "tap", "sim", "report", "tracefile", "tracefile cut"), {*ONLY_ON_USE, "numpy", "rich"}),
+        (
+            (
+                *("kvtape", "tap", "sim", "report", "report show", "report compare", "report curve", "tracefile"),
+                *("tracefile cut", "loadgen", "loadgen build-dataset", "replay", "sim fit"),
+            ),
+            {*ONLY_ON_USE, "numpy", "rich"},
+        ),
         # FastAPI is of the embedded engine's own pages.
         ([command for command in COMMANDS if command not in {"loadgen selftest", "sim serve"}], ONLY_ON_USE),
     ],

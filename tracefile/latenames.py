@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when a name is first used (PEP 562)."""
+"""Names and modules that are imported when they are first used."""
 
 import importlib
 import sys
@@ -6,8 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
+class LateModule:
+    """A module, imported with the first of its attributes; each is found once, so that later uses cost nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._module = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(importlib.import_module(self._module), name)
+        setattr(self, name, found)
+        return found
+
+
 def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``, by its names in each of the ``modules``, with blanks between them."""
+    """Return the ``__getattr__`` of ``package`` (PEP 562), by its names in each of the ``modules``: words."""
     homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def imported(name: str) -> Any:

@@ -3,17 +3,22 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tracefile import InputError
 from tracefile.commandline.durations import DURATION, duration
+from tracefile.latenames import LateModule
 
-Bits = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Bits = npt.NDArray[np.uint64]
+    Floats = npt.NDArray[np.float64]
+    Counts = npt.NDArray[np.int64]
+else:  # a length is parsed without numpy
+    np = LateModule("numpy")
+    Bits = Floats = Counts = Any
 
 DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 

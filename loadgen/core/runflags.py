@@ -3,16 +3,19 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.recognition import CHOICES
 from loadgen.core.bodyfields import add_body_arguments
 from loadgen.core.request import SESSION_HEADER
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
-from measure.metrics.slos import Slo, parse_slos
 from tracefile import InputError
 from tracefile.commandline.durations import duration
 from tracefile.storage.output import free_name
+
+if TYPE_CHECKING:
+    from measure.metrics.slos import Slo
 
 AUTO = "auto"
 STDERR = "-"
@@ -36,7 +39,7 @@ class RunFlags:
     """Keys, headers and TLS of every request and control call."""
     gpus: int | None = None
     """GPUs of the engine, kept in the trace's header; null: not said."""
-    slos: tuple[Slo, ...] = ()
+    slos: tuple["Slo", ...] = ()
     """Checked at the run's end."""
 
     def __post_init__(self) -> None:
@@ -124,6 +127,8 @@ def output_of(args: argparse.Namespace, stem: str) -> Path:
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:
+    from measure.metrics.slos import parse_slos  # noqa: PLC0415 - --help needs no numpy
+
     return RunFlags(
         procs=parse_procs(args.procs),
         ray=args.ray,

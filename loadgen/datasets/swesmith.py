@@ -9,18 +9,24 @@ full is skipped.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
-from loadgen.core.draws import Stream, draw_each
 from loadgen.core.lengths import LengthDistribution, quantities
 from loadgen.datasets.openaimessages import messages_of
 from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn, TextLengths
 from loadgen.text.messages import VerbatimMessage
 from tracefile import InputError
+from tracefile.latenames import LateModule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from loadgen.core import draws
+else:  # the names of the datasets need neither
+    np, draws = LateModule("numpy"), LateModule("loadgen.core.draws")
 
 FIRST_TURN = LengthDistribution(65_000, 65_000)
 SUBSEQUENT_TURN = LengthDistribution(500, 500)
@@ -101,7 +107,7 @@ def take(texts: Sequence[str], at: int, tokens: int, lengths: TextLengths) -> tu
 def _drawn_lengths(options: DatasetOptions, index: int) -> tuple[int, int]:
     spans = (options.first_turn_tokens or FIRST_TURN, options.subsequent_turn_tokens or SUBSEQUENT_TURN)
     first, subsequent = (
-        _draw(span, options.seed, Stream.PROMPT_LENGTH, index, turn) for turn, span in enumerate(spans)
+        _draw(span, options.seed, draws.Stream.PROMPT_LENGTH, index, turn) for turn, span in enumerate(spans)
     )
     return first, subsequent
 
@@ -110,9 +116,11 @@ def _drawn_turns(options: DatasetOptions, index: int) -> int | None:
     """Turns between the flags' bounds; null: as many as the texts make."""
     if options.max_turns is None:
         return options.min_turns
-    return _draw(LengthDistribution(options.min_turns or 1, options.max_turns), options.seed, Stream.TURN_COUNT, index)
+    return _draw(
+        LengthDistribution(options.min_turns or 1, options.max_turns), options.seed, draws.Stream.TURN_COUNT, index
+    )
 
 
-def _draw(span: LengthDistribution, seed: int, stream: Stream, *counters: int) -> int:
+def _draw(span: LengthDistribution, seed: int, stream: "draws.Stream", *counters: int) -> int:
     positions = (np.array([counter], dtype=np.uint64) for counter in counters)
-    return int(quantities(span, draw_each(seed, stream, *positions))[0])
+    return int(quantities(span, draws.draw_each(seed, stream, *positions))[0])

@@ -5,15 +5,17 @@ A tool's result is a message in the first two, a block of the user's next messag
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodyfields import merge_patch
-from loadgen.core.draws import TokenIds
 from loadgen.text.tokenizer import Message
+
+if TYPE_CHECKING:
+    from loadgen.core.draws import TokenIds
 
 TextApi = Literal["chat", "responses", "messages"]
 Api = Literal["completions", TextApi]
@@ -35,9 +37,9 @@ class SentMessage:
 
     role: str
     text: str
-    numbers: TokenIds | None = None
+    numbers: "TokenIds | None" = None
     """Word numbers, if it consists of words."""
-    ids: TokenIds | None = None
+    ids: "TokenIds | None" = None
     """Its tokens, generated or encoded; null: unknown."""
     length: int | None = None
     calls: tuple["Call", ...] = ()
@@ -51,7 +53,7 @@ class Call:
     """Tool call: the words of its argument without the opening word."""
 
     text: str
-    numbers: TokenIds
+    numbers: "TokenIds"
 
     @property
     def arguments(self) -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import Final
 
-from measure.metrics.slos import EXAMPLE
 from tracefile.records.errors import InputError
+
+EXAMPLE: Final = "ttft.p99<=500ms"
+"""Of an SLO."""
 
 
 def add_slo_arguments(parser: argparse._ActionsContainer, label: str = "") -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from measure.cohorts import cohort_rows, own_traits
 from measure.metrics.client import lag_ms_of
+from measure.metrics.flags import EXAMPLE
 from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known, success
 from measure.metrics.results import WINDOWS, Goodput, SloResult, Workload
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
@@ -20,7 +21,6 @@ from measure.thresholds import Threshold, Unit, parse_threshold
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import USAGE_ADVICE, InputError
 
-EXAMPLE: Final = "ttft.p99<=500ms"
 _MOMENTS: Final[dict[str, Callable[[FloatArray], float]]] = {"mean": np.mean, "min": np.min, "max": np.max}
 _NO_ROWS: Final[IntArray] = np.empty(0, np.int64)
 RATES: Final = ("prompt_tps", "cached_tps", "uncached_tps", "completion_tps")

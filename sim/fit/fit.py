@@ -2,23 +2,26 @@
 
 import argparse
 from pathlib import Path
-from typing import TextIO, get_args
+from typing import TYPE_CHECKING, TextIO, get_args
 
 from measure.table import table_lines
 from measure.wording import NOTHING
-from sim.fit.fitting import FitConfig, fit_traces
-from sim.fit.identification import Coverage, describe_open
-from sim.fit.pace import paced_model
-from sim.fit.residuals import Requests, locate_misfit
-from sim.fit.variants import CachedSource
-from sim.fit.windows import fit_windows
+from sim.fit import CachedSource
 from sim.latency.modelfile import Model, Parameter, load_model, save_model
 from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named
+from tracefile.latenames import LateModule
 from tracefile.storage.output import MODEL, check_output
+
+if TYPE_CHECKING:
+    from sim.fit import fitting, identification, pace, residuals, windows
+else:  # numpy and the kernels, which the flags need not
+    fitting, identification, pace, residuals, windows = (
+        LateModule(f"sim.fit.{name}") for name in ("fitting", "identification", "pace", "residuals", "windows")
+    )
 
 EPILOG = """\
 examples:
@@ -87,19 +90,19 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.traces:
             raise InputError("TRACE: none; expected captures of one engine")
         if arguments.window is not None:
-            return fit_windows(read_config(arguments), arguments.window)
+            return windows.fit_windows(read_config(arguments), arguments.window)
         fit_and_save(read_config(arguments))
         return 0
     if None in paced or arguments.traces or arguments.window is not None:
         raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no TRACE")
     check_output(arguments.output, MODEL, paced, "--output")
-    model = paced_model(load_model(arguments.latency_model), arguments.pace_from)
+    model = pace.paced_model(load_model(arguments.latency_model), arguments.pace_from)
     save_model(model, arguments.output)
     print(model.diagnostics["pace"]["said"], f"{arguments.output}: written", sep="\n")
     return 0
 
 
-def read_config(arguments: argparse.Namespace) -> FitConfig:
+def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
     """Read the command line. Raises InputError that names the flag."""
     if arguments.bootstrap < 0:
         raise InputError(f"--bootstrap: {arguments.bootstrap}; expected 0 or more")
@@ -112,19 +115,24 @@ def read_config(arguments: argparse.Namespace) -> FitConfig:
         "frontend": None if arguments.frontend == "auto" else arguments.frontend,
         "extra_terms": tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
     }
-    return FitConfig(**(same_named(FitConfig, arguments) | made))
+    return fitting.FitConfig(**(same_named(fitting.FitConfig, arguments) | made))
 
 
-def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
+def fit_and_save(config: "fitting.FitConfig", to: TextIO | None = None) -> Model:
     """Fit, write model.json, print the fit to ``to`` (None: stdout)."""
     lenders = () if config.borrow_from is None else (config.borrow_from,)
     check_output(config.output, MODEL, (*config.traces, *lenders), "--output")
-    fitted = fit_traces(config)
+    fitted = fitting.fit_traces(config)
     save_model(fitted.model, config.output)
     print(describe_fit(fitted.model), file=to)
     if fitted.unidentified:
         command = fitted.model.diagnostics["next_capture"]
-        print("", *describe_open(fitted.unidentified, command, config.traces, config.output), sep="\n", file=to)
+        print(
+            "",
+            *identification.describe_open(fitted.unidentified, command, config.traces, config.output),
+            sep="\n",
+            file=to,
+        )
     if config.residuals:
         print(describe_misfit(fitted.requests), file=to)
     print(f"{config.output}: written", file=to)
@@ -140,7 +148,7 @@ def describe_fit(model: Model) -> str:
         f"{facts['misfits']} first tokens in another step than the rules put them; condition number "
         f"{facts['condition_number']:.0f}",
     ]
-    lines.append(str(Coverage(**facts["coverage"])))
+    lines.append(str(identification.Coverage(**facts["coverage"])))
     if len(facts["variants"]) > 1:
         lines += [f"  loss {loss:.4f}  {name}" for name, loss in facts["variants"].items()]
     lines += [f"  held-out loss {loss:.4f}  {terms}" for terms, loss in facts["terms"].items()]
@@ -203,14 +211,14 @@ def _error_lines(model: Model) -> list[str]:
     return lines
 
 
-def describe_misfit(requests: Requests) -> str:
+def describe_misfit(requests: "residuals.Requests") -> str:
     """Return TTFT errors before calibration along prompt length, depth and concurrency, in bins of equal count."""
     rows = [
         [
             *(cell.axis, f"{cell.low:.0f}", f"{cell.high:.0f}", str(cell.requests)),
             *(f"{cell.bias:+.1%}", f"{cell.bias_ms:+.1f}", f"{cell.median_abs:.1%}"),
         ]
-        for cell in locate_misfit(requests)
+        for cell in residuals.locate_misfit(requests)
     ]
     headings = ["along", "from", "to", "n", "bias", "bias ms", "median |e|"]
     return "\n".join(["", *table_lines(headings, rows, "<")])

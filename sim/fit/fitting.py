@@ -9,6 +9,7 @@ from typing import Any, TextIO, get_args
 import msgspec
 import numpy as np
 
+from sim.fit import CachedSource
 from sim.fit.assumptions import DEFAULTS, NO_ASSUMPTIONS, Assumptions, drawn_towards_defaults
 from sim.fit.borrowing import Lender, Loan, borrow, check_same_engine, read_lender
 from sim.fit.drift import INTERVAL, Drift, drift_of_mean, estimate_drift, widened
@@ -27,7 +28,6 @@ from sim.fit.regression import bootstrap, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
-    CachedSource,
     Capture,
     Fit,
     Trial,

@@ -11,11 +11,11 @@ comes in, if it helps enough in most folds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from sim.engine.simstate import build_state
+from sim.fit import CachedSource
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
 from sim.fit.factualhits import factual_pool, with_factual_hits
@@ -35,7 +35,6 @@ from tracefile.records.schema import Record
 
 ROUNDS = 4
 """Of asking when the API server worked: the last two differ by a per cent or so."""
-CachedSource = Literal["factual", "simulated"]
 
 
 @dataclass(frozen=True, slots=True)

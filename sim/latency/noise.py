@@ -16,14 +16,20 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import xxhash
 
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # model.json is read without it
+    np = LateModule("numpy")
 
 Numbers = Sequence[float] | FloatArray
 

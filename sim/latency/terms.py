@@ -13,12 +13,16 @@ lists and arrays, and call nothing of ours. docs/model.md explains each term.
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from sim.vllm.request import Request
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # flags name terms without it
+    np = LateModule("numpy")
 
 Numbers = Sequence[float] | FloatArray
 Row = MutableSequence[float] | FloatArray

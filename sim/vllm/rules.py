@@ -4,10 +4,9 @@ compiles them for the compiled ones, and the numpy passes give them arrays.
 
 from typing import Literal, TypeVar, get_args
 
-import numpy as np
-import numpy.typing as npt
+from tracefile.records.arrays import IntArray
 
-Count = TypeVar("Count", int, npt.NDArray[np.int64])
+Count = TypeVar("Count", int, IntArray)
 FreeRule = Literal["vllm", "append_all"]
 """Where a freed block goes. ``vllm``: hashed to the queue's tail, unhashed to its head; ``append_all``: all to the
 tail, as vLLM did before."""

@@ -4,11 +4,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from rich.status import Status
-
-from tracefile.commandline.console import CommandConsole
+if TYPE_CHECKING:
+    from rich.status import Status
 
 Item = TypeVar("Item")
 
@@ -18,6 +17,8 @@ LOG_INTERVAL_S = 10.0
 
 def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
     """Yield the items, with ``what``, their number and, if there is an end, the time left on stderr while they pass."""
+    from tracefile.commandline.console import CommandConsole  # noqa: PLC0415 - --help needs no rich
+
     console = CommandConsole(sys.stderr)
     interval_s = TERMINAL_INTERVAL_S if console.is_terminal else LOG_INTERVAL_S
     begun_s = said_s = time.monotonic()

@@ -1,9 +1,14 @@
-"""Names of the array types that all rooms use."""
+"""Names of the array types that all rooms use; at run time they stand for any type, so that a name needs no numpy."""
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-UInt64Array = npt.NDArray[np.uint64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    BoolArray = npt.NDArray[np.bool_]
+    FloatArray = npt.NDArray[np.float64]
+    IntArray = npt.NDArray[np.int64]
+    UInt64Array = npt.NDArray[np.uint64]
+else:
+    BoolArray = FloatArray = IntArray = UInt64Array = Any

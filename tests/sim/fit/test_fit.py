@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from sim.fit import CachedSource
 from sim.fit import fit as fit_command
 from sim.fit.drift import Drift, drift_of_mean, estimate_drift
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, estimate_noise, solve
 from sim.fit.residuals import Requests, baseline_errors, locate_misfit
-from sim.fit.variants import CachedSource, choose_terms
+from sim.fit.variants import choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
