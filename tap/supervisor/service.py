@@ -226,7 +226,7 @@ async def serve(config: TapConfig) -> None:
     signals = Signals()
     listeners = handed_listeners(config.workers) or bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
-    key = load_key(config.key_file)
+    key, named = load_key(config.key_file), config.trace
     if config.resume:
         config = replace(config, trace=trace_under(key, config.trace))
     config, reached = await reach_upstreams(config, signals, listeners, pages)
@@ -239,7 +239,7 @@ async def serve(config: TapConfig) -> None:
         admin = AdminProcess(config, pages[0], runtime, setup.block_size) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, key=key, listeners=listeners)
-            service = Service(config, ledger, recorder, workers, facts.known_engine)
+            service = Service(config, ledger, recorder, workers, facts.known_engine, named=named)
             try:
                 await workers.start()
                 if admin is not None:
@@ -271,11 +271,19 @@ class Service:
     """A running tap: its tasks beside the traffic until it is told to end."""
 
     def __init__(
-        self, config: TapConfig, ledger: Ledger, recorder: RecorderProcess, workers: Workers, engine: Engine | None
+        self,
+        config: TapConfig,
+        ledger: Ledger,
+        recorder: RecorderProcess,
+        workers: Workers,
+        engine: Engine | None,
+        *,
+        named: str,
     ) -> None:
+        """``named``: the trace as the user named it; ``config.trace`` may have a key's mark."""
         self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
         self._fleet = workers.fleet
-        self._engine = engine
+        self._engine, self._named = engine, named
         self._draining = False
 
     async def run(self, signals: Signals, samples: SampleFile, model_state: Path) -> None:
@@ -349,8 +357,8 @@ class Service:
         path = self._config.key_file or key_path()
         try:
             key = load_key(path) if path.exists() else None
-            return key is not None and self._recorder.rekey(key, trace_under(key, self._config.trace))
-        except InputError as error:
+            return key is not None and self._recorder.rekey(key, self._named)
+        except (InputError, OSError) as error:
             say(f"SIGHUP: {error}; THE KEY STAYS AS IT WAS")
             return True
 
