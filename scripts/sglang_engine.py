@@ -140,7 +140,10 @@ def main() -> int:
             running=lambda log, port, extra: running_sglang(shape, log, port=port, extra=(*extra, *more)),
             marker="engines or sglang",
             variable="KVTAPE_SGLANG_URL",
-            tests=["tests/e2e/test_sglang.py", "tests/sim/sglang/test_sglang_oracle.py"],
+            tests=[
+                *("tests/e2e/test_sglang.py", "tests/sim/sglang/test_sglang_oracle.py"),
+                "tests/engines/test_real_sglang.py",
+            ],
             test_environment={"KVTAPE_SGLANG": str(HOME.python), "SGLANG_USE_CPU_ENGINE": "1"},
         )
 
