@@ -33,13 +33,13 @@ LEFT_OUT = (
     (r"kubectl|\bsudo\b", "wants a cluster, or changes the machine"),
     (r"^kill -HUP|^tap .* --admin 127\.0\.0\.2", "reads a gateway's list again: tests/tap/supervisor"),
     (r"--dialect (llamacpp|sglang)", "wants the engine's own API"),
-    (r"kvtape (init|completion|doctor --config)", "looks for an engine of this machine, or writes to the home: tests/kvtape"),
+    (r"kvtape (init|completion|doctor --config)", "looks for an engine here, or writes to the home: tests/kvtape"),
     (r"127\.0\.0\.1:9001|:9001/", "wants a tap's admin port: tests/tap/admin"),
     (r"selftest", "measures the machine"),
     (r"sim fit \w+/ |report drift", "wants hours of a tap's folder: tests/sim/fit"),
     (r"build-dataset", "wants a data set's own file: tests/loadgen/datasets"),
     (r"loadgen .*--resume", "wants a run that was cut: tests/loadgen"),
-    (r"--upstreams|--upstream \S+ --upstream|http://router:|--workers 2", "wants several engines: tests/tap/supervisor"),
+    (r"--upstreams|--upstream \S+ --upstream|http://router:|--workers 2", "wants several engines: tests/tap"),
 )
 """Command lines that no test runs, and why; their flags are parsed."""
 
