@@ -78,7 +78,10 @@ def _export(config: Config, meta: Meta, records: Iterable[Record]) -> None:
 def cut_trace(config: Config, reader: TraceReader) -> int:
     """Read the trace once for its sessions, and once more to copy the part's."""
     sessions = Sessions()
-    _part(config, reader.meta, 0.0)  # refuses before the trace is read
+    if config.to_s is None or isinstance(config.to_s, Moment) == isinstance(config.from_s, Moment):
+        _part(
+            config, reader.meta, 0.0
+        )  # refuses before the trace is read; a date and a duration need its first arrival
     with open_trace(config.trace) as first:
         for record in counted(first, "records read"):
             sessions.add(record)

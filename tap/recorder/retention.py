@@ -28,6 +28,8 @@ class Retention:
 
     def expired(self, segments: Sequence[Segment], folder: Path) -> list[Segment]:
         """Return the segments of a manifest that are to be deleted, oldest first."""
+        if self.keep_s is None and self.keep_bytes is None:
+            return []
         there = [segment for segment in segments if not segment.deleted and (folder / segment.name).is_file()]
         free = [segment for segment in there[:-1] if self._may_go(segment, folder)]
         aged = [segment for segment in free if self._is_old(segment, there[-1], folder)][:AGED_AT_ONCE]

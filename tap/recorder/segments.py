@@ -164,8 +164,12 @@ class SegmentedTrace:
 
     def delete_expired(self) -> list[str]:
         """Delete closed segments by the rule of retention; return their names."""
-        gone = []
-        for segment in self._retention.expired(self.manifest.segments, self.path.parent):
+        gone: list[str] = []
+        try:
+            expired = self._retention.expired(self.manifest.segments, self.path.parent)
+        except OSError:  # others deleted one meanwhile: the next rotation looks again
+            return gone
+        for segment in expired:
             with contextlib.suppress(OSError):
                 self.path.with_name(segment.name).unlink()
                 gone.append(segment.name)

@@ -73,10 +73,16 @@ def handed_listeners(count: int) -> list[socket.socket]:
     sockets = os.environ.pop("LISTEN_FDS", "0")
     if sockets != "1":
         raise InputError(f"LISTEN_FDS: {sockets} sockets; expected one, in place of --listen")
-    first = socket.socket(fileno=HANDED_FD)
+    try:
+        first = socket.socket(fileno=HANDED_FD)
+    except OSError as error:
+        raise InputError(f"LISTEN_FDS: {error.strerror or error}; expected a ListenStream=") from None
     if not first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         first.close()
         raise InputError("LISTEN_FDS: a socket that does not listen; expected a ListenStream=")
+    if first.family not in (socket.AF_INET, socket.AF_INET6):
+        first.close()
+        raise InputError("LISTEN_FDS: a socket without a port; expected ListenStream= with one")
     return [first, *(first.dup() for _ in range(count - 1))]
 
 

@@ -87,7 +87,8 @@ def files_under(path: str | os.PathLike[str]) -> Iterator[tuple[str, int]]:
     if is_url(text := given_path(path)):
         scheme = text.partition("://")[0]
         found = _asked(text, lambda files, inner: files.find(inner, detail=True))
-        yield from ((f"{scheme}://{name.lstrip('/')}", int(info["size"])) for name, info in found.items())
+        for name, info in found.items():  # HTTP's names are URLs, and its sizes may be null
+            yield name if is_url(name) else f"{scheme}://{name.lstrip('/')}", int(info["size"] or 0)
         return
     if os.path.isfile(text):
         yield text, os.path.getsize(text)

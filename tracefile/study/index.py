@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from tracefile.files.columns import read_footer, span_of
 from tracefile.files.reading import open_trace
 from tracefile.parquet.layout import is_parquet
 from tracefile.records.errors import InputError
+from tracefile.records.extras import load_extra
 from tracefile.records.schema import Meta
 from tracefile.storage.remote import files_under, is_url
 from tracefile.storage.segments import (
@@ -23,6 +25,7 @@ from tracefile.storage.segments import (
     Manifest,
     decode_manifest,
     manifest_at,
+    segment_number,
     trace_of,
 )
 
@@ -73,7 +76,10 @@ def traces_below(path: str) -> list[str]:
     sizes = dict(files_under(path))
     whole = dict(_named(sizes))
     manifests = (f"{trace}{MANIFEST_SUFFIX}" for trace in whole)
-    found = [at if at in sizes else file for at, file in zip(manifests, whole.values(), strict=True)]
+    found = [
+        at if at in sizes or segment_number(Path(file)) else file  # a manifest that is lost still names the segments
+        for at, file in zip(manifests, whole.values(), strict=True)
+    ]
     if not found:
         raise InputError(f"{path}: no trace is there; expected a folder of traces")
     return found
@@ -94,6 +100,8 @@ def _index_trace(trace: str, files: Sequence[str], sizes: dict[str, int]) -> Ite
     listed = {segment.name: segment for segment in manifest.segments}
     indexed = []
     for place, file in enumerate(files):
+        if is_parquet(file) and not is_url(file):
+            load_extra("pyarrow", where=f"{file}: Parquet ")
         one = IndexedFile(file, trace, sizes[file], open=file.endswith(PART_SUFFIX))
         segment = listed.get(os.path.basename(file))
         if segment is not None:

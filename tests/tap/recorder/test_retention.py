@@ -4,6 +4,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+import pytest
+
 from tap.recorder.retention import Retention
 from tap.recorder.segments import SegmentedTrace
 from tracefile import HashInfo, Meta, Record, RequestId, load_trace, open_trace
@@ -59,6 +61,24 @@ def test_segments_go_whole_once_they_are_older_than_keep(tmp_path: Path) -> None
     resumed = SegmentedTrace(tap.trace.path, META, rotate_bytes=1, resume=True)
     assert (resumed.recorded, resumed.deleted) == (70, 39)
     resumed.close()
+
+
+def test_a_folder_that_cannot_be_read_waits_and_without_keep_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    keeping, all_kept = Weeks(tmp_path / "a", keep_bytes=1), Weeks(tmp_path / "b")
+    for tap in (keeping, all_kept):
+        tap.record_a_day()
+
+    def away(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_file", away)
+        assert keeping.trace.delete_expired() == []
+        assert all_kept.retention.expired(all_kept.trace.manifest.segments, tmp_path / "b") == []
 
 
 def test_a_clock_that_jumps_ahead_within_a_run_deletes_nothing(tmp_path: Path) -> None:

@@ -526,10 +526,24 @@ def test_an_upgrade_on_the_same_port_refuses_nothing_and_a_reader_of_the_trace_r
     assert len(load_trace(lab.trace)[1]) == len(answered)
 
 
-def test_a_handed_socket_is_one_for_each_worker_and_no_other_process_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unit, socket.socket() as deaf:
-        monkeypatch.setattr("tap.supervisor.service.HANDED_FD", os.dup(deaf.fileno()))
-        for count, said in (("2", "2 sockets; expected one"), ("1", "does not listen")):
+def test_a_handed_socket_is_one_for_each_worker_and_no_other_process_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as unit,
+        socket.socket() as deaf,
+        socket.socket(socket.AF_UNIX) as local,
+        open(os.devnull) as file,
+    ):
+        local.bind(str(tmp_path / "s"))
+        local.listen()
+        for given, count, said in (
+            (deaf, "2", "2 sockets; expected one"),
+            (deaf, "1", "does not listen"),
+            (local, "1", "a socket without a port"),
+            (file, "1", "non-socket; expected a ListenStream="),
+        ):
+            monkeypatch.setattr("tap.supervisor.service.HANDED_FD", os.dup(given.fileno()))
             monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
             monkeypatch.setenv("LISTEN_FDS", count)
             with pytest.raises(InputError, match=said):

@@ -1,8 +1,10 @@
 """``tracefile ls``: a store's index from names, manifests, headers and footers, and a day out of it."""
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -12,7 +14,8 @@ from tracefile import Engine, HashInfo, InputError, Meta, Record, RequestId, loa
 from tracefile.__main__ import main
 from tracefile.commandline.durations import moment
 from tracefile.files.writing import new_writer
-from tracefile.study.index import IndexedFile, by_trace, index_store
+from tracefile.storage.remote import files_under
+from tracefile.study.index import IndexedFile, by_trace, index_store, traces_below
 
 DAY_S = 86_400.0
 BEGIN_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
@@ -74,8 +77,12 @@ def test_a_day_out_of_a_store_is_joined_and_cut(store: Path, capsys: pytest.Capt
     cut = ["cut", str(store / "days.jsonl"), "--from", "2026-11-20", "-o", str(store / "cut.jsonl")]
     assert main(cut) == 0
     assert [found.request_id for found in load_trace(store / "cut.jsonl")[1]] == ["day-2"]
+    assert main([*cut, "--to", "25h", "--overwrite"]) == 0, "a duration counts from the first arrival, not the header's"
+    assert [found.request_id for found in load_trace(store / "cut.jsonl")[1]] == ["day-2"]
     with pytest.raises(InputError, match="expected a time after --from"):
         main([*cut, "--to", "2026-11-19", "--overwrite"])
+    with pytest.raises(InputError, match="expected a time after --from"):
+        main([*cut, "--to", "1h", "--overwrite"])
 
 
 def test_the_table_and_the_object_name_files_from_the_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +103,26 @@ def test_a_store_at_a_url_is_that_of_its_files(store: Path) -> None:
         assert (there.from_unix_s, there.key_ids, there.engines) == (here.from_unix_s, here.key_ids, here.engines)
     finally:
         files.store.clear()
+
+
+def test_segments_without_their_manifest_are_one_trace(store: Path) -> None:
+    assert traces_below(str(store / "host-1")) == [f"{store}/host-1/tap.segments.json"]
+    (store / "host-1" / "tap.segments.json").unlink()
+    (found,) = traces_below(str(store / "host-1"))
+    assert [found.request_id for found in load_trace(found)[1]] == ["day-0", "day-1", "day-2", "day-3"]
+
+
+def test_columns_without_their_package_are_told_of_not_left_out(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"day\.parquet: Parquet needs pyarrow: pip install"):
+        index_store(str(store))
+
+
+def test_a_store_whose_names_are_urls_of_unknown_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"https://host/a.jsonl": {"size": None}, "bucket/b.jsonl": {"size": 3}}
+    files = SimpleNamespace(find=lambda path, detail: names)
+    monkeypatch.setattr("tracefile.storage.remote.file_system", lambda url, expected: (files, "host"))
+    assert list(files_under("https://host")) == [("https://host/a.jsonl", 0), ("https://bucket/b.jsonl", 3)]
 
 
 def test_spans_hold_their_first_moment_and_not_their_last() -> None:
