@@ -40,7 +40,17 @@ KEPT_SHARE = 0.95
 NO_ROOM = -1
 CURVE_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Sizes of a curve, as shares of the blocks that an unlimited cache fills."""
-OTHER_FLAGS = ("block_size", "block_sizes", "by", "sample", "object_lru", "cache_tokens", "model_config", "evict")
+OTHER_FLAGS = (
+    "block_size",
+    "block_sizes",
+    "by",
+    "sample",
+    "object_lru",
+    "cache_tokens",
+    "model_config",
+    "evict",
+    "each_trace",
+)
 """Flags of one group of full attention."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 CAUSES = {
@@ -133,13 +143,13 @@ def read_prompts(path: Path, layout: KvLayout) -> Prompts:
         requests[name] = laid_out.requests[name]
     requests["prompt_tokens"] = requests["num_tokens"] = laid_out.prompt_tokens
     requests["last_token"], requests["serial"] = laid_out.computed_tokens + 1, np.arange(len(known))
-    turn = batch.numbers("turn", len(COHORTS))
+    turn = batch.numbers("turn")
     return Prompts(
         requests,
         laid_out.keys,
         laid_out.prompt_tokens,
         np.minimum(run * fine.block_size, laid_out.prompt_tokens),
-        np.where(turn == len(COHORTS), 2, np.minimum(turn, 2) - 1),
+        np.where(turn == 0, 2, np.minimum(turn, 2) - 1),
         fine.block_size,
     )
 
@@ -201,7 +211,8 @@ def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, mo
             counts.cohorts[cohort] = Counter({name: int(tokens[within].sum()) for name, tokens in every.items()})
     for name, (names, form) in blamed.items():
         of_form = [int(causes[name][fits & (form == number)].sum()) for number in range(len(names))]
-        counts.by_group[name] = Counter({group: lost for group, lost in zip(names, of_form, strict=True) if lost})
+        if any(of_form):
+            counts.by_group[name] = Counter({group: lost for group, lost in zip(names, of_form, strict=True) if lost})
     return counts
 
 

@@ -52,7 +52,7 @@ EPILOG = "examples:\n  sim reuse monday.jsonl.zst --window 5m\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
-    parser.add_argument("--window", type=duration, default="60s", help="duration of a window")
+    parser.add_argument("--window", type=duration, default="60s", help="duration of a window; none with --each-trace")
     add_store_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -20,7 +20,8 @@ from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import parse_evict
-from sim.vllm.hybridscheduler import HybridScheduler
+from sim.vllm.hybridscheduler import cache_of
+from sim.vllm.pool import BlockPool
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
@@ -190,7 +191,8 @@ def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
     runs = arrivals.runs & (tokens < config.longest_request)
     if config.kv_groups is None:
         return np.asarray(runs & (tokens <= config.usable_blocks * config.block_size))
-    cache, (lengths, length_of) = HybridScheduler(config).cache, np.unique(tokens, return_inverse=True)
+    cache = cache_of(config, BlockPool(2, config.block_size, enable_prefix_caching=config.enable_prefix_caching))
+    lengths, length_of = np.unique(tokens, return_inverse=True)
     fits = np.array([cache.most_blocks(length) <= config.usable_blocks for length in lengths.tolist()], bool)
     return np.asarray(runs & fits[length_of])
 

@@ -17,11 +17,10 @@ from sim.kernels.pool import link_after, unlink
 from sim.vllm import rules
 from sim.vllm.config import EngineConfig
 from sim.vllm.groupcache import ChunkGroup, Group, RingGroup, WindowGroup
-from sim.vllm.hybridcache import HybridCache
+from sim.vllm.hybridscheduler import cache_of
 from sim.vllm.pool import BlockPool
 from sim.vllm.statecache import StateGroup
 from tracefile.records.arrays import UInt64Array
-from tracefile.records.schema import MOST_TOKENS
 
 NO_PLACE = -1
 _KINDS: tuple[type[Group], ...] = (Group, WindowGroup, ChunkGroup, StateGroup, RingGroup)
@@ -83,17 +82,14 @@ class GroupPool(NamedTuple):
 
 def group_pool(config: EngineConfig, settings: Records, keys: UInt64Array, *, rows: int, longest: int) -> GroupPool:
     """Return an empty pool for so many running requests of at most ``longest`` tokens."""
-    kv, counts, usable = config.layout, np.zeros(1, layout.POOL), config.usable_blocks
-    assert kv is not None
-    steps = 2 if config.async_scheduling else 1
-    caching, max_model_len = config.enable_prefix_caching, config.max_model_len or MOST_TOKENS
-    block_pool = BlockPool(2, config.block_size, enable_prefix_caching=caching)
-    cache = HybridCache(kv, block_pool, steps * config.max_num_batched_tokens, max_model_len)
+    caching, counts, usable = config.enable_prefix_caching, np.zeros(1, layout.POOL), config.usable_blocks
+    cache = cache_of(config, BlockPool(2, config.block_size, enable_prefix_caching=caching))
+    kv = cache.layout
     states = [spec for spec in kv.groups if spec.keeps_state]
     told = np.zeros(1, RULES)
     told["alignment"], told["block_size"], told["partial_hits"] = kv.alignment, kv.block_size, kv.partial_hits
     told["retain"], told["drops"] = NO_PLACE if kv.retain is None else kv.retain, bool(kv.dropping)
-    told["max_model_len"], told["clips"] = max_model_len, bool(states) and caching
+    told["max_model_len"], told["clips"] = cache.max_model_len, bool(states) and caching
     told["state_block"] = states[0].block_size if states else 1
     told["stores_inside"] = all(spec.kind == "mamba2" for spec in states)
     groups, forms = np.zeros(len(cache.groups), GROUP), np.zeros(len(cache.alike), FORM)

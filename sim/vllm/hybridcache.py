@@ -78,16 +78,6 @@ class HybridCache:
             return Hits([[row[0] if row else NULL for row in rows]], tokens)
         return self._agree(request, nothing.blocks)
 
-    def group_hits(self, request: Request) -> list[tuple[str, int]]:
-        """Return the hit that each form of group would have alone, by its name."""
-        return [
-            (
-                one.first.spec.name,
-                self._find(one, request, self._most(one, request, request.num_tokens - 1), one.drops_last)[1],
-            )
-            for one in self.alike
-        ]
-
     def _find(self, one: Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
         cached = partial(self._cached, [group.place for group in one.groups], request.hashes)
         return one.first.find(cached, most, request.num_tokens // self.layout.match_unit, drops_last=drops_last)

@@ -2,10 +2,18 @@
 
 from sim.vllm.config import EngineConfig
 from sim.vllm.hybridcache import Hits, HybridCache
+from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
 from sim.vllm.statecache import state_end, stores_inside
 from tracefile.records.schema import MOST_TOKENS
+
+
+def cache_of(config: EngineConfig, pool: BlockPool) -> HybridCache:
+    """Return the cache of an engine's KV groups over ``pool``."""
+    assert config.layout is not None
+    steps = 2 if config.async_scheduling else 1
+    return HybridCache(config.layout, pool, steps * config.max_num_batched_tokens, config.max_model_len or MOST_TOKENS)
 
 
 class HybridScheduler(Scheduler):
@@ -13,14 +21,9 @@ class HybridScheduler(Scheduler):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        layout = config.layout
-        assert layout is not None
-        steps = 2 if config.async_scheduling else 1
-        self.layout = layout
-        self.cache = HybridCache(
-            layout, self.pool, steps * config.max_num_batched_tokens, config.max_model_len or MOST_TOKENS
-        )
-        states = [spec for spec in layout.groups if spec.keeps_state]
+        self.cache = cache_of(config, self.pool)
+        self.layout = self.cache.layout
+        states = [spec for spec in self.layout.groups if spec.keeps_state]
         self._clips = bool(states) and config.enable_prefix_caching
         self._state_block = states[0].block_size if states else 0
         self._stores_inside = all(spec.kind == "mamba2" for spec in states)

@@ -90,6 +90,8 @@ def test_counts_of_parts_have_the_quantiles_of_the_whole(parts: list[list[int]])
 def test_what_needs_a_whole_trace_is_refused(store: Path, flags: list[str]) -> None:
     with pytest.raises(InputError, match=rf"{flags[0]}: given with --each-trace"):
         main(["curve", str(store), "--each-trace", *flags])
+    with pytest.raises(InputError, match="--each-trace: given with --kv-groups"):
+        main(["curve", str(store), "--each-trace", "--kv-groups", "full:16"])
 
 
 def test_engines_of_two_block_sizes_are_no_sum(store: Path, tmp_path: Path) -> None:

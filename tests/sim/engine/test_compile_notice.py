@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sim.kernels import compiling
+from sim.kernels.groupsteps import run as run_groups
 from sim.kernels.loop import run
 
 
@@ -19,6 +21,19 @@ def test_the_first_run_says_that_it_compiles(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / f"loop.{run.__name__}-15.py311.nbi").touch()
     compiling.say_if_not_compiled(Kernel())
     assert not capsys.readouterr().err
+
+
+def test_the_loop_of_several_groups_has_machine_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both loops have one source: numba names the file by module and function."""
+    (tmp_path / f"loop.{run.__name__}-15.py311.nbi").touch()
+    groups: Any = run_groups
+    assert groups.compiled.py_func.__qualname__ == groups.__name__ != run.__name__
+    compiled = SimpleNamespace(stats=SimpleNamespace(cache_path=str(tmp_path)))
+    monkeypatch.setitem(vars(groups), "compiled", compiled)
+    compiling.say_if_not_compiled(groups)
+    assert "compiling the simulator" in capsys.readouterr().err
 
 
 def test_machine_code_of_an_earlier_version_is_forgotten(tmp_path: Path) -> None:

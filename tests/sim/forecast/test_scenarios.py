@@ -191,6 +191,9 @@ def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
     (other,) = parsed("--kv-groups", "full:32", "--host-blocks", "9", "--kv-bytes-per-token", "8")
     with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
         plan(captured(records, paced=False), other)
+    (fleet,) = parsed("--kv-groups", "full:32", "--replicas", "2")
+    with pytest.raises(InputError, match="--kv-groups: full:32; expected one group in a fleet of engines"):
+        plan(captured(records, paced=False), fleet)
 
 
 def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:

@@ -2,9 +2,19 @@
 
 from sim.cache.hybrid import CHUNK_TOKENS
 from sim.vllm.config import EngineConfig
+from sim.vllm.hybridcache import HybridCache
 from sim.vllm.hybridscheduler import HybridScheduler
 from sim.vllm.kvgroups import KvLayout
 from sim.vllm.request import Request
+
+
+def group_hits(cache: HybridCache, request: Request) -> list[tuple[str, int]]:
+    """Return the hit that each form of group would have alone, by its name."""
+    most, hits = request.num_tokens - 1, []
+    for one in cache.alike:
+        _, tokens = cache._find(one, request, cache._most(one, request, most), one.drops_last)
+        hits.append((one.first.spec.name, tokens))
+    return hits
 
 
 class HybridPool:
@@ -31,7 +41,7 @@ class HybridPool:
             return None
         cache.begin_step()
         hits = cache.look_up(request)
-        blamed = "" if hits.tokens >= reach else min(cache.group_hits(request), key=lambda one: one[1])[0]
+        blamed = "" if hits.tokens >= reach else min(group_hits(cache, request), key=lambda one: one[1])[0]
         at, held = hits.tokens, False
         while at < request.last_token - 1:
             end = self._step_end(request, at)
