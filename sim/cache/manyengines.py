@@ -18,7 +18,7 @@ from measure.cacheuse import Distribution
 from measure.quantiles import quantile_place
 from sim.workload.accesses import read_accesses
 from tracefile.commandline.progress import counted
-from tracefile.commandline.workers import results
+from tracefile.commandline.workers import add_worker_arguments, results
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 from tracefile.study.index import traces_below
@@ -44,10 +44,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
         help="take TRACE as a folder or URL of traces, at any depth: one engine with a cache of its own each; add up "
         "their counts",
     )
-    group.add_argument("--procs", type=int, help="processes here (default: one per core)")
-    group.add_argument(
-        "--ray", metavar="ADDRESS", help="run on this Ray cluster, such as head:6379; auto: this machine's cluster"
-    )
+    add_worker_arguments(group)
 
 
 def added_up(arguments: argparse.Namespace, work: Callable[[str], Part]) -> Part:
@@ -70,8 +67,11 @@ def added_up(arguments: argparse.Namespace, work: Callable[[str], Part]) -> Part
 class CurvePart:
     """Curve of one engine, or of several with a cache of each size each."""
 
-    block_size: int
     curve: HitCurve
+
+    @property
+    def block_size(self) -> int:
+        return self.curve.block_size
 
     def plus(self, other: Self) -> Self:
         """Return both curves, each continued by its last value, added up."""
@@ -88,7 +88,7 @@ class CurvePart:
             one.requests + two.requests,
             one.whole_chains + two.whole_chains,
         )
-        return type(self)(self.block_size, made)
+        return type(self)(made)
 
 
 def _longer(counts: IntArray, count: int) -> IntArray:
@@ -102,8 +102,7 @@ def curve_of(block_size: int | None) -> Callable[[str], CurvePart]:
 
 
 def _curve_part(block_size: int | None, trace: str) -> CurvePart:
-    curve = hit_curve(read_accesses(Path(trace), block_size))
-    return CurvePart(curve.block_size, curve)
+    return CurvePart(hit_curve(read_accesses(Path(trace), block_size)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
-from tracefile.commandline.workers import results
+from tracefile.commandline.workers import add_worker_arguments, results
 from tracefile.storage.output import PARQUET, check_output, replace_output
 
 LATE_SHARE: Final = 0.05
@@ -96,10 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpus_argument(choice)
     add_forecast_flags(parser)
     parser.add_argument("--refine", type=int, default=16, help="points at most that get all members")
-    parser.add_argument("--procs", type=int, help="processes here (default: one per core)")
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="run on this Ray cluster, such as head:6379; auto: this machine's cluster"
-    )
+    add_worker_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Work on every core of this machine, or of a Ray cluster: results come as tasks end, and are the same on both."""
 
+import argparse
 import contextlib
 import logging
 import os
@@ -27,6 +28,14 @@ Result = TypeVar("Result")
 _Submit = Callable[[Any], Any]
 _FirstDone = Callable[[Sequence[Any]], tuple[Any, Any]]
 """Returns a handle of a task that has ended, and its result."""
+
+
+def add_worker_arguments(parser: argparse._ActionsContainer) -> None:
+    """Declare the processes or the cluster of ``results``."""
+    parser.add_argument("--procs", type=int, help="processes here (default: one per core)")
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="run on this Ray cluster, such as head:6379; auto: this machine's cluster"
+    )
 
 
 def usable_cores() -> int:
