@@ -94,8 +94,13 @@ class Deployment:
     def engine(self, engine: EngineConfig, settings: Any) -> dict[str, Any]:
         """Return settings of an engine of this many GPUs, besides those asked for: the pool grows with them.
 
-        Raises InputError for an engine whose pool cannot write its evictions to the host.
+        Raises InputError for an engine with KV groups beside tiers or workers, or whose pool cannot write its
+        evictions to the host.
         """
+        if engine.kv_groups is not None and (self.host_blocks or self.workers):
+            raise InputError(
+                "--kv-groups: not simulated with tiers or prefill and decode workers; expected one of the two"
+            )
         if self.host_blocks and self.tier_write == "evict" and parse_evict(engine.evict).policy != VLLM:
             raise InputError(f"--evict: {engine.evict}; expected vllm beside --tier-write evict")
         if self.tensor_parallel == 1 or "num_gpu_blocks" in settings:

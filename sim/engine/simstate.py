@@ -25,7 +25,6 @@ from sim.vllm.pool import BlockPool
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
-from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""
@@ -66,8 +65,6 @@ def lay_out(
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
-    if config.kv_groups is not None and (tier.state["is_on"][0] or role != "both"):
-        raise InputError("--kv-groups: not simulated with tiers or prefill and decode workers; expected one of the two")
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)

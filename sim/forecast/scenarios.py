@@ -223,8 +223,6 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     arrivals = at_rate(arrivals, scenario.rate)
     horizon_ms = float(arrivals.arrival_ms.max()) + tail_ms
     deployment.require_room(arrivals, engine.block_size)
-    if engine.kv_groups is not None and (deployment.host_blocks or deployment.workers):
-        raise InputError("--kv-groups: not simulated with tiers or prefill and decode workers; expected one of the two")
     if engine.kv_groups is not None and fleet is not None:
         raise InputError(f"--kv-groups: {engine.kv_groups}; expected one group in a fleet of engines")
     other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)

@@ -75,9 +75,11 @@ def test_a_run_in_parts_is_the_run_at_once() -> None:
 
 
 def test_what_groups_do_not_go_with_is_one_line() -> None:
-    arrivals, config, model = case(8, 2)
+    _, config, _ = case(8, 2)
     with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
-        build_state(arrivals, config, model, deployment=Deployment(host_blocks=9, kv_bytes_per_token=8))
+        Deployment(host_blocks=9, kv_bytes_per_token=8).engine(config, {})
+    with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
+        Deployment(prefill_workers=1, decode_workers=1, kv_bytes_per_token=8).engine(config, {})
     with pytest.raises(InputError, match="evict: lfu; expected vllm with several KV groups"):
         replace(config, evict="lfu")
 
