@@ -13,7 +13,7 @@ from tap.supervisor.account import Ledger
 from tap.supervisor.processes import RecorderProcess
 from tap.supervisor.service import Service
 from tests.tap.recorder.test_recorder import KEY, setup
-from tracefile import Engine, HashKey
+from tracefile import Engine, HashInfo, HashKey
 from tracefile.files.writing import new_writer
 
 OTHER = HashKey(hashlib.sha256(b"week five").digest())
@@ -83,7 +83,7 @@ def test_a_name_that_has_a_mark_gets_the_next_keys_in_its_place(
 ) -> None:
     trace, marked = first_trace(tmp_path)
     given = setup(Path(marked))  # resumed under a second key
-    meta = msgspec.structs.replace(given.meta, hash=msgspec.structs.replace(given.meta.hash, key_id=OTHER.key_id))
+    meta = msgspec.structs.replace(given.meta, hash=HashInfo(algorithm="xxh3_64", key_id=OTHER.key_id))
     with new_writer(marked, meta, inputs=[]):
         pass
     sent = Sent(msgspec.structs.replace(given, meta=meta), monkeypatch)
