@@ -14,17 +14,22 @@ from measure.metrics.flags import (
     checked_kv_bytes,
 )
 from report.output import add_picture_arguments, pictures_of
+from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.printing import print_result, printable
 from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.study.parts import add_store_arguments, added_up
 
 if TYPE_CHECKING:
     from measure import enginesteps
-    from measure.metrics import slos, tables, trace
+    from measure.metrics import manytraces, slos, tables, trace
+    from measure.metrics.results import TraceMetrics
     from report.files import folder, measured
 else:  # numpy, which the flags need not
     enginesteps = LateModule("measure.enginesteps")
-    slos, tables, trace = (LateModule(f"measure.metrics.{name}") for name in ("slos", "tables", "trace"))
+    manytraces, slos, tables, trace = (
+        LateModule(f"measure.metrics.{name}") for name in ("manytraces", "slos", "tables", "trace")
+    )
     folder, measured = LateModule("report.files.folder"), LateModule("report.files.measured")
 
 EPILOG: Final = """\
@@ -32,6 +37,7 @@ Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is miss
 
 examples:
   report show run.jsonl.zst --gpus 8 --html run.html --files run-files
+  report show traces/ --each-trace --ray head:6379
   report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
 """
 
@@ -52,12 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_picture_arguments(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
+    add_store_arguments(parser)
 
 
 def run(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
+    if flags.each_trace:
+        refuse_beside("--each-trace", flags, ("files", "steps", "html", "images", "overwrite"))
+        part = added_up(flags, manytraces.part_of(gpus, limits))
+        name = f"{len(part.traces):,} traces (quantiles within 0.1 %; rates are sums)"
+        return _told(flags, manytraces.merged_metrics(part, limits, kv_bytes), name)
     if flags.files is not None:
         folder.check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
     pictures = pictures_of(flags, [flags.trace])
@@ -79,6 +91,11 @@ def run(flags: argparse.Namespace) -> int:
         for line in folder.write_files(flags.files, found):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
-    told = [f"{flags.trace.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
+    return _told(flags, metrics, flags.trace.name)
+
+
+def _told(flags: argparse.Namespace, metrics: "TraceMetrics", name: str) -> int:
+    """Print metrics; return 1 if an SLO is missed."""
+    told = [f"{name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
     print_result(metrics, [*told, *tables.metric_lines(metrics)], as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1

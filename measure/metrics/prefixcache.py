@@ -1,7 +1,7 @@
 """Worth of a prefix cache to a trace: hits at every size, and the prefixes that save the most."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,13 @@ KNEE_SHARE: Final = 0.95
 """Share of an unlimited cache's hits from which on a cache is large enough."""
 
 
+class OwnHits(NamedTuple):
+    """Hits on blocks that the same session had brought, of all hits of an unlimited cache."""
+
+    tokens: int
+    saved_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class CacheStudy:
     """Hits of a trace's chains."""
@@ -26,6 +33,8 @@ class CacheStudy:
     tree: PrefixTree | None
     """Null: the hashes are no chains."""
     size: CacheSize
+    own: OwnHits | None
+    """Null: no session is named."""
 
 
 def study_cache(run: Run, chains: Chains, kv_bytes_per_token: int | None) -> CacheStudy:
@@ -33,7 +42,13 @@ def study_cache(run: Run, chains: Chains, kv_bytes_per_token: int | None) -> Cac
 
     curve = hit_curve(lay_out_accesses(_known_chains(run, chains)))
     tree = prefix_tree(chains, _tree_requests(run, chains))
-    return CacheStudy(curve, tree, _size(run, curve, tree, kv_bytes_per_token))
+    engine, own = run.meta.engine, None
+    if tree is not None and any(session is not None for session in run.sessions):
+        own = OwnHits(tree.own_session_tokens, tree.saved_tokens)
+    told = engine.num_gpu_blocks if engine is not None else None
+    # One of vLLM's blocks is the null block.
+    usable = told - 1 if told is not None and told > 1 else None
+    return CacheStudy(curve, tree, cache_size(curve, usable, own, kv_bytes_per_token), own)
 
 
 def _known_chains(run: Run, chains: Chains) -> KnownChains:
@@ -68,13 +83,10 @@ def _tree_requests(run: Run, chains: Chains) -> TreeRequests:
     )
 
 
-def _size(run: Run, curve: HitCurve, tree: PrefixTree | None, kv_bytes_per_token: int | None) -> CacheSize:
-    engine, size, most = run.meta.engine, curve.block_size, curve.max_hit_blocks
-    told = engine.num_gpu_blocks if engine is not None else None
-    # One of vLLM's blocks is the null block.
-    usable = told - 1 if told is not None and told > 1 else None
+def cache_size(curve: HitCurve, usable: int | None, own: OwnHits | None, kv_bytes_per_token: int | None) -> CacheSize:
+    """Return the size of cache that is enough; ``usable``: blocks of the engine. Null: unknown."""
+    size, most = curve.block_size, curve.max_hit_blocks
     knee = curve.size_for_share(KNEE_SHARE) if most else None
-    own = tree.own_session_tokens / tree.saved_tokens if tree is not None and tree.saved_tokens else None
     return CacheSize(
         block_size=size,
         unlimited_rate=curve.rate_at(len(curve.sizes)),
@@ -86,5 +98,5 @@ def _size(run: Run, curve: HitCurve, tree: PrefixTree | None, kv_bytes_per_token
         engine_rate=None if usable is None else curve.rate_at(usable),
         engine_share=None if usable is None or not most else curve.hits_at(usable) / most,
         kv_bytes_per_token=kv_bytes_per_token,
-        own_session_share=own if any(session is not None for session in run.sessions) else None,
+        own_session_share=own.tokens / own.saved_tokens if own is not None and own.saved_tokens else None,
     )

@@ -25,6 +25,7 @@ _MOMENTS: Final[dict[str, Callable[[FloatArray], float]]] = {"mean": np.mean, "m
 _NO_ROWS: Final[IntArray] = np.empty(0, np.int64)
 RATES: Final = ("prompt_tps", "cached_tps", "uncached_tps", "completion_tps")
 SHARES: Final = ("success", "goodput")
+NUMBERS: Final = (*RATES, *SHARES, "requests_per_s")
 
 
 def _plain(name: str) -> str:
@@ -119,7 +120,12 @@ def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
     found = _value(run, threshold, workload)
     if found is None:
         raise InputError(f"--slo {threshold.text}: {run.file} {_lack(run, threshold)}")
-    value, n = found
+    return judged(slo, *found)
+
+
+def judged(slo: Slo, value: float, n: int) -> SloResult:
+    """Return an SLO with what was found in a sample of ``n``."""
+    threshold = slo.threshold
     return SloResult(
         slo=threshold.text,
         name=slo.name,
@@ -171,18 +177,10 @@ def _lack(run: Run, threshold: Threshold) -> str:
 
 
 def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, int] | None:
-    metric = threshold.metric
-    numbers: dict[str, float | None] = {
-        "success": success(run),
-        "requests_per_s": workload.requests_per_s,
-        "goodput": workload.goodput.share if workload.goodput else None,
-    }
-    if metric in RATES:
-        numbers[metric] = getattr(getattr(workload, metric), threshold.key or "overall")
-    if metric in numbers:
-        value = numbers[metric]
+    if threshold.metric in NUMBERS:
+        value = number_of(threshold, workload, success(run))
         return None if value is None else (value, len(run))
-    values = _sample(run, threshold)
+    values = sample_of(run, threshold)
     values = values[~np.isnan(values)]
     if not len(values):
         return None
@@ -191,7 +189,19 @@ def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, i
     return float(_MOMENTS[threshold.key or "mean"](values)), len(values)
 
 
-def _sample(run: Run, threshold: Threshold) -> FloatArray:
+def number_of(threshold: Threshold, workload: Workload, succeeded: float) -> float | None:
+    """Return a number that is one of the whole run's, of ``NUMBERS``; null: the trace does not say."""
+    metric = threshold.metric
+    if metric in RATES:
+        found: float | None = getattr(getattr(workload, metric), threshold.key or "overall")
+        return found
+    if metric == "goodput":
+        return workload.goodput.share if workload.goodput else None
+    return succeeded if metric == "success" else workload.requests_per_s
+
+
+def sample_of(run: Run, threshold: Threshold) -> FloatArray:
+    """Return the values that a threshold limits, NaN where they are not known."""
     metric = threshold.metric
     if metric in _OF_SESSION:
         sessions = measure_sessions(run)

@@ -1,12 +1,16 @@
 """Statistics of samples by the one quantile rule."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from measure.metrics.results import Statistics
 from measure.quantiles import quantile_place
 from tracefile.records.arrays import FloatArray
 
-_LEVELS = (0.50, 0.90, 0.95, 0.99)
+LEVELS = (0.50, 0.90, 0.95, 0.99)
+Measure = Callable[[FloatArray], Statistics | None]
+"""Statistics of a sample, NaN for values that are not known: ``statistics_of``, or a sketch, for many traces."""
 
 
 def statistics_of(values: FloatArray) -> Statistics | None:
@@ -14,7 +18,7 @@ def statistics_of(values: FloatArray) -> Statistics | None:
     values = values[~np.isnan(values)]
     if not len(values):
         return None
-    places = [quantile_place(level, len(values)) for level in _LEVELS]
+    places = [quantile_place(level, len(values)) for level in LEVELS]
     mean = float(values.mean())
     values.partition(sorted({0, *places, len(values) - 1}))  # a copy, by the mask above
     p50, p90, p95, p99 = (float(values[place]) for place in places)

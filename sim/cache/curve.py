@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from measure.cacheuse import CacheUse, GroupUse, PolicyHits
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from sim.cache.hybrid import run as run_hybrid
-from sim.cache.manyengines import add_store_arguments, added_up, curve_of
 from sim.cache.onebyone import read_requests
 from sim.cache.policies import SHARES as POLICY_SHARES
 from sim.cache.policies import compare_policies, describe_policies, parse_policies
@@ -24,13 +24,15 @@ from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_headi
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.vllm.config import add_kv_groups
 from sim.vllm.eviction import EVICT_HELP
-from sim.workload.accesses import GroupedAccesses, read_block_sizes
+from sim.workload.accesses import GroupedAccesses, read_accesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
+from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 from tracefile.sessions import NO_CHAINS
+from tracefile.study.parts import add_store_arguments, added_up
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
@@ -102,12 +104,14 @@ def _kv_bytes(arguments: argparse.Namespace) -> int | None:
 
 
 def _run_each(arguments: argparse.Namespace, cache_tokens: list[int], kv_bytes: int | None) -> int:
-    for flag in ("--by", "--evict", "--sample", "--block-sizes"):
-        if getattr(arguments, flag.removeprefix("--").replace("-", "_")) is not None:
-            raise InputError(f"{flag}: given with --each-trace; expected one of them")
-    curve = added_up(arguments, curve_of(parse_block_size(arguments.block_size))).curve
+    refuse_beside("--each-trace", arguments, ("by", "evict", "sample", "block_sizes"))
+    curve = added_up(arguments, partial(_curve_of, parse_block_size(arguments.block_size)))
     found = {**curve_as_json(curve, []), "kv_bytes_per_token": kv_bytes, "policies": []}
     return _print(arguments, [found], [describe(curve, cache_tokens, [], kv_bytes)])
+
+
+def _curve_of(block_size: int | None, trace: str) -> HitCurve:
+    return hit_curve(read_accesses(Path(trace), block_size))
 
 
 def _run_sampled(

@@ -28,7 +28,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES, blocks_for
 from sim.workload.chain import Chains, finest_records
-from tracefile.commandline.configfile import flag_of
+from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.batches import RecordBatch
@@ -257,9 +257,7 @@ def attribute(
 
 def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) -> int:
     """``sim pool``, ``misses`` and ``curve`` with ``--kv-groups``."""
-    for name in OTHER_FLAGS:
-        if getattr(arguments, name, None):
-            raise InputError(f"{flag_of(name)}: given with --kv-groups; expected one of them")
+    refuse_beside("--kv-groups", arguments, OTHER_FLAGS)
     if getattr(arguments, "free_rule", "vllm") != "vllm":
         raise InputError("--free-rule: given with --kv-groups; expected one of them")
     layout = read_groups(arguments.kv_groups)

@@ -7,20 +7,25 @@ like the curve's, but not asked for. A block without a known hash never comes ag
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from measure.cache.accesses import Accesses
+from measure.cache.hitcurve import require_block_size
 from measure.cache.stackdepth import access_depths
 from measure.cacheuse import Distribution, Window
+from measure.metrics.sketches import ValueCounts
 from measure.quantiles import quantile_place
 from measure.table import table_lines
-from sim.cache.manyengines import ReusePart, add_store_arguments, added_up, reuse_of
 from sim.cache.pool import add_trace_flags, parse_block_size
 from sim.workload.accesses import read_accesses
 from tracefile.commandline.durations import duration
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.errors import InputError
+from tracefile.study.parts import add_store_arguments, added_up
 
 LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
@@ -62,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
     block_size, window_ms = parse_block_size(arguments.block_size), 1e3 * arguments.window
     if arguments.each_trace:
-        found = merged_reuse(added_up(arguments, reuse_of(block_size)), window_ms)
+        found = merged_reuse(added_up(arguments, partial(_reuse_part, block_size)), window_ms)
     else:
         found = measure_reuse(read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
     found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
@@ -86,6 +91,47 @@ def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
         distance_blocks=distribution("blocks", depths[again]),
         window_ms=window_ms,
         windows=working_set(accesses, depths == 0, window_ms),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReusePart:
+    """Reuse of one engine's blocks, or of several engines', to whole milliseconds."""
+
+    block_size: int
+    requests: int
+    accesses: int
+    first_accesses: int
+    time_ms: ValueCounts
+    distance_requests: ValueCounts
+    distance_blocks: ValueCounts
+
+    def plus(self, other: Self) -> Self:
+        require_block_size(other.block_size, self.block_size)
+        return type(self)(
+            self.block_size,
+            self.requests + other.requests,
+            self.accesses + other.accesses,
+            self.first_accesses + other.first_accesses,
+            self.time_ms.plus(other.time_ms),
+            self.distance_requests.plus(other.distance_requests),
+            self.distance_blocks.plus(other.distance_blocks),
+        )
+
+
+def _reuse_part(block_size: int | None, trace: str) -> ReusePart:
+    accesses = read_accesses(Path(trace), block_size, needs_times=True)
+    depths, before = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
+    again = (depths > 0) & accesses.asked
+    now, then = accesses.request_of[again], before[again]
+    return ReusePart(
+        accesses.block_size,
+        len(accesses.limits),
+        int(accesses.asked.sum()),
+        int((accesses.asked & ~again).sum()),
+        ValueCounts.of(np.rint(accesses.arrival_ms[now] - accesses.arrival_ms[then]).astype(np.int64)),
+        ValueCounts.of(now - then),
+        ValueCounts.of(depths[again]),
     )
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,13 @@ CONFIG: Final = "--config"
 def flag_of(name: str) -> str:
     """Return the flag whose value argparse keeps as ``name``."""
     return f"--{name.replace('_', '-')}"
+
+
+def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str]) -> None:
+    """Raise InputError if one of the ``names``, as argparse keeps them, is given with a flag that excludes it."""
+    for name in names:
+        if getattr(arguments, name, None) not in (None, False):
+            raise InputError(f"{flag_of(name)}: given with {flag}; expected one of them")
 
 
 def config_words(path: Path, command: str, flags: Mapping[str, argparse.Action]) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from measure.metrics.sketches import ValueCounts
 from sim.__main__ import main
-from sim.cache.manyengines import ValueCounts
 from sim.cache.reuse import LEVELS, distribution
 from tracefile import BlockHash, InputError, Meta, Record, RequestId
 from tracefile.files.writing import new_writer
@@ -104,10 +104,10 @@ def test_engines_of_two_block_sizes_are_no_sum(store: Path, tmp_path: Path) -> N
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("action", ["curve", "reuse"])
+@pytest.mark.parametrize("action", ["sim curve", "sim reuse", "report show"])
 def test_one_core_two_cores_and_a_cluster_print_the_same_bytes(cluster: str, store: Path, action: str) -> None:
     outputs = []
     for flags in (["--procs", "1"], ["--procs", "2"], ["--ray", cluster]):
-        command = [sys.executable, "-m", "sim", action, str(store), "--each-trace", "--json", *flags]
+        command = [sys.executable, "-m", *action.split(), str(store), "--each-trace", "--json", *flags]
         outputs.append(subprocess.run(command, capture_output=True, timeout=300, check=True).stdout)
     assert outputs[0] == outputs[1] == outputs[2] != b""
