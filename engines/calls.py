@@ -107,7 +107,10 @@ class Calls:
         except ConnectError as error:
             kind = LateError if error.kind == "connect_timeout" else CallError
             raise kind(error.reason) from None
-        unheard = not isinstance(response, Response) or response.status == BAD_REQUEST
+        # nginx, Apache and Go name HTTPS in the 400 that they give plain HTTP; other engines' 400 is no reason to wait.
+        unheard = not isinstance(response, Response) or (
+            response.status == BAD_REQUEST and b"HTTPS" in response.content
+        )
         if unheard and self._is_plain() and await speaks_tls(self._origin, PROBE_S):
             raise CallError(OTHER_SCHEME)
         if not isinstance(response, Response):

@@ -132,11 +132,11 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
         raise InputError(f"--reset-cache: not known how with --dialect {dialect.name}; expected {able}")
     if dialect.has_reset(control) is False:
         reset(control)  # raises with its reason, before the probe's blocks are in the cache for good
-    _cached_tokens(control, dialect, probe)
+    probed_cached_tokens(control, dialect, probe, "--reset-cache")
     if dialect.displace is not None:
         dialect.displace(control)
     reset(control)
-    cached_tokens = _cached_tokens(control, dialect, probe)
+    cached_tokens = probed_cached_tokens(control, dialect, probe, "--reset-cache")
     reset(control)
     if cached_tokens is None:
         return "--reset-cache: done, but the engine reports no cached tokens, so whether it worked is not known"
@@ -148,9 +148,9 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
     return None
 
 
-def _cached_tokens(control: Control, dialect: Dialect, probe: bytes) -> int | None:
-    """Return the cached tokens of one small request; null: not reported."""
+def probed_cached_tokens(control: Control, dialect: Dialect, probe: bytes, flag: str) -> int | None:
+    """Return the cached tokens of one small request; null: not reported. Raises InputError that names ``flag``."""
     response = control.post(dialect.path, probe)
     if not response.is_success:
-        raise InputError(f"--reset-cache: the check's own request gave {response.failure('200')}")
+        raise InputError(f"{flag}: the check's own request gave {response.failure('200')}")
     return parse_answer(dialect.path, [(0, response.content)], stream=False).cached_tokens

@@ -13,29 +13,35 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
 from engines.access import Access, add_access_arguments, read_access
-from engines.control import ControlClient
+from engines.control import ControlClient, probed_cached_tokens
 from engines.readiness import Readiness, page_notes, readiness_notes, readiness_of, target_words
 from engines.recognition import find_dialect
 from kvtape.entry import HOME, MEND, foreign_room, shared_room
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
 from wire.errors import WireError
 from wire.native import forms
 from wire.url import parse_listen
+
+if TYPE_CHECKING:
+    from loadgen.core import bodies, vocabulary
+else:  # numpy, which only --probe needs
+    bodies, vocabulary = (LateModule(f"loadgen.core.{name}") for name in ("bodies", "vocabulary"))
 
 EPILOG: Final = """\
 Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
 
 examples:
   kvtape doctor
-  kvtape doctor --config kvtape.toml
+  kvtape doctor --config kvtape.toml --probe
   kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
 """
 SPEED_PACKAGES: Final = ("msgspec", "numpy", "numba", "uvloop")
@@ -75,15 +81,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, default=Path("."), metavar="PATH", help="trace to write, or its folder"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; the lines go to stderr")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="send the engine one short prompt twice, to see cached tokens reported; it stays in the prefix cache",
+    )
     add_access_arguments(parser, "calls to the engine")
 
 
 def run(flags: argparse.Namespace) -> int:
     """Print every check; 1 if one failed."""
+    if flags.probe and flags.url is None:
+        raise InputError("--probe: expected --url URL of the engine")
     access = read_access(flags, url=flags.url)
     found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(), _port(flags.listen)]
     if flags.url is not None:
-        found += _engine(flags.url, access)
+        found += _engine(flags.url, access, probe=flags.probe)
     lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in found]
     mends = [f"{each.name}: {printable(each.advice)}" for each in found if each.advice]
     print_result(Diagnosis(tuple(found)), [*lines, *mends], as_json=flags.json)
@@ -173,7 +186,7 @@ def _port(listen: str) -> Check:
     return Check("port", "ok", f"{listen} is free")
 
 
-def _engine(url: str, access: Access) -> Iterator[Check]:
+def _engine(url: str, access: Access, *, probe: bool) -> Iterator[Check]:
     with ControlClient(url, access) as control:
         try:
             model = control.resolve_model("auto")
@@ -182,11 +195,12 @@ def _engine(url: str, access: Access) -> Iterator[Check]:
             return
         found, facts = find_dialect(control, "auto"), control.facts()
         ready = readiness_of(control, found.dialect, facts)
+        cached = _probed(control, ready, model, facts.engine.block_size) if probe else _cached(ready)
     words = target_words(url, model, facts, replace(ready, reports_cached=True, has_reset=True), found.evidence)
     yield Check("engine", "ok", ", ".join(words))
     for note in (*page_notes(facts), *readiness_notes(replace(ready, caches_prefixes=None, reports_cached=True))):
         yield Check("engine", "look", note)
-    yield _cached(ready)
+    yield cached
     yield _reset(ready)
 
 
@@ -196,8 +210,33 @@ def _cached(ready: Readiness) -> Check:
     if ready.reports_cached:
         return Check("cache", "ok", "cached tokens are reported")
     setting = ready.dialect.cached_setting
-    told = "cached tokens are not reported" if ready.reports_cached is False else "it does not tell of cached tokens"
-    return Check("cache", "look", told, f"start it with {setting}" if setting else "hits stay unknown")
+    if ready.reports_cached is False:
+        return _unreported(setting)
+    return Check(
+        "cache",
+        "look",
+        "no page of it tells if cached tokens are reported",
+        f"kvtape doctor --probe tries it with two requests{f'; it needs {setting}' if setting else ''}",
+    )
+
+
+def _unreported(setting: str | None) -> Check:
+    advice = f"start it with {setting}" if setting else "hits stay unknown"
+    return Check("cache", "look", "cached tokens are not reported", advice)
+
+
+def _probed(control: ControlClient, ready: Readiness, model: str, block_size: int | None) -> Check:
+    """Send a new prompt of two blocks twice: the second time they are cached."""
+    probe = bodies.cache_probe(ready.dialect, model, vocabulary.ORDINARY, block_size)
+    try:
+        *_, cached_tokens = [probed_cached_tokens(control, ready.dialect, probe, "--probe") for _ in range(2)]
+    except InputError as error:
+        return Check("cache", "look", str(error), "a model that takes prompts of token ids at /v1/completions")
+    if cached_tokens is None:
+        return _unreported(ready.dialect.cached_setting)
+    if not cached_tokens:
+        return Check("cache", "look", "the same prompt again hit nothing", "start it with prefix caching")
+    return Check("cache", "ok", f"cached tokens are reported: {cached_tokens} of the same prompt again")
 
 
 def _reset(ready: Readiness) -> Check:

@@ -1,6 +1,8 @@
 """``sim fit``: fit an engine's step times to captured traces."""
 
 import argparse
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, get_args
 
@@ -176,18 +178,19 @@ def _mark(parameter: Parameter) -> str:
 
 def _noise_lines(model: Model) -> list[str]:
     noise, low, high = model.noise, model.noise.levels.index(0.1), model.noise.levels.index(0.9)
+
+    def spread(log_ratios: Sequence[float]) -> str:
+        return " … ".join(f"{math.expm1(log_ratios[level]):+.0%}" for level in (low, high))
+
     spreads = [
-        f"{step_ms:.3g} ms {row[low]:+.0%} … {row[high]:+.0%}"
-        for step_ms, row in zip(noise.step_ms, noise.step_log_ratio, strict=True)
+        f"{step_ms:.3g} ms {spread(row)}" for step_ms, row in zip(noise.step_ms, noise.step_log_ratio, strict=True)
     ]
-    front = noise.frontend_log_ratio
     least = "at least, from one capture, " if len(model.fitted_on) == 1 else ""
     return [
         f"noise, 8 steps of 10 within: {', '.join(spreads)}",
         f"autocorrelated share of a step's noise {noise.autocorrelated_share:.0%}, correlation time "
         f"{noise.correlation_time_ms / 1e3:.3g} s",
-        f"API server {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {least}"
-        f"{model.drift_log_sd:.1%}",
+        f"API server {spread(noise.frontend_log_ratio)}; another capture may differ by {least}{model.drift_log_sd:.1%}",
     ]
 
 

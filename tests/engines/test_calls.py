@@ -208,3 +208,29 @@ def test_a_server_that_speaks_no_http_is_named() -> None:
 
     with engine(hello) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="no HTTP response"):
         caller.get("/version")
+
+
+@pytest.mark.parametrize(
+    ("reason", "asked"),
+    [
+        (b'{"error":"unknown action"}', 0),
+        (b"<center>The plain HTTP request was sent to HTTPS port</center>", 1),
+        (b"Client sent an HTTP request to an HTTPS server.\n", 1),
+    ],
+)
+def test_a_400_asks_for_tls_only_if_it_names_https(reason: bytes, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking takes two seconds where a server waits for the rest of a request, as llama.cpp does."""
+    probes: list[object] = []
+
+    async def speaks_tls(*about: object) -> bool:
+        probes.append(about)
+        return False
+
+    monkeypatch.setattr("engines.calls.speaks_tls", speaks_tls)
+
+    def refusal(sock: socket.socket) -> Iterator[bytes]:
+        yield b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%b" % (len(reason), reason)
+
+    with engine(refusal) as url, ControlClient(url) as control:
+        assert control.post("/slots/0?action=none").status == 400
+    assert len(probes) == asked

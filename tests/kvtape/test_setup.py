@@ -146,10 +146,14 @@ def test_doctor_looks_at_open_files_forms_and_the_clock(
     ("name", "ready", "found"),
     [
         ("cache", Readiness(VLLM, reports_cached=True), ["ok", ""]),
-        ("cache", Readiness(VLLM), ["look", "start it with --enable-prompt-tokens-details"]),
+        (
+            "cache",
+            Readiness(VLLM),
+            ["look", "kvtape doctor --probe tries it with two requests; it needs --enable-prompt-tokens-details"],
+        ),
         ("cache", Readiness(SGLANG, reports_cached=False), ["look", "start it with --enable-cache-report"]),
         ("cache", Readiness(VLLM, caches_prefixes=False), ["look", "start it with prefix caching"]),
-        ("cache", Readiness(OPENAI), ["look", "hits stay unknown"]),
+        ("cache", Readiness(OPENAI), ["look", "kvtape doctor --probe tries it with two requests"]),
         ("reset", Readiness(LLAMA_CPP, has_reset=True), ["ok", ""]),
         ("reset", Readiness(VLLM, has_reset=False), ["look", "start it with VLLM_SERVER_DEV_MODE=1"]),
         ("reset", Readiness(OPENAI), ["look", "restart it between runs"]),
@@ -164,6 +168,43 @@ def test_doctor_tells_of_cached_tokens_and_the_reset(
 ) -> None:
     request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness_of", lambda *_: ready)
     assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
+
+
+def test_doctor_probes_cached_tokens_by_the_same_prompt_again(
+    sim_server: str, key_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check("cache", capsys, "--url", sim_server, "--probe") == [
+        "ok",
+        "cached tokens are reported: 32 of the same prompt again",
+        "",
+    ]
+    with pytest.raises(InputError, match=r"--probe: expected --url URL"):
+        main(["doctor", "--probe"])
+
+
+@pytest.mark.usefixtures("key_file")
+@pytest.mark.parametrize(
+    ("cached", "found"),
+    [
+        (None, ["look", "start it with --enable-prompt-tokens-details"]),
+        (0, ["look", "start it with prefix caching"]),
+        (InputError("--probe: HTTP 400"), ["look", "a model that takes prompts of token ids at /v1/completions"]),
+    ],
+)
+def test_doctor_tells_of_a_probe_that_hit_nothing(
+    cached: int | InputError | None,
+    found: list[str],
+    sim_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def probed(*_: object) -> int | None:
+        if isinstance(cached, InputError):
+            raise cached
+        return cached
+
+    monkeypatch.setattr("kvtape.doctor.probed_cached_tokens", probed)
+    assert check("cache", capsys, "--url", sim_server, "--probe")[::2] == found
 
 
 def test_doctor_tells_of_an_engine_at_work(

@@ -1,7 +1,7 @@
 """Fits on ordinary traffic: what it does not identify is borrowed from a model of the same engine, and marked."""
 
 from dataclasses import replace
-from math import log
+from math import exp, log
 from pathlib import Path
 
 import msgspec
@@ -77,6 +77,8 @@ def test_borrowed_costs_are_the_lenders_at_the_pace_and_the_others_hold_the_trut
             assert near or one.low <= SLOWER * truth[name].value <= one.high, name
     assert "  (borrowed)" in describe_fit(model)
     assert "pace: steps of these captures took 1." in describe_fit(model)
+    spread = model.noise.frontend_log_ratio[model.noise.levels.index(0.9)]
+    assert f"{100 * (exp(spread) - 1):+.0f}%; another capture" in describe_fit(model)  # a share of time, not a log
     assert model.fitted_on[1:] == lender.fitted_on
     assert all(len(draw) == len(model.parameters) for draw in model.draws)
 
