@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cached_property, partial, update_wrapper
+from functools import cache, cached_property, partial, update_wrapper
 from threading import RLock
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -16,6 +16,8 @@ Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
+COMPILING = "numba:compile"
+"""numba's event: a function that is called has no machine code yet, in this process or on disk."""
 _ONE_AT_A_TIME = RLock()
 
 
@@ -61,7 +63,36 @@ def kept(function: Compiled, **options: Any) -> Compiled:
 def _compile(function: Any, **options: Any) -> Any:
     numba = load_extra("numba")
     _spare_imports()
+    _tell_of_compiling()
     return numba.njit(**options)(function)
+
+
+@cache
+def _tell_of_compiling() -> None:
+    """Have a process tell on stderr of the first function that it compiles, and read from no disk."""
+    from numba.core import event  # noqa: PLC0415 - see LateCode
+
+    class Notice(event.Listener):  # type: ignore[misc]
+        said = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.said:
+                self.said = True
+                print(notice(event.data["dispatcher"].stats.cache_path), file=sys.stderr, flush=True)
+
+        def on_end(self, event: Any) -> None:
+            """Say nothing more."""
+
+    event.register(COMPILING, Notice())
+
+
+def notice(folder: str | None) -> str:
+    """Return words about machine code that is being made, to be kept in ``folder`` if there is one."""
+    if folder is None:
+        often = "in each run (up to a minute); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
+    else:
+        often = "once for this installation (up to a minute) …"
+    return f"kvtape: compiling the simulator, {often}"
 
 
 def compile_and_keep(function: Any, **options: Any) -> Any:

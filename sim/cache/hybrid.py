@@ -17,10 +17,8 @@ import numpy as np
 from measure.cache.interning import Interner, unlimited_hits
 from measure.table import table_lines
 from sim.cache.onebyone import lay_out
-from sim.kernels import groupsteps
 from sim.kernels import layout as arrays
 from sim.kernels.blocks import NONE
-from sim.kernels.compiling import say_if_not_compiled
 from sim.kernels.groups import GroupPool, group_pool
 from sim.kernels.groupsteps import PROMPT, run_one_by_one
 from sim.kernels.layout import Records
@@ -261,7 +259,6 @@ def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) 
     if getattr(arguments, "free_rule", "vllm") != "vllm":
         raise InputError("--free-rule: given with --kv-groups; expected one of them")
     layout = read_groups(arguments.kv_groups)
-    say_if_not_compiled(groupsteps.run_one_by_one)
     prompts = read_prompts(arguments.trace, layout)
     most = unlimited(prompts, layout)
     found = [count_hits(prompts, layout, usable_blocks, most)]

@@ -18,10 +18,9 @@ from measure.cache.interning import InternedChains, lay_out_chains, unlimited_hi
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
 from sim.cache.hybrid import run as run_hybrid
-from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions, run_requests
+from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions
 from sim.cache.onebyone import lay_out as pool_requests
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
-from sim.kernels.compiling import say_if_not_compiled
 from sim.kernels.layout import Records
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
@@ -91,7 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
         return run_hybrid(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
     usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
-    say_if_not_compiled(run_requests)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))

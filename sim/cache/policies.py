@@ -11,9 +11,8 @@ import numpy as np
 
 from measure.cacheuse import PolicyHits
 from measure.table import table_lines
-from sim.cache.onebyone import OneByOnePool, Requests, joined, run_requests
+from sim.cache.onebyone import OneByOnePool, Requests, joined
 from sim.cache.sampledcurve import GROUPS, T_95
-from sim.kernels.compiling import say_if_not_compiled
 from sim.vllm.eviction import parse_evict
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
@@ -38,7 +37,6 @@ def compare_policies(
     parts: Iterable[Requests], policies: Sequence[str], sizes: Sequence[int], block_size: int
 ) -> list[PolicyHits]:
     """Return the hits of each policy at each of ``sizes``, in usable blocks."""
-    say_if_not_compiled(run_requests)
     whole = joined(parts)
     hits = {
         policy: np.stack([hits_of_requests(whole, size, policy, block_size) for size in sizes]) for policy in policies

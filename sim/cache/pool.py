@@ -207,10 +207,8 @@ def count_pool_hits(
     Under another policy of eviction than vLLM's, the whole trace is in memory.
     """
     # The other caches need no compiled code.
-    from sim.cache.onebyone import pool_of, read_requests, run_requests  # noqa: PLC0415
-    from sim.kernels.compiling import say_if_not_compiled  # noqa: PLC0415
+    from sim.cache.onebyone import pool_of, read_requests  # noqa: PLC0415
 
-    say_if_not_compiled(run_requests)
     pool, parts = pool_of(read_requests(reader, chains), usable_blocks, free_rule, evict, chains.block_size)
     counts = HitCounts(block_size=chains.block_size, usable_blocks=usable_blocks)
     for part in parts:

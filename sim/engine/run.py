@@ -29,7 +29,6 @@ from sim.engine.simstate import loop_of
 from sim.engine.steplog import StepLog
 from sim.engine.streaming import StreamingRun
 from sim.engine.tiers import TierTraffic, traffic_sentence
-from sim.kernels.compiling import say_if_not_compiled
 from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import verdict_sentence
@@ -216,7 +215,6 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     for one in models:
         one.refuse_fit_traces(digest, trace)
     engine = _deployed(model, arguments, deployment)
-    say_if_not_compiled(loop_of(engine))
     with open_trace(trace) as reader:
         if engine.kv_groups is None:
             refuse_other_attention(reader.meta, trace)

@@ -18,7 +18,6 @@ from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
-from sim.engine.simstate import loop_of
 from sim.forecast.ensemble import Forecast, members, no_draws
 from sim.forecast.fleets import PointRuns, forecast_load
 from sim.forecast.scenarios import (
@@ -36,7 +35,6 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.forecast.summary import cohorts_of, hit_rates, span_of, ttft_quantiles
-from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from sim.vllm.config import MOST
@@ -183,9 +181,9 @@ def search(config: SearchConfig) -> Search:
     low, high = config.between or _widest(captured, config)
     smallest = config.quantity != "rate"
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
-    engines = [plan(captured, _at(config, end)).engine for end in (low, high)]
+    for end in (low, high):
+        plan(captured, _at(config, end))  # refuses settings before any forecast
     judge = _Judge(config, captured, model)
-    say_if_not_compiled(loop_of(engines[0]))
     outcome: Outcome = "interrupted"
     answer: float | None = None
     try:

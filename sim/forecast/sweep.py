@@ -20,7 +20,6 @@ from report.files.folder import write_parquet
 from report.files.measured import Lacking
 from report.output import Pictures, add_picture_arguments, pictures_of
 from report.sweeps.grid import GridSweep, sweep_lines
-from sim.engine.simstate import loop_of
 from sim.forecast.effectgates import parse_slo
 from sim.forecast.ensemble import Forecast, members, no_draws
 from sim.forecast.fleets import PointRuns, forecast_load
@@ -39,7 +38,6 @@ from sim.forecast.scenarios import (
     read_captured,
 )
 from sim.forecast.summary import cohorts_of, finite, measures_of
-from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
@@ -190,9 +188,8 @@ class Sweep:
     def run(self) -> GridSweep | None:
         """Forecast all points and write the file; None: interrupted, and what is done is kept."""
         config, points = self._config, self._points
-        engines = (engines_asked(self._captured, one)[0] for one in points.scenarios)
-        for loop in dict.fromkeys(map(loop_of, engines)):
-            say_if_not_compiled(loop)
+        for one in points.scenarios:
+            engines_asked(self._captured, one)  # refuses settings before any forecast
         about = {"trace": self._captured.digest, "model": model_digest(self._model), "seed": config.seed}
         with Journal(config.output, about | {"paced": self._captured.paced}, overwrite=config.overwrite) as journal:
             try:

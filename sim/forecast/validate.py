@@ -19,15 +19,13 @@ from report.compare.results import Forecast as Facts
 from report.compare.terminal import console_for, print_comparison
 from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.engine.results import predicted_meta
-from sim.engine.simstate import loop_of
 from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
 from sim.forecast.baselines import cold_predictors, predictors
 from sim.forecast.ensemble import Forecast, members
 from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.saturation import beyond_fit, beyond_log_sd, borrowed_parameters
-from sim.forecast.scenarios import Captured, Scenario, engines_asked, plan, read_captured
+from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout
-from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
@@ -206,7 +204,6 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     if judged is not None:
         runs[CAPTURED] = whole.select(judged)
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
-    say_if_not_compiled(loop_of(engines_asked(captured, as_it_was)[0]))
     simple = predictors(model, whole, [runs[label] for label in again])
     forecasts = _predict(config, model, captured, as_it_was, whole)
     predicted = {PREDICTED: Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}

@@ -16,7 +16,6 @@ from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.cache.hybrid import told_losses
-from sim.engine.simstate import loop_of
 from sim.forecast.breakeven import tiers_said
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import interval, members, no_draws
@@ -46,7 +45,6 @@ from sim.forecast.summary import (
     span_of,
     summarize,
 )
-from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import verdict_sentence
@@ -130,8 +128,6 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     cohorts = cohorts_of(captured.records)
     measured = measured_row(captured, cohorts)
     loads = [(asked, _planned(captured, asked)) for asked in _asked(config, measured)]
-    for loop in dict.fromkeys(loop_of(load.engine) for _, load in loads):
-        say_if_not_compiled(loop)
     drawn = members(model, config.members, config.seed)
     rows = [] if measured is None else [measured]
     summaries: list[ForecastSummary] = []

@@ -8,7 +8,6 @@ Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt
 at every call took more than half of a run.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
@@ -108,15 +107,3 @@ def _forget_unreadable(compiled: Any) -> None:
         cache._load_index()
     except (AttributeError, ImportError):
         Path(cache._index_path).unlink(missing_ok=True)
-
-
-def say_if_not_compiled(kernel: Any) -> None:
-    """Tell on stderr that a first run compiles the entry, unless machine code of some version is on disk."""
-    folder = kernel.compiled.stats.cache_path
-    if folder is None:
-        often = "in each run (about 40 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
-    elif any(Path(folder).glob(f"*.{kernel.__name__}-*.nbi")):
-        return
-    else:
-        often = "once for this installation (about 40 s) …"
-    print(f"sim: compiling the simulator, {often}", file=sys.stderr, flush=True)

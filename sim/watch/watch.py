@@ -22,8 +22,6 @@ from measure.modelstate import (
 )
 from measure.table import table_lines
 from sim.forecast.scenarios import checked_members
-from sim.kernels import loop
-from sim.kernels.compiling import say_if_not_compiled
 from sim.vllm.config import add_engine_flags, engine_overrides
 from sim.watch.modelwatch import ModelWatch, WatchConfig
 from tracefile import InputError, open_trace
@@ -83,7 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.output, arguments.json, arguments.follow)
     try:
         watch = ModelWatch(config)
-        say_if_not_compiled(loop.run)
         if output.follow:
             os.nice(NICENESS)
         told = False

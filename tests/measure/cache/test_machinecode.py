@@ -1,14 +1,32 @@
-"""Machine code without a folder to keep it in: each process compiles its own."""
+"""Machine code of functions: kept on disk where there is a folder, and a notice when a process makes some."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from numba.core import caching
+from numba.core import caching, config, event
 
+from measure.cache import machinecode
 from measure.cache.machinecode import kept
-from sim.kernels.compiling import entry, say_if_not_compiled
+from sim.kernels.compiling import entry
+
+ONCE = "kvtape: compiling the simulator, once for this installation (up to a minute) …\n"
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process() -> Iterator[None]:
+    machinecode._tell_of_compiling.cache_clear()
+    before = list(event._registered[machinecode.COMPILING])
+    yield
+    event._registered[machinecode.COMPILING][:] = before
 
 
 def doubled(number: int) -> int:
     return 2 * number
+
+
+def tripled(number: int) -> int:
+    return 3 * number
 
 
 def test_a_user_who_can_write_no_folder_compiles_in_each_process(
@@ -16,8 +34,25 @@ def test_a_user_who_can_write_no_folder_compiles_in_each_process(
 ) -> None:
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     assert kept(doubled)(21) == 42
-    say_if_not_compiled(entry(doubled))
     assert capsys.readouterr().err == (
-        "sim: compiling the simulator, in each run (about 40 s); expected a folder to keep it in, as NUMBA_CACHE_DIR "
-        "names one\n"
+        "kvtape: compiling the simulator, in each run (up to a minute); expected a folder to keep it in, as "
+        "NUMBA_CACHE_DIR names one\n"
     )
+
+
+@pytest.mark.parametrize("kind", [kept, entry])
+def test_the_first_function_that_is_compiled_is_told_and_one_read_from_disk_is_not(
+    kind: Callable[[Callable[[int], int]], Callable[[int], int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The simulator's loop is no special case: a curve's functions are told as well."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    first, second = kind(doubled), kind(tripled)
+    assert not capsys.readouterr().err
+    assert (first(21), second(1)) == (42, 3)
+    assert capsys.readouterr().err == ONCE
+    machinecode._tell_of_compiling.cache_clear()
+    assert kind(doubled)(21) == 42
+    assert not capsys.readouterr().err
