@@ -238,6 +238,8 @@ def _other_engine(captured: Captured, scenario: Scenario, engine: EngineConfig, 
         model.refuse_fit_traces(captured.digest, captured.path)
         captured.others[path] = captured_engine(model.engine, captured.meta, captured.records), model
     own, model = captured.others[path]
+    if own.kv_groups is not None:
+        raise InputError(f"--mixed-with: {path}: KV groups {own.kv_groups}; expected a model with one group in a fleet")
     own = engine_with(own, _same_memory(own, scenario.settings))
     own = engine_with(own, Deployment(**scenario.deployment).engine(own, scenario.settings))
     if own.block_size != engine.block_size:

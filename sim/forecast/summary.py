@@ -238,7 +238,11 @@ def errors_of(forecast: Mapping[str, Measure], measured: Row) -> dict[str, float
 
 
 def error_sentence(capture: Row, cohort: str) -> str | None:
-    """Say if the capture's forecast keeps the limits of ``sim validate``; None: nothing was measured."""
+    """Say if the capture's forecast keeps the limits of ``sim validate``; None: nothing was measured.
+
+    It continues the sentence of the verdict, whose gates are of the middle cohort and widen with the forecast's noise:
+    both can be right.
+    """
     errors = {level: capture.errors.get(ttft(cohort, level)) for level in LEVELS}
     known = {level: error for level, error in errors.items() if error is not None}
     if not known:
@@ -246,9 +250,11 @@ def error_sentence(capture: Row, cohort: str) -> str | None:
     said = listed([f"{signed_percent(error)} at {level}" for level, error in known.items()])
     limits = IN_SATURATION if capture.demand is not None and capture.demand.saturated else BELOW_SATURATION
     beyond = [level for level, error in known.items() if abs(error) > limits.get(level, np.inf)]
+    told = f"over all requests its TTFT forecast of this capture is off by {said}"
     if not beyond:
-        return f"the forecast of this capture: TTFT {said}, within the limits of sim validate"
+        return f"{told}, within the gates' limits"
+    allowed = listed([signed_percent(limits[level]).strip("+") for level in beyond])
     return (
-        f"this model misses this capture: TTFT {said}; {listed(beyond)} beyond the limit of sim validate "
-        f"({listed([signed_percent(limits[level]).strip('+') for level in beyond])}). Trust no effect of that size"
+        f"{told}: more than {allowed} at {listed(beyond)}, a gate's limit for the middle cohort unless the forecast's "
+        "noise is more. Trust no effect of that size"
     )

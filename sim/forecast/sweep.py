@@ -33,7 +33,6 @@ from sim.forecast.scenarios import (
     add_forecast_flags,
     checked_confidence,
     checked_members,
-    engines_asked,
     plan,
     read_captured,
 )
@@ -188,8 +187,6 @@ class Sweep:
     def run(self) -> GridSweep | None:
         """Forecast all points and write the file; None: interrupted, and what is done is kept."""
         config, points = self._config, self._points
-        for one in points.scenarios:
-            engines_asked(self._captured, one)  # refuses settings before any forecast
         about = {"trace": self._captured.digest, "model": model_digest(self._model), "seed": config.seed}
         with Journal(config.output, about | {"paced": self._captured.paced}, overwrite=config.overwrite) as journal:
             try:

@@ -157,6 +157,7 @@ def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None
             gates=len(gates) - len(untested),
             failed=failures(gates),
             untested=untested,
+            passed=[gate.name for gate in gates if gate.state == "passed"],
         )
         keep_verdict(path, verdict)
 

@@ -157,8 +157,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         cohorts={name: len(places) for name, places in cohorts.items()},
         engine=asdict(summaries[base].load.engine),
         verdicts=[
-            verdict_sentence(config.model, model, captured.digest, captured.meta),
-            *_own_errors(rows),
+            "; ".join([verdict_sentence(config.model, model, captured.digest, captured.meta), *_own_errors(rows)]),
             *_borrowed(model, summaries),
         ],
         unchanged=_unchanged(rows, summaries, base),

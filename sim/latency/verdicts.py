@@ -25,9 +25,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Gates that were tested."""
     failed: list[str]
     untested: list[str] = []
+    passed: list[str] = []
 
     def __str__(self) -> str:
-        outcome = f"failed {listed(self.failed)}" if self.failed else f"passed all {self.gates} gates"
+        passed = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
+        outcome = f"failed {listed(self.failed)}" if self.failed else passed
         return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 

@@ -19,7 +19,7 @@ from sim.forecast.scenarios import (
     read_captured,
     scenarios_of,
 )
-from sim.latency.modelfile import default_model
+from sim.latency.modelfile import default_model, engine_with, save_model
 from sim.workload.arrivals import NOBODY
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
 
@@ -194,6 +194,17 @@ def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
     (fleet,) = parsed("--kv-groups", "full:32", "--replicas", "2")
     with pytest.raises(InputError, match="--kv-groups: full:32; expected one group in a fleet of engines"):
         plan(captured(records, paced=False), fleet)
+
+
+def test_a_model_with_kv_groups_in_a_fleet_is_refused_before_any_forecast(tmp_path: Path) -> None:
+    """Of both engines, the one asked for and the one that it is mixed with."""
+    grouped = engine_with(default_model().engine, {"kv_groups": "full:32+window(64):32", "block_size": 32})
+    path = tmp_path / "grouped.json"
+    save_model(msgspec.structs.replace(default_model(), engine=grouped), path)
+    asked = Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, output_tokens=2)
+    (mixed,) = parsed("--replicas", "2", "--mixed-with", str(path), "--no-prefix-caching")
+    with pytest.raises(InputError, match=r"--mixed-with: .*grouped.json: KV groups full:32\+window\(64\):32; expected"):
+        plan(captured([asked], paced=False), mixed)
 
 
 def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_every_forecast_tells_how_its_model_did_in_validation(
     capsys.readouterr()
     text = said("what-if", "a.jsonl")
     assert "in sim validate on this trace this model failed TTFT p50 (" in text
-    assert "this model misses this capture: TTFT +" in text
+    assert "; over all requests its TTFT forecast of this capture is off by +" in text
     other = said("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
     assert "not validated on this trace; on a.jsonl, of the same engine, this model failed TTFT p50 (" in other
     output = ["-o", str(tmp_path / "predicted.jsonl")]

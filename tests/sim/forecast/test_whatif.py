@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -29,11 +30,12 @@ from sim.forecast.fleets import forecast_load
 from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
-from sim.latency.modelfile import Model, Parameter, default_model, save_model
+from sim.latency.modelfile import Model, Parameter, default_model, model_digest, save_model
+from sim.latency.verdicts import Verdict, keep_verdict
 from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.sim.forecast.conftest import interrupted_at
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
 
 MEMBERS = 9
 
@@ -149,7 +151,11 @@ def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(f
     assert all(measure.difference is None for measure in capture.measures.values())
     said = describe(result)
     assert said.index("\nmeasured ") < said.index("\nforecast of the capture ") < said.index("\n  error ")
-    assert result.verdicts[1].startswith("the forecast of this capture: TTFT ")
+    assert re.fullmatch(
+        "this model was never validated: .*; over all requests its TTFT forecast of this capture is off by .*, within "
+        "the gates' limits",
+        result.verdicts[0],
+    )
     assert "measured" in render_what_if(result)
 
 
@@ -158,9 +164,36 @@ def test_a_model_that_misses_the_capture_says_so(folder: Path) -> None:
     save_model(msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0), folder / "slow.json")
     config = WhatIfConfig(folder / "captured.jsonl", folder / "slow.json", (), members=2)
     result, _ = forecast_scenarios(config)
-    assert result.verdicts[1].startswith("this model misses this capture: TTFT +")
-    assert "p50, p90 and p99 beyond the limit of sim validate (5.0 %, 10 % and 15 %)" in result.verdicts[1]
-    assert result.verdicts[1] in describe(result)
+    (said,) = result.verdicts
+    assert "its TTFT forecast of this capture is off by +" in said
+    assert "more than 5.0 %, 10 % and 15 % at p50, p90 and p99, a gate's limit" in said
+    assert said in describe(result)
+
+
+def test_gates_passed_on_a_capture_and_an_error_on_it_are_one_sentence(folder: Path) -> None:
+    """A gate is of the middle cohort and widens with the forecast's noise: both parts are right."""
+    slow = {name: Parameter(value=1.5 * one.value, unit=one.unit) for name, one in model().parameters.items()}
+    judged = msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0)
+    path = folder / "judged.json"
+    save_model(judged, path)
+    passed = Verdict(
+        model_digest=model_digest(judged),
+        trace="captured.jsonl",
+        trace_digest=trace_digest(folder / "captured.jsonl"),
+        engine={},
+        gates=2,
+        failed=[],
+        untested=["bands"],
+        passed=["cached tokens", "TTFT p50"],
+    )
+    keep_verdict(path, passed)
+    result, _ = forecast_scenarios(WhatIfConfig(folder / "captured.jsonl", path, (), members=2))
+    (said,) = result.verdicts
+    assert said.startswith(
+        "in sim validate on this trace this model passed all 2 gates, cached tokens and TTFT p50 (not tested: bands); "
+        "over all requests its TTFT forecast of this capture is off by +"
+    )
+    assert said.endswith("unless the forecast's noise is more. Trust no effect of that size")
     assert any(note.startswith("nothing differs: give --cold-prompts, --rate, ") for note in result.notes)
 
 
