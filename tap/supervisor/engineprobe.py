@@ -12,6 +12,7 @@ from engines.recognition import DIALECTS
 from engines.tokenization import LOADING, tokenizer_problem
 from tap.supervisor.config import AUTO, NAMED_TOKENIZERS, TapConfig, dialect
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine
 from wire.url import Origin
 
 
@@ -77,8 +78,19 @@ def _unknown(config: TapConfig, facts: EngineFacts, *, known: bool) -> list[str]
         "engine (--dialect NAME)": known,
         "model (--model NAME)": config.model or facts.model,
         "block size (--block-size TOKENS)": config.block_size or engine.block_size,
-        "cache size (sim: --num-gpu-blocks N)": engine.num_gpu_blocks,
-        "step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)": engine.max_num_seqs,
-    }
+    } | _simulated(config.dialect or facts.dialect, engine)
     lacking = [flag for flag, value in flags.items() if not value]
     return [f"unknown: {', '.join(lacking)}"] if lacking else []
+
+
+def _simulated(name: str | None, engine: Engine) -> dict[str, int | None]:
+    """Return the settings that a simulation of this engine needs, by its flags; of another engine none."""
+    known: dict[str, dict[str, int | None]] = {
+        "vllm": {
+            "cache size (sim: --num-gpu-blocks N)": engine.num_gpu_blocks,
+            "step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)": engine.max_num_seqs,
+        },
+        "sglang": {"cache size (sim: --kv-tokens N)": engine.extra.get("max_total_num_tokens")},
+        "llamacpp": {"slots (sim: --slots N)": engine.max_num_seqs},
+    }
+    return known.get(name or "", {})

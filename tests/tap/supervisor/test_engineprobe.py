@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.facts import EngineFacts, read_facts
+from engines.facts import EngineFacts, add_settings, read_facts
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tracefile import Meta
 from tracefile.records.encoding import encode_meta
@@ -18,6 +18,10 @@ VLLM = read_facts(
 )
 LOADING: dict[str, list[int]] = {"loading": []}
 LLAMA_CPP = read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "llamacpp"}]}')
+LLAMA_CPP_PROPS = add_settings(LLAMA_CPP, '{"build_info": "b11549", "total_slots": 4}')
+SGLANG = add_settings(
+    read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "sglang"}]}'), '{"version": "0.5.23", "page_size": 1}'
+)
 
 
 def probed(
@@ -98,6 +102,26 @@ def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
         "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
     )
     assert stranger.notes[-1] == (
-        "unknown: engine (--dialect NAME), model (--model NAME), block size (--block-size TOKENS), cache size (sim: "
-        "--num-gpu-blocks N), step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)"
+        "unknown: engine (--dialect NAME), model (--model NAME), block size (--block-size TOKENS)"
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "unknown"),
+    [
+        (LLAMA_CPP, {}, ["unknown: block size (--block-size TOKENS), slots (sim: --slots N)"]),
+        (LLAMA_CPP_PROPS, {}, []),
+        (SGLANG, {"tokenizer": "bytes"}, ["unknown: cache size (sim: --kv-tokens N)"]),
+        (
+            VLLM,
+            {"dialect": "vllm"},
+            ["unknown: step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)"],
+        ),
+        (EngineFacts(model="m"), {"dialect": "trtllm", "block_size": 32}, []),
+    ],
+)
+def test_settings_of_a_simulation_are_named_by_the_flags_of_the_engine_found(
+    lab: Any, facts: EngineFacts, settings: dict[str, Any], unknown: list[str]
+) -> None:
+    found, _ = probed(lab, facts, None, **{"block_size": None} | settings)
+    assert [note for note in found.notes if note.startswith("unknown: ")] == unknown
