@@ -62,6 +62,7 @@ class _Reply:
     def response_head(self, head: ResponseHead) -> None:
         self._status = head.status
         self.challenge = b", ".join(header_values(head.headers, b"www-authenticate"))
+        self._date = b"".join(header_values(head.headers, b"date")).decode("latin-1")
         codings = header_values(head.headers, b"content-encoding")
         if not head.informational and any(coding.lower() != b"identity" for coding in codings):
             self._fail("encoded response; expected identity")
@@ -73,7 +74,7 @@ class _Reply:
 
     def response_end(self) -> None:
         if not self.whole.done():
-            self.whole.set_result(Response(self._status, bytes(self._body)))
+            self.whole.set_result(Response(self._status, bytes(self._body), date=self._date))
 
     def response_lost(self, kind: LossKind) -> None:
         if not self.whole.done():

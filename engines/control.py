@@ -68,6 +68,13 @@ class ControlClient:
         except CallError:
             return None
 
+    def date(self) -> str:
+        """Return the ``Date`` header of a response; empty: the engine sends none."""
+        try:
+            return self._calls.get("/v1/models").date
+        except CallError:
+            return ""
+
     def post(self, path: str, body: bytes = b"") -> Response:
         try:
             return self._calls.post(path, body)

@@ -34,6 +34,8 @@ class Response(NamedTuple):
     content: bytes
     refusal: str = ""
     """Error of a response for want of a key or a certificate, with the flag or variable to set. Empty: another."""
+    date: str = ""
+    """Its ``Date`` header. Empty: none."""
 
     @property
     def is_success(self) -> bool:

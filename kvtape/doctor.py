@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -53,6 +54,11 @@ LEAST_FILES: Final = 4096
 TIMEX_BYTES: Final = 512
 """More than Linux's ``struct timex``."""
 UNSYNCHRONISED: Final = 5
+SYNCHRONISED_FILE: Final = Path("/run/systemd/timesync/synchronized")
+"""Made by systemd's time service when it has set the clock."""
+CONTAINER_FILES: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
+MOST_APART_S: Final = 2.0
+"""Between two clocks that are set: a ``Date`` has whole seconds, and was made a call ago."""
 
 State = Literal["ok", "look", "fail"]
 
@@ -94,7 +100,8 @@ def run(flags: argparse.Namespace) -> int:
     if flags.probe and flags.url is None:
         raise InputError("--probe: expected --url URL of the engine")
     access = read_access(flags, url=flags.url)
-    found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(), _port(flags.listen)]
+    apart_s = None if flags.url is None else _seconds_apart(flags.url, access)
+    found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(apart_s), _port(flags.listen)]
     if flags.url is not None:
         found += _engine(flags.url, access, probe=flags.probe)
     lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in found]
@@ -156,19 +163,44 @@ def _files() -> Check:
     return Check("files", "ok", f"{soft if soft >= 0 else 'any number of'} open files")
 
 
-def _clock() -> Check:
-    is_set = _is_synchronised()
-    if is_set is False:
-        return Check("clock", "look", "it is set by no time server: hosts' traces may not align", "start chrony or NTP")
-    told = ", set by a time server" if is_set else ""
-    return Check("clock", "ok", f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns{told}")
+def _clock(apart_s: float | None) -> Check:
+    """Judge the clock by the kernel, the time service and the engine's clock; one that nothing speaks against is ok."""
+    is_set, told = _is_synchronised(), f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns"
+    if apart_s is not None and abs(apart_s) > MOST_APART_S:
+        way = "ahead of" if apart_s > 0.0 else "behind"
+        advice = "set both by a time server: chrony or NTP"
+        return Check("clock", "look", f"{told}, {abs(apart_s):,.0f} s {way} the engine's", advice)
+    told += "" if apart_s is None else f", within {MOST_APART_S:g} s of the engine's"
+    if is_set:
+        return Check("clock", "ok", f"{told}, set by a time server")
+    if is_set is None or _in_container():
+        why = "the kernel does not say" if is_set is None else "a container does not see the host's time service"
+        unknown = f"cannot tell here if a time server sets it, because {why}; on the host run timedatectl"
+        return Check("clock", "ok", f"{told}; {unknown}")
+    return Check("clock", "look", f"{told}, set by no time server: hosts' traces may not align", "start chrony or NTP")
 
 
 def _is_synchronised() -> bool | None:
-    """Ask the kernel; None: it does not tell."""
+    """Ask the kernel, then systemd's time service; None: neither tells."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None) if sys.platform == "linux" else None
     state = -1 if adjtimex is None else int(adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)))
+    if SYNCHRONISED_FILE.exists():
+        return True
     return None if state < 0 else state != UNSYNCHRONISED
+
+
+def _in_container() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.exists() for file in CONTAINER_FILES)
+
+
+def _seconds_apart(url: str, access: Access) -> float | None:
+    """Return this clock's seconds ahead of the engine's; None: the engine tells no time."""
+    with ControlClient(url, access) as control:
+        told = control.date()
+    try:
+        return time.time() - parsedate_to_datetime(told).timestamp()
+    except ValueError:
+        return None
 
 
 def _port(listen: str) -> Check:

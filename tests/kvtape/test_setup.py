@@ -5,7 +5,10 @@ import shutil
 import socket
 import subprocess
 import tomllib
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +21,7 @@ from engines.sglang import SGLANG
 from engines.vllm import VLLM
 from kvtape.__main__ import main
 from kvtape.completion import whole_parser
+from kvtape.doctor import _seconds_apart
 from kvtape.init import config_text
 from kvtape.parsers import parser_of
 from tracefile.hashing.hashkey import load_key
@@ -136,9 +140,59 @@ def test_doctor_looks_at_open_files_forms_and_the_clock(
     for forms, state in (("python", "look"), ("native", "ok")):
         monkeypatch.setattr("kvtape.doctor.forms", lambda forms=forms: forms)
         assert check("versions", capsys)[0] == state
-    for is_set, state in ((False, "look"), (True, "ok")):
-        monkeypatch.setattr("kvtape.doctor._is_synchronised", lambda is_set=is_set: is_set)
-        assert check("clock", capsys)[0] == state
+
+
+CANNOT_TELL = "ns; cannot tell here if a time server sets it, because {}; on the host run timedatectl"
+
+
+@pytest.mark.usefixtures("key_file")
+@pytest.mark.parametrize(
+    ("told", "apart_s", "found"),
+    [
+        ((0, False, False), None, ("ok", "ns, set by a time server")),
+        ((5, False, False), None, ("look", "ns, set by no time server: hosts' traces may not align")),
+        ((5, True, False), None, ("ok", "ns, set by a time server")),
+        ((5, False, True), None, ("ok", CANNOT_TELL.format("a container does not see the host's time service"))),
+        ((-1, False, False), None, ("ok", CANNOT_TELL.format("the kernel does not say"))),
+        ((0, False, False), 1.5, ("ok", "ns, within 2 s of the engine's, set by a time server")),
+        ((0, False, False), -90.0, ("look", "ns, 90 s behind the engine's")),
+        ((5, False, True), 3600.0, ("look", "ns, 3,600 s ahead of the engine's")),
+    ],
+)
+def test_doctor_judges_the_clock_by_all_that_tells(
+    told: tuple[int, bool, bool],
+    apart_s: float | None,
+    found: tuple[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    kernel, service, container = told
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(adjtimex=lambda buffer: kernel))
+    monkeypatch.setattr("kvtape.doctor.SYNCHRONISED_FILE", tmp_path if service else tmp_path / "none")
+    monkeypatch.setattr("kvtape.doctor.CONTAINER_FILES", (tmp_path,) if container else ())
+    monkeypatch.setattr("kvtape.doctor._seconds_apart", lambda *_: apart_s)
+    state, text, _ = check("clock", request.getfixturevalue("capsys"), "--url", "http://127.0.0.1:1")
+    assert (state, text.partition(" ")[2]) == found
+
+
+def test_the_engines_clock_is_read_from_its_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every uvicorn sends it; ``sim serve`` sends none."""
+
+    class Dated(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response_only(200)
+            self.send_header("Date", formatdate(1_000_000_000, usegmt=True))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Dated) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setattr("kvtape.doctor.time", SimpleNamespace(time=lambda: 1_000_000_060.5))
+        assert _seconds_apart(f"http://127.0.0.1:{server.server_port}", Access()) == 60.5
+    assert _seconds_apart("http://127.0.0.1:1", Access()) is None
 
 
 @pytest.mark.usefixtures("key_file")
