@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
@@ -151,7 +152,7 @@ def _solve(config: FitConfig, loaded: Loaded, settings: Settings, lender: Lender
     terms = default_terms(config.extra_terms or ())
     fits = [
         fit_variant(captures, schedules[variant.config.async_scheduling], variant, terms)
-        for variant in counted(variants, "variants")
+        for variant in counted(variants, "fit, shapes of engine tried")
     ]
     best, trials = choose(fits), list[Trial]()
     own = schedules[best.variant.config.async_scheduling]
@@ -252,10 +253,10 @@ def _with_lender(model: Model, loan: Loan, captures: int) -> Model:
 def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
     """Schedules of every capture, composed ahead or not: they do not depend on the API server."""
     configs = {variant.config.async_scheduling: variant.config for variant in variants}
-    return {
-        ahead: [schedule_of(capture, config) for capture in counted(captures, "schedules")]
-        for ahead, config in configs.items()
-    }
+    found: dict[bool, list[Reconstruction]] = {ahead: [] for ahead in configs}
+    for ahead, capture in counted(list(product(configs, captures)), "fit, steps rebuilt"):
+        found[ahead].append(schedule_of(capture, configs[ahead]))
+    return found
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:

@@ -253,7 +253,10 @@ def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
         names = [
             name for name in EXTRA_TERMS if name not in best.extra_terms and seen.counts[:, columns_of((name,))].any()
         ]
-        more = [_try(seen, folds, (*best.extra_terms, name), ttft_loss) for name in counted(names, "terms")]
+        more = [
+            _try(seen, folds, (*best.extra_terms, name), ttft_loss)
+            for name in counted(names, "fit, further terms tried")
+        ]
         trials += more
         better = min(more, key=lambda trial: trial.loss, default=best)
         if not _is_better(better, best):

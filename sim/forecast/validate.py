@@ -246,7 +246,8 @@ def _predict(
 ) -> tuple[list[Run], Facts]:
     """Forecast ``run`` under ``scenario``, by the model as it was fitted or at a pace."""
     load, model = plan(captured, scenario), fitted if pace is None else with_pace(fitted, pace)
-    progress = counted(range(config.members), "forecasts")
+    what = "forecasts" if pace is None else "forecasts at the capture's pace"
+    progress = counted(range(config.members), f"{config.trace.name}, {what}")
     point, demand, _ = point_of(load, model, judged=False)
     drawn = members(model, config.members, config.seed, beyond_log_sd(point, model))
     found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))

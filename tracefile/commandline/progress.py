@@ -40,9 +40,11 @@ def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
 
 
 def progress_line(what: str, count: int, total: int | None, elapsed_s: float) -> str:
-    """Return the count, and where the total is known the time left at the pace so far."""
+    """Return the count, and where the total is known the time left at the pace so far; of all, the time they took."""
     if total is None:
         return f"{what}: {count:,}"
+    if count == total:
+        return f"{what}: all {count:,} in {clock(elapsed_s)}"
     return f"{what}: {count:,} of {total:,} · {clock((total - count) * elapsed_s / count)} left"
 
 
