@@ -82,11 +82,12 @@ def share_of(part: float, whole: float) -> str:
 
 
 def signed_percent(value: float) -> str:
-    """Return a relative error: +4.2 %, −12 %; a factor from +200 % on: ×14."""
+    """Return a relative error: +4.2 %, −12 %, 0.0 %; a factor from +200 % on: ×14."""
     if value >= 2.0:
         return f"×{factor(1.0 + value)}"
-    sign = "+" if value >= 0 else "−"
-    return f"{sign}{abs(value) * 100:.{1 if abs(value) < 0.0995 else 0}f} %"
+    digits = f"{abs(value) * 100:.{1 if abs(value) < 0.0995 else 0}f}"
+    sign = "" if digits == "0.0" else "+" if value > 0 else "−"
+    return f"{sign}{digits} %"
 
 
 def duration_ms(value_ms: float) -> str:

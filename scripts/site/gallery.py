@@ -81,7 +81,7 @@ PAGES = (
         "evict",
         "Which eviction policy?",
         "Hits by size under six policies, beside Belady's bound.",
-        "sim curve $A --block-size 512 --evict vllm,lru,arc,s3-fifo,tail,belady --json > evict.json\n"
+        "sim curve $A --block-size 512 --evict arc,s3-fifo,tail,workload --json > evict.json\n"
         "report curve evict.json --html evict.html",
     ),
     Shown(

@@ -25,7 +25,7 @@ from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sam
 from sim.vllm.config import add_kv_groups
 from sim.vllm.eviction import EVICT_HELP
 from sim.workload.accesses import GroupedAccesses, read_accesses, read_block_sizes
-from sim.workload.chain import engine_chains, hashed_records
+from sim.workload.chain import engine_chains, hashed_batches, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
@@ -166,7 +166,7 @@ def policies_at(trace: Path, evicts: list[str], curve: HitCurve, cache_tokens: l
         return []
     sizes = sizes or sorted({curve.size_for_share(share) for share in POLICY_SHARES})
     with open_trace(trace) as reader:
-        parts = list(read_requests(reader, engine_chains(reader.meta, curve.block_size)))
+        parts = list(read_requests(hashed_batches(reader), engine_chains(reader.meta, curve.block_size)))
     return compare_policies(parts, evicts, [size for size in sizes if size], curve.block_size)
 
 

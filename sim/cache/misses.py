@@ -24,7 +24,7 @@ from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks
 from sim.kernels.layout import Records
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, engine_chains, hashed_batches
+from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
 from sim.workload.groups import (
     Grouping,
     Members,
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
-        prompts = lay_out(hashed_batches(reader), chains, grouping)
+        prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
     found = attribute(prompts, usable_blocks, arguments.free_rule, grouping, arguments.evict or "vllm")
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))

@@ -28,11 +28,10 @@ from sim.kernels.pool import (
 )
 from sim.vllm.eviction import BELADY, parse_evict
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
-from sim.workload.chain import Chains, hashed_batches, known_blocks, leading_keys
+from sim.workload.chain import Chains, known_blocks, leading_keys
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
-from tracefile.records.reader import TraceReader
 
 UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
@@ -122,8 +121,8 @@ class OneByOnePool:
 _NO_REQUESTS = Requests(NO_ROWS, NO_ROWS, NO_ROWS, NO_KEYS, np.empty(0, REQUEST))
 
 
-def read_requests(reader: TraceReader, chains: Chains) -> Iterator[Requests]:
-    return (lay_out(batch, hashes, chains) for batch, hashes in hashed_batches(reader))
+def read_requests(batches: Iterable[tuple[Batch, Hashes]], chains: Chains) -> Iterator[Requests]:
+    return (lay_out(batch, hashes, chains) for batch, hashes in batches)
 
 
 def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
@@ -152,6 +151,20 @@ def pool_of(
     whole = joined(parts)
     requests = whole.requests[whole.fits(usable_blocks)]
     return OneByOnePool(usable_blocks, free_rule, evict, requests, block_size), [whole]
+
+
+def by_arrival(whole: Requests) -> Requests:
+    """Return the requests by arrival; in file order if a time is missing."""
+    arrival_ms = whole.requests["arrival_ms"]
+    if np.isnan(arrival_ms).any():
+        return whole
+    order = np.argsort(arrival_ms, kind="stable")
+    return whole._replace(
+        rows=whole.rows[order],
+        prompt_tokens=whole.prompt_tokens[order],
+        computed_tokens=whole.computed_tokens[order],
+        requests=whole.requests[order],
+    )
 
 
 def joined(parts: Iterable[Requests]) -> Requests:

@@ -1,8 +1,8 @@
 """Hits of vLLM's pool under several policies of eviction at the same sizes, with Belady's as the bound.
 
-Requests come one at a time, as in ``sim pool``. Belady's policy evicts the block whose next lookup is the farthest. As
-a block is looked up whenever one after it in its chain is, it never evicts one that another cached block needs; so no
-policy that evicts only to make room has more hits.
+Requests come one at a time, by arrival as in the curve. Belady's policy evicts the block whose next lookup is the
+farthest. As a block is looked up whenever one after it in its chain is, it never evicts one that another cached block
+needs; so no policy that evicts only to make room has more hits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from measure.cacheuse import PolicyHits
 from measure.table import table_lines
-from sim.cache.onebyone import OneByOnePool, Requests, joined
+from sim.cache.onebyone import OneByOnePool, Requests, by_arrival, joined
 from sim.cache.sampledcurve import GROUPS, T_95
 from sim.vllm.eviction import parse_evict
 from tracefile.records.arrays import FloatArray, IntArray
@@ -37,7 +37,7 @@ def compare_policies(
     parts: Iterable[Requests], policies: Sequence[str], sizes: Sequence[int], block_size: int
 ) -> list[PolicyHits]:
     """Return the hits of each policy at each of ``sizes``, in usable blocks."""
-    whole = joined(parts)
+    whole = by_arrival(joined(parts))
     hits = {
         policy: np.stack([hits_of_requests(whole, size, policy, block_size) for size in sizes]) for policy in policies
     }

@@ -20,7 +20,15 @@ from sim.sglang.radix import RadixPool
 from sim.vllm.config import add_evict, add_free_rule, add_kv_groups
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, engine_chains, finest_records, hashed_records, tokens_computed
+from sim.workload.chain import (
+    Chains,
+    engine_chains,
+    finest_records,
+    hashed_batches,
+    hashed_records,
+    in_file_order,
+    tokens_computed,
+)
 from tracefile.commandline.configfile import flag_of
 from tracefile.files.reading import open_trace
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
@@ -209,7 +217,8 @@ def count_pool_hits(
     # The other caches need no compiled code.
     from sim.cache.onebyone import pool_of, read_requests  # noqa: PLC0415
 
-    pool, parts = pool_of(read_requests(reader, chains), usable_blocks, free_rule, evict, chains.block_size)
+    batches = in_file_order(hashed_batches(reader))
+    pool, parts = pool_of(read_requests(batches, chains), usable_blocks, free_rule, evict, chains.block_size)
     counts = HitCounts(block_size=chains.block_size, usable_blocks=usable_blocks)
     for part in parts:
         fits = part.fits(usable_blocks)

@@ -21,6 +21,8 @@ from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
 UNKNOWN = -1
+FAR_MS = 60_000.0
+"""Further behind a request that ended later, one is out of order: files have requests in the order of their ends."""
 FIRST_PRIVATE = -(2**63) - 1
 """Private keys go down from here: below every 64-bit hash, signed ones of other tools included."""
 
@@ -150,6 +152,24 @@ def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
             hashed = hashed or bool((hashes.prompt_blocks != NO_LIST).any())
             yield batch, hashes
     end_reading(reader, hashed=hashed)
+
+
+def in_file_order(batches: Iterator[tuple[Batch, Hashes]]) -> Iterator[tuple[Batch, Hashes]]:
+    """Yield ``batches``; at the end, tell of requests that stand behind others that ended long after them."""
+    latest_ms, behind, requests = -np.inf, 0, 0
+    for batch, hashes in batches:
+        ends_ms = batch.times("arrival_ms") + np.nan_to_num(batch.times("e2e_ms"))
+        reached_ms = np.fmax.accumulate(np.append(latest_ms, ends_ms))
+        latest_ms = reached_ms[-1]
+        behind += int((ends_ms < reached_ms[1:] - FAR_MS).sum())
+        requests += len(ends_ms)
+        yield batch, hashes
+    if behind:
+        print(
+            f"warning: {behind:,} of {requests:,} requests stand in the file behind others that ended more than "
+            f"{FAR_MS / 1e3:.0f} s later; they are taken in file order (sim curve: by arrival)",
+            file=sys.stderr,
+        )
 
 
 def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:

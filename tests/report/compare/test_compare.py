@@ -207,7 +207,7 @@ def spaced(name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, 
     [
         (1.25, {}, 1_000, "TTFT of all requests is 25.0 % higher at the median (90 % interval +25 % to +25 %)"),
         (0.97, {"source": "sim"}, 1_000, "is 3.0 % too low at the median (90 % interval −3.0 % to −3.0 %)"),
-        (1.0, {}, 1_000, "is the same at the median (90 % interval +0.0 % to +0.0 %)"),
+        (1.0, {}, 1_000, "is the same at the median (90 % interval 0.0 % to 0.0 %)"),
         (
             4.2,
             {"engine": Engine(enable_prefix_caching=False)},

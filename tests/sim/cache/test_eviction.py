@@ -16,8 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache.chains import chain_places
-from sim.cache.onebyone import REQUEST, OneByOnePool, Requests, joined, lay_out, read_requests
+from sim.cache.onebyone import REQUEST, OneByOnePool, Requests, lay_out, read_requests
 from sim.cache.policies import compare_policies
 from sim.engine.simstate import build_state
 from sim.kernels.blocks import CACHED, NO_SERIAL
@@ -27,7 +26,7 @@ from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import LEVELS, POLICIES, parse_evict
 from sim.workload.arrivals import plan_arrivals
-from sim.workload.chain import Chains, engine_chains
+from sim.workload.chain import Chains, engine_chains, hashed_batches
 from tests.sim.cache.test_segments import BLOCK, traffic
 from tests.sim.oracles import slow_objects
 from tests.sim.oracles.slow_eviction import SlowPool, Wanted
@@ -264,16 +263,27 @@ SHIPPED_NAMES = ["agentic-coding.jsonl.zst", "office-work.jsonl.zst"]
 def parts_of(path: Path, block_size: int | None = None) -> tuple[list[Requests], int]:
     with open_trace(path) as reader:
         chains = engine_chains(reader.meta, block_size)
-        return list(read_requests(reader, chains)), chains.block_size
+        return list(read_requests(hashed_batches(reader), chains)), chains.block_size
 
 
-def by_arrival(parts: Sequence[Requests]) -> Requests:
-    """Return requests of sessions that a file has one after the other."""
-    rows, prompt_tokens, computed_tokens, keys, requests = joined(parts)
-    order = np.argsort(requests["arrival_ms"], kind="stable")
-    requests = requests[order]
-    keys = keys[chain_places(requests["first_key"], requests["known_keys"])]
-    return Requests(rows[order], prompt_tokens[order], computed_tokens[order], keys, requests)
+def test_policies_take_requests_by_arrival_as_the_curve_does(tmp_path: Path) -> None:
+    """Two sessions of two turns, one after the other in the file, in turn by their times; the pool holds one and a half."""
+    lines = ['{"meta":{"schema":"kvtape/1","block_size":2,"hash":{"algorithm":"ids"}}}']
+    for session, first_ms in ((1, 0.0), (2, 1.0)):
+        for turn in (0, 1):
+            hashes = [100 * session + block for block in range(2 + turn)]
+            lines.append(
+                f'{{"request_id":"{session}.{turn}","arrival_ms":{first_ms + 10 * turn},'
+                f'"prompt_tokens":{2 * len(hashes)},"block_hashes":{hashes}}}'
+            )
+    path, by_time = tmp_path / "sessions.jsonl", tmp_path / "arrivals.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    by_time.write_text("\n".join([lines[0], lines[1], lines[3], lines[2], lines[4]]) + "\n")
+    found = [
+        compare_policies(*parts[:1], ["vllm", "belady"], [3, 6], parts[1]) for parts in map(parts_of, (path, by_time))
+    ]
+    assert found[0] == found[1]
+    assert found[0][0].hit_blocks == [1, 4]  # in file order 4 and 4: each session meets its own blocks
 
 
 @pytest.mark.parametrize(
@@ -289,8 +299,7 @@ def test_no_policy_hits_more_than_the_bound_at_any_size(trace: str, tmp_path: Pa
         path = tmp_path / "four.jsonl"
         with zstandard.open(SHIPPED / trace, "rt") as lines:
             path.write_text("".join(itertools.islice(lines, 4)))
-        sessions, block_size = parts_of(path, 512)
-        parts = [by_arrival(sessions)]
+        parts, block_size = parts_of(path, 512)
     else:
         parts, block_size = parts_of(path)
     largest = max(int(part.requests["num_blocks"].max()) for part in parts)

@@ -231,3 +231,21 @@ def test_sim_pool_imports_no_server_and_no_needless_compiler(flags: tuple[str, .
         [sys.executable, "-c", code, "pool", SIX, *flags], capture_output=True, text=True, check=True
     )
     assert ended.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(("second_ms", "warned"), [(70_000.0, True), (50_000.0, False)])
+def test_a_file_of_sessions_one_after_the_other_is_told(
+    second_ms: float, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(
+        '{"meta":{"schema":"kvtape/1","block_size":2,"hash":{"algorithm":"ids"}}}\n'
+        + "".join(
+            f'{{"request_id":"{number}","arrival_ms":{arrival_ms},"prompt_tokens":2,"block_hashes":[{number}]}}\n'
+            for number, arrival_ms in enumerate((0.0, second_ms, 1.0))
+        )
+    )
+    for command in (["pool"], ["misses", "--num-gpu-blocks", "9"]):
+        assert main([command[0], str(path), *command[1:]]) == 0
+        said = "1 of 3 requests stand in the file behind others that ended more than 60 s later"
+        assert (said in capsys.readouterr().err) == warned
