@@ -17,6 +17,7 @@ ONCE = "kvtape: compiling the simulator, once for this installation (up to a min
 def _as_in_a_new_process() -> Iterator[None]:
     machinecode._tell_of_compiling.cache_clear()
     before = list(event._registered[machinecode.COMPILING])
+    event._registered[machinecode.COMPILING].clear()
     yield
     event._registered[machinecode.COMPILING][:] = before
 
