@@ -267,7 +267,7 @@ def parts_of(path: Path, block_size: int | None = None) -> tuple[list[Requests],
 
 
 def test_policies_take_requests_by_arrival_as_the_curve_does(tmp_path: Path) -> None:
-    """Two sessions of two turns, one after the other in the file, in turn by their times; the pool holds less than both."""
+    """Two sessions: one after the other in the file, in turn by their times. The pool holds less than both."""
     lines = ['{"meta":{"schema":"kvtape/1","block_size":2,"hash":{"algorithm":"ids"}}}']
     for session, first_ms in ((1, 0.0), (2, 1.0)):
         for turn in (0, 1):
