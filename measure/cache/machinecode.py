@@ -49,7 +49,7 @@ class LateCode:
 
 def late(function: Compiled, **options: Any) -> Compiled:
     """Compile ``function`` when Python or a kernel first calls it."""
-    return cast(Compiled, LateCode(function, partial(_compile, **options)))
+    return cast(Compiled, LateCode(function, partial(compiled, **options)))
 
 
 def kept(function: Compiled, **options: Any) -> Compiled:
@@ -60,7 +60,8 @@ def kept(function: Compiled, **options: Any) -> Compiled:
     return cast(Compiled, LateCode(function, partial(compile_and_keep, **options)))
 
 
-def _compile(function: Any, **options: Any) -> Any:
+def compiled(function: Any, **options: Any) -> Any:
+    """Return numba's dispatcher of ``function``, which compiles it for each of its arguments' types."""
     numba = load_extra("numba")
     _spare_imports()
     _tell_of_compiling()
@@ -97,10 +98,10 @@ def notice(folder: str | None) -> str:
 
 def compile_and_keep(function: Any, **options: Any) -> Any:
     """Return numba's dispatcher of ``function``, whose machine code is kept."""
-    compiled = _compile(function, **options)
+    made = compiled(function, **options)
     with contextlib.suppress(RuntimeError):  # numba's word for no such folder
-        compiled.enable_caching()
-    return compiled
+        made.enable_caching()
+    return made
 
 
 def _spare_imports() -> None:

@@ -13,14 +13,21 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from measure.cache.machinecode import LateCode, compile_and_keep, late
+from measure.cache.machinecode import LateCode, compile_and_keep, compiled
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 
 def kernel(function: Kernel) -> Kernel:
     """Compile ``function`` into the kernels that call it; no other code may."""
-    return late(function, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+    def make(plain: Any) -> Any:
+        from sim.kernels import linking  # noqa: PLC0415 - see LateCode
+
+        options = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        return linking.once_for_literals(compiled(plain, pipeline_class=linking.KernelCompiler, **options))
+
+    return cast(Kernel, LateCode(function, make))
 
 
 class _Intrinsic(LateCode):
@@ -63,9 +70,11 @@ def entry(function: Kernel) -> Kernel:
     without Python's lock, so that threads run on cores of their own."""
 
     def make(plain: Any) -> Any:
-        compiled = compile_and_keep(plain, _nrt=False, nogil=True)
-        _forget_unreadable(compiled)
-        return compiled
+        from sim.kernels.linking import EntryCompiler  # noqa: PLC0415 - see LateCode
+
+        made = compile_and_keep(plain, pipeline_class=EntryCompiler, _nrt=False, nogil=True, no_cfunc_wrapper=True)
+        _forget_unreadable(made)
+        return made
 
     return cast(Kernel, LateCode(function, make))
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from numba.core import caching, config, event
 
 from measure.cache import machinecode
 from measure.cache.machinecode import kept
-from sim.kernels.compiling import entry
+from sim.kernels.compiling import entry, kernel
 
 ONCE = "kvtape: compiling the simulator, once for this installation (up to a minute) …\n"
 
@@ -57,3 +58,22 @@ def test_the_first_function_that_is_compiled_is_told_and_one_read_from_disk_is_n
     machinecode._tell_of_compiling.cache_clear()
     assert kind(doubled)(21) == 42
     assert not capsys.readouterr().err
+
+
+@kernel
+def total(one: int, other: int) -> int:
+    return one + other
+
+
+def test_a_kernel_is_compiled_once_into_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each literal number that a caller has, and not for itself."""
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+
+    @entry
+    def twice(number: int) -> int:
+        return total(total(number, 2), total(number, number))
+
+    called: Any = total
+    assert twice(3) == 11
+    [made] = called.compiled.overloads.values()
+    assert not made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
