@@ -14,13 +14,12 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
-from scipy.signal import lfilter
 from scipy.special import nctdtr, ndtr, ndtri, stdtrit
 
 from measure.resampling import busy_units, draw_weights
@@ -277,7 +276,7 @@ def paces(random: np.random.Generator, drift: float, hours: float) -> FloatArray
     kept = float(np.exp(-1.0 / (60.0 * hours)))
     steps = random.normal(0.0, drift, DAY_MIN + WINDOW_MIN - 1) * np.sqrt(1.0 - kept**2)
     steps[0] = random.normal(0.0, drift)
-    each = lfilter([1.0], [1.0, -kept], steps)
+    each = list(accumulate(steps.tolist(), lambda before, step: kept * before + step))
     return np.convolve(each, np.full(WINDOW_MIN, 1.0 / WINDOW_MIN), "valid")
 
 

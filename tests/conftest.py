@@ -1,6 +1,7 @@
 """Servers for tests over real sockets: the embedded engine as its own process, on a port of the system's choice."""
 
 import contextlib
+import fcntl
 import gc
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,17 +33,47 @@ def pytest_xdist_auto_num_workers() -> int:
     return 3 * (os.cpu_count() or 1)
 
 
+KERNELS = "KVTAPE_TESTS_COMPILING"
+"""Variable that names the file which is locked as long as kernels are compiled for all workers."""
+WITHOUT_KERNELS = {"engines", "loadgen", "replay", "tap", "tracefile", "wire"}
+_compiling: "subprocess.Popen[bytes] | None" = None
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the simulator and the tests before the workers start; on a fresh clone each would do so for itself."""
-    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
-        folder = Path(__file__).parent
-        collecting: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if not (folder / "wire" / "__pycache__").exists():
-            command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
-            collecting = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        with collecting:
-            command = [sys.executable, "-m", "tests.sim.compile_kernels"]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder.parent)
+    """Compile the simulator and the tests once; on a fresh clone each worker would do so for itself.
+
+    The workers start when the tests are compiled. The simulator takes one core for a minute: tests of other rooms run
+    on the other one meanwhile.
+    """
+    global _compiling  # noqa: PLW0603 - one for a run
+    if not getattr(session.config.option, "numprocesses", None) or hasattr(session.config, "workerinput"):
+        return
+    folder = Path(__file__).parent
+    with tempfile.NamedTemporaryFile(delete=False) as held:
+        os.environ[KERNELS] = held.name
+        fcntl.flock(held, fcntl.LOCK_EX)  # the process has it as long as it runs
+        command = [sys.executable, "-m", "tests.sim.compile_kernels"]
+        _compiling = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder.parent, pass_fds=[held.fileno()])
+    if not (folder / "wire" / "__pycache__").exists():
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Wait for the kernels, where a test may want them; its own time begins afterwards."""
+    if KERNELS in os.environ and item.path.relative_to(Path(__file__).parent).parts[0] not in WITHOUT_KERNELS:
+        with open(os.environ.pop(KERNELS), "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+    return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    """Say so if the kernels could not be compiled; then each process tried for itself."""
+    if _compiling is not None:
+        code = _compiling.wait()
+        Path(os.environ.pop(KERNELS)).unlink()
+        assert code == 0, "tests.sim.compile_kernels failed"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -621,10 +621,9 @@ def test_a_model_that_could_move_a_cursor_is_no_name(model: str) -> None:
     assert made("/v1/completions", {"model": model, "prompt": [1]}, usage_of(None)).record.model is None
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"messages":[' + b"{}," * 66_000_000 + b"{}]}", b'{"messages":[' + b"[]," * 5_000_000 + b"[]]}"]
-)
-def test_a_compressed_bomb_is_recorded_without_its_shape(body: bytes) -> None:
+@pytest.mark.parametrize(("piece", "times"), [(b"{},", 66_000_000), (b"[],", 5_000_000)])
+def test_a_compressed_bomb_is_recorded_without_its_shape(piece: bytes, times: int) -> None:
+    body = b'{"messages":[' + piece * times + piece[:2] + b"]}"
     reason = "request_encoding" if len(body) > 1 << 24 else "request_too_complex"
     found = made(
         "/v1/chat/completions", gzip.compress(body, 1), usage_of(None), request_headers={"content-encoding": "gzip"}

@@ -13,21 +13,21 @@ from wire.jsonsize import LARGE_BYTES, MAX_DECODED_BYTES, fits_in_memory
 
 
 @pytest.mark.parametrize(
-    ("text", "fits"),
+    ("head", "piece", "times", "tail", "fits"),
     [
-        (b'{"messages":[' + b"{}," * 2_000_000 + b"{}]}", False),
-        (b"[" + b"[]," * 2_000_000 + b"[]]", False),
-        (b"{" + b'"a":0,' * 1_000_000 + b'"a":0}', False),
-        (b'["' + b'","' * 1_500_000 + b'"]', False),
-        (b'{"prompt":[' + b"12345," * 1_000_000 + b"1]}", True),
-        (b'{"prompt":"' + b"{[,:" * 3_000_000 + b'"}', True),
-        (b'{"prompt":"' + b'\\\\\\"{},' * 2_000_000 + b'"}', True),
-        (b'{"a":"\\\\","b":[' + b'{"c":"\\"{},"},' * 600_000 + b"0]}", False),
-        (b"{}," * (LARGE_BYTES // 3), True),
+        (b'{"messages":[', b"{},", 2_000_000, b"{}]}", False),
+        (b"[", b"[],", 2_000_000, b"[]]", False),
+        (b"{", b'"a":0,', 1_000_000, b'"a":0}', False),
+        (b'["', b'","', 1_500_000, b'"]', False),
+        (b'{"prompt":[', b"12345,", 1_000_000, b"1]}", True),
+        (b'{"prompt":"', b"{[,:", 3_000_000, b'"}', True),
+        (b'{"prompt":"', b'\\\\\\"{},', 2_000_000, b'"}', True),
+        (b'{"a":"\\\\","b":[', b'{"c":"\\"{},"},', 600_000, b"0]}", False),
+        (b"", b"{},", LARGE_BYTES // 3, b"", True),
     ],
 )
-def test_structure_is_counted_and_text_is_not(text: bytes, fits: bool) -> None:
-    assert fits_in_memory(text) is fits
+def test_structure_is_counted_and_text_is_not(head: bytes, piece: bytes, times: int, tail: bytes, fits: bool) -> None:
+    assert fits_in_memory(head + piece * times + tail) is fits
 
 
 def weight(value: Any) -> int:
