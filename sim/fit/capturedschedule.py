@@ -176,6 +176,8 @@ class CapturedSchedule:
         seats = self.scheduler.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
         while self._pending and ahead.budget > 0 and seats > 0:
             place = self._pending[-1]
+            if self._is_to_come(place, ahead):
+                break
             arrival = self._outcomes[place].arrival
             unread = bool(arrival.record.prompt_logprobs)
             depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, unread)
@@ -207,6 +209,14 @@ class CapturedSchedule:
         while hits < most and (hashes[hits] in ahead.filled or pool.lookup(hashes[hits : hits + 1], 1)):
             hits += 1
         return hits * self.scheduler.config.block_size
+
+    def _is_to_come(self, place: int, ahead: StepAhead) -> bool:
+        """True if a request arrives after the step ``ahead``; then its hits need no lookup to say that it is not due."""
+        arrival_ms, later = self._outcomes[place].arrival.arrival_ms, self._left.get(place, 0)
+        if arrival_ms <= self._now_ms or later < 0:
+            return False
+        ends_ms = self._seen.ends_ms(ahead.sampling, -later)
+        return not ends_ms or arrival_ms >= median(ends_ms)
 
     def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
         """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token comes no sooner."""
