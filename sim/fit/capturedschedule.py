@@ -211,7 +211,7 @@ class CapturedSchedule:
         return hits * self.scheduler.config.block_size
 
     def _is_to_come(self, place: int, ahead: StepAhead) -> bool:
-        """True if a request arrives after the step ``ahead``; then its hits need no lookup to say that it is not due."""
+        """True if a request arrives after the step ``ahead``: it is not due, however many tokens it would hit."""
         arrival_ms, later = self._outcomes[place].arrival.arrival_ms, self._left.get(place, 0)
         if arrival_ms <= self._now_ms or later < 0:
             return False

@@ -342,14 +342,14 @@ def end(record: Record) -> float:
     return record.end_ms() or 0.0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(traces())
 def test_offline_links_are_the_oracle_s(trace: list[Record]) -> None:
     told = infer_sessions(trace, B).records
     assert [r.parent_id for r in told] == [oracle_parent(r, trace) for r in trace]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(traces())
 def test_online_links_are_the_oracle_s_on_what_was_given(trace: list[Record]) -> None:
     index = SessionIndex(B)

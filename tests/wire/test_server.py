@@ -408,7 +408,7 @@ def test_connection_close_is_honoured_and_http_1_0_closes() -> None:
         assert len(converse(talk)) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
     cuts=st.lists(st.integers(0, 300), max_size=8),

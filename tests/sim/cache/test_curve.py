@@ -68,7 +68,7 @@ prompts_in_a_tree = st.lists(st.tuples(letters.map(chained), st.integers(0, 7)),
 prompts_at_random = st.lists(st.tuples(st.lists(st.integers(0, 12), max_size=7), st.integers(0, 7)), max_size=30)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.one_of(prompts_in_a_tree, prompts_at_random))
 def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt]) -> None:
     found = accesses(prompts)

@@ -73,7 +73,7 @@ class SlowUse:
             self.held.update(owners.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(prompts, st.integers(1, 15))
 def test_groups_use_the_cache_as_in_a_plain_lru(found: list[Prompt], size: int) -> None:
     use = cache_use(accesses(found), BY_SESSION, [size])[0]

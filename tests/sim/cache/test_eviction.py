@@ -73,7 +73,7 @@ def compiled_hits(
     return pool.run(part.keys, requests).tolist(), pool.evicted_blocks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traffic(), st.integers(2, 60), st.sampled_from(CHOICES))
 def test_every_policy_does_what_the_slow_pool_does(records: list[Record], usable: int, evict: str) -> None:
     asked = wanted(records, usable)
@@ -132,7 +132,7 @@ def test_on_single_objects_policies_hit_as_in_libcachesim() -> None:
             assert object_hits(objects(), size, evict) == expected, (evict, size)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 11), max_size=80), st.integers(1, 9))
 def test_on_single_objects_policies_hit_as_their_papers_say(keys: list[int], size: int) -> None:
     assert object_hits(keys, size, "slru") == slow_objects.slru(keys, size)

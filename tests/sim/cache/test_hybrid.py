@@ -144,7 +144,7 @@ def test_kernels_give_what_the_readable_cache_gives(seed: int, blocks: int) -> N
 @pytest.mark.vllm  # for its compilation
 @pytest.mark.timeout(900)
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_compiled_cache_is_the_readable_one(seed: int, blocks: int) -> None:
     assert_equal_to_the_readable(run_one_by_one, seed, blocks)
 

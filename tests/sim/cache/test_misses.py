@@ -120,7 +120,7 @@ def prompts(records: list[Record], by: Grouping | None = None) -> Prompts:
     return lay_out([(batch, batch.hashes())], Chains(META), by)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(traces(), st.integers(1, 12), st.sampled_from(["vllm", "append_all"]))
 def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int, rule: FreeRule) -> None:
     by = Grouping(by="session")

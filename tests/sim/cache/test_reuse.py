@@ -45,7 +45,7 @@ def quantiles(values: list[float]) -> list[float]:
     return [ordered[math.ceil(len(ordered) * step / len(LEVELS)) - 1] for step in range(1, len(LEVELS) + 1)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(requests)
 def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> None:
     reuse = measure_reuse(accesses(found), 10.0)
@@ -79,7 +79,7 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
     assert reuse.first_accesses + len(times) == reuse.accesses == sum(len(prompt) for prompt, _ in found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(requests)
 def test_windows_count_different_blocks(found: list[Request]) -> None:
     reuse = measure_reuse(accesses(found), 10.0)

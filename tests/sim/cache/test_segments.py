@@ -47,7 +47,7 @@ def traffic(draw: st.DrawFn) -> list[Record]:
     return records
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(traffic(), st.integers(2, 60), st.sampled_from(get_args(FreeRule)), st.sampled_from([1, 3, 100]))
 def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int, rule: FreeRule, batch: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +56,7 @@ def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: in
     assert found == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(traffic())
 def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
     found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), None)

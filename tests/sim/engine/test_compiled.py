@@ -131,7 +131,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     load_seed=st.integers(0, 10**6),
     requests=st.integers(1, 40),

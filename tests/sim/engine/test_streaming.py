@@ -47,7 +47,7 @@ def written(arrivals: list[Arrival], config: EngineConfig, model: Model, seed: i
     return list(predicted_in_parts(parts_of(columns(arrivals), size), run, Tally(), config.block_size))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     load_seed=st.integers(0, 10**6),
     requests=st.integers(1, 60),

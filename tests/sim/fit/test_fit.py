@@ -75,7 +75,7 @@ def assert_recovered(truth: Model, found: Model) -> None:
         assert near or inside, f"{name}: {parameter.value} found as {got}"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
     truth = default_model()
     fitted = learn(truth, seed)

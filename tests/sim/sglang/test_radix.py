@@ -87,7 +87,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sizes=st.sampled_from([(1, 1), (2, 1), (4, 1), (4, 2), (4, 4)]), operations=OPERATIONS)
 def test_agrees_with_the_slow_tree(slow_radix: ModuleType, sizes: tuple[int, int], operations: list[Any]) -> None:
     block_size, page_size = sizes
@@ -119,7 +119,7 @@ def test_agrees_with_the_slow_tree(slow_radix: ModuleType, sizes: tuple[int, int
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     sizes=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4)]),
     room=st.integers(20, 60),

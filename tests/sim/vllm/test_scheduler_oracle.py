@@ -60,7 +60,7 @@ def chain(number: int, arrival: Arrival, block_size: int) -> list[int]:
     return [1000 * arrival.family + position for position in range(shared)] + private
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads())
 def test_every_step_is_the_slow_engines(slow_engine: ModuleType, workload: tuple[EngineConfig, list[Arrival]]) -> None:
     config, arrivals = workload

@@ -70,7 +70,7 @@ SAID = st.one_of(
 TEXT = st.lists(st.one_of(st.sampled_from(MARKS), SAID), max_size=14).map("".join)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(text=TEXT)
 def test_a_texts_ids_are_those_of_a_whole_encoding(model: Any, whole: Callable[[str], list[int]], text: str) -> None:
     assert model.segments is not None

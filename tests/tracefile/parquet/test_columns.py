@@ -71,7 +71,7 @@ records = st.fixed_dictionaries(
 ).map(lambda fields: Record(**cast("dict[str, Any]", fields)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(records, max_size=8))
 def test_every_record_comes_back(tmp_path_factory: pytest.TempPathFactory, given_records: list[Record]) -> None:
     path = write(tmp_path_factory.getbasetemp() / "property.parquet", given_records)
