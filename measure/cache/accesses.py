@@ -1,25 +1,46 @@
 """Requests as flat arrays of block numbers in order of arrival, for the passes that touch each block in turn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from measure.cache.chains import Int32Array
-from measure.cache.interning import NumberedChains, lay_out_numbers, leading, unlimited_hits
+from measure.cache.interning import PRIVATE, PackedChains, lay_out_chains, leading, unlimited_hits
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+
+MOST_BLOCKS: Final = 1 << 20
+"""Blocks of a piece, unless one request has more."""
+
+
+class Piece(NamedTuple):
+    """Successive requests."""
+
+    first: int
+    """Number of the first request."""
+    blocks: Int32Array
+    """Numbers of their blocks, root to leaf, or PRIVATE."""
+    starts: IntArray
+    """Place of each one's first in ``blocks``, and the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
     """Requests one after another, each with its full blocks, root to leaf: its prompt's, then its output's."""
 
-    blocks: Int32Array
-    """Dense numbers 0 … distinct − 1; a prompt block whose hash is not known has one of its own."""
+    chains: PackedChains
+    """Known blocks as numbers, in the trace's order."""
+    order: IntArray
+    """Chain of each request."""
+    known: IntArray
+    """Leading blocks of each request that have a number; the others are private: nothing else has them."""
     starts: IntArray
-    """Where each request's blocks start in ``blocks``; one more entry than requests."""
+    """Place of each request's first block among all; one more entry than requests."""
     limits: IntArray
     """How many leading blocks each request may hit."""
-    distinct: int
+    numbers: int
+    """Numbers lie below."""
     block_size: int
     prompt_tokens: IntArray
     arrival_ms: FloatArray
@@ -28,6 +49,37 @@ class Accesses:
     """The trace's block size. Null: ``block_size``."""
     whole_chains: int = 0
     """Requests whose filled blocks are all known, outputs' included."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the requests in order, so many at a time that their blocks fit in little memory."""
+        begins, first = self._begins(), 0
+        while first < len(self.limits):
+            end = int(np.searchsorted(self.starts, self.starts[first] + MOST_BLOCKS, side="right")) - 1
+            end = min(max(end, first + 1), len(self.limits))
+            yield self._piece(begins, first, end)
+            first = end
+
+    def _begins(self) -> IntArray:
+        return np.append(0, np.cumsum(self.chains.runs))
+
+    def _piece(self, begins: IntArray, first: int, end: int) -> Piece:
+        starts = self.starts[first : end + 1] - self.starts[first]
+        blocks = np.empty(int(starts[-1]), np.int32)
+        lay_out_chains(self.chains, begins, self.order[first:end], starts, blocks)
+        return Piece(first, blocks, starts)
+
+    @property
+    def distinct(self) -> int:
+        """Return the number of different blocks, private ones included."""
+        return self.numbers + int(self.starts[-1] - self.known.sum())
+
+    @property
+    def blocks(self) -> Int32Array:
+        """All blocks as dense numbers 0 … distinct − 1."""
+        blocks = self._piece(self._begins(), 0, len(self.limits)).blocks
+        private = blocks == PRIVATE
+        blocks[private] = np.arange(self.numbers, self.numbers + int(private.sum()), dtype=np.int32)
+        return blocks
 
     @property
     def input_tokens(self) -> int:
@@ -63,9 +115,11 @@ class Accesses:
 class KnownChains:
     """Requests of a trace, in its order, with the numbers of the blocks whose hashes it knows."""
 
-    numbered: NumberedChains
+    chains: PackedChains
+    numbers: int
+    """Numbers lie below."""
     known: IntArray
-    """Leading full blocks, of ``block_size``, that are known."""
+    """Leading full blocks, of ``block_size``, that are known: the numbers of each chain."""
     prompt_tokens: IntArray
     """1 or more."""
     prompt_logprobs: IntArray
@@ -84,18 +138,17 @@ class KnownChains:
 
 
 def lay_out_accesses(chains: KnownChains) -> Accesses:
-    """Return the requests in order of arrival; prompt blocks that are not known get numbers of their own."""
+    """Return the requests in order of arrival; prompt blocks that are not known are private."""
     order = chains.order
     known, tokens = chains.known[order], chains.prompt_tokens[order]
     blocks = np.maximum(tokens // chains.block_size, known)
-    starts = np.concatenate([[0], np.cumsum(blocks)])
-    numbered = chains.numbered._replace(firsts=chains.numbered.firsts[order])
-    found = lay_out_numbers(numbered, known, blocks, starts[:-1], int(starts[-1]))
     return Accesses(
-        blocks=found.keys,
-        starts=starts,
+        chains=chains.chains,
+        order=order,
+        known=known,
+        starts=np.concatenate([[0], np.cumsum(blocks)]),
         limits=(tokens - 1) // chains.block_size * (1 - chains.prompt_logprobs[order]),
-        distinct=found.distinct,
+        numbers=chains.numbers,
         block_size=chains.block_size,
         prompt_tokens=tokens,
         arrival_ms=chains.arrival_ms[order],

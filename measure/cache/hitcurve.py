@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from measure.cache.accesses import Accesses
-from measure.cache.stackdepth import count_depths
+from measure.cache.stackdepth import count_depths, untouched
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
@@ -97,10 +97,12 @@ def _longer(counts: IntArray, count: int) -> IntArray:
 
 def hit_curve(accesses: Accesses) -> HitCurve:
     """Return the hits of an LRU of every size."""
-    depths, requests_by_hits = count_depths(accesses.blocks, accesses.starts, accesses.limits, accesses.distinct)
-    hit_blocks = np.cumsum(depths)[1:]
+    recency, depths = untouched(int(accesses.starts[-1]), accesses.numbers), np.zeros(accesses.distinct + 1, np.int64)
+    requests_by_hits = np.zeros(int(accesses.limits.max(initial=0)) + 1, np.int64)
+    for piece in accesses.pieces():
+        count_depths(recency, piece, accesses.limits, depths, requests_by_hits)
     # From the last depth that occurs on, nothing changes any more.
-    hit_blocks = hit_blocks[: int(np.searchsorted(hit_blocks, hit_blocks[-1])) + 1] if depths.any() else hit_blocks[:0]
+    hit_blocks = np.cumsum(depths[: int(np.flatnonzero(depths).max(initial=0)) + 1])[1:]
     return HitCurve(
         np.arange(1, len(hit_blocks) + 1, dtype=np.int64),
         hit_blocks,

@@ -1,17 +1,22 @@
 """Chains of block hashes as dense numbers, for passes over all of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.chains import Int32Array, chain_places
+from measure.cache.chains import Int32Array
 from measure.cache.machinecode import kept
 from tracefile.hashing.splitmix64 import GOLDEN
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 
 _GOLDEN = np.uint64(GOLDEN)
 _ONE = np.uint64(1)
+PIECE: Final = 1 << 18
+"""Hashes that a table makes room for at a time."""
+PRIVATE: Final = -1
+"""Number of a block that nothing else has."""
 
 
 @dataclass(slots=True)
@@ -30,9 +35,12 @@ class Interner:
 
     def number(self, hashes: UInt64Array) -> Int32Array:
         """Return the number of each hash; new ones get the next numbers."""
-        self._make_room(len(hashes))
         numbers = np.empty(len(hashes), np.int32)
-        self.distinct = number_hashes(hashes, self._keys, self._slots, self.distinct, numbers)
+        for start in range(0, len(hashes), PIECE):  # all might be new, but few are
+            piece = hashes[start : start + PIECE]
+            self._make_room(len(piece))
+            into = numbers[start : start + PIECE]
+            self.distinct = number_hashes(piece, self._keys, self._slots, self.distinct, into)
         return numbers
 
     def _make_room(self, new: int) -> None:
@@ -45,47 +53,30 @@ class Interner:
         number_hashes(old, self._keys, self._slots, 0, np.empty(len(old), np.int32))
 
 
-class NumberedChains(NamedTuple):
-    """Chains of numbers below ``distinct``."""
+class PackedChains(NamedTuple):
+    """Chains of numbers as runs, each one more than the number before: a chain that shares its beginning has few."""
 
-    numbers: Int32Array
-    firsts: IntArray
-    """Place of each chain's first number."""
-    distinct: int
-    every: int = 1
-    """Numbers to a key, the last of which is the key's: the chain in blocks so many times as large."""
-
-
-@dataclass(frozen=True, slots=True)
-class InternedChains:
-    """Keys numbered 0 … ``distinct`` − 1; equal keys have equal numbers."""
-
-    keys: Int32Array
-    """Chain after chain, each at its place in ``starts``; between them −1."""
-    distinct: int
+    firsts: Int32Array
+    """First number of each run, chain after chain."""
+    lengths: Int32Array
+    runs: IntArray
+    """Runs of each chain."""
 
 
-def lay_out_chains(
-    hashes: UInt64Array, known: IntArray, lengths: IntArray, starts: IntArray, size: int
-) -> InternedChains:
-    """Number the keys of chains, and lay chain i out from ``starts[i]`` on in an array of ``size``.
+def pack_chains(numbers: Int32Array, counts: IntArray) -> PackedChains:
+    """Pack chains of ``counts`` numbers, one after another."""
+    ends = np.cumsum(counts)
+    begins = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1] + 1, out=begins[1:])
+    begins[(ends - counts)[counts > 0]] = True
+    places = np.flatnonzero(begins)
+    lengths = np.diff(places, append=len(numbers)).astype(np.int32)
+    return PackedChains(numbers[places], lengths, np.diff(np.searchsorted(places, np.append(0, ends))))
 
-    The ``known`` first keys of the chains follow one another in ``hashes``; the others are private, and differ.
-    """
-    interner = Interner()
-    chains = NumberedChains(interner.number(hashes), np.cumsum(known) - known, interner.distinct)
-    return lay_out_numbers(chains, known, lengths, starts, size)
 
-
-def lay_out_numbers(
-    chains: NumberedChains, known: IntArray, lengths: IntArray, starts: IntArray, size: int
-) -> InternedChains:
-    """Lay chains that have numbers already out as ``lay_out_chains`` does."""
-    keys, distinct = np.full(size, -1, np.int32), chains.distinct
-    copy_chains(chains, known, keys, starts)
-    private = chain_places(starts + known, lengths - known)
-    keys[private] = np.arange(distinct, distinct + len(private))
-    return InternedChains(keys, distinct + len(private))
+def join_chains(parts: Sequence[PackedChains]) -> PackedChains:
+    """Return the chains of all parts, in order."""
+    return PackedChains(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def leading(starts: IntArray, counts: IntArray) -> BoolArray:
@@ -125,11 +116,18 @@ def number_hashes(
 
 
 @kept
-def copy_chains(
-    chains: NumberedChains, counts: IntArray, into: Int32Array, starts: IntArray
+def lay_out_chains(
+    chains: PackedChains, begins: IntArray, order: IntArray, starts: IntArray, blocks: Int32Array
 ) -> None:  # pragma: no cover - compiled
-    """Copy the numbers of ``counts[i]`` leading keys of chain i to ``starts[i]`` and after."""
-    for chain in range(len(counts)):
-        first = chains.firsts[chain] + chains.every - 1
-        for place in range(counts[chain]):
-            into[starts[chain] + place] = chains.numbers[first + chains.every * place]
+    """Lay chain ``order[i]`` out from ``starts[i]`` on, and PRIVATE from its end to ``starts[i + 1]``.
+
+    ``begins``: place of each chain's first run, and the end.
+    """
+    firsts, lengths, _ = chains
+    for request in range(len(order)):
+        place = starts[request]
+        for run in range(begins[order[request]], begins[order[request] + 1]):
+            for number in range(firsts[run], firsts[run] + lengths[run]):
+                blocks[place] = number
+                place += 1
+        blocks[place : starts[request + 1]] = PRIVATE

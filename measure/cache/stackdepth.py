@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from measure.cache.accesses import Piece
 from measure.cache.chains import Int32Array
 from measure.cache.machinecode import kept, late
 from tracefile.hashing.splitmix64 import mix64
-from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 
 FIRST_PLACES = 1 << 12
 mixed: Any = late(mix64)
 
 
 class Recency(NamedTuple):
-    """LRU order of all blocks."""
+    """LRU order of all blocks, from one piece of the requests to the next."""
 
     touched_at: IntArray
     """Place of each block's last touch; −1: never."""
@@ -28,76 +29,91 @@ class Recency(NamedTuple):
     """Bits at these places."""
     tree: npt.NDArray[np.int32]
     """A Fenwick tree of how many of them each word holds."""
+    state: IntArray
+    """The next place in time, and how many blocks were touched."""
+
+
+def untouched(accesses: int, numbers: int) -> Recency:
+    """Return the order before the first of so many touches of blocks with ``numbers``, and of private ones."""
+    words = (accesses >> 6) + 1
+    return Recency(
+        np.full(numbers, -1, np.int64),
+        np.zeros(words, np.uint64),
+        np.zeros(words + 1, np.int32),
+        np.zeros(2, np.int64),
+    )
 
 
 @kept
 def count_depths(
-    blocks: Int32Array, starts: IntArray, limits: IntArray, distinct: int
-) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
+    recency: Recency, piece: Piece, limits: IntArray, depths: IntArray, requests: IntArray
+) -> None:  # pragma: no cover - compiled
     """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
 
-    ``blocks``: dense block numbers below ``distinct``, request by request, root to leaf, from ``starts[r]`` to
-    ``starts[r + 1]``; ``limits[r]``: leading blocks that request r may hit. Returns ``distinct + 1`` counts: at d, the
-    blocks whose running maximum of depths is d, which hit in every cache of d blocks or more. Of the requests at h, so
-    many have h hits.
+    ``limits``: of all requests, the leading blocks that each may hit. ``depths`` counts at d the blocks whose running
+    maximum of depths is d, which hit in every cache of d blocks or more; ``requests`` at h those with h hits.
     """
-    depths = np.zeros(distinct + 1, np.int64)
-    most = 0
-    for request in range(len(limits)):
-        most = max(most, limits[request])
-    requests = np.zeros(most + 1, np.int64)
-    recency = _untouched(len(blocks), distinct)
-    now = 0
-    live = 0
+    before, blocks, starts = piece
+    touched_at = recency.touched_at
     for request in range(len(starts) - 1):
         first, end = starts[request], starts[request + 1]
         deepest = 0
         depth = 0
         expected = -2  # where the next block was touched if it came just before this one's touch
         hits = 0
-        for position in range(first, min(end, first + limits[request])):
-            at = recency.touched_at[blocks[position]]
+        for position in range(first, min(end, first + limits[before + request])):
+            block = blocks[position]
+            at = touched_at[block] if block >= 0 else -1
             if at < 0:
                 break
             hits += 1
-            depth = _depth(recency, live, at, expected, depth)
+            depth = _depth(recency, at, expected, depth)
             expected = at - 1
             deepest = max(deepest, depth)
             depths[deepest] += 1
         requests[hits] += 1
-        live += _touch(recency, blocks[first:end], now)
-        now += end - first
-    return depths, requests
+        _touch(recency, blocks[first:end])
+
+
+class AccessDepths(NamedTuple):
+    """Accesses of a piece."""
+
+    depths: IntArray
+    """0: never touched before."""
+    before: IntArray
+    """Request that touched the block before; −1: none."""
+    repeated: BoolArray
+    """True: the same request has named the block already."""
 
 
 @kept
-def access_depths(
-    blocks: Int32Array, starts: IntArray, distinct: int
-) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
-    """Return, by access, the depth (0: never touched) and the request that touched the block before (−1: none)."""
+def access_depths(recency: Recency, touched_by: IntArray, piece: Piece) -> AccessDepths:  # pragma: no cover - compiled
+    """Return the depths of a piece's accesses; ``touched_by``: by block, the request that touched it last, else −1."""
+    first_request, blocks, starts = piece
+    touched_at = recency.touched_at
     depths = np.zeros(len(blocks), np.int64)
     before = np.full(len(blocks), -1, np.int64)
-    touched_by = np.full(distinct, -1, np.int64)
-    recency = _untouched(len(blocks), distinct)
-    now = 0
-    live = 0
+    repeated = np.zeros(len(blocks), np.bool_)
     for request in range(len(starts) - 1):
         first, end = starts[request], starts[request + 1]
         depth = 0
         expected = -2
         for position in range(first, end):
-            at = recency.touched_at[blocks[position]]
+            block = blocks[position]
+            at = touched_at[block] if block >= 0 else -1
             if at < 0:
                 continue
-            depth = _depth(recency, live, at, expected, depth)
+            depth = _depth(recency, at, expected, depth)
             expected = at - 1
             depths[position] = depth
-            before[position] = touched_by[blocks[position]]
-        live += _touch(recency, blocks[first:end], now)
+            before[position] = touched_by[block]
+        _touch(recency, blocks[first:end])
         for position in range(first, end):
-            touched_by[blocks[position]] = request
-        now += end - first
-    return depths, before
+            block = blocks[position]
+            if block >= 0:
+                repeated[position] = touched_by[block] == first_request + request
+                touched_by[block] = first_request + request
+    return AccessDepths(depths, before, repeated)
 
 
 @kept
@@ -148,28 +164,21 @@ def resident_owners(
 
 
 @kept
-def _untouched(accesses: int, distinct: int) -> Recency:  # pragma: no cover - compiled
-    """Return ``distinct`` blocks before the first of so many touches."""
-    words = (accesses >> 6) + 1
-    return Recency(np.full(distinct, -1, np.int64), np.zeros(words, np.uint64), np.zeros(words + 1, np.int32))
+def _depth(recency: Recency, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
+    """Return the depth of the block touched at ``at``: ``before`` + 1 if that is ``expected``."""
+    return before + 1 if at == expected else recency.state[1] - bits_up_to(recency.tree, recency.bits, at) + 1
 
 
 @kept
-def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
-    """Return the depth of the block touched at ``at``: ``before`` + 1 if that is ``expected``; ``live`` blocks."""
-    return before + 1 if at == expected else live - bits_up_to(recency.tree, recency.bits, at) + 1
-
-
-@kept
-def _touch(recency: Recency, blocks: Int32Array, now: int) -> int:  # pragma: no cover - compiled
-    """Touch ``blocks`` from leaf to root from time ``now`` on; return the number of new blocks."""
-    touched_at, bits, tree = recency
-    fresh = 0
+def _touch(recency: Recency, blocks: Int32Array) -> None:  # pragma: no cover - compiled
+    """Touch ``blocks`` from leaf to root."""
+    touched_at, bits, tree, state = recency
+    now = state[0]
     old_word, new_word, cleared, added = 0, now >> 6, 0, 0
     for block in blocks[::-1]:
-        at = touched_at[block]
+        at = touched_at[block] if block >= 0 else -1
         if at < 0:
-            fresh += 1
+            state[1] += 1
         else:
             if at >> 6 != old_word:
                 add_bits(tree, old_word, -cleared)
@@ -181,11 +190,12 @@ def _touch(recency: Recency, blocks: Int32Array, now: int) -> int:  # pragma: no
             new_word, added = now >> 6, 0
         bits[new_word] |= np.uint64(1) << np.uint64(now & 63)
         added += 1
-        touched_at[block] = now
+        if block >= 0:
+            touched_at[block] = now
         now += 1
+    state[0] = now
     add_bits(tree, old_word, -cleared)
     add_bits(tree, new_word, added)
-    return fresh
 
 
 @kept

@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from measure.cache.accesses import KnownChains, lay_out_accesses
-from measure.cache.chains import Chains, known_blocks
+from measure.cache.chains import Chains, chain_places, known_blocks
 from measure.cache.hitcurve import HitCurve, hit_curve
-from measure.cache.interning import NumberedChains
+from measure.cache.interning import Interner, pack_chains
 from measure.cache.prefixtree import PrefixTree, TreeRequests, prefix_tree
 from measure.metrics.results import CacheSize
 from measure.metrics.sessions import session_order
@@ -59,8 +59,17 @@ def _known_chains(run: Run, chains: Chains) -> KnownChains:
     factor = engine_block(run.meta) // chains.block_size
     known = known_blocks(blocks, (prompt_tokens, output_tokens), chains.block_size, factor)
     filled = (prompt_tokens + np.maximum(output_tokens - 1, 0)) // (factor * chains.block_size)
+    within = chain_places(np.zeros(len(rows), np.int64), known)
+    numbers, count = (
+        chains.numbers[np.repeat(chains.starts[rows], known) + within * factor + factor - 1],
+        len(chains.hashes),
+    )
+    if factor > 1:  # so that chains are runs of successive numbers again
+        interner = Interner()
+        numbers, count = interner.number(numbers.astype(np.uint64)), interner.distinct
     return KnownChains(
-        numbered=NumberedChains(chains.numbers, chains.starts[rows], len(chains.hashes), factor),
+        chains=pack_chains(numbers, known),
+        numbers=count,
         known=known,
         prompt_tokens=prompt_tokens,
         prompt_logprobs=chains.unread[rows],

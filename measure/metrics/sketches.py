@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import fsum
 from operator import mul
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,21 +25,21 @@ class ValueCounts:
     counts: IntArray
 
     @classmethod
-    def of(cls, values: IntArray | FloatArray) -> Self:
-        found, counts = np.unique(values, return_counts=True)
-        return cls(found.astype(values.dtype), counts)
+    def of(cls, values: IntArray | FloatArray, counts: IntArray | None = None) -> Self:
+        """Count values that occur once each, or so many times."""
+        ordered: Any
+        ordered, place = np.unique(values, return_inverse=True)
+        weights = None if counts is None else counts.astype(np.float64)  # exact below 2⁵³
+        return cls(ordered, np.bincount(place, weights, len(ordered)).astype(np.int64))
 
     def plus(self, other: Self) -> Self:
-        values, place = np.unique(np.concatenate([self.values, other.values]), return_inverse=True)
-        counts = np.zeros(len(values), np.int64)
-        np.add.at(counts, place, np.concatenate([self.counts, other.counts]))
-        return type(self)(values, counts)
+        return type(self).of(np.concatenate([self.values, other.values]), np.concatenate([self.counts, other.counts]))
 
-    def quantiles(self, levels: Sequence[float]) -> FloatArray:
+    def quantiles(self, levels: Sequence[float]) -> IntArray | FloatArray:
         """Return quantiles of at least one value by the rule of sorted values."""
         up_to = np.cumsum(self.counts)
         places = [quantile_place(level, int(up_to[-1])) for level in levels]
-        return np.asarray(self.values[np.searchsorted(up_to, places, side="right")], np.float64)
+        return self.values[np.searchsorted(up_to, places, side="right")]
 
     def distribution(self, unit: str, levels: tuple[float, ...]) -> Distribution:
         count = int(self.counts.sum())

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from engines.modelconfig import kv_bytes_per_token
-from measure.cache.accesses import Accesses
+from measure.cache.accesses import Accesses, Piece
 from measure.cache.hitcurve import HitCurve, hit_curve
-from measure.cache.stackdepth import access_depths, resident_owners
+from measure.cache.stackdepth import access_depths, resident_owners, untouched
 from measure.cacheuse import CacheUse, GroupUse, PolicyHits
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
@@ -232,7 +232,8 @@ def cache_use(accesses: GroupedAccesses, grouping: Grouping, sizes: list[int]) -
 
 def needed_sizes(accesses: Accesses) -> IntArray:
     """The smallest cache in which each access hits; more than there are blocks: it hits in none."""
-    depths, _ = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
+    recency, touched_by = untouched(int(accesses.starts[-1]), accesses.distinct), np.full(accesses.distinct, -1)
+    depths = access_depths(recency, touched_by, Piece(0, accesses.blocks, accesses.starts)).depths
     never = accesses.distinct + 1
     depths[(depths == 0) | ~accesses.may_hit] = never
     # One running maximum over all: a request's values lie above all values of the request before it.

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from measure.cache.interning import InternedChains, lay_out_chains, unlimited_hits
+from measure.cache.chains import Int32Array
+from measure.cache.interning import Interner, unlimited_hits
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
 from sim.cache.hybrid import run as run_hybrid
@@ -146,7 +147,9 @@ class _LaidOut(NamedTuple):
 
     requests: Records
     prompt_tokens: IntArray
-    numbered: InternedChains
+    keys: Int32Array
+    """Request after request."""
+    distinct: int
 
 
 def _lay_out_all(prompts: Prompts) -> _LaidOut:
@@ -155,16 +158,17 @@ def _lay_out_all(prompts: Prompts) -> _LaidOut:
     requests["first_key"] = np.cumsum(known) - known
     keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
     tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])
-    return _LaidOut(requests, tokens, lay_out_chains(keys, known, known, requests["first_key"], len(keys)))
+    interner = Interner()
+    return _LaidOut(requests, tokens, interner.number(keys), interner.distinct)
 
 
 def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) -> tuple[list[str], IntArray, str]:
     """Names of the groups with the most prompt tokens, the place of each request among them, and their rule."""
-    requests, tokens, numbered = laid_out
+    requests, tokens, numbers, distinct = laid_out
     if grouping is None or prompts.members is None or not len(tokens):
         return [], np.zeros(len(tokens), np.int64), ""
-    starts = np.append(requests["first_key"], len(numbered.keys))
-    hits = unlimited_hits(numbered.keys, starts, requests["most_hits"], numbered.distinct)
+    starts = np.append(requests["first_key"], len(numbers))
+    hits = unlimited_hits(numbers, starts, requests["most_hits"], distinct)
     keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
     size = prompts.block_size
     chains = PrefixChains(keys, requests["first_key"], requests["prompt_blocks"], tokens // size, hits)
@@ -177,9 +181,8 @@ def _ask_pool(
     laid_out: _LaidOut, fits: BoolArray, group: IntArray, pool: OneByOnePool, block_size: int
 ) -> tuple[IntArray, IntArray]:
     """Tokens by cause of the requests that fit, shape (requests, causes), and the evictions by groups."""
-    numbered = laid_out.numbered
-    requests, evictions = laid_out.requests[fits], note_evictions(numbered.distinct, group[fits])
-    pool.run(numbered.keys.astype(np.uint64), requests, evictions)
+    requests, evictions = laid_out.requests[fits], note_evictions(laid_out.distinct, group[fits])
+    pool.run(laid_out.keys.astype(np.uint64), requests, evictions)
     full, partial = np.divmod(laid_out.prompt_tokens[fits], block_size)
     hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))
     unread = requests["prompt_logprobs"] > 0

@@ -6,24 +6,25 @@ like the curve's, but not asked for. A block without a known hash never comes ag
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from measure.cache.accesses import Accesses
+from measure.cache.accesses import Accesses, Piece
 from measure.cache.hitcurve import require_block_size
-from measure.cache.stackdepth import access_depths
+from measure.cache.interning import leading
+from measure.cache.stackdepth import AccessDepths, access_depths, untouched
 from measure.cacheuse import Distribution, Window
 from measure.metrics.sketches import ValueCounts
-from measure.quantiles import quantile_place
 from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
 from sim.workload.accesses import read_accesses
 from tracefile.commandline.durations import duration
-from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.study.parts import add_store_arguments, added_up
 
@@ -67,31 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
     block_size, window_ms = parse_block_size(arguments.block_size), 1e3 * arguments.window
     if arguments.each_trace:
-        found = merged_reuse(added_up(arguments, partial(_reuse_part, block_size)), window_ms)
+        found = merged_reuse(added_up(arguments, partial(_reuse_part, block_size)), window_ms, [])
     else:
         found = measure_reuse(read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
     found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
-
-
-def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
-    depths, before = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
-    asked = accesses.asked
-    again = (depths > 0) & asked
-    now, then = accesses.request_of[again], before[again]
-    return Reuse(
-        block_size=accesses.block_size,
-        requests=len(accesses.limits),
-        accesses=int(asked.sum()),
-        first_accesses=int((asked & ~again).sum()),
-        levels=LEVELS,
-        time_ms=distribution("ms", accesses.arrival_ms[now] - accesses.arrival_ms[then]),
-        distance_requests=distribution("requests", now - then),
-        distance_blocks=distribution("blocks", depths[again]),
-        window_ms=window_ms,
-        windows=working_set(accesses, depths == 0, window_ms),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +101,60 @@ class ReusePart:
         )
 
 
+def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
+    """Return the reuse of one trace's blocks."""
+    windows = _Windows(accesses, window_ms)
+    return merged_reuse(count_reuse(accesses, windows.add), window_ms, windows.found())
+
+
 def _reuse_part(block_size: int | None, trace: str) -> ReusePart:
-    accesses = read_accesses(Path(trace), block_size, needs_times=True)
-    depths, before = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
-    again = (depths > 0) & accesses.asked
-    now, then = accesses.request_of[again], before[again]
+    part = count_reuse(read_accesses(Path(trace), block_size, needs_times=True))
+    whole_ms = np.rint(part.time_ms.values).astype(np.int64)
+    return replace(part, time_ms=ValueCounts.of(whole_ms, part.time_ms.counts))
+
+
+def count_reuse(accesses: Accesses, also: Callable[[Piece, AccessDepths], None] | None = None) -> ReusePart:
+    """Count reuse times and distances; ``also`` is called with each piece of the requests."""
+    recency, touched_by = untouched(int(accesses.starts[-1]), accesses.numbers), np.full(accesses.numbers, -1)
+    at_depth = np.zeros(accesses.distinct + 1, np.int64)
+    none = np.empty(0, np.int64)
+    times_ms, distances = ValueCounts(np.empty(0), none), ValueCounts(none, none)
+    asked_in_all = 0
+    for piece in accesses.pieces():
+        first, _, starts = piece
+        found = access_depths(recency, touched_by, piece)
+        end = first + len(starts) - 1
+        asked = leading(starts, accesses.lookup_blocks[first:end])
+        again = (found.depths > 0) & asked
+        now, then = np.repeat(np.arange(first, end), np.diff(starts))[again], found.before[again]
+        now, then, counts = _equal_runs(now, then)
+        times_ms = times_ms.plus(ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
+        distances = distances.plus(ValueCounts.of(now - then, counts))
+        np.add.at(at_depth, found.depths[again], 1)
+        asked_in_all += int(asked.sum())
+        if also is not None:
+            also(piece, found)
+    depths = np.flatnonzero(at_depth)
+    distance_blocks = ValueCounts(depths, at_depth[depths])
     return ReusePart(
         accesses.block_size,
         len(accesses.limits),
-        int(accesses.asked.sum()),
-        int((accesses.asked & ~again).sum()),
-        ValueCounts.of(np.rint(accesses.arrival_ms[now] - accesses.arrival_ms[then]).astype(np.int64)),
-        ValueCounts.of(now - then),
-        ValueCounts.of(depths[again]),
+        asked_in_all,
+        asked_in_all - int(at_depth.sum()),
+        times_ms,
+        distances,
+        distance_blocks,
     )
 
 
-def merged_reuse(part: ReusePart, window_ms: float) -> Reuse:
-    """Return the reuse of many engines; without windows, as each engine has a clock of its own."""
+def _equal_runs(now: IntArray, then: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return pairs that differ from the pair before, and the length of each run of equal ones."""
+    begins = np.flatnonzero(np.append(True, (np.diff(now) != 0) | (np.diff(then) != 0))[: len(now)])
+    return now[begins], then[begins], np.diff(begins, append=len(now))
+
+
+def merged_reuse(part: ReusePart, window_ms: float, windows: list[Window]) -> Reuse:
+    """Return the reuse of one engine, or of many; these have clocks of their own, so no windows."""
     return Reuse(
         block_size=part.block_size,
         requests=part.requests,
@@ -147,43 +165,43 @@ def merged_reuse(part: ReusePart, window_ms: float) -> Reuse:
         distance_requests=part.distance_requests.distribution("requests", LEVELS),
         distance_blocks=part.distance_blocks.distribution("blocks", LEVELS),
         window_ms=window_ms,
-        windows=[],
+        windows=windows,
     )
 
 
-def distribution(unit: str, values: IntArray | FloatArray) -> Distribution:
-    if not len(values):
-        return Distribution(unit=unit, count=0, mean=None, quantiles=[])
-    quantiles = np.sort(values)[[quantile_place(level, len(values)) for level in LEVELS]].tolist()
-    return Distribution(unit=unit, count=len(values), mean=float(values.mean()), quantiles=quantiles)
+class _Windows:
+    """Windows of ``window_ms`` from the first arrival on."""
 
+    def __init__(self, accesses: Accesses, window_ms: float) -> None:
+        self._accesses, self._window_ms = accesses, window_ms
+        since_ms = accesses.arrival_ms - accesses.arrival_ms[:1]
+        self._window_of = (since_ms // window_ms).astype(np.int64)
+        self._count = int(self._window_of[-1]) + 1 if len(since_ms) else 0
+        if self._count > 1_000_000:
+            raise InputError(
+                f"--window: {window_ms / 1e3:g} s; it makes {self._count:,} windows; expected at most 1,000,000"
+            )
+        self._asked, self._touched, self._new = np.zeros((3, self._count), np.int64)
 
-def working_set(accesses: Accesses, first: BoolArray, window_ms: float) -> list[Window]:
-    """Windows of ``window_ms`` from the first arrival on; ``first``: which accesses are of blocks not seen before."""
-    if not len(accesses.arrival_ms):
-        return []
-    start_ms = float(accesses.arrival_ms[0])
-    window_of = ((accesses.arrival_ms - start_ms) // window_ms).astype(np.int64)
-    count = int(window_of[-1]) + 1
-    if count > 1_000_000:
-        raise InputError(f"--window: {window_ms / 1e3:g} s; it makes {count:,} windows; expected at most 1,000,000")
-    where = window_of[accesses.request_of]
-    touched = np.unique(where * accesses.distinct + accesses.blocks) // max(accesses.distinct, 1)
-    # A prompt that names a block twice touches it once.
-    fresh = np.unique(accesses.blocks[first], return_index=True)[1]
-    new = np.bincount(where[first][fresh], minlength=count)
-    columns = zip(
-        np.bincount(window_of, minlength=count).tolist(),
-        np.bincount(where[accesses.asked], minlength=count).tolist(),
-        np.bincount(touched, minlength=count).tolist(),
-        new.tolist(),
-        np.cumsum(new).tolist(),
-        strict=True,
-    )
-    return [
-        Window(start_ms=start_ms + number * window_ms, **dict(zip(_COUNTS, row, strict=True)))
-        for number, row in enumerate(columns)
-    ]
+    def add(self, piece: Piece, found: AccessDepths) -> None:
+        first, _, starts = piece
+        end = first + len(starts) - 1
+        where = np.repeat(self._window_of[first:end], np.diff(starts))
+        new = ~found.repeated & (found.depths == 0)
+        touched = new | (~found.repeated & (self._window_of[found.before] != where))
+        asked = leading(starts, self._accesses.lookup_blocks[first:end])
+        self._asked += np.bincount(where[asked], minlength=self._count)
+        self._touched += np.bincount(where[touched], minlength=self._count)
+        self._new += np.bincount(where[new], minlength=self._count)
+
+    def found(self) -> list[Window]:
+        start_ms = self._accesses.arrival_ms[:1].sum()
+        requests = np.bincount(self._window_of, minlength=self._count)
+        columns = (requests, self._asked, self._touched, self._new, np.cumsum(self._new))
+        return [
+            Window(start_ms=float(start_ms + number * self._window_ms), **dict(zip(_COUNTS, row, strict=True)))
+            for number, row in enumerate(zip(*(column.tolist() for column in columns), strict=True))
+        ]
 
 
 def describe(found: Reuse) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
-from measure.cache.interning import Interner, NumberedChains
+from measure.cache.interning import Interner, PackedChains, join_chains, pack_chains
 from sim.workload.arrivals import require_times
 from sim.workload.chain import Chains, engine_chains, hashed_batches, known_blocks, leading_keys
 from sim.workload.groups import Grouping, Groups, Members, PrefixChains
@@ -31,9 +31,7 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
     Raises InputError without hashes, or if ``needs_times`` and one is missing.
     """
     with open_trace(trace) as reader:
-        (columns,) = _read_columns(reader, [block_size])
-    if needs_times:
-        require_times(trace, columns.names, np.concatenate(columns.arrival_ms))
+        (columns,) = _read_columns(reader, [block_size], needs_times=needs_times)
     return columns.accesses()
 
 
@@ -47,11 +45,14 @@ def read_block_sizes(
 
 
 def _read_columns(
-    reader: TraceReader, block_sizes: Sequence[int | None], members: Members | None = None
+    reader: TraceReader, block_sizes: Sequence[int | None], members: Members | None = None, *, needs_times: bool = False
 ) -> "list[_Columns]":
-    columns = [_Columns(engine_chains(reader.meta, size)) for size in block_sizes]
+    columns = [_Columns(engine_chains(reader.meta, size), keeps=members is not None) for size in block_sizes]
     for batch, hashes in hashed_batches(reader):
         asked = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
+        if needs_times:
+            ids = batch.words("request_id")
+            require_times(reader.path, [ids[place] for place in asked.tolist()], batch.times("arrival_ms")[asked])
         for column in columns:
             column.add(batch, hashes, asked)
         if members is not None:
@@ -64,37 +65,36 @@ class _Columns:
     """Chains of a trace, batch by batch."""
 
     chains: Chains
-    names: list[str] = field(default_factory=list)
+    keeps: bool = False
+    """Keep the hashes too, which groups are made of."""
     arrival_ms: list[npt.NDArray[np.float64]] = field(default_factory=list)
     prompt_tokens: list[IntArray] = field(default_factory=list)
     prompt_logprobs: list[IntArray] = field(default_factory=list)
     known: list[IntArray] = field(default_factory=list)
     hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    """Known keys, request after request."""
+    """Known keys, request after request, if they are kept."""
+    interner: Interner = field(default_factory=Interner)
+    packed: list[PackedChains] = field(default_factory=list)
     whole_chains: int = 0
 
     def add(self, batch: Batch, hashes: Hashes, asked: IntArray) -> None:
         tokens = batch.numbers("prompt_tokens")
         known = known_blocks(batch, hashes, self.chains)[asked]
-        self.hashes.append(leading_keys(hashes, hashes.starts[asked], known, self.chains.factor))
+        keys = leading_keys(hashes, hashes.starts[asked], known, self.chains.factor)
+        self.hashes += [keys] if self.keeps else []
+        self.packed.append(pack_chains(self.interner.number(keys), known))
         self.known.append(known)
         filled = (tokens + np.maximum(batch.numbers("output_tokens") - 1, 0))[asked] // self.chains.block_size
         self.whole_chains += int((known >= filled).sum())
         self.prompt_tokens.append(tokens[asked])
         self.prompt_logprobs.append(batch.numbers("prompt_logprobs")[asked])
         self.arrival_ms.append(batch.times("arrival_ms")[asked])
-        words = batch.words("request_id")
-        self.names += [words[place] or "" for place in asked.tolist()]
 
     def accesses(self, members: Members | None = None) -> GroupedAccesses:
-        known, tokens, hashes = (
-            np.concatenate(self.known),
-            np.concatenate(self.prompt_tokens),
-            np.concatenate(self.hashes),
-        )
-        firsts, interner = np.cumsum(known) - known, Interner()
+        known, tokens = np.concatenate(self.known), np.concatenate(self.prompt_tokens)
         chains = KnownChains(
-            numbered=NumberedChains(interner.number(hashes), firsts, interner.distinct),
+            chains=join_chains(self.packed),
+            numbers=self.interner.distinct,
             known=known,
             prompt_tokens=tokens,
             prompt_logprobs=np.concatenate(self.prompt_logprobs),
@@ -108,5 +108,6 @@ class _Columns:
         if members is None:
             return GroupedAccesses(**parts)
         order, full = chains.order, found.lookup_blocks
+        hashes, firsts = np.concatenate(self.hashes), np.cumsum(known) - known
         prompts = PrefixChains(hashes, firsts[order], np.minimum(known[order], full), full, found.unlimited_hits)
         return GroupedAccesses(**parts, groups=members.groups(prompts, order, found.block_size))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache.interning import Interner, NumberedChains, lay_out_numbers
+from measure.cache.interning import PRIVATE, Interner, join_chains, lay_out_chains, pack_chains
 
 hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
 
@@ -20,9 +20,31 @@ def test_hashes_are_numbered_as_they_first_occur(batches: list[list[int]]) -> No
     assert interner.hashes.tolist() == list(numbers)
 
 
-def test_chains_in_larger_blocks_are_every_so_many_th_number() -> None:
-    # Two chains of five and four numbers; in blocks of two numbers, two are known of each, and one is private.
-    chains = NumberedChains(np.array([0, 1, 2, 3, 4, 0, 1, 5, 6], np.int32), np.array([0, 5]), 7, every=2)
-    found = lay_out_numbers(chains, np.array([2, 2]), np.array([3, 2]), np.array([0, 4]), 6)
-    assert found.keys.tolist() == [1, 3, 7, -1, 1, 6]
-    assert found.distinct == 8
+def test_a_chain_is_packed_as_runs_of_successive_numbers() -> None:
+    # 0 1 2 3, then none, then 0 1 4 5, then 6: its run begins anew, though 6 comes after 5.
+    packed = pack_chains(np.array([0, 1, 2, 3, 0, 1, 4, 5, 6], np.int32), np.array([4, 0, 4, 1]))
+    assert (packed.firsts.tolist(), packed.lengths.tolist()) == ([0, 0, 4, 6], [4, 2, 2, 1])
+    assert packed.runs.tolist() == [1, 0, 2, 1]
+    blocks = np.empty(7, np.int32)
+    begins = np.array([0, 1, 1, 3, 4])
+    lay_out_chains(packed, begins, np.array([2, 3, 1]), np.array([0, 4, 6, 7]), blocks)
+    assert blocks.tolist() == [0, 1, 4, 5, 6, PRIVATE, PRIVATE]
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 6), max_size=5), max_size=4), min_size=1, max_size=3), st.data())
+def test_packed_chains_come_back(parts: list[list[list[int]]], data: st.DataObject) -> None:
+    packed = join_chains(
+        [
+            pack_chains(
+                np.array([one for chain in part for one in chain], np.int32),
+                np.array([len(chain) for chain in part], np.int64),
+            )
+            for part in parts
+        ]
+    )
+    chains = [chain for part in parts for chain in part]
+    which = data.draw(st.permutations(range(len(chains))))
+    starts = np.cumsum([0] + [len(chains[place]) for place in which])
+    blocks = np.empty(starts[-1], np.int32)
+    lay_out_chains(packed, np.append(0, np.cumsum(packed.runs)), np.array(which, np.int64), starts, blocks)
+    assert blocks.tolist() == [one for place in which for one in chains[place]]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from measure.cache.accesses import Accesses
 from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.__main__ import main
+from sim.cache.reuse import LEVELS, count_reuse
 from sim.workload.accesses import read_accesses
+from tests.sim.cache.packed import in_order
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
 from tracefile.records.errors import InputError
 
@@ -48,8 +51,7 @@ def accesses(prompts: list[Prompt], block_size: int = 16) -> Accesses:
     blocks = [numbers.setdefault(block, len(numbers)) for prompt, _ in prompts for block in prompt]
     starts = np.cumsum([0] + [len(prompt) for prompt, _ in prompts])
     return Accesses(
-        np.array(blocks, np.int32),
-        starts.astype(np.int64),
+        *in_order(blocks, starts),
         np.array([limit for _, limit in prompts], np.int64),
         len(numbers),
         block_size,
@@ -69,10 +71,12 @@ prompts_at_random = st.lists(st.tuples(st.lists(st.integers(0, 12), max_size=7),
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.one_of(prompts_in_a_tree, prompts_at_random))
-def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt]) -> None:
+@given(st.one_of(prompts_in_a_tree, prompts_at_random), st.sampled_from([1, 8, 1 << 20]))
+def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt], piece: int) -> None:
     found = accesses(prompts)
-    curve = hit_curve(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("measure.cache.accesses.MOST_BLOCKS", piece)
+        curve = hit_curve(found)
     for size in range(1, found.distinct + 2):
         cache = OneSizeLru(size)
         assert curve.hits_at(size) == sum(cache.hits(prompt) for prompt in prompts), f"size {size}"
@@ -162,6 +166,28 @@ def test_mooncake_conversation() -> None:
     assert f"{curve.rate_at(len(curve.sizes)):.2%}" == "37.34%"
     assert curve.size_for_share(0.9) == 29_599
     check_one_size(found, curve, 10_000)
+
+
+@settings(max_examples=50, deadline=None)
+@given(prompts_at_random, st.lists(st.integers(0, 7), min_size=30, max_size=30))
+def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list[Prompt], known: list[int]) -> None:
+    cut = [prompt[:count] for (prompt, _), count in zip(prompts, known, strict=False)]
+    apart = [
+        (kept + [-1 - row * 10 - place for place in range(len(prompt) - len(kept))], limit)
+        for row, ((prompt, limit), kept) in enumerate(zip(prompts, cut, strict=True))
+    ]
+    expected, numbered = (
+        accesses(apart),
+        accesses([(kept, limit) for kept, (_, limit) in zip(cut, prompts, strict=True)]),
+    )
+    found = replace(numbered, starts=expected.starts, limits=expected.limits, prompt_tokens=expected.prompt_tokens)
+    assert found.distinct == expected.distinct
+    for name in ("hit_blocks", "bound_blocks", "lookup_blocks"):
+        assert np.array_equal(getattr(hit_curve(found), name), getattr(hit_curve(expected), name))
+    mine, theirs = (count_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (found, expected))
+    assert (mine.accesses, mine.first_accesses) == (theirs.accesses, theirs.first_accesses)
+    for name in ("time_ms", "distance_requests", "distance_blocks"):
+        assert getattr(mine, name).distribution("", LEVELS) == getattr(theirs, name).distribution("", LEVELS)
 
 
 def check_one_size(found: Accesses, curve: HitCurve, size: int) -> None:

@@ -16,6 +16,7 @@ from sim.__main__ import main
 from sim.cache.curve import cache_use
 from sim.workload.accesses import GroupedAccesses
 from sim.workload.groups import Grouping, Groups
+from tests.sim.cache.packed import in_order
 from tracefile import TraceWriter
 from tracefile.files.reading import load_trace
 from tracefile.hashing.downsampling import downsample
@@ -50,7 +51,7 @@ def accesses(found: list[Prompt]) -> GroupedAccesses:
     limits = np.array([limit for _, limit, _ in found], np.int64)
     tokens = 16 * np.diff(starts).astype(np.int64)
     missing = np.full(len(found), np.nan)
-    return GroupedAccesses(np.array(blocks, np.int32), starts, limits, len(numbers), 16, tokens, missing, groups=groups)
+    return GroupedAccesses(*in_order(blocks, starts), limits, len(numbers), 16, tokens, missing, groups=groups)
 
 
 class SlowUse:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from measure.cache.accesses import Accesses
 from sim.__main__ import main
 from sim.cache.reuse import LEVELS, measure_reuse
 from sim.workload.accesses import read_accesses
+from tests.sim.cache.packed import in_order
 from tracefile.records.errors import InputError
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
@@ -37,7 +39,7 @@ def accesses(found: list[Request]) -> Accesses:
     starts = np.cumsum([0] + [len(prompt) for prompt, _ in found])
     lengths = np.diff(starts)
     arrival_ms = 100.0 + np.cumsum([gap for _, gap in found])
-    return Accesses(np.array(blocks, np.int32), starts, lengths, len(numbers), 16, 16 * lengths, arrival_ms)
+    return Accesses(*in_order(blocks, starts), lengths, len(numbers), 16, 16 * lengths, arrival_ms)
 
 
 def quantiles(values: list[float]) -> list[float]:
@@ -45,7 +47,15 @@ def quantiles(values: list[float]) -> list[float]:
     return [ordered[math.ceil(len(ordered) * step / len(LEVELS)) - 1] for step in range(1, len(LEVELS) + 1)]
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.fixture(autouse=True, scope="module", params=[1 << 20, 4])
+def pieces(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Requests at once, and a few blocks at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("measure.cache.accesses.MOST_BLOCKS", request.param)
+        yield
+
+
+@settings(max_examples=40, deadline=None)
 @given(requests)
 def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> None:
     reuse = measure_reuse(accesses(found), 10.0)
@@ -79,7 +89,7 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
     assert reuse.first_accesses + len(times) == reuse.accesses == sum(len(prompt) for prompt, _ in found)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(requests)
 def test_windows_count_different_blocks(found: list[Request]) -> None:
     reuse = measure_reuse(accesses(found), 10.0)

@@ -17,6 +17,7 @@ from sim.__main__ import main
 from sim.cache.sampledcurve import Sampling, sample_curve
 from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains
+from tests.sim.cache.packed import in_order
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
@@ -46,7 +47,7 @@ def exact_curve(paths: list[list[int]]) -> HitCurve:
     starts = np.cumsum([0] + [len(path) for path in paths])
     lengths = np.diff(starts)
     missing = np.full(len(paths), np.nan)
-    return hit_curve(Accesses(np.array(blocks, np.int32), starts, lengths, len(numbers), 16, 16 * lengths, missing))
+    return hit_curve(Accesses(*in_order(blocks, starts), lengths, len(numbers), 16, 16 * lengths, missing))
 
 
 @settings(max_examples=80, deadline=None)
