@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache.interning import lay_out_chains
 from sim.engine.simstate import build_state
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
@@ -226,32 +225,6 @@ def test_known_keys_end_where_private_ones_begin() -> None:
     keys, counts = known_keys([[7, 2**64 - 1, FIRST_PRIVATE], [], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]])
     assert keys.tolist() == [7, 2**64 - 1, 7]
     assert counts.tolist() == [2, 0, 0, 1]
-
-
-@given(
-    chains=st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=8), max_size=8),
-    private=st.lists(st.integers(0, 3), min_size=8, max_size=8),
-)
-def test_equal_keys_get_equal_numbers(chains: list[list[int]], private: list[int]) -> None:
-    own = iter(range(-1, -100, -1))
-    whole = [chain + [next(own) for _ in range(count)] for chain, count in zip(chains, private, strict=False)]
-    known, lengths = (np.array([len(chain) for chain in some], np.int64) for some in (chains, whole))
-    ends = np.cumsum(lengths + 1)  # a gap after each
-    hashes = np.array([key for chain in chains for key in chain], np.uint64)
-    interned = lay_out_chains(hashes, known, lengths, ends - lengths - 1, int(lengths.sum()) + len(chains))
-    keys = [key for chain in whole for key in (*chain, None)]
-    for key, number in zip(keys, interned.keys.tolist(), strict=True):
-        same = {other for other, place in zip(keys, interned.keys.tolist(), strict=True) if place == number}
-        assert same == {key}
-        assert (number == -1) == (key is None)
-        assert number < interned.distinct
-
-
-def test_private_keys_are_numbered_apart() -> None:
-    known, lengths, starts = np.array([1, 0, 1]), np.array([2, 2, 1]), np.array([0, 2, 4])
-    interned = lay_out_chains(np.array([7, 7], np.uint64), known, lengths, starts, 5)
-    assert interned.keys.tolist() == [0, 1, 2, 3, 0]
-    assert interned.distinct == 4
 
 
 @pytest.mark.parametrize(

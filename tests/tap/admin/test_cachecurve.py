@@ -20,6 +20,7 @@ from tap.admin.state import LiveState
 from tap.admin.view import hit_curve_view
 from tap.ipc.exchange import AdminSetup, ServiceStats
 from tap.ipc.feed import SeenRecord
+from tests.sim.cache.packed import in_order
 from tracefile.files.reading import load_trace
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
@@ -66,8 +67,9 @@ def sim_curve(requests: Requests) -> HitCurve:
     starts = np.cumsum([0, *(len(blocks) for blocks, _ in requests)])
     prompts = np.array([tokens for _, tokens in requests])
     arrival_ms = np.arange(len(requests), dtype=np.float64)
-    blocks = np.array(flat, np.int32)
-    return hit_curve(Accesses(blocks, starts, (prompts - 1) // BLOCK, len(numbers), BLOCK, prompts, arrival_ms))
+    return hit_curve(
+        Accesses(*in_order(flat, starts), (prompts - 1) // BLOCK, len(numbers), BLOCK, prompts, arrival_ms)
+    )
 
 
 def curve_of(requests: Requests, **parts: float) -> list[float]:
