@@ -36,3 +36,8 @@ def test_times_and_sizes() -> None:
 
 def test_a_sentence_begins_with_one_capital_and_ends_with_one_stop() -> None:
     assert [wording.sentence(text) for text in ("of two", "Of two.", "p90 TTFT")] == ["Of two.", "Of two.", "P90 TTFT."]
+
+
+def test_a_sentence_has_one_capital() -> None:
+    assert wording.sentence("two words.") == "Two words."
+    assert wording.capitalized("") == ""

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from measure.cache.chains import Chains
 from measure.cache.prefixtree import PrefixNode, PrefixTree, TreeRequests, prefix_tree
+from measure.cache.reusable import PromptChains
+from tracefile import BlockHash, Record, RequestId
+from tracefile.records.batches import RecordBatch
 
 BLOCK = 16
 Request = tuple[str, list[int], int, int]
@@ -136,3 +139,11 @@ def test_every_count_by_sets_of_prefixes(found: list[Request], most: int) -> Non
         assert one.saved_tokens + parts == one.below_tokens
     largest = sorted((one.below_tokens for one in tree.nodes), reverse=True)[:most]
     assert sorted((one.below_tokens for one in fewer.nodes if one.name), reverse=True) == largest
+
+
+def test_batches_without_hashes_add_no_block() -> None:
+    chains = PromptChains(4, compiled=True)
+    chains.add(RecordBatch([Record(request_id=RequestId("a"), prompt_tokens=9)]))
+    chains.add(RecordBatch([Record(request_id=RequestId("b"), prompt_tokens=9, block_hashes=[BlockHash(7)])]))
+    found = chains.take()
+    assert (found.numbers.tolist(), found.hashes.tolist(), found.starts.tolist()) == ([0], [7], [0, 0])

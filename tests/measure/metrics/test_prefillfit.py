@@ -83,3 +83,16 @@ def test_the_slope_is_the_weighted_median_of_all_pairs(found: list[tuple[int, fl
     slope = next(slope for (slope, _), sum_ in zip(slopes, upto, strict=True) if sum_ >= upto[-1] / 2)
     assert fit is not None
     assert fit.ms_per_1000_tokens == pytest.approx(1000.0 * slope)
+
+
+def test_idle_requests_of_one_length_tell_no_slope_and_all_are_fitted() -> None:
+    alone = prefills([(500, 50.0)] * FEWEST_IDLE, concurrency=1)
+    queued = prefills([(500 + at, 50.0 + at) for at in range(1, 11)], concurrency=2)
+    fit = fit_prefill(run_of([*alone, *queued]))
+    assert fit is not None
+    assert (fit.n, fit.idle, fit.idle_requests) == (FEWEST_IDLE + 10, False, FEWEST_IDLE)
+    assert fit.ms_per_1000_tokens == pytest.approx(1000.0)
+    # A token more makes two lengths.
+    two = fit_prefill(run_of([*alone[1:], *prefills([(501, 51.0)], concurrency=1), *queued]))
+    assert two is not None
+    assert (two.n, two.idle) == (FEWEST_IDLE, True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from measure.metrics.requests import REQUEST_METRICS, request_counts
+from measure.metrics.requests import REQUEST_METRICS, ratio, request_counts
 from measure.metrics.statistics import statistics_of
 from measure.metrics.trace import measure_run
 from tests.measure.metrics.made import request, run_of
@@ -83,3 +83,9 @@ def test_itl_and_tbc_are_one_sample_only_while_every_read_has_one_token() -> Non
     assert one["tbc_ms"] == one["itl_ms"]
     two = measure_run(run_of([request("a", 0.0, itl_ms=[10.0, 30.0], itl_tokens=[1, 3])])).per_request
     assert [found.max if found else None for found in (two["tbc_ms"], two["itl_ms"])] == [30.0, 10.0]
+
+
+def test_a_share_of_nothing_is_unknown() -> None:
+    assert ratio(np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.0, 0.0, np.nan, 2.0])) == pytest.approx(
+        [np.nan, np.nan, np.nan, 0.5], nan_ok=True
+    )

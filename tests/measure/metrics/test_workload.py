@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from measure.metrics.results import Rates
+from measure.metrics.tables import workload_sentences
 from measure.metrics.trace import measure_run
 from measure.metrics.workload import measure_workload
 from tests.measure.metrics.made import request, run_of
@@ -88,3 +90,16 @@ def test_gpus_of_the_header_count_unless_the_command_says_otherwise() -> None:
 def test_a_trace_without_times_has_no_rates() -> None:
     found = measure_run(run_of([request("a", float("nan"), prompt_tokens=5)])).workload
     assert (found.wall_s, found.prompt_tps, found.concurrency, found.timeline) == (0.0, Rates(), None, None)
+
+
+def test_the_run_in_sentences() -> None:
+    found = measure_workload(RUN, 4)
+    lines = list(workload_sentences(found, 0.04))
+    assert lines[:2] == [
+        "wall time 100.0 s, 0.04 sessions/s",
+        "concurrency: mean 1.2, p50 1, p90 2, max 2",
+    ]
+    assert list(workload_sentences(msgspec.structs.replace(found, concurrency=None), None)) == [
+        "wall time 100.0 s, – sessions/s",
+        *lines[2:],
+    ]

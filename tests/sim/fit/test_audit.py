@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 from sim.__main__ import main
+from sim.fit import audit
+from sim.fit.schedule import Admitted, Reconstruction
+from sim.workload.arrivals import Arrival
 from tests.warmstart import run_warm
-from tracefile import InputError, Record, TraceWriter
+from tracefile import InputError, Record, RequestId, TraceWriter
 from wire.process import module_environment
 
 SEED = 5
@@ -167,3 +170,22 @@ def test_vllm_under_pressure(tmp_path: Path) -> None:
         tmp_path, "--engine", "vllm", "--num-gpu-blocks", "400", "--loads", "poisson", "--seconds", "15"
     )
     assert result["evicted_blocks"] > 0
+
+
+def admitted(hashes: list[int], reported: int, cached: int) -> Admitted:
+    record = Record(request_id=RequestId("r"), cached_tokens=reported)
+    arrival = Arrival(record, "runs", 4 * len(hashes) + 1, 1, hashes, 0.0)
+    return replace(Admitted(arrival), request=arrival.request(0), cached_tokens=cached)
+
+
+def test_a_hit_of_the_whole_known_chain_is_not_beyond_the_trace() -> None:
+    """Two blocks of four tokens were reported: all that the trace has of this request, and another one has them too."""
+    for others, reported, said in (
+        ([1, 2, 3], 8, None),
+        ([1, 3], 8, "cached before the capture, or part of an output whose ids are unknown"),
+        ([1, 2, 3], 12, "reported reaches beyond the hashes that the trace has of it"),
+        ([1, 2, 3], 7, "reported is no multiple of 4: another block size"),
+        ([1, 2, 3], 4, None),
+    ):
+        outcomes = [admitted([1, 2], reported, 4), admitted(others, 0, 0)]
+        assert audit._beyond_the_trace(0, Reconstruction(outcomes, 0, 0, 0, {}, []), 4) == said

@@ -17,14 +17,14 @@ from sim.fit import CachedSource
 from sim.fit import fit as fit_command
 from sim.fit.drift import Drift, drift_of_mean, estimate_drift
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
-from sim.fit.observations import Observations
+from sim.fit.observations import Observations, _assemble
 from sim.fit.regression import bootstrap, estimate_noise, solve
-from sim.fit.residuals import Requests, baseline_errors, locate_misfit
+from sim.fit.residuals import Requests, baseline_errors, locate_misfit, requests_of
 from sim.fit.variants import choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
-from tracefile import Engine, InputError, Meta, Record, TraceWriter
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter
 from tracefile.records.arrays import FloatArray
 
 
@@ -476,3 +476,15 @@ def test_misfit_is_located() -> None:
     off = requests([100.0] * 100, [100.0 if size < 150 else 80.0 for size in sizes], [False] * 100, sizes)
     cells = [cell for cell in locate_misfit(off, bins=2) if cell.axis == "prompt tokens"]
     assert [(cell.requests, cell.bias, cell.bias_ms) for cell in cells] == [(50, 0.0, 0.0), (50, -0.2, -20.0)]
+
+
+def test_a_first_token_at_once_without_an_end_was_seen_at_0() -> None:
+    found = requests_of([Record(request_id=RequestId("a"), ttft_ms=0.0)], [0], [5.0])
+    assert (found.seen_ms.tolist(), found.censored.tolist()) == ([0.0], [False])
+
+
+def test_a_capture_of_no_step_has_no_observation() -> None:
+    found = _assemble([], [])
+    assert [len(column) for column in (found.start_ms, found.seen_ms, found.counts, found.steps, found.capture)] == [
+        0
+    ] * 5

@@ -155,3 +155,14 @@ def test_too_little_to_fit_says_what_to_send() -> None:
     for uncached, gaps in ((np.full(3, 100.0), 50), (np.geomspace(64, 9000, 40), 3), (np.full(40, 700.0), 500)):
         with pytest.raises(InputError, match="loadgen --pattern calibration"):
             require_enough(uncached, gaps)
+
+
+def test_what_to_capture_next_says_if_the_range_is_missing(tmp_path: Path) -> None:
+    """One parameter without the range for it is enough to say so."""
+    hidden = Unidentified("t0_ms", "noise", "more", range_missing=False)
+    for found, line in (
+        ([hidden], "The captures have the range"),
+        ([hidden, Unidentified("a", "b", "c")], "The missing"),
+    ):
+        said = list(describe_open(found, "loadgen", [tmp_path / "a.jsonl"], tmp_path / "model-1.json"))
+        assert said[len(found) + 1].startswith(line)

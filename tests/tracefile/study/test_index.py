@@ -16,6 +16,7 @@ from tracefile.commandline.durations import moment
 from tracefile.files.writing import new_writer
 from tracefile.storage.remote import files_under
 from tracefile.study.index import IndexedFile, by_trace, index_store, traces_below
+from tracefile.study.summary import Summary
 
 DAY_S = 86_400.0
 BEGIN_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
@@ -129,3 +130,7 @@ def test_spans_hold_their_first_moment_and_not_their_last() -> None:
     file = IndexedFile("f", "f", 1, from_unix_s=10.0, until_unix_s=20.0)
     assert [file.overlaps(*span) for span in ((20, 30), (20.1, 30), (0, 10), (0, 10.1))] == [True, False, False, True]
     assert moment("2026-11-20T01:00+01:00") == moment("2026-11-20") == 1_795_132_800.0
+
+
+def test_a_summary_of_nothing_counts_nothing() -> None:
+    assert not any(getattr(Summary(), name) for name in Summary.__dataclass_fields__)
