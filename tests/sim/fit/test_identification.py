@@ -112,7 +112,13 @@ def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Pa
     assert [lack(name, held) for name in fitted.model.parameters] == [None] * 8
     assert held.answers_at_once >= 7  # of 8, nearly at once
     assert held.longest_cold > 6000
-    assert f"\n{held}\n" in describe_fit(fitted.model)
+    told, losses = describe_fit(fitted.model), fitted.model.diagnostics["terms"]
+    assert f"\n{held}\n" in told
+    tried = f"{min(losses.values()):.4f} to {max(losses.values()):.4f}"
+    assert (
+        f"{len(losses)} sets of terms tried, held-out loss {tried}; taken, with {losses['default']:.4f}: default\n"
+        in told
+    )
 
 
 @pytest.mark.parametrize(
