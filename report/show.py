@@ -91,11 +91,12 @@ def run(flags: argparse.Namespace) -> int:
         for line in folder.write_files(flags.files, found):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
-    return _told(flags, metrics, flags.trace.name)
+    return _told(flags, metrics, flags.trace.name, found.left_out)
 
 
-def _told(flags: argparse.Namespace, metrics: "TraceMetrics", name: str) -> int:
-    """Print metrics; return 1 if an SLO is missed."""
+def _told(flags: argparse.Namespace, metrics: "TraceMetrics", name: str, left_out: str = "") -> int:
+    """Print metrics and what is left out; return 1 if an SLO is missed."""
     told = [f"{name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
-    print_result(metrics, [*told, *tables.metric_lines(metrics)], as_json=flags.json)
+    told += tables.metric_lines(metrics)
+    print_result(metrics, [*told, *filter(None, [left_out])], as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1

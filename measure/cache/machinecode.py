@@ -93,7 +93,7 @@ def notice(folder: str | None) -> str:
         often = "in each run (up to a minute); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
     else:
         often = "once for this installation (up to a minute) …"
-    return f"kvtape: compiling the simulator, {often}"
+    return f"kvtape: compiling machine code, {often}"
 
 
 def compile_and_keep(function: Any, **options: Any) -> Any:

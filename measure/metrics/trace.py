@@ -16,6 +16,7 @@ from measure.metrics.slos import Slo, check_slos, goodput
 from measure.metrics.statistics import Measure, statistics_of
 from measure.metrics.workload import measure_workload, overview
 from measure.runs import Run, load_run
+from tracefile.records.extras import is_lacking
 
 if TYPE_CHECKING:
     from measure.metrics.prefixcache import CacheStudy
@@ -27,8 +28,11 @@ from tracefile.records.arrays import FloatArray
 
 
 def read_run(path: Path) -> Run:
-    """Read a trace with what its metrics need; raises InputError if it has no records."""
-    return load_run(path.name, path, named=False, chains=True)
+    """Read a trace with what its metrics need; raises InputError if it has no records.
+
+    Without numba the run has no chains, so that its report lacks the hits at every cache size and the prefix tree.
+    """
+    return load_run(path.name, path, named=False, reuse=True, chains=not is_lacking("numba"))
 
 
 def study_chains(run: Run, kv_bytes_per_token: int | None = None) -> "CacheStudy | None":

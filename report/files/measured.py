@@ -10,7 +10,8 @@ import msgspec
 from measure.metrics.columns import Table, parts
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import Slo
-from measure.runs import Run
+from measure.runs import UNKNOWN, Run
+from tracefile.records.extras import lacking
 
 if TYPE_CHECKING:  # numba, which a trace without hashes need not load
     from measure.metrics.prefixcache import CacheStudy
@@ -28,7 +29,14 @@ class Measured:
     steps: Path | None = None
     """Steps of the simulation that predicted the trace. None: not given."""
     study: "CacheStudy | None" = None
-    """Null: the trace has no block hashes."""
+    """Null: the trace has no block hashes, or numba is not installed."""
+
+    @property
+    def left_out(self) -> str:
+        """Reason why a trace with block hashes has no study. Empty: it has one, or no hashes."""
+        if self.study is not None or (self.run.reusable_tokens == UNKNOWN).all():
+            return ""
+        return f"hits at every cache size and shared prefixes left out: {lacking('numba')}"
 
 
 class Lacking(Exception):  # noqa: N818 - no error: the file is left out

@@ -19,6 +19,7 @@ FIRST_SHARE: Final = 0.01
 _BEYOND: Final = 1.6
 """Room to the right of the last size that matters."""
 _TITLE: Final = "Hit rate by cache size"
+_NO_HASHES = "The trace has no block hashes: record it with tap --tokenizer."
 SHARES: Final = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 
 
@@ -26,7 +27,7 @@ def size_panels(measured: Measured) -> list[Panel]:
     """Return hits by size, with the engine's size and its reported rate where they are known."""
     study, place = measured.study, "cache-size"
     if study is None:
-        return [Panel(place, _TITLE, missing="The trace has no block hashes: record it with tap --tokenizer.")]
+        return [Panel(place, _TITLE, missing=measured.left_out or _NO_HASHES)]
     if not study.curve.max_hit_blocks:
         return [Panel(place, _TITLE, missing="No block of a prompt came before: a cache of any size serves nothing.")]
     reported = measured.metrics.hits.reported.get("all")

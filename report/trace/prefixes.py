@@ -19,7 +19,7 @@ _LABELLED: Final = 0.09
 def prefix_panels(measured: Measured) -> list[Panel]:
     study, place = measured.study, "prefixes"
     if study is None:
-        return [Panel(place, _TITLE, missing="The trace has no block hashes.")]
+        return [Panel(place, _TITLE, missing=measured.left_out or "The trace has no block hashes.")]
     if study.tree is None:
         return [Panel(place, _TITLE, missing="Its block hashes are not chained: one stands behind different blocks.")]
     if not study.tree.nodes:

@@ -1,6 +1,7 @@
 """``report show``: tables, one JSON object, SLOs as exit codes."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,20 @@ def test_each_trace_of_a_store_adds_up(
     assert capsys.readouterr().out.startswith("2 traces (quantiles within 0.1 %; rates are sums): 45 of 46 requests")
     with pytest.raises(InputError, match="--html: given with --each-trace; expected one of them"):
         main([*store, "--html", str(tmp_path / "page.html")])
+
+
+def test_the_core_install_shows_a_trace_but_for_the_hit_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every other metric is the same, on the page too."""
+    trace = str(Path(__file__).parents[2] / "data" / "captures" / "128x2" / "poisson-slow.jsonl.zst")
+    whole = json_of(main, ["show", trace])
+    for package in ("numba", "scipy"):
+        monkeypatch.setitem(sys.modules, package, None)
+    page, left_out = tmp_path / "a.html", "left out: needs numba: pip install 'kvtape[sim]'"
+    assert json_of(main, ["show", trace, "--html", str(page)]) == {**whole, "cache": None}
+    assert page.read_text().count(left_out.replace("'", "&#39;")) == 2
+    capsys.readouterr()
+    assert main(["show", trace]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"hits at every cache size and shared prefixes {left_out}"

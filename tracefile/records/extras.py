@@ -1,6 +1,7 @@
 """Packages that only some commands need, each in an extra of the distribution, which is named if one is missing."""
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +31,11 @@ def load_extra(module: str, *, where: str = "") -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise InputError(where + lacking(package)) from None
+
+
+def is_lacking(package: str) -> bool:
+    """Return True if an extra's package is not installed; it is not imported."""
+    return importlib.util.find_spec(package) is None
 
 
 def lacking(package: str) -> str:

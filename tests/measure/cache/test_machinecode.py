@@ -11,16 +11,16 @@ from measure.cache import machinecode
 from measure.cache.machinecode import kept
 from sim.kernels.compiling import entry, kernel
 
-ONCE = "kvtape: compiling the simulator, once for this installation (up to a minute) …\n"
+ONCE = "kvtape: compiling machine code, once for this installation (up to a minute) …\n"
 
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process() -> Iterator[None]:
     machinecode._tell_of_compiling.cache_clear()
-    before = list(event._registered[machinecode.COMPILING])
-    event._registered[machinecode.COMPILING].clear()
+    listening = event._registered[machinecode.COMPILING]
+    before, listening[:] = list(listening), []
     yield
-    event._registered[machinecode.COMPILING][:] = before
+    listening[:] = before
 
 
 def doubled(number: int) -> int:
@@ -37,7 +37,7 @@ def test_a_user_who_can_write_no_folder_compiles_in_each_process(
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     assert kept(doubled)(21) == 42
     assert capsys.readouterr().err == (
-        "kvtape: compiling the simulator, in each run (up to a minute); expected a folder to keep it in, as "
+        "kvtape: compiling machine code, in each run (up to a minute); expected a folder to keep it in, as "
         "NUMBA_CACHE_DIR names one\n"
     )
 
