@@ -57,6 +57,8 @@ UNSYNCHRONISED: Final = 5
 SYNCHRONISED_FILE: Final = Path("/run/systemd/timesync/synchronized")
 """Made by systemd's time service when it has set the clock."""
 CONTAINER_FILES: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
+CONTAINER_VARIABLES: Final = ("KUBERNETES_SERVICE_HOST", "container")
+"""The second is set by podman and systemd-nspawn."""
 MOST_APART_S: Final = 2.0
 """Between two clocks that are set: a ``Date`` has whole seconds, and was made a call ago."""
 
@@ -190,7 +192,7 @@ def _is_synchronised() -> bool | None:
 
 
 def _in_container() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(file.exists() for file in CONTAINER_FILES)
+    return any(name in os.environ for name in CONTAINER_VARIABLES) or any(file.exists() for file in CONTAINER_FILES)
 
 
 def _seconds_apart(url: str, access: Access) -> float | None:

@@ -108,9 +108,18 @@ def test_the_build_copies_every_package_and_nothing_else() -> None:
     packages = {pattern.removesuffix("*") for pattern in built}
     assert {line.removeprefix("!") for line in kept if line.startswith("!")} == packages | {
         "pyproject.toml",
+        "setup.py",  # compiled forms of the tap's and loadgen's loops
         "README.md",
         "LICENSE",
     }
+
+
+def test_the_image_needs_one_base_and_has_the_pythons_packages_of_it() -> None:
+    """A mirror of Debian and one of PyPI are enough; compiled modules outlive a copy, which gives files other times."""
+    text = dockerfile()
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${DEBIAN}", "scratch"]
+    assert text.count("compileall -q --invalidation-mode unchecked-hash") == 2
+    assert "--no-compile" in text
 
 
 def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:

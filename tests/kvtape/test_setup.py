@@ -171,6 +171,7 @@ def test_doctor_judges_the_clock_by_all_that_tells(
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(adjtimex=lambda buffer: kernel))
     monkeypatch.setattr("kvtape.doctor.SYNCHRONISED_FILE", tmp_path if service else tmp_path / "none")
     monkeypatch.setattr("kvtape.doctor.CONTAINER_FILES", (tmp_path,) if container else ())
+    monkeypatch.setattr("kvtape.doctor.CONTAINER_VARIABLES", ())
     monkeypatch.setattr("kvtape.doctor._seconds_apart", lambda *_: apart_s)
     state, text, _ = check("clock", request.getfixturevalue("capsys"), "--url", "http://127.0.0.1:1")
     assert (state, text.partition(" ")[2]) == found
