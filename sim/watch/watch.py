@@ -29,11 +29,17 @@ from tracefile.commandline.durations import duration
 from tracefile.files.following import FollowedTrace, wait_for_more
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.output import STATE, check_output, replace_output
+from tracefile.storage.segments import trace_after
+from tracefile.study.index import time_words
 
 NICENESS = 15
 POLL_S = 1.0
 REST = 19.0
 """Pause after a judgement of a trace that is followed, in its CPU time: a twentieth of a core at most."""
+
+
+QUIET_S = 60.0
+"""Time without a record after which the wait is told, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +128,17 @@ def _records(path: Path) -> Iterator[tuple[Record, Meta]]:
 
 
 def _followed(watch: ModelWatch, path: Path) -> Iterator[ModelState]:
-    rest_s = 0.0
+    rest_s, quiet_s = 0.0, QUIET_S  # told when the trace has been read to its end
+    requests, until_ms = 0, 0.0
     with closing(FollowedTrace(path)) as trace:
         while True:
             for record in trace.new_records():
                 assert trace.meta is not None
                 watch.take(record, trace.meta)
+                quiet_s = 0.0 if quiet_s > QUIET_S else quiet_s
+                requests, until_ms = requests + 1, max(until_ms, record.arrival_ms or 0.0)
+            if quiet_s == QUIET_S:
+                print(_waiting(path, trace.meta, requests, until_ms), file=sys.stderr, flush=True)
             if watch.is_due and rest_s <= 0.0:
                 begun_s = _cpu_s()
                 yield watch.judge()
@@ -135,6 +146,15 @@ def _followed(watch: ModelWatch, path: Path) -> Iterator[ModelState]:
             if not wait_for_more(POLL_S):
                 return
             rest_s -= POLL_S
+            quiet_s += POLL_S
+
+
+def _waiting(path: Path, meta: Meta | None, requests: int, until_ms: float) -> str:
+    epoch_ns = None if meta is None else meta.epoch_unix_ns
+    until = f"{until_ms / 1e3:,.0f} s" if epoch_ns is None else f"{time_words(epoch_ns / 1e9 + until_ms / 1e3)} UTC"
+    told = f"{path}: {requests:,} requests read, until {until}; waiting for more"
+    after = None if path.is_dir() else trace_after(path)
+    return told if after is None else f"{told}: the tap goes on under another key in {after}, which needs its own watch"
 
 
 def _cpu_s() -> float:

@@ -26,11 +26,20 @@ class Retention:
     uploads: bool = False
     now_unix_s: Callable[[], float] = time.time
 
-    def expired(self, segments: Sequence[Segment], folder: Path) -> list[Segment]:
-        """Return the segments of a manifest that are to be deleted, oldest first."""
-        if self.keep_s is None and self.keep_bytes is None:
+    @property
+    def keeps_all(self) -> bool:
+        return self.keep_s is None and self.keep_bytes is None
+
+    def expired(self, segments: Sequence[Segment], folder: Path, earlier: Sequence[Segment] = ()) -> list[Segment]:
+        """Return the segments that are to be deleted, oldest first: of a manifest, and those of traces before it.
+
+        ``earlier``: with arrivals on the clock of ``segments``.
+        """
+        if self.keeps_all:
             return []
-        there = [segment for segment in segments if not segment.deleted and (folder / segment.name).is_file()]
+        there = [
+            segment for segment in (*earlier, *segments) if not segment.deleted and (folder / segment.name).is_file()
+        ]
         free = [segment for segment in there[:-1] if self._may_go(segment, folder)]
         aged = [segment for segment in free if self._is_old(segment, there[-1], folder)][:AGED_AT_ONCE]
         return aged + list(self._too_many(there, [segment for segment in free if segment not in aged], aged))

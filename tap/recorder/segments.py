@@ -26,6 +26,7 @@ from tracefile.storage.segments import (
     Manifest,
     Segment,
     manifest_path,
+    manifests_under_other_keys,
     part_path,
     segment_path,
     segments_there,
@@ -165,16 +166,32 @@ class SegmentedTrace:
     def delete_expired(self) -> list[str]:
         """Delete closed segments by the rule of retention; return their names."""
         gone: list[str] = []
+        if self._retention.keeps_all:
+            return gone
         try:
-            expired = self._retention.expired(self.manifest.segments, self.path.parent)
-        except OSError:  # others deleted one meanwhile: the next rotation looks again
+            earlier = manifests_under_other_keys(self.path)
+            before = [segment for manifest in earlier.values() for segment in self._on_own_clock(manifest)]
+            expired = self._retention.expired(self.manifest.segments, self.path.parent, before)
+        except (OSError, InputError):  # others deleted one meanwhile: the next rotation looks again
             return gone
         for segment in expired:
             with contextlib.suppress(OSError):
                 self.path.with_name(segment.name).unlink()
                 gone.append(segment.name)
         self._replace_listed(gone, deleted=True)
+        for path, manifest in earlier.items():
+            if not {segment.name for segment in manifest.segments}.isdisjoint(gone):
+                manifest.segments = _replaced(manifest.segments, gone, deleted=True)
+                with contextlib.suppress(OSError):
+                    write_manifest(path, manifest)
         return gone
+
+    def _on_own_clock(self, manifest: Manifest) -> Iterator[Segment]:
+        """Yield another trace's segments with their last arrivals on this one's clock."""
+        ahead_ms = ((manifest.epoch_unix_ns or 0) - (self.manifest.epoch_unix_ns or 0)) / 1e6
+        for segment in manifest.segments:
+            last_ms = segment.last_arrival_ms
+            yield msgspec.structs.replace(segment, last_arrival_ms=None if last_ms is None else last_ms + ahead_ms)
 
     def change_meta(self, meta: Meta) -> None:
         self.follow()
@@ -354,10 +371,7 @@ class SegmentedTrace:
     def _replace_listed(self, names: Sequence[str], **changes: object) -> None:
         if not names:
             return
-        self.manifest.segments = [
-            msgspec.structs.replace(segment, **changes) if segment.name in names else segment
-            for segment in self.manifest.segments
-        ]
+        self.manifest.segments = _replaced(self.manifest.segments, names, **changes)
         self._manifest_is_old = True
         with contextlib.suppress(InputError):
             self._save_manifest()
@@ -443,3 +457,7 @@ def _is_free(path: Path) -> bool:
         return not path.stat().st_size
     except OSError:
         return True
+
+
+def _replaced(segments: Sequence[Segment], names: Sequence[str], **changes: object) -> list[Segment]:
+    return [msgspec.structs.replace(one, **changes) if one.name in names else one for one in segments]

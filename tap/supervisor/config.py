@@ -28,7 +28,7 @@ from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
-from tracefile.storage.segments import marked_path
+from tracefile.storage.segments import path_under_key
 from wire.dialing import server_context
 from wire.errors import WireError
 from wire.url import Origin, parse_listen, parse_url
@@ -156,7 +156,7 @@ def trace_under(key: HashKey, trace: str) -> str:
         return trace
     if told is None or told.key_id in (None, key.key_id):
         return trace
-    return str(marked_path(trace, f"-k{key.key_id[:8]}"))
+    return str(path_under_key(trace, key.key_id))
 
 
 def checked_sample(share: float) -> float:

@@ -23,6 +23,7 @@ PART_SUFFIX = ".part"
 PARQUET_SUFFIX = ".parquet"
 TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
 
+_UNDER_KEY = re.compile("-k[0-9a-f]{8}$")
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(\.(gz|zst|zstd))?)$")
 
 
@@ -185,6 +186,36 @@ def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]
     with contextlib.suppress(OSError):
         return given.is_dir() and _numbered(written) is not None and given.samefile(written.parent)
     return False
+
+
+def manifests_under_other_keys(trace: str | os.PathLike[str]) -> dict[Path, Manifest]:
+    """Return the manifests beside a trace that a tap wrote under other keys. Raises InputError or OSError."""
+    path = Path(trace)
+    own, base = manifest_path(path), _UNDER_KEY.sub("", _split_name(path)[0])
+    named = re.compile(rf"{re.escape(base)}({_UNDER_KEY.pattern[:-1]})?{re.escape(MANIFEST_SUFFIX)}")
+    found = (file for file in path.parent.iterdir() if named.fullmatch(file.name) and file.name != own.name)
+    return {file: read_manifest(file) for file in sorted(found)}
+
+
+def trace_after(trace: str | os.PathLike[str]) -> str | None:
+    """Return the name of a trace that a tap went on with under another key, changed later than this; null: none."""
+    path = Path(trace)
+    own, (stem, suffix) = path.name, _split_name(path)
+    base = _UNDER_KEY.sub("", stem)
+    changed_ns: dict[str, int] = {}
+    for file in path.parent.iterdir() if path.parent.is_dir() else ():
+        name = file.name.removesuffix(PART_SUFFIX)
+        found = _NUMBERED.match(name)
+        name = f"{found['stem']}{found['suffix']}" if found else name
+        if name.endswith(suffix) and _UNDER_KEY.sub("", name.removesuffix(suffix)) == base:
+            changed_ns[name] = max(changed_ns.get(name, 0), file.stat().st_mtime_ns)
+    latest = max(changed_ns, key=changed_ns.__getitem__, default=own)
+    return None if latest == own else latest
+
+
+def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
+    """Return the path of the trace that goes on under another key."""
+    return marked_path(trace, f"-k{key_id[:8]}")
 
 
 def _listed(manifest: Path) -> list[Segment]:

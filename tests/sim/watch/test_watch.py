@@ -1,5 +1,6 @@
 """A model beside traffic of a known engine: pace, drift, hits by size, and a trace while it is written."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -219,7 +220,41 @@ def test_a_trace_is_followed_while_it_grows(
         monkeypatch.setattr(command, "REST", 0.0)
         code, state = watched(tmp_path, tmp_path / "t.jsonl.zst", engine_model(), "--follow", "--every", "1m")
     assert (code, state.requests) == (0, 319)
-    assert capsys.readouterr().out.count("requests since") == 2
+    told = capsys.readouterr()
+    assert told.out.count("requests since") == 2
+    assert told.err.splitlines() == [
+        f"{tmp_path / 't.jsonl.zst'}: 160 requests read, until 1970-01-01 00:01 UTC; waiting for more"
+    ]
+
+
+def test_a_followed_trace_that_rests_is_told_once_and_so_is_the_one_under_another_key(
+    tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meta, records = served
+    waits: list[float] = []
+    with TraceWriter(tmp_path / "t.jsonl", meta) as writer:
+
+        def wait(seconds: float) -> bool:
+            waits.append(seconds)
+            if len(waits) == 5:
+                for record in records[160:]:
+                    writer.write(record)
+                writer.flush()
+            if len(waits) == 10:  # SIGHUP: the tap goes on under another key
+                (tmp_path / "t-k0123abcd-000001.jsonl.part").write_text("")
+                os.utime(tmp_path / "t.jsonl", ns=(0, 0))
+            return len(waits) < 200
+
+        for record in records[:160]:
+            writer.write(record)
+        writer.flush()
+        monkeypatch.setattr(command, "wait_for_more", wait)
+        monkeypatch.setattr("os.nice", lambda by: by)
+        watched(tmp_path, tmp_path / "t.jsonl", engine_model(), "--follow", "--every", "1h")
+    first, second = [line for line in capsys.readouterr().err.splitlines() if "waiting" in line]
+    assert first.endswith("t.jsonl: 160 requests read, until 1970-01-01 00:01 UTC; waiting for more")
+    assert ": 320 requests read, until " in second
+    assert second.endswith("the tap goes on under another key in t-k0123abcd.jsonl, which needs its own watch")
 
 
 def test_a_model_that_goes_away_is_told_and_used_on(tmp_path: Path, served: Any) -> None:

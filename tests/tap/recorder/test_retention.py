@@ -4,12 +4,13 @@ import dataclasses
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tap.recorder.retention import Retention
 from tap.recorder.segments import SegmentedTrace
 from tracefile import HashInfo, Meta, Record, RequestId, load_trace, open_trace
-from tracefile.storage.segments import manifest_path, read_manifest, segments_there
+from tracefile.storage.segments import manifest_path, path_under_key, read_manifest, segments_there
 
 META = Meta(source="tap", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"), epoch_unix_ns=0)
 DAY_S = 86_400.0
@@ -61,6 +62,28 @@ def test_segments_go_whole_once_they_are_older_than_keep(tmp_path: Path) -> None
     resumed = SegmentedTrace(tap.trace.path, META, rotate_bytes=1, resume=True)
     assert (resumed.recorded, resumed.deleted) == (70, 39)
     resumed.close()
+
+
+@pytest.mark.parametrize("rule", [{"keep_s": 30 * DAY_S}, {"keep_bytes": 0}])
+def test_a_trace_under_an_earlier_key_goes_to_its_last_segment(tmp_path: Path, rule: dict[str, float]) -> None:
+    """Ten weeks, another key from the 36th day on: no segment of the first key is left after the 65th."""
+    tap = Weeks(tmp_path, **rule)
+    (tmp_path / "other.segments.json").write_text("no trace of this tap: not looked at")
+    gone = [name for _ in range(35) for name in tap.record_a_day()]
+    tap.trace.close()
+    first = manifest_path(tap.trace.path)
+    later = path_under_key(tap.trace.path, "0123456789ab")
+    # Its clock begins with it, 35 days after the first one's.
+    meta = msgspec.structs.replace(META, epoch_unix_ns=int(35 * DAY_S * 1e9))
+    tap.trace = SegmentedTrace(later, meta, rotate_bytes=1, retention=tap.retention)
+    tap.trace_s = 0.0
+    gone += [name for _ in range(35) for name in tap.record_a_day()]
+    kept = 31 if "keep_s" in rule else 1
+    assert gone[:35] == [f"tap-{number:06}.jsonl" for number in range(1, 36)], "in order"
+    assert len(gone) == 70 - kept
+    assert [segment.deleted for segment in read_manifest(first).segments] == [True] * 35
+    assert len(tap.days()) == kept
+    tap.trace.check_integrity()
 
 
 def test_a_folder_that_cannot_be_read_waits_and_without_keep_is_not_looked_at(
