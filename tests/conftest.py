@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Wait for the kernels, where a test may want them; its own time begins afterwards."""
     if KERNELS in os.environ and item.path.relative_to(Path(__file__).parent).parts[0] not in WITHOUT_KERNELS:
         with open(os.environ.pop(KERNELS), "rb") as held:
