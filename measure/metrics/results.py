@@ -250,10 +250,6 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     crossing_delay_ms: Statistics | None = None
     """From a response's end to its being known to the shard. Null: the trace does not say."""
 
-    @property
-    def measured(self) -> int:
-        return self.lag_ms.n if self.lag_ms is not None else 0
-
 
 class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A check of the run, its figure, and the place to look at."""

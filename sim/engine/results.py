@@ -168,9 +168,6 @@ class FinishOrder:
         """Earlier arrivals and ends later than the arrival of a held record, and the number of all others."""
         self._earlier_arrivals = self._earlier_ends = 0
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def add(self, result: RequestResult, block_size: int, *, keep_hashes: bool = True) -> None:
         record = _predicted(result, block_size, keep_hashes=keep_hashes)
         end_ms = record.end_ms() or record.arrival_ms or 0.0

@@ -89,3 +89,17 @@ def test_a_share_of_nothing_is_unknown() -> None:
     assert ratio(np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.0, 0.0, np.nan, 2.0])) == pytest.approx(
         [np.nan, np.nan, np.nan, 0.5], nan_ok=True
     )
+
+
+def test_a_read_whose_tokens_were_not_told_is_a_token() -> None:
+    """Other tools' traces: fewer counts than gaps, and more."""
+    run = run_of(
+        [
+            request("few", 0.0, ttft_ms=1.0, itl_ms=[1.0, 2.0, 3.0], itl_tokens=[4]),
+            request("all", 9.0, ttft_ms=1.0, itl_ms=[5.0, 6.0], itl_tokens=[2, 3]),
+            request("many", 19.0, ttft_ms=1.0, itl_ms=[7.0], itl_tokens=[5, 6, 7]),
+        ]
+    )
+    assert run.gap_ms.tolist() == [1.0, 2.0, 3.0, 5.0, 6.0, 7.0]
+    assert run.gap_tokens.tolist() == [4, 1, 1, 2, 3, 5]
+    assert run.gap_owner.tolist() == [0, 0, 0, 1, 1, 2]

@@ -185,7 +185,7 @@ def test_a_hit_of_the_whole_known_chain_is_not_beyond_the_trace() -> None:
         ([1, 3], 8, "cached before the capture, or part of an output whose ids are unknown"),
         ([1, 2, 3], 12, "reported reaches beyond the hashes that the trace has of it"),
         ([1, 2, 3], 7, "reported is no multiple of 4: another block size"),
-        ([1, 2, 3], 4, None),
+        ([9], 4, None),
     ):
         outcomes = [admitted([1, 2], reported, 4), admitted(others, 0, 0)]
         assert audit._beyond_the_trace(0, Reconstruction(outcomes, 0, 0, 0, {}, []), 4) == said

@@ -488,3 +488,19 @@ def test_a_capture_of_no_step_has_no_observation() -> None:
     assert [len(column) for column in (found.start_ms, found.seen_ms, found.counts, found.steps, found.capture)] == [
         0
     ] * 5
+
+
+def test_a_client_that_left_before_its_first_token_was_seen_to_wait() -> None:
+    """Its TTFT is longer than its time; an error, and an end without times, tell nothing."""
+    records = [
+        Record(request_id=RequestId("left"), status="client_abort", e2e_ms=7.0),
+        Record(request_id=RequestId("failed"), status="error", e2e_ms=8.0),
+        Record(request_id=RequestId("gone"), status="client_abort"),
+        Record(request_id=RequestId("seen"), ttft_ms=9.0, e2e_ms=30.0),
+    ]
+    found = requests_of(records, [0] * 4, [5.0] * 4)
+    assert (found.request.tolist(), found.seen_ms.tolist(), found.censored.tolist()) == (
+        [0, 3],
+        [7.0, 9.0],
+        [True, False],
+    )
