@@ -2,10 +2,149 @@
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
+import argparse
+import secrets
 from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
 
-from replay.replayflags import parse_config
+from loadgen.core.bodyfields import read_body_fields
+from loadgen.core.request import session_headers
+from loadgen.core.runflags import add_target_arguments, output_of, run_flags
+from loadgen.core.vocabulary import Vocabulary
+from loadgen.runs.merging import refuse_lost_inputs
+from replay.config import ReplayApi, ReplayConfig, parse_loras
+from tracefile import open_trace
+from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser, same_named
+from tracefile.storage.segments import TRACE_SUFFIXES
+
+DESCRIPTION = "A captured trace as load on any engine: the capture's lengths, times and sharing, and new tokens."
+EPILOG = """\
+Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output
+tokens as had come. Equal --nonce: equal tokens. Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut
+short by Ctrl-C or SIGTERM (what is in flight is recorded as client_abort, the trace is complete).
+
+examples:
+  replay monday.jsonl.zst --url http://staging:8000 --replay-sessions -o staging.jsonl.zst
+"""
+
+
+def parse_config(argv: Sequence[str]) -> ReplayConfig:
+    args = _parser().parse_args(argv)
+    args.output = output_of(args, f"{stem_of(args.source)}-replay")
+    refuse_lost_inputs(args.output, [args.source])
+    made = {
+        "trace": args.output,
+        "nonce": nonce_of(args),
+        "run": run_flags(args),
+        "output_substitution": not args.no_output_substitution,
+        "max_think_s": args.max_think,
+        "start_s": args.start,
+        "end_s": args.end,
+        "fields": read_body_fields(args),
+        "session_headers": session_headers(args.session_header),
+        "loras": parse_loras(args.lora_map),
+        "vocabulary": Vocabulary(args.vocab_low, args.vocab_high),
+        "timeout_s": args.timeout,
+        "as_json": args.json,
+    }
+    return ReplayConfig(**(same_named(ReplayConfig, args) | made))
+
+
+def stem_of(source: Path) -> str:
+    """Name of a trace's file or folder, without the suffixes of its form and compression."""
+    name = source.name or source.resolve().name
+    while Path(name).suffix in (*TRACE_SUFFIXES, ".parquet", ".csv"):
+        name = Path(name).stem
+    return name or "trace"
+
+
+def nonce_of(args: argparse.Namespace) -> str:
+    if args.nonce is not None:
+        return str(args.nonce)
+    if args.resume and args.output.exists():
+        with open_trace(args.output) as reader:
+            workload = reader.meta.workload
+            if workload is not None and workload.nonce is not None:
+                return workload.nonce
+    return secrets.token_hex(8)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="replay", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("source", type=Path, metavar="TRACE", help="the trace to send again")
+    add_target_arguments(parser)
+    _add_timing(parser)
+    _add_selection(parser)
+    _add_content(parser)
+    _add_target(parser)
+    return parser
+
+
+def _add_timing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("times").add_argument
+    add(
+        "--replay-sessions",
+        action="store_true",
+        help="send a turn after the turn before it ends and its recorded pause; default: at its recorded time",
+    )
+    add(
+        "--closed-loop",
+        action="store_true",
+        help="ignore recorded times: send in recorded order, --parallel requests at a time",
+    )
+    add(
+        "--parallel",
+        type=int,
+        help="most requests in flight; later ones queue (default: none; required with --closed-loop)",
+    )
+    add("--speedup", type=float, default=1.0, help="divide arrival times and pauses by X, such as 2")
+    add("--max-think", type=duration, help="cut longer pauses within sessions to TIME, such as 5s")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("part of the trace").add_argument
+    add("--start", type=duration, help="only arrivals from TIME on, on the trace's clock, such as 10m (default 0)")
+    add("--end", type=duration, help="only arrivals before TIME, such as 20m (default: all)")
+    add("--limit", type=int, help="only the first N of the selected requests, by arrival")
+    add("--repeat", type=int, default=1, help="send the selection N times; rounds share no prefix")
+
+
+def _add_content(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("content").add_argument
+    add(
+        "--api",
+        choices=get_args(ReplayApi),
+        default="completions",
+        help="completions: token ids; others: words of one token each; auto: each request's own API",
+    )
+    add("--cold-prompts", action="store_true", help="send other tokens in every prompt, so that no prefix is shared")
+    add(
+        "--no-output-substitution",
+        action="store_true",
+        help="send made-up tokens where a prompt repeats an earlier output; default: this run's own output tokens",
+    )
+    add(
+        "--nonce",
+        metavar="WORD",
+        help="seed of made-up tokens; the nonce in an earlier run's header sends its tokens again (default: random)",
+    )
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("engine").add_argument
+    add(
+        "--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and check the reset"
+    )
+    add(
+        "--lora-map",
+        action="append",
+        default=[],
+        metavar="A=B",
+        help="send requests of the trace's adapter A to the engine's B, as sql=sql-v2 (B empty: none); may be repeated",
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from kvtape.parsers import commands, parser_of
+from kvtape.completion import commands, parser_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 MANY = 2

@@ -45,7 +45,7 @@ from sim.fit.pace import Pace
 from sim.forecast.baselines import queued
 from sim.forecast.validate import ValidateConfig, validate
 from sim.latency.modelfile import Model, default_model, save_model
-from sim.watch.livepace import DriftAlarm, allowed_reach, is_outside
+from sim.watch.judgement import DriftAlarm, allowed_reach, is_outside
 from sim.watch.modelwatch import ModelWatch, WatchConfig
 from tracefile import Record, load_trace
 from tracefile.records.arrays import FloatArray

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvtape.parsers import PROGRAMS
+from kvtape.completion import PROGRAMS
 from tracefile.commandline.parser import VERSION
 
 ROOT: Final = Path(__file__).parent.parent

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvtape.parsers import PROGRAMS
+from kvtape.completion import PROGRAMS
 
 ROOT = Path(__file__).parent.parent
 USER_FOLDERS = (".", "docs", "docs/recipes", "deploy", "data/captures")

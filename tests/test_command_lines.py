@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvtape.parsers import commands, parser_of
+from kvtape.completion import commands, parser_of
 from tracefile.commandline.parser import FLAGS, VERSION
 
 COMMANDS = list(commands())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvtape.__main__ import OWN
-from kvtape.parsers import PROGRAMS, commands, parser_of
+from kvtape.completion import PROGRAMS, commands, parser_of
 from scripts.commands_page import PAGE, examples_of, flags_of, help_of, page, row
 from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, program_of, reason, without_config
 from tracefile.commandline.parser import FLAGS

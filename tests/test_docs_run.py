@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from kvtape.parsers import PROGRAMS
+from kvtape.completion import PROGRAMS
 from scripts.proxybench.processes import free_port
 from scripts.site.gallery import PAGES as SHOWN
 from sim.latency.modelfile import make_model, save_model

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engines.routing.affinity import bounded_hash, session_hash
 from engines.routing.costs import earliest_first_token
 from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
 from engines.routing.prefix import longest_prefix, overlap_against_load
 from engines.routing.records import Policy
+from engines.routing.rendezvous import bounded_hash, session_hash
 from engines.routing.sessions import SessionStatistics
 from engines.routing.workload import WorkloadAware
 

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from engines.routing.adapters import AdapterSlots
-from engines.routing.costs import prefill_ms, routing_costs
+from engines.routing.costs import EngineTruth, Regret, RegretAccount, prefill_ms, regret_of, routing_costs
 from engines.routing.records import RoutedRequest, RoutingCosts
-from engines.routing.regret import EngineTruth, Regret, RegretAccount, regret_of
 from engines.routing.router import Router
 from sim.engine.fleet import Fleet
 from sim.kernels import layout
@@ -307,3 +306,39 @@ def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts, a
     own_ms = prefill_ms(costs, uncached, cached) + own_steps * step_ms + costs.frontend_base_ms
     own_ms += (costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token) * request.prompt_tokens
     return EngineTruth(wait_ms, own_ms, cached, adapter_ms)
+
+
+class WorkerDispatch(Dispatch):
+    """A run of workers, the prefill workers first. The one router chooses among these, ``decode`` among the others."""
+
+    def __init__(self, fleet: Fleet, load: RoutedLoad, router: Router, decode: Router) -> None:
+        super().__init__(fleet, load, router)
+        self._prefill, self._decode = router, decode
+        self._prefill_workers = sum(engine.role == "prefill" for engine in fleet.engines)
+
+    def _tell(self) -> None:
+        for time_ms, code in self.fleet.told():
+            place, router = code >> 1, self._decode
+            if self.engine_of[place] < self._prefill_workers:
+                router = self._prefill
+            if code & 1 == FIRST_TOKEN:
+                router.first_token(self._number_of[place])
+            else:
+                router.ended(self._number_of[place], time_ms / 1e3)
+
+    def _send(self, place: int) -> int:
+        fleet, before = self.fleet, self.engine_of[place]
+        router = self._prefill if before == NONE else self._decode
+        if before != NONE:
+            self._prefill.first_token(self._number_of[place])
+            self._prefill.ended(self._number_of[place], fleet.now_ms / 1e3)
+        request = self.load.request(place, self._chosen, fleet.now_ms)
+        engine = router.choose(request)
+        router.sent(request, engine)
+        self._number_of[place] = self._chosen
+        self._chosen += 1
+        if before != NONE:
+            engine += self._prefill_workers
+            fleet.forward(place, before, engine)
+        self.engine_of[place] = engine
+        return fleet.advance(place, engine)

@@ -10,13 +10,12 @@ from engines.routing.costs import prefill_ms
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router, parse_route
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, TrueCaches, costs_of
+from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, TrueCaches, WorkerDispatch, costs_of
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
 from sim.engine.routerstate import ASKS, by_table, compiled_route
 from sim.engine.steplog import StepLog
 from sim.engine.tiers import Role
-from sim.engine.workers import WorkerDispatch
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals

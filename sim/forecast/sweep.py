@@ -5,11 +5,13 @@ depend on nothing but its scenario, so a sweep that was cut goes on from its jou
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +27,6 @@ from sim.forecast.ensemble import Forecast, members, no_draws
 from sim.forecast.fleets import PointRuns, forecast_load
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.gridpoints import Choice, GridPoints, key_of
-from sim.forecast.journal import Journal
 from sim.forecast.scenarios import (
     Captured,
     Load,
@@ -39,11 +40,85 @@ from sim.forecast.scenarios import (
 from sim.forecast.summary import cohorts_of, finite, measures_of
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
-from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
+from tracefile.records.errors import InputError
 from tracefile.storage.output import PARQUET, check_output, replace_output
+
+JOURNAL_SCHEMA: Final = "kvtape-grid-journal/1"
+
+
+class Journal:
+    """Forecasts by their key, in memory and in a file beside the sweep's results, which is theirs until it is whole."""
+
+    def __init__(self, output: Path, about: Mapping[str, Any], *, overwrite: bool) -> None:
+        self.path = output.with_name(f"{output.name}.journal")
+        self._known: dict[str, Any] = {}
+        self._head = {"schema": JOURNAL_SCHEMA, **about}
+        try:
+            whole = 0 if overwrite else self._read()
+            self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+            self._file.truncate(whole)
+        except OSError as error:
+            raise InputError(f"--output {output}: {error.strerror}; expected a writable path") from None
+        if not whole:
+            self._write(self._head)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def get(self, key: str) -> Any:
+        """Return what was put under a key, or None."""
+        return self._known.get(key)
+
+    def put(self, key: str, told: Any) -> None:
+        """Keep a forecast; a kill does not lose it."""
+        self._known[key] = told
+        self._write([key, told])
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, line: Any) -> None:
+        # The standard encoder keeps infinite numbers, of waits without an end, and every digit.
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+
+    def _read(self) -> int:
+        """Read whole lines; return their length. Raises InputError for a journal of another sweep."""
+        if not self.path.exists():
+            return 0
+        head, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
+        if not head.endswith(b"\n"):
+            return 0
+        if _decoded(head) != self._head:
+            raise InputError(
+                f"{self.path}: of a cut sweep of another trace, model, seed or pacing; expected another --output, or "
+                "--overwrite"
+            )
+        whole = len(head)
+        for line in lines:
+            entry = _decoded(line)
+            if not line.endswith(b"\n") or entry is None:  # torn by the kill
+                break
+            self._known[entry[0]] = entry[1]
+            whole += len(line)
+        return whole
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
 
 LATE_SHARE: Final = 0.05
 """Part of a load's length by which its last output may be late, before a single run is taken for a growing queue."""

@@ -15,15 +15,20 @@ from sim.forecast.scenarios import captured_engine
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.settings import refuse_other_attention
-from sim.watch.judgement import EngineLoad, cache_rows, drawn_models, engine_load, forecast_loads, ttft_rows
-from sim.watch.livepace import (
+from sim.watch.judgement import (
     DriftAlarm,
+    EngineLoad,
     Slices,
     allowed_reach,
+    cache_rows,
+    drawn_models,
+    engine_load,
+    forecast_loads,
     is_outside,
     live_pace,
     slice_begin,
     slice_steps,
+    ttft_rows,
 )
 from sim.watch.window import CacheSizes, Kept, Window, cache_sizes
 from tracefile.records.errors import InputError

@@ -20,10 +20,9 @@ from engines.readiness import Readiness
 from engines.sglang import SGLANG
 from engines.vllm import VLLM
 from kvtape.__main__ import main
-from kvtape.completion import whole_parser
+from kvtape.completion import parser_of, whole_parser
 from kvtape.doctor import _seconds_apart
 from kvtape.init import config_text
-from kvtape.parsers import parser_of
 from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main as loadgen
-from replay.__main__ import main
-from replay.replayflags import stem_of
+from replay.__main__ import main, stem_of
 from report.__main__ import main as report
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.jsonoutput import json_of

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.routing.regret import EngineTruth, RegretAccount, regret_of
+from engines.routing.costs import EngineTruth, RegretAccount, regret_of
 
 FREE_COLD = EngineTruth(wait_ms=0.0, prefill_ms=100.0, cached_tokens=0)
 BUSY_WARM = EngineTruth(wait_ms=60.0, prefill_ms=20.0, cached_tokens=800)

@@ -18,11 +18,11 @@ from engines.routing import (
     RoutingCosts,
     engine_seed,
 )
-from engines.routing.affinity import bounded_hash, session_hash
 from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
 from engines.routing.index import PrefixIndex
 from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
 from engines.routing.prefix import longest_prefix, overlap_against_load
+from engines.routing.rendezvous import bounded_hash, session_hash
 from engines.routing.workload import WorkloadAware
 from sim.latency.modelfile import default_model
 from tracefile.records.errors import InputError

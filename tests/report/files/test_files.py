@@ -13,7 +13,7 @@ import pytest
 
 from report.__main__ import main
 from report.files import folder, veeksha
-from report.files.timeline import tracks
+from report.files.folder import tracks
 from tests.measure.metrics.made import request
 from tracefile import Meta, Record, TraceWriter
 from tracefile.records.errors import InputError

@@ -17,8 +17,8 @@ from report.pages.whatif import Span
 from report.sweeps.grid import THROUGHPUT, GridPoint, GridSweep, headlines
 from sim.__main__ import main
 from sim.forecast.fleets import forecast_load
-from sim.forecast.frontier import Frontier
 from sim.forecast.grid import read_grid
+from sim.forecast.gridpoints import Frontier
 from sim.forecast.scenarios import Scenario
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import default_model, save_model

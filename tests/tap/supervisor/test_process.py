@@ -24,7 +24,7 @@ from tap.supervisor.service import handed_listeners
 from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, until, upstream_of
 from tracefile import HashKey, InputError, load_key, load_trace
 from tracefile.__main__ import main as tracefile
-from tracefile.files.following import FollowedTrace
+from tracefile.files.reading import FollowedTrace
 
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
