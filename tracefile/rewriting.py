@@ -22,6 +22,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.sessions import NO_CHAINS, SessionIndex
+from tracefile.storage.segments import listed_arrivals
 from tracefile.study.anonymity import Pseudonyms, anonymize, anonymous_meta
 from tracefile.study.averaging import SessionMeans, mean_meta, mean_records
 from tracefile.study.cutting import Part, Sessions, cut
@@ -76,17 +77,35 @@ def _export(config: Config, meta: Meta, records: Iterable[Record]) -> None:
 
 
 def cut_trace(config: Config, reader: TraceReader) -> int:
-    """Read the trace once for its sessions, and once more to copy the part's."""
-    sessions = Sessions()
+    """Read the trace once for its sessions, and once more to copy the part's.
+
+    Sessions that begin in a span of time have no record before it, so segments that end before it are not copied. Nor
+    are later segments looked at for beginnings.
+    """
+    sessions, segments = Sessions(), listed_arrivals(config.trace)
     if config.to_s is None or isinstance(config.to_s, Moment) == isinstance(config.from_s, Moment):
         _part(
             config, reader.meta, 0.0
         )  # refuses before the trace is read; a date and a duration need its first arrival
-    with open_trace(config.trace) as first:
+    zero_ms = min((one.first_arrival_ms or 0.0 for one in segments.values()), default=0.0)
+    to_ms = _part(config, reader.meta, zero_ms).to_ms if segments else math.inf
+
+    def begins_before_end(file: str) -> bool:
+        return file not in segments or (segments[file].first_arrival_ms or 0.0) - zero_ms < to_ms
+
+    with open_trace(config.trace, begins_before_end) as first:
         for record in counted(first, "records read"):
             sessions.add(record)
-    taken = sessions.taken(_part(config, reader.meta, min(sessions.begins_ms.values(), default=0.0)))
-    _write(config, reader.meta, cut(counted(reader, "records read again"), taken), lambda: reader.latest_meta)
+    zero_ms = min(sessions.begins_ms.values(), default=0.0)
+    part = _part(config, reader.meta, zero_ms)
+    taken = sessions.taken(part)
+
+    def ends_after_begin(file: str) -> bool:
+        return file not in segments or (segments[file].last_arrival_ms or 0.0) - zero_ms >= part.from_ms
+
+    with open_trace(config.trace, ends_after_begin) as again:
+        _write(config, reader.meta, cut(counted(again, "records read again"), taken), lambda: again.latest_meta)
+        warn(again)
     _say(config, f"{len(taken):,} of {len(sessions.begins_ms):,} sessions")
     return 0
 

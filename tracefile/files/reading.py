@@ -3,7 +3,7 @@
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -51,8 +51,10 @@ BLOCK_PARTS = 8
 class LineTraceReader(TraceReader):
     """A trace of JSON (or CSV) lines or of segments of them; all its headers agree on clock, blocks and hashes."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> None:
         self._files = trace_files(path)
+        if wanted is not None:
+            self._files = list(filter(wanted, self._files)) or self._files[:1]
         self._starts = [0]
         """Lines before each file that was opened so far."""
         self._lines = open_lines(self._files[0])
@@ -247,10 +249,13 @@ def _key_words(told: HashInfo) -> str:
     return f"{told.algorithm} under key {told.key_id}" + (", with branches" if told.branches else "")
 
 
-def open_trace(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
+def open_trace(path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> TraceReader:
+    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name.
+
+    ``wanted``: only the segments for whose paths it is true.
+    """
     where = given_path(path)
-    return columns_reader(where) if is_parquet(where) else LineTraceReader(where)
+    return columns_reader(where) if is_parquet(where) else LineTraceReader(where, wanted)
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tracefile.records.schema import SCHEMA
+from tracefile.storage.remote import is_url
 from tracefile.storage.segments import PARQUET_SUFFIX
 
 PARQUET_MAGIC = b"PAR1"
@@ -32,7 +33,9 @@ class Footer(msgspec.Struct, kw_only=True):
 
 
 def is_parquet(path: str | os.PathLike[str]) -> bool:
-    """Return whether the path is a file with Parquet's first bytes."""
+    """Return whether the path is a file with Parquet's first bytes, or a URL with its suffix."""
+    if is_url(os.fspath(path)):
+        return has_parquet_suffix(path)
     try:
         if not os.path.isfile(path):
             return False

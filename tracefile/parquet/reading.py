@@ -22,6 +22,7 @@ from tracefile.records.encoding import known_fields, merge_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Meta, Record
+from tracefile.storage.remote import is_url, open_file
 
 NEVER_NULL = ("itl_ms", "itl_tokens", "new_hashes")
 """Lists that every row has."""
@@ -141,7 +142,7 @@ def span_of(path: str | os.PathLike[str]) -> tuple[float | None, float | None]:
 
 def _open(path: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(open_file(path) if is_url(path) else path)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; expected a trace file") from error
     except pa.ArrowException as error:

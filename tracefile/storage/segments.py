@@ -218,6 +218,20 @@ def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
     return marked_path(trace, f"-k{key_id[:8]}")
 
 
+def listed_arrivals(path: str | os.PathLike[str]) -> dict[str, Segment]:
+    """Return the listed segments of a trace by path, those that are there; none if one does not tell its arrivals."""
+    files = trace_files(path)
+    trace = trace_of(files[0]) if len(files) > 1 else None
+    try:
+        listed = decode_manifest(manifest_at(f"{trace}{MANIFEST_SUFFIX}"), files[0]).segments if trace else []
+    except InputError:
+        listed = []
+    by_name = {segment.name: segment for segment in listed}
+    found = {file: by_name[name] for file in files if (name := os.path.basename(file)) in by_name}
+    told = all(one.first_arrival_ms is not None and one.last_arrival_ms is not None for one in found.values())
+    return found if told else {}
+
+
 def _listed(manifest: Path) -> list[Segment]:
     try:
         return read_manifest(manifest).segments

@@ -18,7 +18,7 @@ from tracefile.parquet.layout import is_parquet
 from tracefile.records.errors import InputError
 from tracefile.records.extras import load_extra
 from tracefile.records.schema import Meta
-from tracefile.storage.remote import files_under, is_url
+from tracefile.storage.remote import files_under
 from tracefile.storage.segments import (
     MANIFEST_SUFFIX,
     PART_SUFFIX,
@@ -100,7 +100,7 @@ def _index_trace(trace: str, files: Sequence[str], sizes: dict[str, int]) -> Ite
     listed = {segment.name: segment for segment in manifest.segments}
     indexed = []
     for place, file in enumerate(files):
-        if is_parquet(file) and not is_url(file):
+        if is_parquet(file):
             load_extra("pyarrow", where=f"{file}: Parquet ")
         one = IndexedFile(file, trace, sizes[file], open=file.endswith(PART_SUFFIX))
         segment = listed.get(os.path.basename(file))
@@ -125,7 +125,7 @@ def _read_ends(one: IndexedFile) -> None:
     """Fill in a file's header, its first arrival, and what a footer says."""
     with open_trace(one.path) as reader:
         meta, first_ms, last_ms = reader.meta, None, None
-        if not is_url(one.path) and is_parquet(one.path):
+        if is_parquet(one.path):
             one.requests = read_footer(one.path).records
             first_ms, last_ms = span_of(one.path)
         elif one.from_unix_s is None:

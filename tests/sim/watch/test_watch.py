@@ -250,7 +250,7 @@ def test_a_followed_trace_that_rests_is_told_once_and_so_is_the_one_under_anothe
         writer.flush()
         monkeypatch.setattr(command, "wait_for_more", wait)
         monkeypatch.setattr("os.nice", lambda by: by)
-        watched(tmp_path, tmp_path / "t.jsonl", engine_model(), "--follow", "--every", "1h")
+        watched(tmp_path, tmp_path / "t.jsonl", engine_model(), "--follow", "--every", "1m")
     first, second = [line for line in capsys.readouterr().err.splitlines() if "waiting" in line]
     assert first.endswith("t.jsonl: 160 requests read, until 1970-01-01 00:01 UTC; waiting for more")
     assert ": 320 requests read, until " in second

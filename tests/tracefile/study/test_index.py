@@ -13,8 +13,11 @@ from tap.recorder.segments import SegmentedTrace
 from tracefile import Engine, HashInfo, InputError, Meta, Record, RequestId, load_trace
 from tracefile.__main__ import main
 from tracefile.commandline.durations import moment
+from tracefile.files.digest import trace_digest
 from tracefile.files.writing import new_writer
+from tracefile.storage.lines import LineReader
 from tracefile.storage.remote import files_under
+from tracefile.storage.segments import open_lines
 from tracefile.study.index import IndexedFile, by_trace, index_store, traces_below
 from tracefile.study.summary import Summary
 
@@ -84,6 +87,46 @@ def test_a_day_out_of_a_store_is_joined_and_cut(store: Path, capsys: pytest.Capt
         main([*cut, "--to", "2026-11-19", "--overwrite"])
     with pytest.raises(InputError, match="expected a time after --from"):
         main([*cut, "--to", "1h", "--overwrite"])
+
+
+def test_a_cut_reads_no_segment_that_the_manifest_puts_outside_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+
+    def noted(path: str, *, growing: bool = False) -> LineReader:
+        opened.append(Path(path).name.removesuffix(".part"))
+        return open_lines(path, growing=growing)
+
+    monkeypatch.setattr("tracefile.files.reading.open_lines", noted)
+    cut = ["cut", str(store / "host-1"), "--from", "1d", "-o", str(store / "cut.jsonl")]
+    first, second, third, fourth = (f"tap-{number:06}.jsonl" for number in range(1, 5))
+    for until, found in (("36h", ["day-1"]), ("3d", ["day-1", "day-2"])):
+        opened.clear()
+        assert main([*cut, "--to", until, "--overwrite"]) == 0
+        assert [one.request_id for one in load_trace(store / "cut.jsonl")[1]] == found
+        # The header; beginnings up to the end; records from the begin on. The open segment is in no manifest.
+        beginnings = [first, second, fourth] if until == "36h" else [first, second, third, fourth]
+        assert opened[:-1] == [first, *beginnings, second, third, fourth]
+    assert "of 3 sessions" in capsys.readouterr().err, "first, second and the open one"
+
+
+def test_a_trace_in_columns_at_a_url_is_read_where_it_is(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/columns/day.parquet", (store / "day.parquet").read_bytes())
+    files.pipe_file("/columns/no.parquet", b"no columns")
+    try:
+        assert load_trace("memory://columns/day.parquet") == load_trace(store / "day.parquet")
+        assert trace_digest("memory://columns/day.parquet") == trace_digest(store / "day.parquet")
+        (there,) = by_trace(index_store("memory://columns"))
+        assert (there.trace, there.requests, there.key_ids) == ("memory://columns/day", 2, ("cd",))
+        assert main(["info", "memory://columns/day.parquet", "--json"]) == 0
+        with pytest.raises(InputError, match=r"no\.parquet: damaged or cut short .*; expected a whole Parquet file"):
+            load_trace("memory://columns/no.parquet")
+        with pytest.raises(InputError, match=r"none\.parquet: nothing is there"):
+            load_trace("memory://columns/none.parquet")
+    finally:
+        files.rm("/columns", recursive=True)
 
 
 def test_the_table_and_the_object_name_files_from_the_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
