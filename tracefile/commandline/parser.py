@@ -111,8 +111,11 @@ class Parser(argparse.ArgumentParser):
         description: str | None = None,
         epilog: str | None = None,
         commands: Iterable[str] = (),
+        **newer: Any,  # settings that later versions of argparse give to a subcommand's parser: color in 3.14
     ) -> None:
-        super().__init__(prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False)
+        super().__init__(
+            prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False, **newer
+        )
         self._handled_before = tuple(commands)
         self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
         self._config = self.add_argument(

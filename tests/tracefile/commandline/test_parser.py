@@ -1,5 +1,8 @@
 """A mistake on the command line gets one line that names the nearest right word, and exit code 2."""
 
+import argparse
+from typing import Any
+
 import pytest
 
 from tracefile.commandline.durations import duration
@@ -112,3 +115,17 @@ def test_help_tells_forms_and_defaults_of_values_and_keeps_the_lines_of_examples
         assert words in shown
     assert made.format_help().endswith("examples:\n  tool t --wait 5s\n  tool u\n")
     assert max(map(len, made.format_help().splitlines())) <= 120
+
+
+def test_a_later_argparse_may_give_subcommands_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.14.8 gives ``color``: every command that has subcommands ended with a TypeError."""
+    given: dict[str, object] = {}
+    usual = argparse.ArgumentParser.__init__
+
+    def later(self: argparse.ArgumentParser, *words: str, color: object = None, **settings: Any) -> None:
+        usual(self, *words, **settings)
+        given["color"] = color
+
+    monkeypatch.setattr(argparse.ArgumentParser, "__init__", later)
+    Parser("tracefile").add_subparsers().add_parser("cat", color=False)
+    assert given == {"color": False}
