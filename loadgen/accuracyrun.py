@@ -22,8 +22,16 @@ from loadgen.accuracy.harness import (
     save,
     version,
 )
-from loadgen.accuracy.question import AccuracyJob, Answer, Question, QuestionForm, likelihood
-from loadgen.accuracy.scores import Accuracy, accuracy_lines, scores_of
+from loadgen.accuracy.question import (
+    Accuracy,
+    AccuracyJob,
+    Answer,
+    Question,
+    QuestionForm,
+    accuracy_lines,
+    likelihood,
+    scores_of,
+)
 from loadgen.core.request import origin_of
 from loadgen.loadrun import run_config
 from loadgen.plan.config import LoadConfig

@@ -39,8 +39,7 @@ from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
 from tracefile.hashing.hashkey import key_path
-from tracefile.records.errors import InputError
-from tracefile.storage.output import free_name
+from tracefile.storage.output import output_name
 from wire.loop import run
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -308,7 +307,8 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     args = parser().parse_args(argv)
     _check_numbers(args)
     live_route(args.route)
-    trace = checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
+    output = output_name(args.output, "tap", resume=args.resume)
+    trace = checked_trace(output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
     listed = checked_upstreams(args.upstream, args.upstreams)
     made = {
         "trace": trace,
@@ -344,14 +344,6 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         "log_interval_s": args.log_interval,
     }
     return TapConfig(**(same_named(TapConfig, args) | made))
-
-
-def _output(args: argparse.Namespace) -> str:
-    if args.output is not None:
-        return str(args.output)
-    if args.resume:
-        raise InputError("--resume: without --output; expected the trace to go on with")
-    return free_name("tap")
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:

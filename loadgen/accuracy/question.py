@@ -1,4 +1,4 @@
-"""Questions of an evaluation: requests with the fields that lm-eval's own API models send, and their answers.
+"""Questions of an evaluation: requests with the fields that lm-eval's own API models send, their answers and scores.
 
 A generation ends where the model or a stop string ends it, so no field asks for an exact length. A scoring asks for the
 log probabilities of a prompt: the context and the continuation whose likelihood is wanted.
@@ -22,6 +22,7 @@ from loadgen.core.plan import Response, Send, nothing_more
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.text.prompts import hash_request
 from loadgen.text.spoken import PATHS
+from measure.table import table_lines
 from tracefile import BlockHasher, HashKey, Record, RequestId, keyed_id
 
 SEED = 1234
@@ -268,3 +269,54 @@ class OpenAccuracy:
             hash_source="engine",
             output_hash_source=None if chain.output is None else "engine",
         )
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Value of one metric of one task or group."""
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    stderr: float | None
+    """Null: lm-eval has none for it."""
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """Scores of a run, as lm-eval computed them."""
+
+    lm_eval: str
+    """Its version."""
+    results: str | None
+    """File with lm-eval's own results. Null: nothing could be scored."""
+    documents_left_out: dict[str, int]
+    """By task: documents without an output for each of their requests."""
+    scores: list[Score]
+
+
+def scores_of(results: Mapping[str, Any]) -> list[Score]:
+    """Return every metric of lm-eval's results, whose names are ``metric,filter``."""
+    found = []
+    for task, values in results["results"].items():
+        for name, value in values.items():
+            metric, _, kind = name.partition(",")
+            if metric.endswith("_stderr") or not kind or not isinstance(value, int | float):
+                continue
+            stderr = values.get(f"{metric}_stderr,{kind}")
+            known = float(stderr) if isinstance(stderr, int | float) else None
+            found.append(Score(task, metric, kind, float(value), known))
+    return found
+
+
+def accuracy_lines(accuracy: Accuracy) -> list[str]:
+    """Return the lines of a summary: lm-eval's file, what it lacks, and a table of the scores."""
+    lines = [f"{f'lm-eval {accuracy.lm_eval}':20}{accuracy.results or 'nothing was scored'}"]
+    lines += [
+        f"{'left out':20}{count} documents of {task}: not every output came"
+        for task, count in accuracy.documents_left_out.items()
+    ]
+    rows = [
+        [one.task, one.metric, one.filter, f"{one.value:.4f}", "-" if one.stderr is None else f"{one.stderr:.4f}"]
+        for one in accuracy.scores
+    ]
+    return [*lines, *(table_lines(["task", "metric", "filter", "value", "stderr"], rows, "<<<") if rows else [])]

@@ -12,7 +12,7 @@ from loadgen.core.request import SESSION_HEADER
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from tracefile import InputError
 from tracefile.commandline.durations import duration
-from tracefile.storage.output import free_name
+from tracefile.storage.output import output_name
 
 if TYPE_CHECKING:
     from measure.metrics.slos import Slo
@@ -118,12 +118,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def output_of(args: argparse.Namespace, stem: str) -> Path:
-    """Return ``--output``, or a name that no file has. Raises InputError if there is no run to go on with."""
-    if args.output is not None:
-        return Path(args.output)
-    if args.resume:
-        raise InputError("--resume: without --output; expected the trace to go on with")
-    return Path(free_name(stem))
+    return Path(output_name(args.output, stem, resume=args.resume))
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:

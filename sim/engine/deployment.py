@@ -194,11 +194,16 @@ def one_of(*words: str) -> Callable[[str, str], str]:
     return read
 
 
-def _duration_ms(flag: str, word: str) -> float:
+def seconds(flag: str, word: str) -> float:
+    """Read a duration."""
     try:
-        return 1e3 * duration(word)
+        return duration(word)
     except argparse.ArgumentTypeError as error:
         raise InputError(f"{flag}: {error}") from None
+
+
+def _duration_ms(flag: str, word: str) -> float:
+    return 1e3 * seconds(flag, word)
 
 
 def _share(flag: str, word: str) -> float:

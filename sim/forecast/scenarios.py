@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, whole
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, seconds, whole
 from sim.engine.dispatch import AdapterLoad
 from sim.engine.fleetplan import (
     CAPTURED,
@@ -35,7 +35,6 @@ from sim.vllm.settings import other_attention, refuse_other_attention
 from sim.workload.arrivalorder import linked_records
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
-from tracefile.commandline.durations import duration
 
 MOST_SCENARIOS = 200
 BASELINE = "as captured"
@@ -418,13 +417,6 @@ def _route(flag: str, word: str) -> str:
     return word
 
 
-def _duration(flag: str, word: str) -> float:
-    try:
-        return duration(word)
-    except argparse.ArgumentTypeError as error:
-        raise InputError(f"{flag}: {error}") from None
-
-
 def _evict(flag: str, word: str) -> str:
     parse_evict(word, flag)
     return word
@@ -527,7 +519,7 @@ AXES = (
         str,
         "TIME",
         "delay of a request whose LoRA adapter is not resident, such as 200ms (default 0)",
-        _duration,
+        seconds,
         field="adapter_load_s",
         say=lambda load_s: f"adapter load {load_s:g} s",
     ),

@@ -48,6 +48,15 @@ def free_name(stem: str) -> str:
     return f"{name}.jsonl.zst"
 
 
+def output_name(output: Name | None, stem: str, *, resume: bool) -> str:
+    """Return ``--output``, or a name that no file has. Raises InputError if there is no run to go on with."""
+    if output is not None:
+        return os.fspath(output)
+    if resume:
+        raise InputError("--resume: without --output; expected the trace to go on with")
+    return free_name(stem)
+
+
 def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") -> None:
     """Raise InputError if ``output`` is one of ``inputs``, by any name or link, or would be a segment of one."""
     for given in inputs:

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.accuracy.question import AccuracyJob, QuestionForm
-from loadgen.accuracy.scores import Accuracy, Score, accuracy_lines, scores_of
+from loadgen.accuracy.question import Accuracy, AccuracyJob, QuestionForm, Score, accuracy_lines, scores_of
 from loadgen.runs.driving import RunConfig, run_job
 from tracefile import BlockHasher, InputError, Meta, load_key, load_trace
 
