@@ -179,7 +179,7 @@ def test_equal_hashes_are_equal_words_in_every_process() -> None:
     assert np.array_equal(first, second)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chats(sim_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sessions of chats as their client recorded them."""
     trace = tmp_path_factory.mktemp("captured") / "t.jsonl"

@@ -161,3 +161,29 @@ def test_a_connection_that_waited_too_long_is_not_given_out() -> None:
             await asyncio.sleep(0.05)
 
     asyncio.run(main())
+
+
+def test_a_body_of_tiny_chunks_goes_on_after_its_breaks() -> None:
+    """The server keeps the connection open: nothing but its own turns moves the client on."""
+    body = b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        await reader.read()  # until the client closes
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def main() -> Exchange:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+            client = Client(parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+            exchange = await client.request("POST", "/", body=b"{}")
+            await client.close()
+            await ended.wait()
+            return exchange
+
+    exchange = asyncio.run(main())
+    assert exchange.outcome == "ok"
+    assert sum(len(read.data) for read in exchange.reads) == 20_000
