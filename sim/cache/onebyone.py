@@ -12,10 +12,11 @@ from measure.cache.chains import chain_places
 from measure.cache.interning import leading
 from sim.kernels import layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE
-from sim.kernels.compiling import entry, kernel
+from sim.kernels.compiling import entry, entry_variant, kernel
 from sim.kernels.layout import SOURCES, Ints, Places, Pool, Records, record
 from sim.kernels.pool import (
     QUEUE,
+    WITHOUT_POLICIES,
     empty_pool,
     has_room,
     hold,
@@ -112,7 +113,8 @@ class OneByOnePool:
             self._pool = self._pool._replace(evicted=np.zeros(most + 1, np.uint64))
         while done < len(requests):
             self._pool = pool = self._pool if policy else _with_room(self._pool, most)
-            done = run_requests(pool, requests, done, evictions or note_evictions(0, np.zeros(0, np.int64)))
+            run = run_requests if policy else run_simple_requests
+            done = run(pool, requests, done, evictions or note_evictions(0, np.zeros(0, np.int64)))
         if pool.counts["not_chained"][0]:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return np.asarray(requests["hits"])
@@ -269,3 +271,7 @@ def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -
                 evictions.evictor[pool.keys[segment.base + depth]] = number
         count -= segment.end - first
         copy = pool.copies[copy].after
+
+
+run_simple_requests = entry_variant("run_simple_requests", run_requests, WITHOUT_POLICIES)
+"""The same in a pool with vLLM's own eviction."""

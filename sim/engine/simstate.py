@@ -161,7 +161,7 @@ def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_held:
 def loop_of(config: EngineConfig) -> Callable[[SimState], int]:
     """Return the step loop for an engine's KV groups, which compiles when it is first called."""
     if config.kv_groups is None:
-        return loop.run
+        return loop.run_as_needed
     from sim.kernels.groupsteps import run  # noqa: PLC0415 - made of all kernels, and most engines have one group
 
     return run

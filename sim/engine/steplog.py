@@ -6,7 +6,7 @@ import msgspec
 
 from measure.enginesteps import EngineStep
 from sim.kernels.layout import SimState, Timeline
-from sim.kernels.loop import FULL, run
+from sim.kernels.loop import FULL, run_as_needed
 from sim.latency.terms import DECODES, PREFILL_TOKENS, STEPS, decode_kv_tokens
 
 DECIMALS = 4
@@ -15,9 +15,9 @@ _TWO = 2
 
 
 class StepLog:
-    """A replacement of ``loop.run`` that hands each step, as a line, to ``take``. The result is the same."""
+    """A replacement of ``loop.run_as_needed`` that hands each step, as a line, to ``take``. The result is the same."""
 
-    def __init__(self, take: Callable[[bytes], None], run_on: Callable[[SimState], int] = run) -> None:
+    def __init__(self, take: Callable[[bytes], None], run_on: Callable[[SimState], int] = run_as_needed) -> None:
         self._take = take
         self._run_on = run_on
         self._written = 0

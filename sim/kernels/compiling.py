@@ -107,6 +107,19 @@ def variant(
     return cast(Kernel, source_of(compiled))
 
 
+def entry_variant(name: str, compiled: Kernel, replaced: Mapping[Any, Any], module: str = "") -> Kernel:
+    """Return a ``variant`` of an entry as an entry of its own; ``name``: of its machine code on disk."""
+    source: Any = variant(compiled, replaced, module)
+    source.__name__ = source.__qualname__ = name
+    return entry(cast(Kernel, source))
+
+
+@kernel
+def nothing(*_: Any) -> int:
+    """Stand in a variant for a kernel that is not needed."""
+    return 0
+
+
 def _forget_unreadable(compiled: Any) -> None:
     """Delete an index of machine code that names classes of an earlier version: numba fails on it at the first call."""
     if compiled.stats.cache_path is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.kernels import loop, requestruns, tiers
 from sim.kernels import scheduler as simple
-from sim.kernels.compiling import entry, kernel, variant
+from sim.kernels.compiling import entry, entry_variant, kernel, nothing
 from sim.kernels.grouplookup import find_alone, look_up
 from sim.kernels.groups import NO_PLACE, RING, STATE, GroupPool, release_block
 from sim.kernels.grouptables import admit, extend, publish, release
@@ -221,12 +221,6 @@ def _publish(scheduler: Any, place: int, end: int) -> None:
     publish(scheduler.pool, scheduler.requests[place], end)
 
 
-@kernel
-def _nothing(*_: Any) -> int:
-    """Stand for what an engine with several groups has not: tiers, and steps that need no composing."""
-    return 0
-
-
 REPLACED = {
     simple.accepts: _accepts,
     simple.schedule: _schedule,
@@ -235,12 +229,11 @@ REPLACED = {
     simple.extend: _extend,
     simple.publish_known: _publish,
     release_simply: release,
-    simple.count_hashed: _nothing,
-    simple.take_up: _nothing,
-    loop.skip_decodes: _nothing,
-    requestruns.await_loads: _nothing,
-    **dict.fromkeys((tiers.end_loading, tiers.note_ended, tiers.prefetch, tiers.store_step), _nothing),
+    simple.count_hashed: nothing,
+    simple.take_up: nothing,
+    loop.skip_decodes: nothing,
+    requestruns.await_loads: nothing,
+    **dict.fromkeys((tiers.end_loading, tiers.note_ended, tiers.prefetch, tiers.store_step), nothing),
 }
-run = variant(loop.run, REPLACED, __name__)
-run.__name__ = run.__qualname__ = "run_groups"  # names its machine code on disk, beside the simple loop's
-run = entry(run)
+"""Without tiers, and without steps that need no composing."""
+run = entry_variant("run_groups", loop.run, REPLACED, __name__)

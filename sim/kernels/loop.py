@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sim.kernels import scheduler as scheduling
+from sim.kernels import tiers
 from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
-from sim.kernels.compiling import entry, kernel
+from sim.kernels.compiling import entry, entry_variant, kernel, nothing
 from sim.kernels.frontend import run_alone, run_beside
 from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, Draws, SimState, Timeline
+from sim.kernels.pool import WITHOUT_POLICIES
 from sim.kernels.requestruns import await_loads, deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.scheduler import finish_step, schedule
 from sim.kernels.tiers import use_ended
@@ -39,9 +42,9 @@ _delivery_ms = kernel(terms.delivery_ms)
 def run_state(state: SimState, run_on: Callable[[SimState], int] | None = None) -> SimState:
     """Run until arrivals are needed or to the end; timelines may grow. Raises InputError if hashes are not chained.
 
-    ``run_on``: another loop than ``run``.
+    ``run_on``: another loop than ``run_as_needed``.
     """
-    while (stop := (run_on or run)(state)) == FULL:
+    while (stop := (run_on or run_as_needed)(state)) == FULL:
         state = state._replace(timeline=Timeline(*(twice_as_long(part) for part in state.timeline)))
     if stop == NOT_CHAINED:
         raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
@@ -447,3 +450,23 @@ def _most_decodes(state: SimState) -> int:
             return 0
         most = min(most, request.last_token - tokens - 1)
     return most
+
+
+WITHOUT_TIERS = dict.fromkeys(
+    (
+        await_loads,
+        *(scheduling.begin_load, scheduling.publish_loaded, scheduling.take_loaded, scheduling.take_up),
+        *(tiers.end_loading, tiers.note_ended, tiers.prefetch, tiers.seek, tiers.stash, tiers.store_step, use_ended),
+    ),
+    nothing,
+)
+"""Kernels that an engine without memory behind its pool does without."""
+run_simple = entry_variant("run_simple", run, WITHOUT_POLICIES | WITHOUT_TIERS)
+"""The loop of most engines, which compiles in less time than ``run``."""
+
+
+def run_as_needed(state: SimState) -> int:
+    """Run with the simple loop if the engine has neither tiers nor a policy of eviction other than vLLM's."""
+    scheduler = state.scheduler
+    is_simple = not (scheduler.settings["evict"][0] or scheduler.tier.state["is_on"][0])
+    return (run_simple if is_simple else run)(state)

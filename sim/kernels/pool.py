@@ -17,7 +17,7 @@ import numpy as np
 
 from sim.kernels import blocks, layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, UNHASHED, first_slot, private_key
-from sim.kernels.compiling import kernel, stay_apart
+from sim.kernels.compiling import kernel, nothing, stay_apart
 from sim.kernels.layout import Pool, Records
 from sim.vllm.eviction import ADDED, AGES, LEVELS, WORKLOAD
 from sim.vllm.rules import goes_to_tail
@@ -29,6 +29,18 @@ _LOOKS = 7
 _goes_to_tail = kernel(goes_to_tail)
 _lookup_block, _hold_blocks, _take_blocks = blocks.lookup, blocks.hold, blocks.take
 _publish_blocks, _release_blocks = blocks.publish, blocks.release
+
+
+@kernel
+def _no_hits(*_: Any) -> tuple[int, int]:
+    return 0, 0
+
+
+WITHOUT_POLICIES = {
+    _lookup_block: _no_hits,
+    **dict.fromkeys((_hold_blocks, _take_blocks, _publish_blocks, _release_blocks), nothing),
+}
+"""Kernels that a pool with vLLM's own eviction does without."""
 
 
 def empty_pool(

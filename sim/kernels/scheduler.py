@@ -172,7 +172,7 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         loaded, hits, idle, end_of_load = request.num_blocks > 0, request.num_blocks, 0, 0
         tokens = request.num_tokens - request.num_computed
         if loaded:
-            _publish_loaded(scheduler, place)
+            publish_loaded(scheduler, place)
         else:
             most_hits = _lookup_limit(request.num_tokens, block_size, request.prompt_logprobs)
             hits, idle = lookup(pool, request, most_hits)
@@ -181,7 +181,7 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
                 if end_of_load == WAIT:
                     continue
                 if end_of_load > hits and not tier.layerwise:
-                    if not _begin_load(scheduler, place, hits, idle, end_of_load):
+                    if not begin_load(scheduler, place, hits, idle, end_of_load):
                         break
                     continue
             tokens = request.num_tokens - max(hits, end_of_load) * block_size
@@ -198,8 +198,8 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         if not loaded:
             _adopt(scheduler, place, hits)
         if end_of_load > hits:
-            tier.step_until_ms = max(tier.step_until_ms, _take_loaded(scheduler, place, end_of_load))
-            _publish_loaded(scheduler, place)
+            tier.step_until_ms = max(tier.step_until_ms, take_loaded(scheduler, place, end_of_load))
+            publish_loaded(scheduler, place)
         request.state = RUNNING
         extend(scheduler, place, request.num_computed + tokens)
         step.admitted += 1
@@ -208,7 +208,7 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
 
 
 @kernel
-def _begin_load(scheduler: Scheduler, place: int, hits: int, idle: int, end: int) -> bool:
+def begin_load(scheduler: Scheduler, place: int, hits: int, idle: int, end: int) -> bool:
     """Let a request wait for its blocks up to ``end`` from a tier; False: the pool has no room for them."""
     stay_apart()
     num_free, request = scheduler.pool.counts[0].num_free, scheduler.requests[place]
@@ -219,14 +219,14 @@ def _begin_load(scheduler: Scheduler, place: int, hits: int, idle: int, end: int
     leave_queue(scheduler, place)
     _adopt(scheduler, place, hits)
     own, tier = scheduler.tier.requests[place], scheduler.tier.state[0]
-    own.done_ms, own.next, own.noted = _take_loaded(scheduler, place, end), tier.first_loading, 0
+    own.done_ms, own.next, own.noted = take_loaded(scheduler, place, end), tier.first_loading, 0
     tier.first_loading = place
     request.state = LOADING
     return True
 
 
 @kernel
-def _take_loaded(scheduler: Scheduler, place: int, end: int) -> float:
+def take_loaded(scheduler: Scheduler, place: int, end: int) -> float:
     """Give an adopted request room for blocks up to ``end`` from a tier; return the time at which they are there."""
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
     hits = request.num_blocks
@@ -243,7 +243,7 @@ def _take_loaded(scheduler: Scheduler, place: int, end: int) -> float:
 
 
 @kernel
-def _publish_loaded(scheduler: Scheduler, place: int) -> None:
+def publish_loaded(scheduler: Scheduler, place: int) -> None:
     request = scheduler.requests[place]
     full = min(request.num_blocks, request.num_tokens // scheduler.settings[0].block_size)
     if full > request.num_hashed:
