@@ -8,14 +8,18 @@ import numpy as np
 from measure.cache.accesses import KnownChains, lay_out_accesses
 from measure.cache.chains import Chains, chain_places, known_blocks
 from measure.cache.hitcurve import HitCurve, hit_curve
-from measure.cache.interning import Interner, pack_chains
+from measure.cache.interning import Interner, PackedChains, join_chains, pack_chains
 from measure.cache.prefixtree import PrefixTree, TreeRequests, prefix_tree
 from measure.metrics.results import CacheSize
 from measure.metrics.sessions import session_order
 from measure.runs import Run, engine_block
+from tracefile.records.arrays import IntArray
 
 KNEE_SHARE: Final = 0.95
 """Share of an unlimited cache's hits from which on a cache is large enough."""
+
+
+ROWS_AT_ONCE: Final = 1 << 10
 
 
 class OwnHits(NamedTuple):
@@ -59,16 +63,9 @@ def _known_chains(run: Run, chains: Chains) -> KnownChains:
     factor = engine_block(run.meta) // chains.block_size
     known = known_blocks(blocks, (prompt_tokens, output_tokens), chains.block_size, factor)
     filled = (prompt_tokens + np.maximum(output_tokens - 1, 0)) // (factor * chains.block_size)
-    within = chain_places(np.zeros(len(rows), np.int64), known)
-    numbers, count = (
-        chains.numbers[np.repeat(chains.starts[rows], known) + within * factor + factor - 1],
-        len(chains.hashes),
-    )
-    if factor > 1:  # so that chains are runs of successive numbers again
-        interner = Interner()
-        numbers, count = interner.number(numbers.astype(np.uint64)), interner.distinct
+    packed, count = _packed(chains, rows, known, factor)
     return KnownChains(
-        chains=pack_chains(numbers, known),
+        chains=packed,
         numbers=count,
         known=known,
         prompt_tokens=prompt_tokens,
@@ -78,6 +75,20 @@ def _known_chains(run: Run, chains: Chains) -> KnownChains:
         fine_block_size=chains.block_size,
         whole_chains=int((known >= filled).sum()),
     )
+
+
+def _packed(chains: Chains, rows: IntArray, known: IntArray, factor: int) -> tuple[PackedChains, int]:
+    """Return the known keys of the requests at ``rows``, a few at a time, and how many different ones there are."""
+    interner, parts = Interner(), []
+    for first in range(0, max(len(rows), 1), ROWS_AT_ONCE):
+        counts = known[first : first + ROWS_AT_ONCE]
+        within = chain_places(np.zeros(len(counts), np.int64), counts)
+        starts = np.repeat(chains.starts[rows[first : first + ROWS_AT_ONCE]], counts)
+        numbers = chains.numbers[starts + within * factor + factor - 1]
+        if factor > 1:  # so that chains are runs of successive numbers again
+            numbers = interner.number(numbers.astype(np.uint64))
+        parts.append(pack_chains(numbers, counts))
+    return join_chains(parts), interner.distinct if factor > 1 else len(chains.hashes)
 
 
 def _tree_requests(run: Run, chains: Chains) -> TreeRequests:
