@@ -122,7 +122,7 @@ def test_a_later_argparse_may_give_subcommands_settings_of_its_own(monkeypatch: 
     given: dict[str, object] = {}
     usual = argparse.ArgumentParser.__init__
 
-    def later(self: argparse.ArgumentParser, *words: str, color: object = None, **settings: Any) -> None:
+    def later(self: argparse.ArgumentParser, *words: Any, color: object = None, **settings: Any) -> None:
         usual(self, *words, **settings)
         given["color"] = color
 
