@@ -9,13 +9,20 @@ other side with its ordinary variation.
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
+from tracefile.latenames import LateModule
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
-from measure.runs import UNKNOWN, Run
-from tracefile.records.arrays import FloatArray, IntArray
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure import runs as recorded
+    from measure.runs import Run
+else:  # numpy, which the flags need not
+    recorded = LateModule("measure.runs")
+    np = LateModule("numpy")
+
 
 ALL: Final = "all"
 FIRST_TURN: Final = "turn1"
@@ -37,11 +44,11 @@ class Traits:
     concurrency: IntArray
 
 
-def own_traits(run: Run) -> Traits:
+def own_traits(run: "Run") -> Traits:
     """Return the traits as the run itself recorded them."""
-    known = (run.prompt_tokens != UNKNOWN) & (run.cached_tokens != UNKNOWN)
-    uncached = np.where(known, run.prompt_tokens - run.cached_tokens, UNKNOWN)
-    return Traits(run.turn, np.where(known, np.maximum(uncached, 0), UNKNOWN), run.concurrency)
+    known = (run.prompt_tokens != recorded.UNKNOWN) & (run.cached_tokens != recorded.UNKNOWN)
+    uncached = np.where(known, run.prompt_tokens - run.cached_tokens, recorded.UNKNOWN)
+    return Traits(run.turn, np.where(known, np.maximum(uncached, 0), recorded.UNKNOWN), run.concurrency)
 
 
 def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
@@ -49,7 +56,7 @@ def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntA
 
     def borrow(mine: IntArray, theirs: IntArray) -> IntArray:
         result = mine.copy()
-        known = theirs[truth_rows] != UNKNOWN
+        known = theirs[truth_rows] != recorded.UNKNOWN
         result[rows[known]] = theirs[truth_rows[known]]
         return result
 
@@ -58,7 +65,7 @@ def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntA
 
 def cohort_rows(traits: Traits) -> dict[str, IntArray]:
     """Return the row numbers of each cohort that has a record, in the order of display."""
-    masks: dict[str, npt.NDArray[np.bool_]] = {ALL: np.ones(len(traits.turn), dtype=np.bool_)}
+    masks: dict[str, BoolArray] = {ALL: np.ones(len(traits.turn), dtype=np.bool_)}
     masks[FIRST_TURN] = traits.turn == 1
     masks[LATER_TURNS] = traits.turn >= 2
     masks |= _buckets("uncached", traits.uncached_tokens, UNCACHED_EDGES)
@@ -92,7 +99,7 @@ def cohort_order(names: set[str]) -> list[str]:
     return [name for name in known_cohorts() if name in names]
 
 
-def _buckets(kind: str, values: IntArray, edges: tuple[int, ...]) -> dict[str, npt.NDArray[np.bool_]]:
+def _buckets(kind: str, values: IntArray, edges: tuple[int, ...]) -> dict[str, BoolArray]:
     upper: FloatArray = np.array([*edges[1:], np.inf])
     names = _bucket_names(kind, edges)
     return {name: (values >= low) & (values < high) for name, low, high in zip(names, edges, upper, strict=True)}

@@ -147,7 +147,9 @@ ONLY_ON_USE = {"scipy", "numba", "plotly", "httpx", "fastapi", "uvicorn", "trans
         (
             (
                 *("kvtape", "tap", "sim", "report", "report show", "report compare", "report curve", "tracefile"),
-                *("tracefile cut", "loadgen", "loadgen build-dataset", "replay", "sim fit"),
+                *("tracefile cut", "loadgen", "loadgen build-dataset", "replay", "sim fit", "sim pool", "sim curve"),
+                *("sim misses", "sim reuse", "sim run", "sim audit", "sim what-if", "sim search", "sim sweep"),
+                *("sim watch", "sim validate", "sim calibrate", "tap read-log"),
             ),
             {*ONLY_ON_USE, "numpy", "rich"},
         ),

@@ -6,9 +6,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.chains import Int32Array
 from measure.cache.interning import PRIVATE, PackedChains, lay_out_chains, leading, unlimited_hits
-from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.arrays import BoolArray, FloatArray, Int32Array, IntArray
 
 MOST_BLOCKS: Final = 1 << 20
 """Blocks of a piece, unless one request has more."""

@@ -1,13 +1,15 @@
 """Chains of block hashes as arrays of numbers, and the blocks of each request that a trace knows."""
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from tracefile.latenames import LateModule
+from tracefile.records.arrays import Int32Array, IntArray, UInt64Array
 
-from tracefile.records.arrays import IntArray, UInt64Array
+if TYPE_CHECKING:
+    import numpy as np
+else:  # imported by the first array
+    np = LateModule("numpy")
 
-Int32Array = npt.NDArray[np.int32]
 NO_HASHES: Final = -1
 
 

@@ -6,10 +6,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.chains import Int32Array
 from measure.cache.machinecode import kept
 from tracefile.hashing.splitmix64 import GOLDEN
-from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
+from tracefile.records.arrays import BoolArray, Int32Array, IntArray, UInt64Array
 
 _GOLDEN = np.uint64(GOLDEN)
 _ONE = np.uint64(1)

@@ -90,9 +90,9 @@ def _tell_of_compiling() -> None:
 def notice(folder: str | None) -> str:
     """Return words about machine code that is being made, to be kept in ``folder`` if there is one."""
     if folder is None:
-        often = "in each run (up to a minute); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
+        often = "in each run (about 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
     else:
-        often = "once for this installation (up to a minute) …"
+        often = "once for this installation (about 20 s) …"
     return f"kvtape: compiling machine code, {often}"
 
 

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.chains import Chains, Int32Array
+from measure.cache.chains import Chains
 from measure.cache.machinecode import kept
-from tracefile.records.arrays import BoolArray, IntArray
+from tracefile.records.arrays import BoolArray, Int32Array, IntArray
 
 _ROOT: Final = -1
 _UNSEEN: Final = -2

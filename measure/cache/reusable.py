@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from measure.cache.chains import NO_HASHES, Chains, Int32Array, chain_places
-from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
+from measure.cache.chains import NO_HASHES, Chains, chain_places
+from tracefile.records.arrays import FloatArray, Int32Array, IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch
 
 if TYPE_CHECKING:

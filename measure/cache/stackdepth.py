@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.accesses import Piece
-from measure.cache.chains import Int32Array
 from measure.cache.machinecode import kept, late
 from tracefile.hashing.splitmix64 import mix64
-from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
+from tracefile.records.arrays import BoolArray, Int32Array, IntArray, UInt64Array
 
 FIRST_PLACES = 1 << 12
 mixed: Any = late(mix64)

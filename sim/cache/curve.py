@@ -5,34 +5,47 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from engines.modelconfig import kv_bytes_per_token
-from measure.cache.accesses import Accesses, Piece
-from measure.cache.hitcurve import HitCurve, hit_curve
-from measure.cache.stackdepth import access_depths, resident_owners, untouched
 from measure.cacheuse import CacheUse, GroupUse, PolicyHits
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
-from sim.cache.hybrid import run as run_hybrid
-from sim.cache.onebyone import read_requests
-from sim.cache.policies import SHARES as POLICY_SHARES
-from sim.cache.policies import compare_policies, describe_policies, parse_policies
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
-from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.vllm.config import add_kv_groups
 from sim.vllm.eviction import EVICT_HELP
-from sim.workload.accesses import GroupedAccesses, read_accesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_batches, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 from tracefile.sessions import NO_CHAINS
 from tracefile.study.parts import add_store_arguments, added_up
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure.cache import accesses as accesses_of
+    from measure.cache import hitcurve, stackdepth
+    from measure.cache.accesses import Accesses
+    from measure.cache.hitcurve import HitCurve
+    from sim.cache import hybrid, onebyone, sampledcurve
+    from sim.cache import policies as comparing
+    from sim.workload import accesses as workload_accesses
+    from sim.workload.accesses import GroupedAccesses
+else:  # numpy, which the flags need not
+    accesses_of = LateModule("measure.cache.accesses")
+    hitcurve = LateModule("measure.cache.hitcurve")
+    stackdepth = LateModule("measure.cache.stackdepth")
+    hybrid = LateModule("sim.cache.hybrid")
+    onebyone = LateModule("sim.cache.onebyone")
+    workload_accesses = LateModule("sim.workload.accesses")
+    sampledcurve = LateModule("sim.cache.sampledcurve")
+    comparing = LateModule("sim.cache.policies")
+    np = LateModule("numpy")
+
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
@@ -74,24 +87,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
-        return run_hybrid(arguments, "curve", None)
+        return hybrid.run(arguments, "curve", None)
     block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
-    evicts = [] if arguments.evict is None else parse_policies(arguments.evict)
+    evicts = [] if arguments.evict is None else comparing.parse_policies(arguments.evict)
     if arguments.each_trace:
         return _run_each(arguments, cache_tokens, kv_bytes)
     if arguments.sample is not None:
         return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
     curves, texts = [], []
-    for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
-        curve = hit_curve(accesses)
+    for accesses in workload_accesses.read_block_sizes(arguments.trace, block_sizes, grouping):
+        curve = hitcurve.hit_curve(accesses)
         uses = use_at(accesses, curve, grouping, cache_tokens)
         policies = policies_at(arguments.trace, evicts, curve, cache_tokens)
         shown = {"kv_bytes_per_token": kv_bytes, "policies": [asdict(one) for one in policies]}
         curves += [{**curve_as_json(curve, uses), **shown}] if arguments.json else []
         lines = [describe(curve, cache_tokens, uses, kv_bytes), *describe_groups(accesses.groups, uses)]
-        texts.append("\n".join([*lines, *describe_policies(policies, curve.block_size, curve.input_tokens)]))
+        texts.append("\n".join([*lines, *comparing.describe_policies(policies, curve.block_size, curve.input_tokens)]))
     return _print(arguments, curves, texts)
 
 
@@ -110,8 +123,8 @@ def _run_each(arguments: argparse.Namespace, cache_tokens: list[int], kv_bytes: 
     return _print(arguments, [found], [describe(curve, cache_tokens, [], kv_bytes)])
 
 
-def _curve_of(block_size: int | None, trace: str) -> HitCurve:
-    return hit_curve(read_accesses(Path(trace), block_size))
+def _curve_of(block_size: int | None, trace: str) -> "HitCurve":
+    return hitcurve.hit_curve(workload_accesses.read_accesses(Path(trace), block_size))
 
 
 def _run_sampled(
@@ -120,15 +133,17 @@ def _run_sampled(
     for flag, given in (("--by", arguments.by), ("--evict", arguments.evict)):
         if given is not None:
             raise InputError(f"{flag}: given with --sample; expected one of them: it needs the whole trace")
-    sampling = Sampling(rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed)
+    sampling = sampledcurve.Sampling(
+        rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed
+    )
     curves, texts = [], []
     for block_size in block_sizes:
         with open_trace(arguments.trace) as reader:
             chains = engine_chains(reader.meta, block_size)
             shown = [size for size in (tokens // chains.block_size for tokens in cache_tokens) if size]
-            curve = sample_curve(hashed_records(reader), chains, sampling, shown)
-        curves.append({**sampled_as_json(curve), "kv_bytes_per_token": kv_bytes})
-        texts.append(describe_sampled(curve, shown, kv_bytes))
+            curve = sampledcurve.sample_curve(hashed_records(reader), chains, sampling, shown)
+        curves.append({**sampledcurve.sampled_as_json(curve), "kv_bytes_per_token": kv_bytes})
+        texts.append(sampledcurve.describe_sampled(curve, shown, kv_bytes))
     return _print(arguments, curves, texts)
 
 
@@ -157,21 +172,21 @@ def parse_numbers(text: str | None, flag: str) -> list[int]:
     return numbers
 
 
-def policies_at(trace: Path, evicts: list[str], curve: HitCurve, cache_tokens: list[int]) -> list[PolicyHits]:
+def policies_at(trace: Path, evicts: list[str], curve: "HitCurve", cache_tokens: list[int]) -> list[PolicyHits]:
     """Hits under each policy in caches of ``cache_tokens``, or else of certain shares of the max hits."""
     if not evicts or not curve.max_hit_blocks:
         return []
     sizes = [size for tokens in cache_tokens if (size := tokens // curve.block_size)]
     if cache_tokens and not sizes:
         return []
-    sizes = sizes or sorted({curve.size_for_share(share) for share in POLICY_SHARES})
+    sizes = sizes or sorted({curve.size_for_share(share) for share in comparing.SHARES})
     with open_trace(trace) as reader:
-        parts = list(read_requests(hashed_batches(reader), engine_chains(reader.meta, curve.block_size)))
-    return compare_policies(parts, evicts, [size for size in sizes if size], curve.block_size)
+        parts = list(onebyone.read_requests(hashed_batches(reader), engine_chains(reader.meta, curve.block_size)))
+    return comparing.compare_policies(parts, evicts, [size for size in sizes if size], curve.block_size)
 
 
 def use_at(
-    accesses: GroupedAccesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]
+    accesses: "GroupedAccesses", curve: "HitCurve", grouping: Grouping | None, cache_tokens: list[int]
 ) -> list[CacheUse]:
     """Use of caches of ``cache_tokens`` by group, or else of caches with certain shares of the max hits."""
     if grouping is None or not curve.max_hit_blocks:
@@ -181,7 +196,7 @@ def use_at(
     return cache_use(accesses, grouping, [size for size in sizes if size])
 
 
-def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
+def curve_as_json(curve: "HitCurve", uses: list[CacheUse]) -> dict[str, Any]:
     return {
         "block_size": curve.block_size,
         "lookup_blocks": curve.lookup_blocks,
@@ -196,7 +211,7 @@ def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
     }
 
 
-def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse], kv_bytes: int | None = None) -> str:
+def describe(curve: "HitCurve", cache_tokens: list[int], uses: list[CacheUse], kv_bytes: int | None = None) -> str:
     most = curve.max_hit_blocks
     blocks, whole = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
     lines = [
@@ -218,7 +233,7 @@ def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse], kv_
     return "\n".join(lines)
 
 
-def cache_use(accesses: GroupedAccesses, grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
+def cache_use(accesses: "GroupedAccesses", grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
     if accesses.groups is None or not len(accesses.limits):
         return []
     needs, request_of = needed_sizes(accesses), accesses.request_of
@@ -230,10 +245,15 @@ def cache_use(accesses: GroupedAccesses, grouping: Grouping, sizes: list[int]) -
     return uses
 
 
-def needed_sizes(accesses: Accesses) -> IntArray:
+def needed_sizes(accesses: "Accesses") -> IntArray:
     """The smallest cache in which each access hits; more than there are blocks: it hits in none."""
-    recency, touched_by = untouched(int(accesses.starts[-1]), accesses.distinct), np.full(accesses.distinct, -1)
-    depths = access_depths(recency, touched_by, Piece(0, accesses.blocks, accesses.starts)).depths
+    recency, touched_by = (
+        stackdepth.untouched(int(accesses.starts[-1]), accesses.distinct),
+        np.full(accesses.distinct, -1),
+    )
+    depths = stackdepth.access_depths(
+        recency, touched_by, accesses_of.Piece(0, accesses.blocks, accesses.starts)
+    ).depths
     never = accesses.distinct + 1
     depths[(depths == 0) | ~accesses.may_hit] = never
     # One running maximum over all: a request's values lie above all values of the request before it.
@@ -241,12 +261,12 @@ def needed_sizes(accesses: Accesses) -> IntArray:
     return np.asarray(np.maximum.accumulate(base + depths) - base)
 
 
-def _use(accesses: Accesses, groups: Groups, most: int, request_hits: IntArray, size: int) -> CacheUse:
+def _use(accesses: "Accesses", groups: Groups, most: int, request_hits: IntArray, size: int) -> CacheUse:
     shown, place = groups.largest(request_hits, most)
     names, block_size = groups.shown_names(shown), accesses.block_size
     count, others = len(names), len(groups.names) - len(shown)
     nothing = [None] * (count - len(shown))
-    inserted, held = resident_owners(accesses.blocks, accesses.starts, place, count, size)
+    inserted, held = stackdepth.resident_owners(accesses.blocks, accesses.starts, place, count, size)
     of_group = np.bincount(groups.of_request, request_hits, len(groups.names))
     hits, tokens, lookups = (
         np.bincount(place, weights, count).astype(np.int64)

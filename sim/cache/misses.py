@@ -10,19 +10,11 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from measure.cache.chains import Int32Array
-from measure.cache.interning import Interner, unlimited_hits
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
-from sim.cache.hybrid import run as run_hybrid
-from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions
-from sim.cache.onebyone import lay_out as pool_requests
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
-from sim.kernels.layout import Records
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
@@ -35,8 +27,23 @@ from sim.workload.groups import (
     short_name,
 )
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import BoolArray, IntArray
-from tracefile.records.batches import Batch, Hashes
+from tracefile.latenames import LateModule
+from tracefile.records.arrays import BoolArray, Int32Array, IntArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure.cache import interning
+    from sim.cache import hybrid, onebyone
+    from sim.cache.onebyone import OneByOnePool, Requests
+    from sim.kernels.layout import Records
+    from tracefile.records.batches import Batch, Hashes
+else:  # numpy, which the flags need not
+    interning = LateModule("measure.cache.interning")
+    hybrid = LateModule("sim.cache.hybrid")
+    onebyone = LateModule("sim.cache.onebyone")
+    np = LateModule("numpy")
+
 
 CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
 """Causes of a prompt token; docs/curves.md defines each."""
@@ -48,7 +55,7 @@ ALL = "all"
 class Prompts:
     """A whole trace's requests with a prompt length, in file order."""
 
-    parts: list[Requests]
+    parts: "list[Requests]"
     cohort: IntArray
     """Place in ``COHORTS`` of each request."""
     members: Members | None
@@ -89,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
-        return run_hybrid(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
+        return hybrid.run(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
     usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
@@ -101,11 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def lay_out(batches: Iterable[tuple[Batch, Hashes]], chains: Chains, grouping: Grouping | None = None) -> Prompts:
+def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains, grouping: Grouping | None = None) -> Prompts:
     members = Members(grouping, chains.fine_block_size) if grouping else None
     parts, turns = [], [np.empty(0, np.int64)]
     for batch, hashes in batches:
-        part = pool_requests(batch, hashes, chains)
+        part = onebyone.lay_out(batch, hashes, chains)
         parts.append(part)
         turns.append(batch.numbers("turn", len(COHORTS))[part.rows])
         if members is not None:
@@ -126,7 +133,7 @@ def attribute(
     laid_out = _lay_out_all(prompts)
     fits = np.concatenate([np.empty(0, bool), *(part.fits(usable_blocks) for part in prompts.parts)])
     names, group, rule = _grouped(prompts, laid_out, grouping)
-    pool = OneByOnePool(usable_blocks, free_rule, evict, laid_out.requests[fits], prompts.block_size)
+    pool = onebyone.OneByOnePool(usable_blocks, free_rule, evict, laid_out.requests[fits], prompts.block_size)
     causes, evictions = _ask_pool(laid_out, fits, group, pool, prompts.block_size)
     place = np.zeros_like(group)
     return Attribution(
@@ -145,7 +152,7 @@ def attribute(
 class _LaidOut(NamedTuple):
     """All requests, and their keys as numbers."""
 
-    requests: Records
+    requests: "Records"
     prompt_tokens: IntArray
     keys: Int32Array
     """Request after request."""
@@ -153,12 +160,12 @@ class _LaidOut(NamedTuple):
 
 
 def _lay_out_all(prompts: Prompts) -> _LaidOut:
-    requests = np.concatenate([np.empty(0, REQUEST), *(part.requests for part in prompts.parts)])
+    requests = np.concatenate([np.empty(0, onebyone.REQUEST), *(part.requests for part in prompts.parts)])
     known = requests["known_keys"]
     requests["first_key"] = np.cumsum(known) - known
-    keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
+    keys = np.concatenate([onebyone.NO_KEYS, *(part.keys for part in prompts.parts)])
     tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])
-    interner = Interner()
+    interner = interning.Interner()
     return _LaidOut(requests, tokens, interner.number(keys), interner.distinct)
 
 
@@ -168,8 +175,8 @@ def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) ->
     if grouping is None or prompts.members is None or not len(tokens):
         return [], np.zeros(len(tokens), np.int64), ""
     starts = np.append(requests["first_key"], len(numbers))
-    hits = unlimited_hits(numbers, starts, requests["most_hits"], distinct)
-    keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
+    hits = interning.unlimited_hits(numbers, starts, requests["most_hits"], distinct)
+    keys = np.concatenate([onebyone.NO_KEYS, *(part.keys for part in prompts.parts)])
     size = prompts.block_size
     chains = PrefixChains(keys, requests["first_key"], requests["prompt_blocks"], tokens // size, hits)
     groups = prompts.members.groups(chains, np.arange(len(tokens)), size)
@@ -178,10 +185,10 @@ def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) ->
 
 
 def _ask_pool(
-    laid_out: _LaidOut, fits: BoolArray, group: IntArray, pool: OneByOnePool, block_size: int
+    laid_out: _LaidOut, fits: BoolArray, group: IntArray, pool: "OneByOnePool", block_size: int
 ) -> tuple[IntArray, IntArray]:
     """Tokens by cause of the requests that fit, shape (requests, causes), and the evictions by groups."""
-    requests, evictions = laid_out.requests[fits], note_evictions(laid_out.distinct, group[fits])
+    requests, evictions = laid_out.requests[fits], onebyone.note_evictions(laid_out.distinct, group[fits])
     pool.run(laid_out.keys.astype(np.uint64), requests, evictions)
     full, partial = np.divmod(laid_out.prompt_tokens[fits], block_size)
     hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))

@@ -10,23 +10,34 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
-from measure.cache.accesses import Accesses, Piece
-from measure.cache.hitcurve import require_block_size
-from measure.cache.interning import leading
-from measure.cache.stackdepth import AccessDepths, access_depths, untouched
 from measure.cacheuse import Distribution, Window
-from measure.metrics.sketches import ValueCounts
 from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
-from sim.workload.accesses import read_accesses
 from tracefile.commandline.durations import duration
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.study.parts import add_store_arguments, added_up
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure.cache import hitcurve, interning, stackdepth
+    from measure.cache.accesses import Accesses, Piece
+    from measure.cache.stackdepth import AccessDepths
+    from measure.metrics import sketches
+    from measure.metrics.sketches import ValueCounts
+    from sim.workload import accesses as workload_accesses
+else:  # numpy, which the flags need not
+    hitcurve = LateModule("measure.cache.hitcurve")
+    stackdepth = LateModule("measure.cache.stackdepth")
+    interning = LateModule("measure.cache.interning")
+    workload_accesses = LateModule("sim.workload.accesses")
+    sketches = LateModule("measure.metrics.sketches")
+    np = LateModule("numpy")
+
 
 LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
@@ -70,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.each_trace:
         found = merged_reuse(added_up(arguments, partial(_reuse_part, block_size)), window_ms, [])
     else:
-        found = measure_reuse(read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
+        found = measure_reuse(workload_accesses.read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
     found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
@@ -84,12 +95,12 @@ class ReusePart:
     requests: int
     accesses: int
     first_accesses: int
-    time_ms: ValueCounts
-    distance_requests: ValueCounts
-    distance_blocks: ValueCounts
+    time_ms: "ValueCounts"
+    distance_requests: "ValueCounts"
+    distance_blocks: "ValueCounts"
 
     def plus(self, other: Self) -> Self:
-        require_block_size(other.block_size, self.block_size)
+        hitcurve.require_block_size(other.block_size, self.block_size)
         return type(self)(
             self.block_size,
             self.requests + other.requests,
@@ -101,41 +112,44 @@ class ReusePart:
         )
 
 
-def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
+def measure_reuse(accesses: "Accesses", window_ms: float) -> Reuse:
     """Return the reuse of one trace's blocks."""
     windows = _Windows(accesses, window_ms)
     return merged_reuse(count_reuse(accesses, windows.add), window_ms, windows.found())
 
 
 def _reuse_part(block_size: int | None, trace: str) -> ReusePart:
-    part = count_reuse(read_accesses(Path(trace), block_size, needs_times=True))
+    part = count_reuse(workload_accesses.read_accesses(Path(trace), block_size, needs_times=True))
     whole_ms = np.rint(part.time_ms.values).astype(np.int64)
-    return replace(part, time_ms=ValueCounts.of(whole_ms, part.time_ms.counts))
+    return replace(part, time_ms=sketches.ValueCounts.of(whole_ms, part.time_ms.counts))
 
 
-def count_reuse(accesses: Accesses, also: Callable[[Piece, AccessDepths], None] | None = None) -> ReusePart:
+def count_reuse(accesses: "Accesses", also: "Callable[[Piece, AccessDepths], None] | None" = None) -> ReusePart:
     """Count reuse times and distances; ``also`` is called with each piece of the requests."""
-    recency, touched_by = untouched(int(accesses.starts[-1]), accesses.numbers), np.full(accesses.numbers, -1)
+    recency, touched_by = (
+        stackdepth.untouched(int(accesses.starts[-1]), accesses.numbers),
+        np.full(accesses.numbers, -1),
+    )
     at_depth = np.zeros(accesses.distinct + 1, np.int64)
     none = np.empty(0, np.int64)
-    times_ms, distances = ValueCounts(np.empty(0), none), ValueCounts(none, none)
+    times_ms, distances = sketches.ValueCounts(np.empty(0), none), sketches.ValueCounts(none, none)
     asked_in_all = 0
     for piece in accesses.pieces():
         first, _, starts = piece
-        found = access_depths(recency, touched_by, piece)
+        found = stackdepth.access_depths(recency, touched_by, piece)
         end = first + len(starts) - 1
-        asked = leading(starts, accesses.lookup_blocks[first:end])
+        asked = interning.leading(starts, accesses.lookup_blocks[first:end])
         again = (found.depths > 0) & asked
         now, then = np.repeat(np.arange(first, end), np.diff(starts))[again], found.before[again]
         now, then, counts = _equal_runs(now, then)
-        times_ms = times_ms.plus(ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
-        distances = distances.plus(ValueCounts.of(now - then, counts))
+        times_ms = times_ms.plus(sketches.ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
+        distances = distances.plus(sketches.ValueCounts.of(now - then, counts))
         np.add.at(at_depth, found.depths[again], 1)
         asked_in_all += int(asked.sum())
         if also is not None:
             also(piece, found)
     depths = np.flatnonzero(at_depth)
-    distance_blocks = ValueCounts(depths, at_depth[depths])
+    distance_blocks = sketches.ValueCounts(depths, at_depth[depths])
     return ReusePart(
         accesses.block_size,
         len(accesses.limits),
@@ -172,7 +186,7 @@ def merged_reuse(part: ReusePart, window_ms: float, windows: list[Window]) -> Re
 class _Windows:
     """Windows of ``window_ms`` from the first arrival on."""
 
-    def __init__(self, accesses: Accesses, window_ms: float) -> None:
+    def __init__(self, accesses: "Accesses", window_ms: float) -> None:
         self._accesses, self._window_ms = accesses, window_ms
         since_ms = accesses.arrival_ms - accesses.arrival_ms[:1]
         self._window_of = (since_ms // window_ms).astype(np.int64)
@@ -183,13 +197,13 @@ class _Windows:
             )
         self._asked, self._touched, self._new = np.zeros((3, self._count), np.int64)
 
-    def add(self, piece: Piece, found: AccessDepths) -> None:
+    def add(self, piece: "Piece", found: "AccessDepths") -> None:
         first, _, starts = piece
         end = first + len(starts) - 1
         where = np.repeat(self._window_of[first:end], np.diff(starts))
         new = ~found.repeated & (found.depths == 0)
         touched = new | (~found.repeated & (self._window_of[found.before] != where))
-        asked = leading(starts, self._accesses.lookup_blocks[first:end])
+        asked = interning.leading(starts, self._accesses.lookup_blocks[first:end])
         self._asked += np.bincount(where[asked], minlength=self._count)
         self._touched += np.bincount(where[touched], minlength=self._count)
         self._new += np.bincount(where[new], minlength=self._count)

@@ -6,18 +6,25 @@ Nothing in a capture tells of these, so that each brings assumptions: a result c
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
-import numpy as np
 
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.terms import STEP_TERMS
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import VLLM, parse_evict
-from sim.workload.arrivals import Arrivals
 from tracefile.commandline.durations import duration
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sim.workload.arrivals import Arrivals
+else:  # numpy, which the flags need not
+    np = LateModule("numpy")
+
 
 Write = Literal["through", "evict"]
 """Time at which a block goes to the host: when its prompt is computed, or when the pool evicts it."""
@@ -84,7 +91,7 @@ class Deployment:
         """GPUs of a replica, as a multiple of the captured engine's."""
         return self.tensor_parallel
 
-    def require_room(self, arrivals: Arrivals, block_size: int) -> None:
+    def require_room(self, arrivals: "Arrivals", block_size: int) -> None:
         """Raise InputError if a tier is smaller than a prompt."""
         longest = int((arrivals.prompt_tokens[arrivals.runs] // block_size).max(initial=0))
         for flag, blocks in (("--host-blocks", self.host_blocks), ("--disk-blocks", self.disk_blocks)):

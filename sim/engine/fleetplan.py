@@ -2,25 +2,37 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from engines.routing.costs import prefill_ms
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router, parse_route
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad, TrueCaches, WorkerDispatch, costs_of
-from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
-from sim.engine.routerstate import ASKS, by_table, compiled_route
-from sim.engine.steplog import StepLog
-from sim.engine.tiers import Role
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrivals
 from tracefile.commandline.durations import duration
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sim.engine import dispatch as dispatching
+    from sim.engine import fleet as fleets
+    from sim.engine import routerstate
+    from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad, TrueCaches
+    from sim.engine.fleet import FleetEngine
+    from sim.engine.steplog import StepLog
+    from sim.engine.tiers import Role
+    from sim.workload.arrivals import Arrivals
+else:  # numpy, which the flags need not
+    dispatching = LateModule("sim.engine.dispatch")
+    fleets = LateModule("sim.engine.fleet")
+    routerstate = LateModule("sim.engine.routerstate")
+    np = LateModule("numpy")
+
 
 CAPTURED = "captured"
 """Route of a fleet whose requests go where they went in the capture."""
@@ -37,7 +49,7 @@ class FleetPlan:
     names: tuple[str, ...]
     route: str
     events: tuple[Incident, ...] = ()
-    adapters: AdapterLoad = NO_LOAD
+    adapters: "AdapterLoad" = field(default_factory=lambda: dispatching.NO_LOAD)
 
     @property
     def words(self) -> str:
@@ -113,13 +125,13 @@ def upstream_names(upstreams: Iterable[str | None]) -> list[str]:
 
 def engines_of(
     plan: FleetPlan, models: Sequence[Model], config_of: Callable[[Model], EngineConfig]
-) -> list[FleetEngine]:
+) -> "list[FleetEngine]":
     """Return the plan's engines, each of its own model where there are several. Raises InputError."""
     count = len(plan.names)
     if len(models) not in (1, count):
         raise InputError(f"--latency-model: {len(models)} models for {count} engines; expected one, or one for each")
     each = list(models) * (count if len(models) == 1 else 1)
-    engines = [FleetEngine(name, config_of(model), model) for name, model in zip(plan.names, each, strict=True)]
+    engines = [fleets.FleetEngine(name, config_of(model), model) for name, model in zip(plan.names, each, strict=True)]
     sizes = {engine.config.block_size for engine in engines}
     if len(sizes) > 1:
         raise InputError(f"--latency-model: block sizes {sorted(sizes)}; expected one size, or --block-size")
@@ -139,7 +151,7 @@ def workers_plan(
     return FleetPlan(tuple(names), route or "least-loaded")
 
 
-def deployed(engines: Sequence[FleetEngine], deployment: Deployment) -> list[FleetEngine]:
+def deployed(engines: "Sequence[FleetEngine]", deployment: Deployment) -> "list[FleetEngine]":
     """Return the engines with the memory and work that they have in a deployment."""
     if deployment.tiers is None and not deployment.workers:
         return list(engines)
@@ -150,44 +162,46 @@ def deployed(engines: Sequence[FleetEngine], deployment: Deployment) -> list[Fle
 
 
 def run_fleet(
-    arrivals: Arrivals,
-    load: RoutedLoad,
-    engines: Sequence[FleetEngine],
+    arrivals: "Arrivals",
+    load: "RoutedLoad",
+    engines: "Sequence[FleetEngine]",
     plan: FleetPlan,
     seed: int | None,
     *,
     judged: bool = False,
     keeps_steps: bool = False,
-    logs: Sequence[StepLog] = (),
-) -> Dispatch:
+    logs: "Sequence[StepLog]" = (),
+) -> "Dispatch":
     """Run a workload through a fleet to its end. ``logs``: of each engine's steps, or none."""
     kills = sum(isinstance(event, Kill) for event in plan.events)
     route, router, caches = plan.parsed_route(), None, None
     prefill = [engine for engine in engines if engine.role == "prefill"]
     if prefill and route is not None:
-        fleet = Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps or bool(logs), logs=logs)
+        fleet = fleets.Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps or bool(logs), logs=logs)
         decode = engines[len(prefill) :]
         routers = _router(route, prefill, None, 1), _router(parse_route("least-loaded"), decode, None, 1)
-        workers = WorkerDispatch(fleet, load, *routers)
+        workers = dispatching.WorkerDispatch(fleet, load, *routers)
         workers.run()
         fleet.end_logs()
         return workers
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        compiled = by_table([0 if name is None else places[name] for name in load.upstreams])
+        compiled = routerstate.by_table([0 if name is None else places[name] for name in load.upstreams])
     else:
         if route.kind.uses_cache and route.knowledge == "complete":
-            caches = TrueCaches(load.block_size)
+            caches = dispatching.TrueCaches(load.block_size)
         router = _router(route, engines, caches, plan.adapters.slots)
         needs_python = judged or plan.events or load.has_adapters
-        compiled = ASKS if needs_python else compiled_route(route, router.engines)
-    fleet = Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps or bool(logs), route=compiled, logs=logs)
-    if compiled is not ASKS:
-        dispatch = Dispatch(fleet, load, None)
+        compiled = routerstate.ASKS if needs_python else routerstate.compiled_route(route, router.engines)
+    fleet = fleets.Fleet(
+        arrivals, engines, seed, kills, keeps_steps=keeps_steps or bool(logs), route=compiled, logs=logs
+    )
+    if compiled is not routerstate.ASKS:
+        dispatch = dispatching.Dispatch(fleet, load, None)
     else:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
         incidents = Timeline(plan.events, len(engines), start_ms) if plan.events else None
-        dispatch = Dispatch(
+        dispatch = dispatching.Dispatch(
             fleet, load, router, incidents=incidents, caches=caches, adapters=plan.adapters, judged=judged
         )
     dispatch.run()
@@ -195,8 +209,8 @@ def run_fleet(
     return dispatch
 
 
-def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | None, adapter_slots: int) -> Router:
-    costs = [costs_of(engine.model, engine.config) for engine in engines]
+def _router(route: Route, engines: "Sequence[FleetEngine]", caches: "TrueCaches | None", adapter_slots: int) -> Router:
+    costs = [dispatching.costs_of(engine.model, engine.config) for engine in engines]
     times_ms = [one.t0_ms + prefill_ms(one, _TOKENS, 0.0) for one in costs]
     mixed = len(set(times_ms)) > 1
     return make_router(

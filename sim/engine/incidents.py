@@ -10,11 +10,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sim.engine.dispatch import Dispatch
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    from sim.engine.dispatch import Dispatch
 
 EVENT_HELP = (
     "kill:engine=2:at=10m:back=15m, deploy:at=20m:startup=30s or scale-up:from=2:rate=1.5:window=60s:startup=45s; "
@@ -136,12 +138,12 @@ class Timeline:
     def next_ms(self) -> float:
         return self._queue[0][0] if self._queue else float("inf")
 
-    def happen(self, dispatch: Dispatch) -> None:
+    def happen(self, dispatch: "Dispatch") -> None:
         while self.next_ms() <= dispatch.fleet.now_ms:
             at_ms, _, action, engine = heappop(self._queue)
             action(dispatch, engine, at_ms)
 
-    def arrived(self, dispatch: Dispatch) -> None:
+    def arrived(self, dispatch: "Dispatch") -> None:
         if self._scale is None:
             return
         came_ms, now_ms = self._came_ms, dispatch.fleet.now_ms
@@ -154,24 +156,24 @@ class Timeline:
             self._note(now_ms + 1e3 * self._scale.startup_s, self._start, self._started)
             self._started += 1
 
-    def ended(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def ended(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
         if engine == self._draining and dispatch.in_flight(engine) == 0:
             self._emptied(dispatch, engine, at_ms)
 
-    def _note(self, at_ms: float, action: Callable[[Dispatch, int, float], None], engine: int) -> None:
+    def _note(self, at_ms: float, action: "Callable[[Dispatch, int, float], None]", engine: int) -> None:
         if at_ms < float("inf"):
             heappush(self._queue, (at_ms, self._noted, action, engine))
             self._noted += 1
 
-    def _take_down(self, dispatch: Dispatch, engine: int, at_ms: float, what: str) -> None:
+    def _take_down(self, dispatch: "Dispatch", engine: int, at_ms: float, what: str) -> None:
         self._up[engine] = False
         dispatch.set_healthy(engine, False)
         self.log.append((at_ms, what, engine))
 
-    def _hold(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def _hold(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
         self._take_down(dispatch, engine, at_ms, "not started")
 
-    def _kill(self, dispatch: Dispatch, engine: int, at_ms: float, back_ms: float) -> None:
+    def _kill(self, dispatch: "Dispatch", engine: int, at_ms: float, back_ms: float) -> None:
         self._queue = [one for one in self._queue if one[2:] != (self._start, engine)]
         heapify(self._queue)
         self._note(back_ms, self._start, engine)
@@ -184,7 +186,7 @@ class Timeline:
             self._draining = None
             self._next_in_turn(engine, at_ms)
 
-    def _start(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def _start(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
         if self._up[engine]:
             return
         dispatch.fleet.restart(engine, at_ms)
@@ -196,7 +198,7 @@ class Timeline:
             self._draining = None
             self._next_in_turn(engine, at_ms)
 
-    def _drain(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def _drain(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
         if not self._up[engine]:
             self._next_in_turn(engine, at_ms)
             return
@@ -205,7 +207,7 @@ class Timeline:
         if dispatch.in_flight(engine) == 0:
             self._emptied(dispatch, engine, at_ms)
 
-    def _emptied(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def _emptied(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
         assert self._deploy is not None
         self._note(at_ms + 1e3 * self._deploy.startup_s, self._start, engine)
 

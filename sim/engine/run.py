@@ -11,36 +11,57 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from measure.enginesteps import header_of
 from measure.quantiles import quantile_place
-from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from measure.table import table_lines
 from measure.wording import NOTHING
 from sim.engine.deployment import Deployment, add_deployment_flags, deployment_of
-from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import add_fleet_flags
-from sim.engine.fleetrun import DeployedRun, FleetSummary, asks_fleet, fleet_lines, simulate_fleet
-from sim.engine.results import FAILURES, FinishOrder, predicted_meta
-from sim.engine.simstate import loop_of
-from sim.engine.steplog import StepLog
-from sim.engine.streaming import StreamingRun
-from sim.engine.tiers import TierTraffic, traffic_sentence
-from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts, linked_records
-from sim.workload.arrivals import NOBODY, Arrivals, BatchPlan
 from sim.workload.chain import Chains
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.files.writing import check_new, lines_file, new_writer
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
-from tracefile.records.batches import Batch, RecordBatch, without_collector
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure import survival
+    from sim.engine import fleetrun, simstate, steplog, streaming, tiers
+    from sim.engine import results as outcomes
+    from sim.engine.fleet import FleetEngine
+    from sim.engine.fleetrun import DeployedRun, FleetSummary
+    from sim.engine.steplog import StepLog
+    from sim.engine.streaming import StreamingRun
+    from sim.engine.tiers import TierTraffic
+    from sim.kernels.layout import SimState
+    from sim.workload import arrivalorder
+    from sim.workload import arrivals as planning
+    from sim.workload.arrivalorder import Order, Part
+    from sim.workload.arrivals import Arrivals
+    from tracefile.records import batches
+    from tracefile.records.batches import Batch
+else:  # numpy, which the flags need not
+    survival = LateModule("measure.survival")
+    fleetrun = LateModule("sim.engine.fleetrun")
+    outcomes = LateModule("sim.engine.results")
+    simstate = LateModule("sim.engine.simstate")
+    steplog = LateModule("sim.engine.steplog")
+    streaming = LateModule("sim.engine.streaming")
+    tiers = LateModule("sim.engine.tiers")
+    arrivalorder = LateModule("sim.workload.arrivalorder")
+    planning = LateModule("sim.workload.arrivals")
+    np = LateModule("numpy")
+    batches = LateModule("tracefile.records.batches")
+
 
 ROUNDING_MS = 0.001
 """More than what rounding can do to a record's end."""
@@ -75,9 +96,9 @@ class Summary:
     drain_ms: float
     """From the last arrival to the last end."""
     cohorts: list[CohortSummary]
-    fleet: FleetSummary | None = None
+    fleet: "FleetSummary | None" = None
     """None: one engine."""
-    tiers: TierTraffic | None = None
+    tiers: "TierTraffic | None" = None
     """None: no memory behind the pool."""
     assumptions: tuple[str, ...] = ()
     """Of memory, workers and GPUs: nothing here could confirm them."""
@@ -105,7 +126,7 @@ class Tally:
         for record in records:
             self._requests += 1
             self._not_ok += record.status != "ok"
-            self._unservable += record.error == FAILURES["unservable"]
+            self._unservable += record.error == outcomes.FAILURES["unservable"]
             self._note_span(record.arrival_ms or 0.0, record.e2e_ms or 0.0)
             if record.cached_tokens is not None:
                 self._prompt_tokens += record.prompt_tokens or 0
@@ -113,9 +134,9 @@ class Tally:
             self._note_wait(record)
 
     def _note_wait(self, record: Record) -> None:
-        end = EVENT if record.ttft_ms is not None else END_OF_STATUS[record.status]
+        end = survival.EVENT if record.ttft_ms is not None else survival.END_OF_STATUS[record.status]
         wait_ms = record.e2e_ms if record.ttft_ms is None else record.ttft_ms
-        if wait_ms is None or (record.ttft_ms is None and end == EVENT):  # not streamed: there was no wait
+        if wait_ms is None or (record.ttft_ms is None and end == survival.EVENT):  # not streamed: there was no wait
             return
         turn = () if record.turn is None else ("turn 1" if record.turn == 1 else "turns 2+",)
         for name in ("all", *turn):
@@ -147,8 +168,8 @@ class Tally:
 def _cohort(name: str, waits_ms: "array[float]", ends: "array[int]") -> CohortSummary:
     times_ms, end = np.array(waits_ms), np.array(ends, dtype=np.int8)
     if end.any():
-        waits = make_waits(times_ms, end, np.arange(len(times_ms)))
-        found = quantiles(waits, incidence(waits), np.array(_LEVELS)).tolist()
+        waits = survival.make_waits(times_ms, end, np.arange(len(times_ms)))
+        found = survival.quantiles(waits, survival.incidence(waits), np.array(_LEVELS)).tolist()
     else:
         places = [quantile_place(level, len(times_ms)) for level in _LEVELS]
         found = np.partition(times_ms, places)[places].tolist()
@@ -200,7 +221,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict, write, summarize. 1 if the engine could serve no request at all."""
-    with without_collector():
+    with batches.without_collector():
         summary = predict_trace(arguments)
     found = {**asdict(summary), "hit_rate": summary.hit_rate}
     found = {name: value for name, value in found.items() if value or name not in ("fleet", "tiers", "assumptions")}
@@ -218,7 +239,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     with open_trace(trace) as reader:
         if engine.kv_groups is None:
             refuse_other_attention(reader.meta, trace)
-        header = predicted_meta(
+        header = outcomes.predicted_meta(
             reader.meta,
             model,
             engine,
@@ -234,9 +255,9 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         first = next(parts)  # what is wrong with the trace is said before there is an output
         inputs = [trace, *arguments.latency_model]
         deployment.require_room(first.arrivals, engine.block_size)
-        if asks_fleet(arguments, models) or deployment.workers:
+        if fleetrun.asks_fleet(arguments, models) or deployment.workers:
             arrivals = first.arrivals.followed_by(*(part.arrivals for part in parts))
-            run = DeployedRun(lambda one: _deployed(one, arguments, deployment), deployment, seed)
+            run = fleetrun.DeployedRun(lambda one: _deployed(one, arguments, deployment), deployment, seed)
             summary = _predict_fleet(arguments, header, arrivals, models, run)
             return replace(summary, assumptions=tuple(deployment.assumptions()))
         with (
@@ -244,7 +265,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
             new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer,
         ):
             simulation, tally = (
-                StreamingRun(engine, deployment.model(model), seed, run_on, deployment=deployment.tiers),
+                streaming.StreamingRun(engine, deployment.model(model), seed, run_on, deployment=deployment.tiers),
                 Tally(),
             )
             records = predicted_records(
@@ -266,9 +287,9 @@ def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deploymen
 def _predict_fleet(
     arguments: argparse.Namespace,
     header: Meta,
-    arrivals: Arrivals,
+    arrivals: "Arrivals",
     models: list[Model],
-    run: DeployedRun,
+    run: "DeployedRun",
 ) -> Summary:
     """Predict a whole trace on the fleet that the flags ask for."""
     inputs = [arguments.trace, *arguments.latency_model]
@@ -277,9 +298,9 @@ def _predict_fleet(
     if arguments.regret is not None:
         check_new(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret")
     logs = partial(_fleet_logs, arguments, header)
-    found = simulate_fleet(arguments, arrivals, models, run, open_logs=logs)
+    found = fleetrun.simulate_fleet(arguments, arrivals, models, run, open_logs=logs)
     header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
-    order, tally = FinishOrder(), Tally()
+    order, tally = outcomes.FinishOrder(), Tally()
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
         for result in found.results():
             order.add(result, found.block_size, keep_hashes=not arguments.cold_prompts)
@@ -296,27 +317,27 @@ def _predict_fleet(
 
 
 @contextmanager
-def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> Iterator[Callable[[SimState], int]]:
+def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> "Iterator[Callable[[SimState], int]]":
     """Give the loop, or one that writes its steps where ``--steps`` says."""
     if arguments.steps is None:
-        yield loop_of(engine)
+        yield simstate.loop_of(engine)
         return
     with _step_log(arguments, arguments.steps, header, engine) as log:
         yield log.run
 
 
 @contextmanager
-def _step_log(arguments: argparse.Namespace, path: Path, header: Meta, engine: EngineConfig) -> Iterator[StepLog]:
+def _step_log(arguments: argparse.Namespace, path: Path, header: Meta, engine: EngineConfig) -> "Iterator[StepLog]":
     inputs = [arguments.trace, *arguments.latency_model, arguments.output]
     with lines_file(path, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
         take(msgspec.json.encode(header_of(header, engine.usable_blocks)) + b"\n")
-        yield StepLog(take, loop_of(engine))
+        yield steplog.StepLog(take, simstate.loop_of(engine))
 
 
 @contextmanager
 def _fleet_logs(
-    arguments: argparse.Namespace, header: Meta, engines: Sequence[FleetEngine]
-) -> Iterator[Sequence[StepLog]]:
+    arguments: argparse.Namespace, header: Meta, engines: "Sequence[FleetEngine]"
+) -> "Iterator[Sequence[StepLog]]":
     """Give a log for each engine where ``--steps`` is given: of engine 2 in ``steps.2.jsonl``, from 0 on."""
     if arguments.steps is None:
         yield ()
@@ -339,10 +360,10 @@ def with_gaps_as_numbers(record: Record) -> Record:
 
 
 def predicted_records(
-    parts: Iterable[Part], simulation: StreamingRun, tally: Tally, block_size: int, *, keep_hashes: bool = True
+    parts: "Iterable[Part]", simulation: "StreamingRun", tally: Tally, block_size: int, *, keep_hashes: bool = True
 ) -> Iterator[Record]:
     """Simulate arrivals that come in parts, and give each record as soon as nothing can come before it."""
-    order = FinishOrder()
+    order = outcomes.FinishOrder()
     for part in parts:
         for results in simulation.feed(*part):
             for result in results:
@@ -355,11 +376,11 @@ def predicted_records(
     yield from released
 
 
-def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Iterator[Part]:
+def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> "Iterator[Part]":
     trace: Path = arguments.trace
-    plan = BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)
+    plan = planning.BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)
     batches, order = sessions_of(reader, trace) if arguments.replay_sessions else roots_of(reader, trace)
-    parts = in_parts(plan.every(batches), order)
+    parts = arrivalorder.in_parts(plan.every(batches), order)
     first = next(parts, None)
     if first is None:
         raise InputError(f"{trace}: no records; expected at least one request")
@@ -370,28 +391,28 @@ def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argp
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def roots_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
+def roots_of(reader: TraceReader, path: Path) -> "tuple[Iterable[Batch], Order]":
     """A trace's batches and the order of their arrivals. Only a large trace is read twice for it."""
     batches, first = reader.batches(), []
     for batch in batches:
         first.append(batch)
-        if sum(map(len, first)) > PART:
+        if sum(map(len, first)) > arrivalorder.PART:
             with open_trace(path) as again:
-                return chain(first, batches), by_arrival(_arrivals_ms(again.batches()))
-    return first, by_arrival(_arrivals_ms(first))
+                return chain(first, batches), arrivalorder.by_arrival(_arrivals_ms(again.batches()))
+    return first, arrivalorder.by_arrival(_arrivals_ms(first))
 
 
-def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
+def sessions_of(reader: TraceReader, path: Path) -> "tuple[Iterable[Batch], Order]":
     """A trace's batches and the order in which each waits for its parent; no session recorded: from the hashes."""
     with open_trace(path) as again:
-        order = by_session(again.batches(), path)
-    if (order.parents != NOBODY).any() or not len(order.numbers):
+        order = arrivalorder.by_session(again.batches(), path)
+    if (order.parents != planning.NOBODY).any() or not len(order.numbers):
         return reader.batches(), order
-    records = linked_records(reader.meta, list(reader), path)
-    return [RecordBatch(records)], by_session([RecordBatch(records)], path)
+    records = arrivalorder.linked_records(reader.meta, list(reader), path)
+    return [batches.RecordBatch(records)], arrivalorder.by_session([batches.RecordBatch(records)], path)
 
 
-def _arrivals_ms(batches: Iterable[Batch]) -> FloatArray:
+def _arrivals_ms(batches: "Iterable[Batch]") -> FloatArray:
     return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
 
 
@@ -411,9 +432,9 @@ def _as_text(summary: Summary, output: Path) -> str:
     ]
     lines += table_lines(["TTFT ms", "n", "p50", "p90", "p99"], rows, "<", gap="    ")
     if summary.fleet is not None:
-        lines += fleet_lines(summary.fleet)
+        lines += fleetrun.fleet_lines(summary.fleet)
     if summary.tiers is not None:
-        lines.append(traffic_sentence(summary.tiers))
+        lines.append(tiers.traffic_sentence(summary.tiers))
     lines += [f"assumed: {one}" for one in summary.assumptions]
     if summary.is_overrun:
         came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mode
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sim.fit.capturedschedule import CapturedSchedule, reconstruct
 from sim.fit.radixaudit import (
     Audited,
     Difference,
@@ -23,14 +22,22 @@ from sim.fit.radixaudit import (
     describe_radix,
     radix_settings,
 )
-from sim.fit.schedule import Admitted, Reconstruction
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import settle
-from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import is_private
 from tracefile.files.reading import load_trace
+from tracefile.latenames import LateModule
 from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.schema import Meta, Record
+
+if TYPE_CHECKING:
+    from sim.fit import capturedschedule
+    from sim.fit.schedule import Admitted, Reconstruction
+    from sim.workload import arrivals as planning
+    from sim.workload.arrivals import Arrival
+else:  # numpy, which the flags need not
+    capturedschedule = LateModule("sim.fit.capturedschedule")
+    planning = LateModule("sim.workload.arrivals")
 
 MOST_RUNS = 400
 """Of other orders, in all: then the rest stays unexplained."""
@@ -89,17 +96,17 @@ def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
         raise InputError(f"{path}: cached_tokens: no record has any; {USAGE_ADVICE}")
-    arrivals = plan_arrivals(meta, records, settings.config.block_size, path=str(path)).objects()
-    engine, found = settings.config, reconstruct(arrivals, settings.config)
+    arrivals = planning.plan_arrivals(meta, records, settings.config.block_size, path=str(path)).objects()
+    engine, found = settings.config, capturedschedule.reconstruct(arrivals, settings.config)
     if not settings.scheduling_known and found.misfits:
         other = replace(engine, async_scheduling=not engine.async_scheduling)
-        ahead = reconstruct(arrivals, other)
+        ahead = capturedschedule.reconstruct(arrivals, other)
         engine, found = (other, ahead) if ahead.misfits < found.misfits else (engine, found)
     return _compare(arrivals, engine, found, settings.assumed)
 
 
 def _compare(
-    arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction, assumed: dict[str, Any]
+    arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction", assumed: dict[str, Any]
 ) -> Audit:
     judged = [outcome for outcome in found.outcomes if outcome.arrival.record.cached_tokens is not None]
     differences = explain(arrivals, engine, found)
@@ -131,7 +138,7 @@ def describe(audit: Audit, path: Path) -> str:
     return audit.described(str(path), "the rules give", lost, settings)
 
 
-def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> list[Difference]:
+def explain(arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
     causes: dict[int, str] = {}
     search = _OrderSearch(arrivals, engine, found)
     blocks, in_that_pool = _other_pool(arrivals, engine, found)
@@ -146,13 +153,13 @@ def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruc
     return [_difference(found.outcomes[place], cause) for place, cause in causes.items()]
 
 
-def _difference(outcome: Admitted, cause: str) -> Difference:
+def _difference(outcome: "Admitted", cause: str) -> Difference:
     record = outcome.arrival.record
     assert record.cached_tokens is not None
     return Difference(record.request_id, record.cached_tokens, outcome.cached_tokens, outcome.preemptions, cause)
 
 
-def _differing(found: Reconstruction) -> list[int]:
+def _differing(found: "Reconstruction") -> list[int]:
     """Places of requests that differ, by admission; requests never admitted come last."""
     places = [
         place
@@ -162,11 +169,11 @@ def _differing(found: Reconstruction) -> list[int]:
     return sorted(places, key=lambda place: _admitted_ms(found.outcomes[place]))
 
 
-def _admitted_ms(outcome: Admitted) -> float:
+def _admitted_ms(outcome: "Admitted") -> float:
     return float("inf") if outcome.admitted_ms is None else outcome.admitted_ms
 
 
-def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str | None:
+def _beyond_the_trace(place: int, found: "Reconstruction", block_size: int) -> str | None:
     """Causes outside the trace: no order can explain them."""
     outcome = found.outcomes[place]
     reported = outcome.arrival.record.cached_tokens or 0
@@ -186,7 +193,7 @@ def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str
     return None
 
 
-def _other_pool(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> tuple[int, set[int]]:
+def _other_pool(arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> tuple[int, set[int]]:
     """A pool size in which at most half as many requests differ, and the places that agree there."""
     differing = _differing(found)
     off = [
@@ -197,11 +204,11 @@ def _other_pool(arrivals: Sequence[Arrival], engine: EngineConfig, found: Recons
     blocks = engine.num_gpu_blocks - (mode(off) if off else 0)
     if blocks == engine.num_gpu_blocks or blocks <= 1:
         return blocks, set()
-    still = _differing(reconstruct(arrivals, replace(engine, num_gpu_blocks=blocks)))
+    still = _differing(capturedschedule.reconstruct(arrivals, replace(engine, num_gpu_blocks=blocks)))
     return blocks, set(differing) - set(still) if 2 * len(still) <= len(differing) else set()
 
 
-def _off_schedule(outcome: Admitted) -> str | None:
+def _off_schedule(outcome: "Admitted") -> str | None:
     if outcome.steps_off:
         return f"its first token was seen {outcome.steps_off:+d} steps off: its step is not recovered"
     return f"preempted {outcome.preemptions} times: its admission is not recovered" if outcome.preemptions else None
@@ -210,7 +217,7 @@ def _off_schedule(outcome: Admitted) -> str | None:
 class _OrderSearch:
     """Search of orders within the clock's uncertainty: accepted orders stay, and later searches build on them."""
 
-    def __init__(self, arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> None:
+    def __init__(self, arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> None:
         self._arrivals = arrivals
         self._engine = engine
         self._shifted = dict(found.shifted)
@@ -231,7 +238,7 @@ class _OrderSearch:
             if self._runs >= MOST_RUNS:
                 return None
             self._runs += 1
-            other = CapturedSchedule(self._arrivals, self._engine, shifted, by_reads=by_reads).run()
+            other = capturedschedule.CapturedSchedule(self._arrivals, self._engine, shifted, by_reads=by_reads).run()
             differing = _differing(other)
             if place not in differing and len(differing) <= len(self._differing):
                 if not by_reads:

@@ -11,15 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from measure.table import table_lines
 from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixNode, RadixTree
 from sim.workload.chain import Chains, is_private, tokens_computed
-from tracefile.hashing.tokenchains import Resizing, branches_of
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Meta, Record
+
+if TYPE_CHECKING:
+    from tracefile.hashing import tokenchains
+else:  # numpy, which the flags need not
+    tokenchains = LateModule("tracefile.hashing.tokenchains")
 
 _SHOWN = 20
 
@@ -142,7 +147,7 @@ def audit_radix(meta: Meta, records: Sequence[Record], config: RadixConfig) -> R
     """Run the trace's requests at their times through the radix cache, and compare."""
     size = meta.block_size or 1
     if config.page_size < size and meta.hash is not None and meta.hash.branches:
-        resizing = Resizing(meta, 1, branches_of(records, size))
+        resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(records, size))
         meta, records = resizing.meta(meta), list(map(resizing.record, records))
     chains = Chains(meta, max(config.page_size, meta.block_size or 1))
     run = _RadixRun(list(_served(records, chains)), config, chains.block_size)

@@ -5,24 +5,33 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from report.compare.comparison import Compared
 from report.output import pictures_of
 from sim.fit import fit
 from sim.fit.fit import add_fit_flags, fit_and_save
-from sim.fit.fitting import FitConfig
 from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
 from tracefile.commandline.printing import print_json
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray
 from tracefile.storage.output import MODEL, check_output
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from report.compare import comparison
+    from sim.fit.fitting import FitConfig
+else:  # numpy, which the flags need not
+    comparison = LateModule("report.compare.comparison")
+    np = LateModule("numpy")
+
 
 HELD_OUT_PARTS = 3
 """One session in so many is held out where there is no capture to validate on."""
@@ -32,7 +41,7 @@ HELD_OUT_PARTS = 3
 class CalibrateConfig:
     """Settings of ``sim calibrate``."""
 
-    fit: FitConfig
+    fit: "FitConfig"
     gates: tuple[ValidateConfig, ...]
 
 
@@ -68,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = _read_config(arguments)
     to = sys.stderr if arguments.json else sys.stdout
     model = fit_and_save(config.fit, to)
-    code, found = 0, dict[str, Compared]()
+    code, found = 0, dict[str, comparison.Compared]()
     for gate in config.gates:
         print(f"\nvalidated on {_said(gate)}:", file=to, flush=True)
         found[str(gate.trace)] = compared = validate(gate, model if gate.judged is None else _without_whole(model))

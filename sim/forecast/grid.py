@@ -5,13 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from measure.wording import listed
 from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, combinations
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # imported by the first array
+    np = LateModule("numpy")
 
 MOST_POINTS: Final = 100_000
 _RANGE: Final = ("from", "to", "steps")

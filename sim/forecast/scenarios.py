@@ -7,13 +7,10 @@ from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from engines.routing.routes import parse_route
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, seconds, whole
-from sim.engine.dispatch import AdapterLoad
 from sim.engine.fleetplan import (
     CAPTURED,
     NO_ADAPTER_FLEET,
@@ -25,16 +22,30 @@ from sim.engine.fleetplan import (
     workers_plan,
 )
 from sim.engine.incidents import parse_event
-from sim.engine.simstate import servable
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import KV_GROUPS_HELP, EngineConfig
 from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import other_attention, refuse_other_attention
-from sim.workload.arrivalorder import linked_records
-from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.latenames import LateModule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sim.engine import dispatch as dispatching
+    from sim.engine import simstate
+    from sim.workload import arrivalorder
+    from sim.workload import arrivals as planning
+    from sim.workload.arrivals import Arrivals
+else:  # numpy, which the flags need not
+    dispatching = LateModule("sim.engine.dispatch")
+    simstate = LateModule("sim.engine.simstate")
+    arrivalorder = LateModule("sim.workload.arrivalorder")
+    planning = LateModule("sim.workload.arrivals")
+    np = LateModule("numpy")
+
 
 MOST_SCENARIOS = 200
 BASELINE = "as captured"
@@ -94,7 +105,7 @@ class Captured:
     """The engine's settings: those that the trace tells or shows, else the model's."""
     paced: bool
     """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
-    planned: dict[tuple[int, bool, bool], tuple[Arrivals, float]] = field(default_factory=dict, compare=False)
+    planned: "dict[tuple[int, bool, bool], tuple[Arrivals, float]]" = field(default_factory=dict, compare=False)
     """Arrivals as captured and where the capture ends, by what they depend on: kept, as scenarios share them."""
     others: dict[str, tuple[EngineConfig, Model]] = field(default_factory=dict, compare=False)
     """Settings and model of other engines, by the model's path: kept, too."""
@@ -132,7 +143,7 @@ class Load:
     """A scenario's planned arrivals and engine."""
 
     scenario: Scenario
-    arrivals: Arrivals
+    arrivals: "Arrivals"
     engine: EngineConfig
     horizon_ms: float
     """Where the capture would have ended: as long after the last planned arrival as it did."""
@@ -152,9 +163,9 @@ class Load:
     @property
     def serves(self) -> bool:
         """True if an engine can serve some request that waits for no other, or the capture tells its end."""
-        roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == NOBODY))
+        roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
         engines = [self.engine] if self.other is None else [self.engine, self.other.engine]
-        return not roots.runs.all() or any(servable(roots, engine).any() for engine in engines)
+        return not roots.runs.all() or any(simstate.servable(roots, engine).any() for engine in engines)
 
 
 def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: str | None = None) -> Captured:
@@ -175,7 +186,7 @@ def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: st
     if paced is None:
         paced = _was_paced(meta, records)
     if paced:
-        records = linked_records(meta, records, path)
+        records = arrivalorder.linked_records(meta, records, path)
     return Captured(path, digest, meta, records, captured_engine(fitted, meta, records), paced)
 
 
@@ -208,7 +219,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     cold = scenario.cold_prompts or captured.cold
     key = (engine.block_size, cold, engine.enable_prefix_caching)
     if key not in captured.planned:
-        arrivals = plan_arrivals(
+        arrivals = planning.plan_arrivals(
             captured.meta,
             list(captured.records),
             engine.block_size,
@@ -265,11 +276,11 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
     if scenario.adapter_load_s and (found is None or found.route == CAPTURED):
         raise InputError(NO_ADAPTER_FLEET)
     if found is not None:
-        found = replace(found, adapters=AdapterLoad(scenario.max_loras, 1e3 * scenario.adapter_load_s))
+        found = replace(found, adapters=dispatching.AdapterLoad(scenario.max_loras, 1e3 * scenario.adapter_load_s))
     return engine, found, deployment
 
 
-def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
+def at_rate(arrivals: "Arrivals", rate: float) -> "Arrivals":
     """Divide offsets from the first arrival by ``rate``; think times stay."""
     if rate == 1.0:
         return arrivals

@@ -10,16 +10,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, get_args
 
 from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
-from sim.forecast.ensemble import Forecast, members, no_draws
-from sim.forecast.fleets import PointRuns, forecast_load
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     AXIS_OF,
@@ -34,13 +30,27 @@ from sim.forecast.scenarios import (
     read_captured,
     scenarios_of,
 )
-from sim.forecast.summary import cohorts_of, hit_rates, span_of, ttft_quantiles
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
+from tracefile.latenames import LateModule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sim.forecast import ensemble
+    from sim.forecast import fleets as running
+    from sim.forecast import summary as summing
+    from sim.forecast.ensemble import Forecast
+else:  # numpy, which the flags need not
+    ensemble = LateModule("sim.forecast.ensemble")
+    running = LateModule("sim.forecast.fleets")
+    summing = LateModule("sim.forecast.summary")
+    np = LateModule("numpy")
+
 
 MINIMIZED = tuple(one for one in get_args(Quantity) if one != "rate")
 RATES = (0.1, 10.0)
@@ -175,7 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
 def search(config: SearchConfig) -> Search:
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
-    places = cohorts_of(captured.records).get(config.target.cohort)
+    places = summing.cohorts_of(captured.records).get(config.target.cohort)
     if places is None:
         raise InputError(f"--target: the trace has no requests of {config.target.cohort}; expected another cohort")
     low, high = config.between or _widest(captured, config)
@@ -219,34 +229,36 @@ class _Judge:
     def __init__(self, config: SearchConfig, captured: Captured, model: Model) -> None:
         self.evaluated: list[Evaluated] = []
         self._config, self._captured, self._model = config, captured, model
-        self._members = members(model, config.members, config.seed)
-        self._places = cohorts_of(captured.records)[config.target.cohort]
+        self._members = ensemble.members(model, config.members, config.seed)
+        self._places = summing.cohorts_of(captured.records)[config.target.cohort]
         self._done = counted(range(sys.maxsize), "forecasts")
         self.assumptions: tuple[str, ...] = ()
         """Of the last value tried."""
-        self._point = PointRuns(captured, model)
+        self._point = running.PointRuns(captured, model)
 
     def holds(self, value: float) -> bool:
         load = plan(self._captured, _at(self._config, value))
         self.assumptions = tuple(load.deployment.assumptions())
-        found = forecast_load(load, self._members, seed=self._config.seed, done=lambda: next(self._done))
+        found = running.forecast_load(load, self._members, seed=self._config.seed, done=lambda: next(self._done))
         one = self._evaluated(value, load, found)
         self.evaluated.append(one)
         return one.holds
 
-    def _evaluated(self, value: float, load: Load, found: Forecast) -> Evaluated:
+    def _evaluated(self, value: float, load: Load, found: "Forecast") -> Evaluated:
         target, (demand, horizon_ms, warnings) = self._config.target, self._point(load)
         level = np.array([target.percentile])
-        by_member = [ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)]
+        by_member = [
+            summing.ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)
+        ]
         ttft_ms = np.array([float(one.values_ms[0]) for one in by_member])
         exceeded_ms = float(np.median([one.so_far_ms[0] for one in by_member]))
         share = float(np.mean(ttft_ms <= target.limit_ms))
         return Evaluated(
             value=value,
-            ttft=span_of(ttft_ms, exceeded_ms),
+            ttft=summing.span_of(ttft_ms, exceeded_ms),
             share=share,
             holds=share >= target.confidence and not demand.is_saturated,
-            hit_rate=float(np.median(hit_rates(found))),
+            hit_rate=float(np.median(summing.hit_rates(found))),
             utilization=float(demand.utilization) if np.isfinite(demand.utilization) else None,
             saturated=demand.is_saturated,
             warnings=warnings,
@@ -280,7 +292,7 @@ def _notes(evaluated: Sequence[Evaluated], scale: Scale, model: Model) -> Iterat
     if beyond:
         said = ", ".join(f"{value:g}" for value in beyond)
         yield f"not monotone: the target holds again at {said}, though not at {values[failed]:g}, which is easier"
-    yield from no_draws(model)
+    yield from ensemble.no_draws(model)
 
 
 def parse_target(text: str, confidence: float) -> Target:

@@ -12,21 +12,14 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from measure.cohorts import ALL
 from measure.metrics.flags import add_gpus_argument, checked_gpus
-from report.files.folder import write_parquet
-from report.files.measured import Lacking
 from report.output import Pictures, add_picture_arguments, pictures_of
 from report.sweeps.grid import GridSweep, sweep_lines
 from sim.forecast.effectgates import parse_slo
-from sim.forecast.ensemble import Forecast, members, no_draws
-from sim.forecast.fleets import PointRuns, forecast_load
 from sim.forecast.grid import Grid, read_grid
-from sim.forecast.gridpoints import Choice, GridPoints, key_of
 from sim.forecast.scenarios import (
     Captured,
     Load,
@@ -37,14 +30,33 @@ from sim.forecast.scenarios import (
     plan,
     read_captured,
 )
-from sim.forecast.summary import cohorts_of, finite, measures_of
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
+from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
 from tracefile.storage.output import PARQUET, check_output, replace_output
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from report.files import folder, measured
+    from sim.forecast import ensemble, gridpoints
+    from sim.forecast import fleets as running
+    from sim.forecast import summary as summing
+    from sim.forecast.ensemble import Forecast
+    from sim.forecast.gridpoints import Choice
+else:  # numpy, which the flags need not
+    folder = LateModule("report.files.folder")
+    ensemble = LateModule("sim.forecast.ensemble")
+    running = LateModule("sim.forecast.fleets")
+    summing = LateModule("sim.forecast.summary")
+    gridpoints = LateModule("sim.forecast.gridpoints")
+    measured = LateModule("report.files.measured")
+    np = LateModule("numpy")
+
 
 JOURNAL_SCHEMA: Final = "kvtape-grid-journal/1"
 
@@ -134,7 +146,7 @@ class SweepConfig:
     trace: Path
     model: Path
     output: Path
-    choice: Choice
+    choice: "Choice"
     paced: bool | None = None
     members: int = 32
     refine: int = 16
@@ -207,7 +219,9 @@ def _config(arguments: argparse.Namespace) -> SweepConfig:
         trace=arguments.trace,
         model=arguments.latency_model,
         output=arguments.output or arguments.grid.with_suffix(".parquet"),
-        choice=Choice(slos, checked_confidence(arguments.confidence), price, checked_gpus(arguments.gpus) or 1),
+        choice=gridpoints.Choice(
+            slos, checked_confidence(arguments.confidence), price, checked_gpus(arguments.gpus) or 1
+        ),
         paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         **{name: getattr(arguments, name) for name in ("refine", "seed", "procs", "ray", "overwrite")},
@@ -219,27 +233,31 @@ class PointForecast:
 
     def __init__(self, captured: Captured, model: Model, seed: int) -> None:
         self._captured, self._model, self._seed = captured, model, seed
-        self._cohorts = cohorts_of(captured.records)
-        self._point = PointRuns(captured, model)
+        self._cohorts = summing.cohorts_of(captured.records)
+        self._point = running.PointRuns(captured, model)
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Return values by measure and member; with several members also demand, and what no capture supports."""
         scenario, count = task
         load = plan(self._captured, scenario)
-        drawn = [self._model] if count == 1 else members(self._model, count, self._seed)
-        found = forecast_load(load, drawn, seed=self._seed, threads=1)
+        drawn = [self._model] if count == 1 else ensemble.members(self._model, count, self._seed)
+        found = running.forecast_load(load, drawn, seed=self._seed, threads=1)
         told: dict[str, Any] = {"utilization": None, "saturated": None, "warnings": []}
         horizon_ms = np.inf
         if count > 1:
             demand, horizon_ms, warnings = self._point(load)
-            told = {"utilization": finite(demand.utilization), "saturated": demand.is_saturated, "warnings": warnings}
+            told = {
+                "utilization": summing.finite(demand.utilization),
+                "saturated": demand.is_saturated,
+                "warnings": warnings,
+            }
         elif not self._captured.paced and _ends_late(found, load):
             horizon_ms = load.horizon_ms
-        values, beyond, _ = measures_of(found, self._cohorts, horizon_ms)
+        values, beyond, _ = summing.measures_of(found, self._cohorts, horizon_ms)
         return {"values": {name: value.tolist() for name, value in values.items()}, "beyond": beyond, **told}
 
 
-def _ends_late(found: Forecast, load: Load) -> bool:
+def _ends_late(found: "Forecast", load: Load) -> bool:
     return bool((found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE))
 
 
@@ -250,13 +268,13 @@ class Sweep:
         self._config = config
         self._model = load_model(config.model)
         self._captured = read_captured(config.trace, self._model, paced=config.paced)
-        known = cohorts_of(self._captured.records)
+        known = summing.cohorts_of(self._captured.records)
         for slo in config.choice.slos:
             if (slo.cohort or ALL) not in known:
                 raise InputError(
                     f"--slo {slo.text}: the trace has no requests of {slo.cohort}; expected another cohort"
                 )
-        self._points = GridPoints(self._captured, config.grid, config.choice)
+        self._points = gridpoints.GridPoints(self._captured, config.grid, config.choice)
         self._mixed = {path: model_digest(model) for path, (_, model) in self._captured.others.items()}
 
     def run(self) -> GridSweep | None:
@@ -283,7 +301,7 @@ class Sweep:
             requests=len(self._captured.records),
             seed=config.seed,
             members=config.members,
-            notes=[*no_draws(self._model), *points.notes()],
+            notes=[*ensemble.no_draws(self._model), *points.notes()],
         )
 
     def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:
@@ -303,13 +321,13 @@ class Sweep:
     def _key(self, task: Task) -> str:
         """Return a forecast's key; it tells the other engines' model from a later one of the same path."""
         mixed = self._mixed.get(task[0].mixed_with or "")
-        return key_of(*task) if mixed is None else f"{key_of(*task)} {mixed}"
+        return gridpoints.key_of(*task) if mixed is None else f"{gridpoints.key_of(*task)} {mixed}"
 
     def _write(self) -> None:
         output, file = self._config.output, BytesIO()
         try:
-            write_parquet(self._points.table(), file)
-        except Lacking as lacking:
+            folder.write_parquet(self._points.table(), file)
+        except measured.Lacking as lacking:
             raise InputError(f"--output {output}: {lacking}") from None
         replace_output(output, file.getvalue(), PARQUET, "--output")
         print(f"results: {output}", file=sys.stderr)

@@ -6,34 +6,54 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
-from measure.runs import STATUSES, UNKNOWN, Run, load_run
-from report.compare.baselines import LAST_CAPTURE
-from report.compare.comparison import Compared, Predicted, judge_forecasts
-from report.compare.gates import failures
 from report.compare.results import Forecast as Facts
-from report.compare.terminal import console_for, print_comparison
 from report.output import Pictures, add_picture_arguments, pictures_of
-from sim.engine.results import predicted_meta
-from sim.fit.pace import Pace, capture_steps, measure_pace, with_pace
-from sim.forecast.baselines import cold_predictors, predictors
-from sim.forecast.ensemble import Forecast, members
-from sim.forecast.fleets import forecast_load, point_of
-from sim.forecast.saturation import beyond_fit, beyond_log_sd, borrowed_parameters
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
-from sim.kernels import layout
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.storage.output import refuse_inputs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure import runs as recording
+    from measure.runs import Run
+    from report.compare import baselines, comparison, terminal
+    from report.compare import gates as gating
+    from report.compare.comparison import Compared
+    from sim.engine import results as outcomes
+    from sim.fit import pace as pacing
+    from sim.fit.pace import Pace
+    from sim.forecast import baselines as predicting
+    from sim.forecast import ensemble, saturation
+    from sim.forecast import fleets as running
+    from sim.forecast.ensemble import Forecast
+    from sim.kernels import layout
+else:  # numpy, which the flags need not
+    recording = LateModule("measure.runs")
+    baselines = LateModule("report.compare.baselines")
+    comparison = LateModule("report.compare.comparison")
+    gating = LateModule("report.compare.gates")
+    terminal = LateModule("report.compare.terminal")
+    outcomes = LateModule("sim.engine.results")
+    pacing = LateModule("sim.fit.pace")
+    predicting = LateModule("sim.forecast.baselines")
+    ensemble = LateModule("sim.forecast.ensemble")
+    running = LateModule("sim.forecast.fleets")
+    saturation = LateModule("sim.forecast.saturation")
+    np = LateModule("numpy")
+    layout = LateModule("sim.kernels.layout")
+
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 AT_PACE, COLD_AT_PACE = f"{PREDICTED}-at-pace", f"{COLD_PREDICTED}-at-pace"
@@ -144,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
     return report(config, compared)
 
 
-def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None:
+def keep_gates(path: Path, model: Model, trace: str, compared: "Compared") -> None:
     """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
     gates, run = compared.result.gates, compared.runs[CAPTURED]
     untested = [gate.name for gate in gates if gate.state == "not tested"]
@@ -155,7 +175,7 @@ def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None
             trace_digest=run.digest,
             engine=engine_named(run.meta),
             gates=len(gates) - len(untested),
-            failed=failures(gates),
+            failed=gating.failures(gates),
             untested=untested,
             passed=[gate.name for gate in gates if gate.state == "passed"],
         )
@@ -182,9 +202,9 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
     )
 
 
-def report(config: ValidateConfig, compared: Compared) -> int:
+def report(config: ValidateConfig, compared: "Compared") -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
-    print_comparison(compared.result, console_for(json=config.json))
+    terminal.print_comparison(compared.result, terminal.console_for(json=config.json))
     if config.pictures.wanted:
         # The page's libraries take half a second to import.
         from report.pages.page import comparison_figures, render_page  # noqa: PLC0415
@@ -193,32 +213,36 @@ def report(config: ValidateConfig, compared: Compared) -> int:
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 
-def validate(config: ValidateConfig, model: Model) -> Compared:
+def validate(config: ValidateConfig, model: Model) -> "Compared":
     """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
     again, cold = _numbered(AGAIN, config.again), _numbered(COLD, config.cold)
     others = {**again, **config.also}
     for path in (*others.values(), *cold.values()):
         model.refuse_fit_traces(trace_digest(path), path)
     captured = read_captured(config.trace, model, paced=config.replay_sessions)
-    runs = {label: load_run(label, path) for label, path in {CAPTURED: config.trace, **others}.items()}
+    runs = {label: recording.load_run(label, path) for label, path in {CAPTURED: config.trace, **others}.items()}
     whole, judged = runs[CAPTURED], config.judged
     if judged is not None:
         runs[CAPTURED] = whole.select(judged)
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
-    simple = predictors(model, whole, [runs[label] for label in again])
+    simple = predicting.predictors(model, whole, [runs[label] for label in again])
     forecasts = _predict(config, model, captured, as_it_was, whole)
-    predicted = {PREDICTED: Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
+    predicted = {PREDICTED: comparison.Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
     if (pace := _own_pace(config, model, captured)) is not None:
-        predicted[AT_PACE] = Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, whole, pace=pace), {})
+        predicted[AT_PACE] = comparison.Predicted(
+            CAPTURED, *_predict(config, model, captured, as_it_was, whole, pace=pace), {}
+        )
     if cold:
-        runs |= {label: load_run(label, path) for label, path in cold.items()}
+        runs |= {label: recording.load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
         forecasts = _predict(config, model, captured, without, whole)
-        simple = cold_predictors(model, whole, [runs[label] for label in cold if label != COLD])
-        predicted[COLD_PREDICTED] = Predicted(COLD, *forecasts, _judged_part(config, simple))
+        simple = predicting.cold_predictors(model, whole, [runs[label] for label in cold if label != COLD])
+        predicted[COLD_PREDICTED] = comparison.Predicted(COLD, *forecasts, _judged_part(config, simple))
         if (pace := _own_pace(config, model, read_captured(config.cold[0], model, paced=None))) is not None:
-            predicted[COLD_AT_PACE] = Predicted(COLD, *_predict(config, model, captured, without, whole, pace=pace), {})
-    return judge_forecasts(
+            predicted[COLD_AT_PACE] = comparison.Predicted(
+                COLD, *_predict(config, model, captured, without, whole, pace=pace), {}
+            )
+    return comparison.judge_forecasts(
         runs,
         predicted,
         repeats={**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}},
@@ -229,28 +253,34 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     )
 
 
-def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> Pace | None:
+def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> "Pace | None":
     """Return the pace of the capture's steps; None: not wanted, or too few are seen."""
     if not config.at_pace or config.judged is not None:
         return None
     own, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
     try:
-        return measure_pace(capture_steps(captured.meta, list(captured.records), own, name), own, name)
+        return pacing.measure_pace(pacing.capture_steps(captured.meta, list(captured.records), own, name), own, name)
     except InputError as error:
         print(f"sim validate: no forecast at the capture's pace: {error}", file=sys.stderr)
         return None
 
 
 def _predict(
-    config: ValidateConfig, fitted: Model, captured: Captured, scenario: Scenario, run: Run, *, pace: Pace | None = None
-) -> tuple[list[Run], Facts]:
+    config: ValidateConfig,
+    fitted: Model,
+    captured: Captured,
+    scenario: Scenario,
+    run: "Run",
+    *,
+    pace: "Pace | None" = None,
+) -> "tuple[list[Run], Facts]":
     """Forecast ``run`` under ``scenario``, by the model as it was fitted or at a pace."""
-    load, model = plan(captured, scenario), fitted if pace is None else with_pace(fitted, pace)
+    load, model = plan(captured, scenario), fitted if pace is None else pacing.with_pace(fitted, pace)
     what = "forecasts" if pace is None else "forecasts at the capture's pace"
     progress = counted(range(config.members), f"{config.trace.name}, {what}")
-    point, demand, _ = point_of(load, model, judged=False)
-    drawn = members(model, config.members, config.seed, beyond_log_sd(point, model))
-    found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
+    point, demand, _ = running.point_of(load, model, judged=False)
+    drawn = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
+    found = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(
         model_digest=model_digest(model),
         members=config.members,
@@ -264,10 +294,10 @@ def _predict(
         fitted_captures=len(model.fitted_on),
         pace=None if pace is None else pace.factor,
         other_settings=list(model.other_settings(load.engine)),
-        beyond_fit=list(beyond_fit(point, model)),
-        borrowed=list(borrowed_parameters(model, point)),
+        beyond_fit=list(saturation.beyond_fit(point, model)),
+        borrowed=list(saturation.borrowed_parameters(model, point)),
     )
-    meta = predicted_meta(
+    meta = outcomes.predicted_meta(
         captured.meta,
         model,
         load.engine,
@@ -281,16 +311,19 @@ def _predict(
     return [one if config.judged is None else one.select(config.judged) for one in runs], facts
 
 
-def _judged_part(config: ValidateConfig, runs: Mapping[str, Run]) -> dict[str, Run]:
+def _judged_part(config: ValidateConfig, runs: "Mapping[str, Run]") -> "dict[str, Run]":
     judged = config.judged
-    return {name: run if judged is None or name == LAST_CAPTURE else run.select(judged) for name, run in runs.items()}
+    return {
+        name: run if judged is None or name == baselines.LAST_CAPTURE else run.select(judged)
+        for name, run in runs.items()
+    }
 
 
-def member_run(found: Forecast, number: int, run: Run) -> Run:
+def member_run(found: "Forecast", number: int, run: "Run") -> "Run":
     outcome = found.outcome[number]
     copied = outcome == layout.AS_RECORDED
     failed = (outcome == layout.UNSERVABLE) | (outcome == layout.PARENT_FAILED)
-    status = np.where(outcome == layout.OK, STATUSES.index("ok"), run.status)
+    status = np.where(outcome == layout.OK, recording.STATUSES.index("ok"), run.status)
     streamed = run.streamed & ~copied
 
     def seen(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
@@ -304,8 +337,8 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
         ttft_ms=np.where(streamed | copied, seen(found.ttft_ms[number], run.ttft_ms), np.nan),
         tpot_ms=np.where(streamed, found.tpot_ms[number], np.nan),
         e2e_ms=e2e_ms,
-        status=np.where(failed, STATUSES.index("error"), status).astype(np.int8),
-        cached_tokens=np.where(copied | failed, UNKNOWN, found.cached_tokens[number]),
+        status=np.where(failed, recording.STATUSES.index("error"), status).astype(np.int8),
+        cached_tokens=np.where(copied | failed, recording.UNKNOWN, found.cached_tokens[number]),
         concurrency=_in_flight(arrival_ms, e2e_ms),
     )
 
@@ -313,7 +346,7 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
 def _in_flight(arrival_ms: FloatArray, e2e_ms: FloatArray) -> IntArray:
     came, gone = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
     counts = np.searchsorted(came, arrival_ms, side="right") - np.searchsorted(gone, arrival_ms, side="right")
-    return np.where(np.isnan(arrival_ms), UNKNOWN, np.maximum(counts, 1))
+    return np.where(np.isnan(arrival_ms), recording.UNKNOWN, np.maximum(counts, 1))
 
 
 def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:

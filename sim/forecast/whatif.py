@@ -5,24 +5,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from engines.routing.costs import prefill_ms
 from measure.cohorts import ALL
-from measure.resampling import CONFIDENCE
 from measure.thresholds import Threshold
 from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, TiersSaid, WhatIf, describe
-from sim.cache.hybrid import told_losses
-from sim.engine.dispatch import costs_of
-from sim.engine.tiers import TierTraffic
 from sim.forecast.effectgates import judge, parse_gate
-from sim.forecast.ensemble import interval, members, no_draws
-from sim.forecast.fleets import forecast_load
-from sim.forecast.saturation import Demand, beyond_fit, borrowed_parameters, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
@@ -37,23 +30,36 @@ from sim.forecast.scenarios import (
     read_captured,
     scenarios_of,
 )
-from sim.forecast.summary import (
-    ForecastSummary,
-    cohorts_of,
-    error_sentence,
-    errors_of,
-    finite,
-    measured_row,
-    span_of,
-    summarize,
-)
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from measure import resampling
+    from sim.cache import hybrid
+    from sim.engine import dispatch as dispatching
+    from sim.engine.tiers import TierTraffic
+    from sim.forecast import ensemble, saturation
+    from sim.forecast import fleets as running
+    from sim.forecast import summary as summing
+    from sim.forecast.saturation import Demand
+    from sim.forecast.summary import ForecastSummary
+else:  # numpy, which the flags need not
+    resampling = LateModule("measure.resampling")
+    hybrid = LateModule("sim.cache.hybrid")
+    ensemble = LateModule("sim.forecast.ensemble")
+    running = LateModule("sim.forecast.fleets")
+    saturation = LateModule("sim.forecast.saturation")
+    summing = LateModule("sim.forecast.summary")
+    np = LateModule("numpy")
+    dispatching = LateModule("sim.engine.dispatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +134,18 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     model = load_model(config.model)
     groups = config.base.settings.get("kv_groups")
     captured = read_captured(config.trace, model, paced=config.paced, kv_groups=groups)
-    cohorts = cohorts_of(captured.records)
-    measured = measured_row(captured, cohorts)
+    cohorts = summing.cohorts_of(captured.records)
+    measured = summing.measured_row(captured, cohorts)
     loads = [(asked, _planned(captured, asked)) for asked in _asked(config, measured)]
-    drawn = members(model, config.members, config.seed)
+    drawn = ensemble.members(model, config.members, config.seed)
     rows = [] if measured is None else [measured]
     summaries: list[ForecastSummary] = []
     base = 0
     try:
         runs = counted(range(len(loads) * config.members), "forecasts")
         for asked, load in loads:
-            found = forecast_load(load, drawn, seed=config.seed, done=lambda: next(runs, None))
-            summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
+            found = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(runs, None))
+            summaries.append(summing.summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
             row = _row(asked, summaries, base, measured, model)
@@ -154,7 +160,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         model_digest=model_digest(model),
         members=config.members,
         seed=config.seed,
-        confidence=CONFIDENCE,
+        confidence=resampling.CONFIDENCE,
         paced=captured.paced,
         requests=len(captured.records),
         cohorts={name: len(places) for name, places in cohorts.items()},
@@ -199,19 +205,21 @@ def _planned(captured: Captured, asked: _Asked) -> Load:
 
 def _own_errors(rows: Sequence[Row]) -> Iterator[str]:
     capture = next((row for row in rows if row.kind == "capture"), None)
-    said = None if capture is None else error_sentence(capture, ALL)
+    said = None if capture is None else summing.error_sentence(capture, ALL)
     if said is not None:
         yield said
 
 
-def _borrowed(model: Model, summaries: Sequence[ForecastSummary]) -> Iterator[str]:
+def _borrowed(model: Model, summaries: "Sequence[ForecastSummary]") -> Iterator[str]:
     """Yield a sentence about borrowed parameters that matter in some forecast; none: none do."""
-    names = dict.fromkeys(said for one in reversed(summaries) for said in borrowed_parameters(model, one.run))
+    names = dict.fromkeys(
+        said for one in reversed(summaries) for said in saturation.borrowed_parameters(model, one.run)
+    )
     if names:
         yield f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(list(names))}"
 
 
-def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measured: Row | None, model: Model) -> Row:
+def _row(asked: _Asked, summaries: "Sequence[ForecastSummary]", base: int, measured: Row | None, model: Model) -> Row:
     first, one = summaries[0], summaries[-1]
     against = summaries[base] if asked.kind == "scenario" else None
     measures = {name: _measure(name, one, against) for name in one.values}
@@ -223,20 +231,20 @@ def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measure
         cold_prompts=asked.scenario.cold_prompts,
         num_gpu_blocks=one.load.engine.num_gpu_blocks,
         measures=measures,
-        errors=errors_of(measures, measured) if measured is not None and asked.kind == "capture" else {},
+        errors=summing.errors_of(measures, measured) if measured is not None and asked.kind == "capture" else {},
         demand=_said(one.demand),
         routing=one.routing,
         warnings=list(
-            [*open_parameters(model, one.run), *beyond_fit(one.run, model)]
+            [*saturation.open_parameters(model, one.run), *saturation.beyond_fit(one.run, model)]
             if one is first
-            else extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
+            else saturation.extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
         ),
         assumptions=list(one.load.deployment.assumptions()),
         curves=one.curves,
     )
 
 
-def _unchanged(rows: Sequence[Row], summaries: Sequence[ForecastSummary], base: int) -> str | None:
+def _unchanged(rows: Sequence[Row], summaries: "Sequence[ForecastSummary]", base: int) -> str | None:
     """Say why no scenario differs from the base in any member; None: some do, or there is none."""
     scenarios = [row for row in rows if row.kind == "scenario"]
     if not scenarios or any(_differs(measure) for row in scenarios for measure in row.measures.values()):
@@ -258,25 +266,25 @@ def _differs(measure: Measure) -> bool:
     return any((span.low, span.middle, span.high))
 
 
-def _measure(name: str, one: ForecastSummary, base: ForecastSummary | None) -> Measure:
+def _measure(name: str, one: "ForecastSummary", base: "ForecastSummary | None") -> Measure:
     values, beyond = one.values[name], one.beyond.get(name)
     if base is None:
-        return Measure(value=span_of(values, beyond))
+        return Measure(value=summing.span_of(values, beyond))
     before = base.values[name]
     with np.errstate(invalid="ignore", divide="ignore"):
         difference, ratio = values - before, np.where(before > 0.0, values / before, np.nan)
-    middle = interval(before).middle
+    middle = ensemble.interval(before).middle
     known = beyond is not None and np.isfinite(middle)
     return Measure(
-        value=span_of(values, beyond),
-        difference=span_of(difference, (beyond or 0.0) - middle if known else None),
-        ratio=span_of(ratio, (beyond or 0.0) / middle if known and middle > 0.0 else None),
+        value=summing.span_of(values, beyond),
+        difference=summing.span_of(difference, (beyond or 0.0) - middle if known else None),
+        ratio=summing.span_of(ratio, (beyond or 0.0) / middle if known and middle > 0.0 else None),
     )
 
 
-def _said(demand: Demand) -> DemandSaid:
+def _said(demand: "Demand") -> DemandSaid:
     numbers = ("utilization", "prefill", "decode", "frontend", "capacity", "in_flight_growth_per_s")
-    said = {name: finite(getattr(demand, name)) for name in numbers}
+    said = {name: summing.finite(getattr(demand, name)) for name in numbers}
     return DemandSaid(in_flight_at_end=demand.in_flight_at_end, saturated=demand.is_saturated, **said)
 
 
@@ -284,7 +292,7 @@ def _group_notes(captured: Captured, loads: Sequence[Load]) -> Iterator[str]:
     engines = dict.fromkeys(one.engine for one in loads if not (one.scenario.cold_prompts or captured.cold))
     for engine in engines:
         if engine.kv_groups is not None and engine.enable_prefix_caching:
-            yield told_losses(captured.path, engine)
+            yield hybrid.told_losses(captured.path, engine)
 
 
 def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[str]:
@@ -304,7 +312,7 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
     unstreamed = sum(record.stream is False for record in captured.records)
     if unstreamed:
         yield f"{unstreamed:,} requests were not streamed: the measured TTFT leaves them out, forecasts do not"
-    yield from no_draws(model)
+    yield from ensemble.no_draws(model)
     if any(record.status not in ("ok", "error") for record in captured.records):
         yield "clients that aborted abort after the same wait here"
     if captured.engine != model.engine:
@@ -313,7 +321,7 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
         yield f"settings as the capture tells them: {', '.join(said)}"
 
 
-def tiers_said(load: Load, traffic: TierTraffic | None, members: Sequence[Model]) -> TiersSaid | None:
+def tiers_said(load: Load, traffic: "TierTraffic | None", members: Sequence[Model]) -> TiersSaid | None:
     """Return what a load's run moved to and from the host's memory; None: it has none."""
     if traffic is None or load.deployment.tiers is None:
         return None
@@ -327,7 +335,7 @@ def tiers_said(load: Load, traffic: TierTraffic | None, members: Sequence[Model]
         kept_blocks=traffic.host_blocks,
         evicted_blocks=traffic.host_evicted,
         mean_load_tokens=round(mean, 1),
-        break_even_gb_per_s=span_of(break_even_gb_per_s(load, members, mean), None) if mean else None,
+        break_even_gb_per_s=summing.span_of(break_even_gb_per_s(load, members, mean), None) if mean else None,
     )
 
 
@@ -335,7 +343,9 @@ def break_even_gb_per_s(load: Load, members: Sequence[Model], tokens: float) -> 
     """Return each member's bandwidth at which a transfer of ``tokens`` takes as long as computing them from a prompt's
     start, without the steps' constants; infinite: its latency alone takes longer."""
     deployment = load.deployment
-    computing_ms = np.array([prefill_ms(costs_of(deployment.model(one), load.engine), tokens, 0.0) for one in members])
+    computing_ms = np.array(
+        [prefill_ms(dispatching.costs_of(deployment.model(one), load.engine), tokens, 0.0) for one in members]
+    )
     left_ms = np.maximum(computing_ms - deployment.host_latency_ms, 0.0)
     with np.errstate(divide="ignore"):
         return np.asarray(tokens * deployment.kv_bytes_per_token / 1e6 / left_ms)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from measure import wording
 from measure.modelstate import (
@@ -23,14 +24,20 @@ from measure.modelstate import (
 from measure.table import table_lines
 from sim.forecast.scenarios import checked_members
 from sim.vllm.config import add_engine_flags, engine_overrides
-from sim.watch.modelwatch import ModelWatch, WatchConfig
 from tracefile import InputError, open_trace
 from tracefile.commandline.durations import duration
 from tracefile.files.reading import FollowedTrace, wait_for_more
+from tracefile.latenames import LateModule
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.output import STATE, check_output, replace_output
 from tracefile.storage.segments import trace_after
 from tracefile.study.index import time_words
+
+if TYPE_CHECKING:
+    from sim.watch import modelwatch
+    from sim.watch.modelwatch import ModelWatch, WatchConfig
+else:  # numpy, which the flags need not
+    modelwatch = LateModule("sim.watch.modelwatch")
 
 NICENESS = 15
 POLL_S = 1.0
@@ -74,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag in ("window", "every"):
         if not getattr(arguments, flag) > 0:
             raise InputError(f"--{flag} {getattr(arguments, flag):g}: expected more than 0")
-    config = WatchConfig(
+    config = modelwatch.WatchConfig(
         trace=arguments.trace,
         model=arguments.latency_model,
         overrides=engine_overrides(arguments),
@@ -86,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output, STATE, [config.trace, config.model], "--output")
     output = Output(arguments.output, arguments.json, arguments.follow)
     try:
-        watch = ModelWatch(config)
+        watch = modelwatch.ModelWatch(config)
         if output.follow:
             os.nice(NICENESS)
         told = False
@@ -101,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
 
 
-def _judgements(watch: ModelWatch, config: WatchConfig, *, follow: bool) -> Iterator[ModelState]:
+def _judgements(watch: "ModelWatch", config: "WatchConfig", *, follow: bool) -> Iterator[ModelState]:
     if follow:
         yield from _followed(watch, config.trace)
         return
@@ -127,7 +134,7 @@ def _records(path: Path) -> Iterator[tuple[Record, Meta]]:
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def _followed(watch: ModelWatch, path: Path) -> Iterator[ModelState]:
+def _followed(watch: "ModelWatch", path: Path) -> Iterator[ModelState]:
     rest_s, quiet_s = 0.0, QUIET_S  # told when the trace has been read to its end
     requests, until_ms = 0, 0.0
     with closing(FollowedTrace(path)) as trace:

@@ -6,19 +6,29 @@ A recorded hash is its own key. A block of unknown content (an output without to
 
 import sys
 from collections.abc import Iterator
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from measure.cache.chains import chain_places
 from measure.cache.chains import known_blocks as count_known
 from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
-from tracefile.hashing.tokenchains import Resizing, branches_of
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.batches import NO_LIST, Batch, Hashes, without_collector
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tracefile.hashing import tokenchains
+    from tracefile.records import batches
+    from tracefile.records.batches import Batch, Hashes
+else:  # numpy, which the flags need not
+    np = LateModule("numpy")
+    batches = LateModule("tracefile.records.batches")
+    tokenchains = LateModule("tracefile.hashing.tokenchains")
+
 
 UNKNOWN = -1
 FAR_MS = 60_000.0
@@ -125,7 +135,7 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     if page_size >= size or meta.hash is None or not meta.hash.branches:
         return meta, hashed_records(reader)
     with open_trace(reader.path) as whole:
-        resizing = Resizing(meta, 1, branches_of(whole, size))
+        resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(whole, size))
     return resizing.meta(meta), map(resizing.record, hashed_records(reader))
 
 
@@ -137,24 +147,24 @@ def end_reading(reader: TraceReader, *, hashed: bool) -> None:
         raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
 
 
-def leading_keys(hashes: Hashes, starts: IntArray, known: IntArray, factor: int) -> UInt64Array:
+def leading_keys(hashes: "Hashes", starts: IntArray, known: IntArray, factor: int) -> UInt64Array:
     """First ``known`` keys of the chains at ``starts``; a larger block's hash is that of its last smaller block."""
     within = chain_places(np.zeros(len(known), np.int64), known)
     return np.asarray(hashes.values[np.repeat(starts, known) + within * factor + factor - 1])
 
 
-def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
+def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
     """Yield batches and their chains; at the end, print warnings. Raises InputError if no record had hashes."""
     hashed = False
-    with without_collector():
+    with batches.without_collector():
         for batch in reader.batches():
             hashes = batch.hashes()
-            hashed = hashed or bool((hashes.prompt_blocks != NO_LIST).any())
+            hashed = hashed or bool((hashes.prompt_blocks != batches.NO_LIST).any())
             yield batch, hashes
     end_reading(reader, hashed=hashed)
 
 
-def in_file_order(batches: Iterator[tuple[Batch, Hashes]]) -> Iterator[tuple[Batch, Hashes]]:
+def in_file_order(batches: "Iterator[tuple[Batch, Hashes]]") -> "Iterator[tuple[Batch, Hashes]]":
     """Yield ``batches``; at the end, tell of requests that stand behind others that ended long after them."""
     latest_ms, behind, requests = -np.inf, 0, 0
     for batch, hashes in batches:
@@ -172,7 +182,7 @@ def in_file_order(batches: Iterator[tuple[Batch, Hashes]]) -> Iterator[tuple[Bat
         )
 
 
-def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
+def known_blocks(batch: "Batch", hashes: "Hashes", chains: Chains) -> IntArray:
     """Count the leading blocks of ``Chains.whole`` with a hash in the trace."""
     prompt, true = np.maximum(hashes.prompt_blocks, 0), batch.numbers("hashable_blocks", UNKNOWN)
     true = np.where(true == UNKNOWN, prompt, np.minimum(true, prompt))

@@ -3,15 +3,21 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-import numpy as np
-
+from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.batches import Batch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 from tracefile.sessions import NO_CHAINS, SessionIndex
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tracefile.records.batches import Batch
+else:  # numpy, which the flags need not
+    np = LateModule("numpy")
+
 
 By = Literal["prefix", "session", "tenant"]
 """``prefix``: hash of the prompt's n-th full block, or of its last one if it has fewer. ``session``: the session of the
@@ -107,7 +113,7 @@ class Members:
     """Requests whose session had to be inferred."""
     index: SessionIndex | None = None
 
-    def add(self, batch: Batch, rows: IntArray) -> None:
+    def add(self, batch: "Batch", rows: IntArray) -> None:
         ids, sessions = batch.words("request_id"), batch.words("session_id")
         self.request_ids += [ids[row] or "" for row in rows.tolist()]
         if self.grouping.by == "session":

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from tap.ipc.exchange import ExchangeCopy, RecorderSetup
 from tap.logs.rows import LogRows
 from tap.prompts.prompt import ChainStart, PromptHasher, prompt_hasher
 from tap.prompts.shape import RequestShape, read_shape
 from tap.recorder.recording import RecordMaker
-from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.files.writing import new_writer
@@ -243,10 +241,14 @@ def print_partings(partings: Partings, *, as_json: bool) -> None:
         ]
         print(msgspec.json.encode({"partings": rows, "sharing_nothing": partings.alone}).decode())
         return
+    from tracefile.commandline.console import CommandConsole  # noqa: PLC0415 - the flags need no rich
+
     console = CommandConsole(sys.stdout)
     if not places:
         console.print("Prompts part in their last message only: no earlier message keeps them from sharing more.")
         return
+    from rich.table import Table  # noqa: PLC0415 - the flags need no rich
+
     table = Table(title="where prompts part before their last message")
     for name in ("message", "role", "token", "block", "requests", "tokens lost behind it"):
         table.add_column(name, justify="left" if name == "role" else "right")

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
     BoolArray = npt.NDArray[np.bool_]
     FloatArray = npt.NDArray[np.float64]
+    Int32Array = npt.NDArray[np.int32]
     IntArray = npt.NDArray[np.int64]
     UInt64Array = npt.NDArray[np.uint64]
 else:
-    BoolArray = FloatArray = IntArray = UInt64Array = Any
+    BoolArray = FloatArray = Int32Array = IntArray = UInt64Array = Any

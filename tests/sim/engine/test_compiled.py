@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine.simstate import build_state
+from sim.kernels import loop
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
@@ -161,6 +162,18 @@ def test_a_timeline_that_is_full_grows_and_the_run_goes_on() -> None:
     arrivals = plan(load(random.Random(5), 40, 30.0), 4)
     grown = run_state(build_state(columns(arrivals), config, model, first_steps=2))
     assert outcome(read_simulation(arrivals, grown)) == outcome(simulate(arrivals, config, model))
+
+
+def test_an_engine_without_tiers_and_policies_runs_in_the_simple_loop_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = EngineConfig(num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE)
+    arrivals = plan(load(random.Random(5), 40, 30.0), 4)
+    whole = run_state(build_state(columns(arrivals), config, model, 7), loop.run)
+    monkeypatch.setattr(loop, "run", None)
+    simple = run_state(build_state(columns(arrivals), config, model, 7))
+    assert outcome(read_simulation(arrivals, simple)) == outcome(read_simulation(arrivals, whole))
 
 
 def test_a_workload_of_nothing_ends_at_once() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from measure.enginesteps import read_steps
 from sim.__main__ import main
-from sim.engine import run as command
 from sim.latency.modelfile import default_model, save_model
 from tests.sim.compile_kernels import TRACE
 from tracefile import load_trace
@@ -84,7 +83,7 @@ def test_two_models_make_a_mixed_fleet(model: str, tmp_path: Path) -> None:
 def test_a_file_that_is_there_is_refused_before_the_simulation(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(command, "simulate_fleet", None)
+    monkeypatch.setattr("sim.engine.run.fleetrun.simulate_fleet", None)
     (tmp_path / name).write_text("kept\n")
     flags = ["-o", str(tmp_path / "x.jsonl"), "--regret", str(tmp_path / "regret.jsonl"), "--replicas", "2"]
     with pytest.raises(InputError, match=f"{name}: already has 5 bytes; expected a new file, or --overwrite"):

@@ -141,7 +141,7 @@ def test_a_load_that_every_value_saturates_is_said(folder: Path) -> None:
 def test_what_was_tried_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sim.forecast.search.forecast_load", interrupted_at(3, forecast_load))
+    monkeypatch.setattr("sim.forecast.search.running.forecast_load", interrupted_at(3, forecast_load))
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--maximize", "rate", "--target", "ttft.p90<=80ms"]) == 130
     printed = capsys.readouterr()
@@ -269,7 +269,7 @@ def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) 
 def test_what_cannot_be_is_refused_before_anything_is_forecast(
     folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.forecast.search.forecast_load", interrupted_at(1, forecast_load))
+    monkeypatch.setattr("sim.forecast.search.running.forecast_load", interrupted_at(1, forecast_load))
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--minimize", *flags]
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms"])

@@ -119,7 +119,7 @@ def test_a_sweep_that_is_cut_goes_on_to_the_same_bytes(
     assert main(swept(folder, tmp_path / "whole.parquet")) == 0
     cut, journal = tmp_path / "cut.parquet", tmp_path / "cut.parquet.journal"
     with monkeypatch.context() as patch:
-        patch.setattr("sim.forecast.sweep.forecast_load", interrupted_at(4, forecast_load))
+        patch.setattr("sim.forecast.sweep.running.forecast_load", interrupted_at(4, forecast_load))
         assert main(swept(folder, cut)) == 130
     assert f"interrupted; 3 forecasts are kept in {journal}; the same command goes on" in capsys.readouterr().err
     assert not cut.exists()
@@ -127,7 +127,7 @@ def test_a_sweep_that_is_cut_goes_on_to_the_same_bytes(
         file.write(b'["[{\\"cold')
     calls = itertools.count()
     monkeypatch.setattr(
-        "sim.forecast.sweep.forecast_load", lambda *args, **more: (next(calls), forecast_load(*args, **more))[1]
+        "sim.forecast.sweep.running.forecast_load", lambda *args, **more: (next(calls), forecast_load(*args, **more))[1]
     )
     assert main(swept(folder, cut)) == 0
     assert cut.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
@@ -225,7 +225,7 @@ def test_a_setting_that_no_engine_has_names_grid_and_point(folder: Path, tmp_pat
 def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
     folder: Path, tmp_path: Path, grid: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.forecast.sweep.forecast_load", interrupted_at(1, forecast_load))
+    monkeypatch.setattr("sim.forecast.sweep.running.forecast_load", interrupted_at(1, forecast_load))
     (tmp_path / "grid.toml").write_text(grid.format(model=folder / "model.json"))
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
     with pytest.raises(InputError, match=rf"^[^\n]*grid\.toml: {said}[^\n]*$"):

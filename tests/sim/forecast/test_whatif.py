@@ -409,7 +409,7 @@ def test_what_no_capture_showed_is_said(folder: Path) -> None:
 def test_what_was_done_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sim.forecast.whatif.forecast_load", interrupted_at(3, forecast_load))
+    monkeypatch.setattr("sim.forecast.whatif.running.forecast_load", interrupted_at(3, forecast_load))
     argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--rate", "2,3,4", "--json"]) == 130
     printed = capsys.readouterr()
@@ -432,7 +432,7 @@ def test_what_was_done_is_kept_on_interrupt(
 def test_bad_flags_are_refused_in_a_line_before_anything_is_forecast(
     folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.forecast.whatif.forecast_load", interrupted_at(1, forecast_load))
+    monkeypatch.setattr("sim.forecast.whatif.running.forecast_load", interrupted_at(1, forecast_load))
     with pytest.raises(InputError) as refused:
         main(["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), *flags])
     assert said in str(refused.value)
