@@ -105,7 +105,9 @@ def cut_trace(config: Config, reader: TraceReader) -> int:
 
     with open_trace(config.trace, ends_after_begin) as again:
         _write(config, reader.meta, cut(counted(again, "records read again"), taken), lambda: again.latest_meta)
-        warn(again)
+        for warning in again.warnings:
+            if warning not in reader.warnings:  # which the caller tells
+                print(f"warning: {warning}", file=sys.stderr)
     _say(config, f"{len(taken):,} of {len(sessions.begins_ms):,} sessions")
     return 0
 

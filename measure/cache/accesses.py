@@ -90,11 +90,6 @@ class Accesses:
         return self.prompt_tokens // self.block_size
 
     @property
-    def asked(self) -> BoolArray:
-        """True where a block belongs to a prompt: outputs are written, not looked up."""
-        return leading(self.starts, self.lookup_blocks)
-
-    @property
     def request_of(self) -> IntArray:
         """Request of each of ``blocks``."""
         return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
@@ -131,9 +126,13 @@ class KnownChains:
 
     @property
     def order(self) -> IntArray:
-        """Requests by arrival; as they are if a time is missing."""
-        timed = not np.isnan(self.arrival_ms).any()
-        return np.argsort(self.arrival_ms, kind="stable") if timed else np.arange(len(self.arrival_ms))
+        return arrival_order(self.arrival_ms)
+
+
+def arrival_order(arrival_ms: FloatArray) -> IntArray:
+    """Return requests by arrival; as they are if a time is missing."""
+    timed = not np.isnan(arrival_ms).any()
+    return np.argsort(arrival_ms, kind="stable") if timed else np.arange(len(arrival_ms))
 
 
 def lay_out_accesses(chains: KnownChains) -> Accesses:

@@ -5,26 +5,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from measure.metrics.client import measure_client
 from measure.metrics.health import check_health
 from measure.metrics.hits import count_hits, measure_prefill, measure_upstreams
-from measure.metrics.requests import REQUEST_METRICS, request_counts
+from measure.metrics.requests import REQUEST_METRICS, known, request_counts
 from measure.metrics.results import SessionCounts, Statistics, TraceMetrics
-from measure.metrics.sessions import SESSION_METRICS, measure_sessions
+from measure.metrics.sessions import SESSION_METRICS, expected_tokens, measure_sessions, session_order
 from measure.metrics.slos import Slo, check_slos, goodput
 from measure.metrics.statistics import Measure, statistics_of
 from measure.metrics.workload import measure_workload, overview
 from measure.runs import Run, load_run
+from tracefile.records.arrays import FloatArray
 from tracefile.records.extras import is_lacking
 
 if TYPE_CHECKING:
     from measure.metrics.prefixcache import CacheStudy
-import numpy as np
-
-from measure.metrics.requests import known
-from measure.metrics.sessions import expected_tokens, session_order
-from tracefile.records.arrays import FloatArray
 
 
 def read_run(path: Path) -> Run:

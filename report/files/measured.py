@@ -11,7 +11,7 @@ from measure.metrics.columns import Table, parts
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import Slo
 from measure.runs import UNKNOWN, Run
-from tracefile.records.extras import lacking
+from tracefile.records.extras import is_lacking, lacking
 
 if TYPE_CHECKING:  # numba, which a trace without hashes need not load
     from measure.metrics.prefixcache import CacheStudy
@@ -34,7 +34,7 @@ class Measured:
     @property
     def left_out(self) -> str:
         """Reason why a trace with block hashes has no study. Empty: it has one, or no hashes."""
-        if self.study is not None or (self.run.reusable_tokens == UNKNOWN).all():
+        if self.study is not None or not is_lacking("numba") or (self.run.reusable_tokens == UNKNOWN).all():
             return ""
         return f"hits at every cache size and shared prefixes left out: {lacking('numba')}"
 

@@ -236,12 +236,12 @@ def describe(curve: "HitCurve", cache_tokens: list[int], uses: list[CacheUse], k
 def cache_use(accesses: "GroupedAccesses", grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
     if accesses.groups is None or not len(accesses.limits):
         return []
-    needs, request_of = needed_sizes(accesses), accesses.request_of
+    needs, request_of, blocks = needed_sizes(accesses), accesses.request_of, accesses.blocks
     uses = []
     for size in sizes:
         hit = needs <= min(size, accesses.distinct)
         hits = np.bincount(request_of[hit], minlength=len(accesses.limits))
-        uses.append(_use(accesses, accesses.groups, grouping.most, hits, size))
+        uses.append(_use(accesses, blocks, accesses.groups, hits, size, most=grouping.most))
     return uses
 
 
@@ -261,12 +261,14 @@ def needed_sizes(accesses: "Accesses") -> IntArray:
     return np.asarray(np.maximum.accumulate(base + depths) - base)
 
 
-def _use(accesses: "Accesses", groups: Groups, most: int, request_hits: IntArray, size: int) -> CacheUse:
+def _use(
+    accesses: "Accesses", blocks: IntArray, groups: Groups, request_hits: IntArray, size: int, *, most: int
+) -> CacheUse:
     shown, place = groups.largest(request_hits, most)
     names, block_size = groups.shown_names(shown), accesses.block_size
     count, others = len(names), len(groups.names) - len(shown)
     nothing = [None] * (count - len(shown))
-    inserted, held = stackdepth.resident_owners(accesses.blocks, accesses.starts, place, count, size)
+    inserted, held = stackdepth.resident_owners(blocks, accesses.starts, place, count, size)
     of_group = np.bincount(groups.of_request, request_hits, len(groups.names))
     hits, tokens, lookups = (
         np.bincount(place, weights, count).astype(np.int64)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from measure.cache.accesses import arrival_order
 from measure.cache.chains import chain_places
 from measure.cache.interning import leading
 from sim.kernels import layout
@@ -156,11 +157,7 @@ def pool_of(
 
 
 def by_arrival(whole: Requests) -> Requests:
-    """Return the requests by arrival; in file order if a time is missing."""
-    arrival_ms = whole.requests["arrival_ms"]
-    if np.isnan(arrival_ms).any():
-        return whole
-    order = np.argsort(arrival_ms, kind="stable")
+    order = arrival_order(whole.requests["arrival_ms"])
     return whole._replace(
         rows=whole.rows[order],
         prompt_tokens=whole.prompt_tokens[order],

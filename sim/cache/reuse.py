@@ -8,7 +8,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -132,7 +132,7 @@ def count_reuse(accesses: "Accesses", also: "Callable[[Piece, AccessDepths], Non
     )
     at_depth = np.zeros(accesses.distinct + 1, np.int64)
     none = np.empty(0, np.int64)
-    times_ms, distances = sketches.ValueCounts(np.empty(0), none), sketches.ValueCounts(none, none)
+    times_ms, distances = [sketches.ValueCounts(np.empty(0), none)], [sketches.ValueCounts(none, none)]
     asked_in_all = 0
     for piece in accesses.pieces():
         first, _, starts = piece
@@ -142,8 +142,8 @@ def count_reuse(accesses: "Accesses", also: "Callable[[Piece, AccessDepths], Non
         again = (found.depths > 0) & asked
         now, then = np.repeat(np.arange(first, end), np.diff(starts))[again], found.before[again]
         now, then, counts = _equal_runs(now, then)
-        times_ms = times_ms.plus(sketches.ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
-        distances = distances.plus(sketches.ValueCounts.of(now - then, counts))
+        _gather(times_ms, sketches.ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
+        _gather(distances, sketches.ValueCounts.of(now - then, counts))
         np.add.at(at_depth, found.depths[again], 1)
         asked_in_all += int(asked.sum())
         if also is not None:
@@ -155,10 +155,18 @@ def count_reuse(accesses: "Accesses", also: "Callable[[Piece, AccessDepths], Non
         len(accesses.limits),
         asked_in_all,
         asked_in_all - int(at_depth.sum()),
-        times_ms,
-        distances,
+        reduce(sketches.ValueCounts.plus, times_ms),
+        reduce(sketches.ValueCounts.plus, distances),
         distance_blocks,
     )
+
+
+def _gather(sums: "list[ValueCounts]", new: "ValueCounts") -> None:
+    """Add to sums of falling sizes, so that each value is sorted few times."""
+    sums.append(new)
+    while len(sums) > 1 and len(sums[-2].values) <= 2 * len(sums[-1].values):
+        last = sums.pop()
+        sums[-1] = sums[-1].plus(last)
 
 
 def _equal_runs(now: IntArray, then: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -165,13 +165,15 @@ def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
 
 
 def in_file_order(batches: "Iterator[tuple[Batch, Hashes]]") -> "Iterator[tuple[Batch, Hashes]]":
-    """Yield ``batches``; at the end, tell of requests that stand behind others that ended long after them."""
-    latest_ms, behind, requests = -np.inf, 0, 0
+    """Yield ``batches``; at the end, tell of requests that stand behind others that came later and ended long after."""
+    came_ms, ended_ms, behind, requests = -np.inf, -np.inf, 0, 0
     for batch, hashes in batches:
-        ends_ms = batch.times("arrival_ms") + np.nan_to_num(batch.times("e2e_ms"))
-        reached_ms = np.fmax.accumulate(np.append(latest_ms, ends_ms))
-        latest_ms = reached_ms[-1]
-        behind += int((ends_ms < reached_ms[1:] - FAR_MS).sum())
+        arrival_ms = batch.times("arrival_ms")
+        ends_ms = arrival_ms + np.nan_to_num(batch.times("e2e_ms"))
+        before_ms = np.fmax.accumulate(np.append(came_ms, arrival_ms))
+        reached_ms = np.fmax.accumulate(np.append(ended_ms, ends_ms))
+        came_ms, ended_ms = before_ms[-1], reached_ms[-1]
+        behind += int(((ends_ms < reached_ms[1:] - FAR_MS) & (arrival_ms < before_ms[1:])).sum())
         requests += len(ends_ms)
         yield batch, hashes
     if behind:

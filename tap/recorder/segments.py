@@ -170,7 +170,8 @@ class SegmentedTrace:
             return gone
         try:
             earlier = manifests_under_other_keys(self.path)
-            before = [segment for manifest in earlier.values() for segment in self._on_own_clock(manifest)]
+            by_time = sorted(earlier.values(), key=lambda one: one.epoch_unix_ns or 0)
+            before = [segment for manifest in by_time for segment in self._on_own_clock(manifest)]
             expired = self._retention.expired(self.manifest.segments, self.path.parent, before)
         except (OSError, InputError):  # others deleted one meanwhile: the next rotation looks again
             return gone

@@ -200,7 +200,7 @@ def test_long_work_says_how_far_it_is(
     [
         (1_200, None, 3.0, "records read: 1,200"),
         (16, 64, 5.0, "records read: 16 of 64 · 0:15 left"),
-        (64, 64, 5.0, "records read: 64 of 64 · 0:00 left"),
+        (64, 64, 5.0, "records read: all 64 in 0:05"),
         (1, 4, 3_600.0, "records read: 1 of 4 · 3:00:00 left"),
     ],
 )

@@ -176,7 +176,8 @@ def _on_ray(ray: Any, work: Callable[[Any], Any]) -> tuple[_Submit, _FirstDone]:
         try:
             (theirs, where), result = ray.get(done)
         except ray_error() as error:
-            raise ray_fault(error) from None
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, InputError) else ray_fault(error)) from None
         require_version(theirs, where)
         return done, result
 

@@ -1,9 +1,14 @@
 """Reading traces of any known format, larger than memory, cut short or still growing, in one file or in segments."""
 
+import contextlib
 import os
+import select
+import stat
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -16,6 +21,7 @@ from tracefile.records.decoding import (
     BatchDecoder,
     BlockDecoder,
     GroupDecoder,
+    KvtapeDecoder,
     LineDecoder,
     RecordDecoder,
     decode_meta,
@@ -26,21 +32,13 @@ from tracefile.records.decoding import (
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
+from tracefile.storage.lines import LineReader
 from tracefile.storage.output import MANIFEST, MODEL, PAGE
 from tracefile.storage.remote import given_path
-from tracefile.storage.segments import absent_segments, open_lines, trace_files
+from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
 
 if TYPE_CHECKING:
     from tracefile.records.batches import Batch
-import contextlib
-import select
-import stat
-import time
-from pathlib import Path
-
-from tracefile.records.decoding import KvtapeDecoder
-from tracefile.storage.lines import LineReader
-from tracefile.storage.segments import segment_number
 
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""

@@ -189,12 +189,16 @@ def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]
 
 
 def manifests_under_other_keys(trace: str | os.PathLike[str]) -> dict[Path, Manifest]:
-    """Return the manifests beside a trace that a tap wrote under other keys. Raises InputError or OSError."""
+    """Return the manifests beside a trace that a tap wrote under other keys. Raises OSError."""
     path = Path(trace)
     own, base = manifest_path(path), _UNDER_KEY.sub("", _split_name(path)[0])
     named = re.compile(rf"{re.escape(base)}({_UNDER_KEY.pattern[:-1]})?{re.escape(MANIFEST_SUFFIX)}")
     found = (file for file in path.parent.iterdir() if named.fullmatch(file.name) and file.name != own.name)
-    return {file: read_manifest(file) for file in sorted(found)}
+    manifests = {}
+    for file in sorted(found):
+        with contextlib.suppress(InputError, OSError):  # not a tap's, or gone meanwhile: its segments stay
+            manifests[file] = read_manifest(file)
+    return manifests
 
 
 def trace_after(trace: str | os.PathLike[str]) -> str | None:
@@ -208,7 +212,8 @@ def trace_after(trace: str | os.PathLike[str]) -> str | None:
         found = _NUMBERED.match(name)
         name = f"{found['stem']}{found['suffix']}" if found else name
         if name.endswith(suffix) and _UNDER_KEY.sub("", name.removesuffix(suffix)) == base:
-            changed_ns[name] = max(changed_ns.get(name, 0), file.stat().st_mtime_ns)
+            with contextlib.suppress(FileNotFoundError):  # closed, or deleted, meanwhile
+                changed_ns[name] = max(changed_ns.get(name, 0), file.stat().st_mtime_ns)
     latest = max(changed_ns, key=changed_ns.__getitem__, default=own)
     return None if latest == own else latest
 
