@@ -59,8 +59,8 @@ SYNCHRONISED_FILE: Final = Path("/run/systemd/timesync/synchronized")
 CONTAINER_FILES: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 CONTAINER_VARIABLES: Final = ("KUBERNETES_SERVICE_HOST", "container")
 """The second is set by podman and systemd-nspawn."""
-MOST_APART_S: Final = 2.0
-"""Between two clocks that are set: a ``Date`` has whole seconds, and was made a call ago."""
+MOST_APART_S: Final = 3.0
+"""Between two clocks that are set: a ``Date`` has whole seconds, may be a second old, and was made a call ago."""
 
 State = Literal["ok", "look", "fail"]
 
@@ -201,7 +201,7 @@ def _seconds_apart(url: str, access: Access) -> float | None:
         told = control.date()
     try:
         return time.time() - parsedate_to_datetime(told).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -120,6 +120,7 @@ def test_the_image_needs_one_base_and_has_the_pythons_packages_of_it() -> None:
     assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${DEBIAN}", "scratch"]
     assert text.count("compileall -q --invalidation-mode unchecked-hash") == 2
     assert "--no-compile" in text
+    assert "/system/usr/lib/ssl/cert.pem" in text  # where its OpenSSL looks for authorities
 
 
 def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:

@@ -36,7 +36,7 @@ class LateCode:
     def compiled(self) -> Any:
         """numba's dispatcher of the function, or its intrinsic."""
         with _ONE_AT_A_TIME:
-            return self.__dict__.get("compiled") or self._make(self.function)
+            return self.__dict__.get("compiled") or self.__dict__.setdefault("compiled", self._make(self.function))
 
     @property
     def _numba_type_(self) -> Any:
@@ -90,9 +90,9 @@ def _tell_of_compiling() -> None:
 def notice(folder: str | None) -> str:
     """Return words about machine code that is being made, to be kept in ``folder`` if there is one."""
     if folder is None:
-        often = "in each run (about 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
+        often = "in each run (up to 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
     else:
-        often = "once for this installation (about 20 s) …"
+        often = "once for this installation (up to 20 s) …"
     return f"kvtape: compiling machine code, {often}"
 
 

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from sim.kernels import loop, requestruns, tiers
+from sim.kernels import loop
 from sim.kernels import scheduler as simple
 from sim.kernels.compiling import entry, entry_variant, kernel, nothing
 from sim.kernels.grouplookup import find_alone, look_up
@@ -222,6 +222,7 @@ def _publish(scheduler: Any, place: int, end: int) -> None:
 
 
 REPLACED = {
+    **loop.WITHOUT_TIERS,
     simple.accepts: _accepts,
     simple.schedule: _schedule,
     simple.clip: _clip,
@@ -230,10 +231,7 @@ REPLACED = {
     simple.publish_known: _publish,
     release_simply: release,
     simple.count_hashed: nothing,
-    simple.take_up: nothing,
     loop.skip_decodes: nothing,
-    requestruns.await_loads: nothing,
-    **dict.fromkeys((tiers.end_loading, tiers.note_ended, tiers.prefetch, tiers.store_step), nothing),
 }
 """Without tiers, and without steps that need no composing."""
 run = entry_variant("run_groups", loop.run, REPLACED, __name__)

@@ -142,7 +142,7 @@ def _followed(watch: "ModelWatch", path: Path) -> Iterator[ModelState]:
             for record in trace.new_records():
                 assert trace.meta is not None
                 watch.take(record, trace.meta)
-                quiet_s = 0.0 if quiet_s > QUIET_S else quiet_s
+                quiet_s = quiet_s if quiet_s == QUIET_S else 0.0
                 requests, until_ms = requests + 1, max(until_ms, record.arrival_ms or 0.0)
             if quiet_s == QUIET_S:
                 print(_waiting(path, trace.meta, requests, until_ms), file=sys.stderr, flush=True)

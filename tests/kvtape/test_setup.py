@@ -153,7 +153,7 @@ CANNOT_TELL = "ns; cannot tell here if a time server sets it, because {}; on the
         ((5, True, False), None, ("ok", "ns, set by a time server")),
         ((5, False, True), None, ("ok", CANNOT_TELL.format("a container does not see the host's time service"))),
         ((-1, False, False), None, ("ok", CANNOT_TELL.format("the kernel does not say"))),
-        ((0, False, False), 1.5, ("ok", "ns, within 2 s of the engine's, set by a time server")),
+        ((0, False, False), 1.5, ("ok", "ns, within 3 s of the engine's, set by a time server")),
         ((0, False, False), -90.0, ("look", "ns, 90 s behind the engine's")),
         ((5, False, True), 3600.0, ("look", "ns, 3,600 s ahead of the engine's")),
     ],

@@ -11,7 +11,7 @@ from measure.cache import machinecode
 from measure.cache.machinecode import kept
 from sim.kernels.compiling import entry, kernel
 
-ONCE = "kvtape: compiling machine code, once for this installation (about 20 s) …\n"
+ONCE = "kvtape: compiling machine code, once for this installation (up to 20 s) …\n"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_a_user_who_can_write_no_folder_compiles_in_each_process(
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     assert kept(doubled)(21) == 42
     assert capsys.readouterr().err == (
-        "kvtape: compiling machine code, in each run (about 20 s); expected a folder to keep it in, as "
+        "kvtape: compiling machine code, in each run (up to 20 s); expected a folder to keep it in, as "
         "NUMBA_CACHE_DIR names one\n"
     )
 

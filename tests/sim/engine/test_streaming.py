@@ -120,6 +120,7 @@ def test_records_come_by_their_arrival_whatever_their_order(
     with TraceWriter(tmp_path / "trace.jsonl", Meta(block_size=4)) as writer:
         for number, time_ms in enumerate(times_ms):
             writer.write(Record(request_id=RequestId(f"r{number}"), arrival_ms=time_ms))
+    monkeypatch.setattr("sim.engine.run.arrivalorder", arrivalorder)  # a late module keeps names that it has found
     monkeypatch.setattr(arrivalorder, "PART", size)
     monkeypatch.setattr("tracefile.records.batches.BATCH", 2)
     found = list(of_a_file(tmp_path / "trace.jsonl"))

@@ -227,6 +227,25 @@ def test_a_trace_is_followed_while_it_grows(
     ]
 
 
+def test_a_trace_that_grows_at_every_look_is_told_once(
+    tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meta, records = served
+    left = iter(records)
+    with TraceWriter(tmp_path / "t.jsonl", meta) as writer:
+
+        def wait(seconds: float) -> bool:
+            record = next(left)
+            writer.write(record)
+            writer.flush()
+            return record is not records[130]
+
+        monkeypatch.setattr(command, "wait_for_more", wait)
+        monkeypatch.setattr("os.nice", lambda by: by)
+        watched(tmp_path, tmp_path / "t.jsonl", engine_model(), "--follow", "--every", "1m")
+    assert capsys.readouterr().err.count("waiting for more") == 1
+
+
 def test_a_followed_trace_that_rests_is_told_once_and_so_is_the_one_under_another_key(
     tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
