@@ -61,8 +61,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         os.environ[KERNELS] = held.name
         fcntl.flock(held, fcntl.LOCK_EX)  # the process has it as long as it runs
         command = [sys.executable, "-m", "tests.sim.compile_kernels"]
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        _compiling = subprocess.Popen(command, cwd=folder.parent, pass_fds=[held.fileno()], **silent)
+        _compiling = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder.parent,
+            pass_fds=[held.fileno()],
+        )
     if not (folder / "wire" / "__pycache__").exists():
         command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)

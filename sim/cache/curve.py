@@ -19,7 +19,7 @@ from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
 from tracefile.latenames import LateModule
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 from tracefile.records.errors import InputError
 from tracefile.sessions import NO_CHAINS
 from tracefile.study.parts import add_store_arguments, added_up
@@ -262,7 +262,7 @@ def needed_sizes(accesses: "Accesses") -> IntArray:
 
 
 def _use(
-    accesses: "Accesses", blocks: IntArray, groups: Groups, request_hits: IntArray, size: int, *, most: int
+    accesses: "Accesses", blocks: Int32Array, groups: Groups, request_hits: IntArray, size: int, *, most: int
 ) -> CacheUse:
     shown, place = groups.largest(request_hits, most)
     names, block_size = groups.shown_names(shown), accesses.block_size
