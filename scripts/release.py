@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     if not flags.no_tests:
         run([ROOT / "scripts" / "check"], PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        run(["make", "-C", ROOT, "test-docs"])
     files = built_twice(ROOT, flags.out)
     for python in flags.python or [sys.executable]:
         verify(files, python)
