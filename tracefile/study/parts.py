@@ -2,17 +2,12 @@
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
-
-if TYPE_CHECKING:
-    from tracefile.study import index
-else:  # all formats of traces, which the flags need not
-    index = LateModule("tracefile.study.index")
+from tracefile.study.index import traces_below
 
 
 class _Part(Protocol):
@@ -37,7 +32,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 
 def added_up(arguments: argparse.Namespace, work: Callable[[str], Part]) -> Part:
     """Return the sum of all traces' parts. Raises InputError for parts without a sum, or if there is no trace."""
-    traces = index.traces_below(str(arguments.trace))
+    traces = traces_below(str(arguments.trace))
     whole: Part | None = None
     done = results(work, traces, procs=arguments.procs, ray=arguments.ray)
     for trace, part in counted(done, "traces"):
