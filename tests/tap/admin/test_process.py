@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,6 +149,7 @@ def test_a_tap_with_an_admin_port(tap: Tap) -> None:
     assert len(load_trace(tap.trace)[1]) == 41
 
 
+@pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
 def test_an_admin_process_that_dies_costs_no_request_and_comes_back(tmp_path: Path, sim_server: str) -> None:
     tap = Tap(tmp_path, sim_server, subprocess.Popen)
     children = subprocess.run(

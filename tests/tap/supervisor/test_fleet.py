@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -131,6 +132,7 @@ def test_prompts_find_their_upstream_after_a_worker_was_killed(lab: Any) -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="rolling-restart needs curl")
 def test_engines_are_restarted_one_after_another_without_a_lost_request(lab: Any) -> None:
     """The recipe of deploy/gateway under load: each engine restarts with nothing in flight, and all is served."""
     restarts: list[tuple[int, int]] = []
