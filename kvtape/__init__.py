@@ -5,7 +5,7 @@ The import is light: a function's libraries are imported with its first use. doc
 
 from typing import TYPE_CHECKING
 
-from tracefile.latenames import late_names
+from tracefile.records.latenames import late_names
 
 if TYPE_CHECKING:
     from kvtape.modelling import fit_model, forecast

@@ -26,8 +26,8 @@ from kvtape.entry import HOME, MEND, foreign_room, shared_room
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import late_modules
 from wire.errors import WireError
 from wire.native import forms
 from wire.url import parse_listen
@@ -35,7 +35,7 @@ from wire.url import parse_listen
 if TYPE_CHECKING:
     from loadgen.core import bodies, vocabulary
 else:  # numpy, which only --probe needs
-    bodies, vocabulary = (LateModule(f"loadgen.core.{name}") for name in ("bodies", "vocabulary"))
+    bodies, vocabulary = late_modules("loadgen.core", "bodies vocabulary")
 
 EPILOG: Final = """\
 Exit status: 0 nothing failed; 1 a check failed; 2 bad input.

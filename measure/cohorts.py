@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from measure import runs as recorded
     from measure.runs import Run
 else:  # numpy, which the flags need not
-    recorded = LateModule("measure.runs")
     np = LateModule("numpy")
+    recorded = LateModule("measure.runs")
 
 
 ALL: Final = "all"

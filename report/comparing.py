@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 from measure.metrics.flags import add_slo_arguments
 from report.output import add_picture_arguments, pictures_of
 from tracefile.commandline.printing import print_json
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     from measure.metrics import slos
     from report.compare import comparison, terminal
 else:  # numpy and rich, which the flags need not
     slos = LateModule("measure.metrics.slos")
-    comparison, terminal = LateModule("report.compare.comparison"), LateModule("report.compare.terminal")
+    comparison, terminal = late_modules("report.compare", "comparison terminal")
 
 EPILOG: Final = """\
 Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is

@@ -16,8 +16,8 @@ from measure.metrics.flags import (
 from report.output import add_picture_arguments, pictures_of
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.printing import print_result, printable
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule, late_modules
 from tracefile.study.parts import add_store_arguments, added_up
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from report.files import folder, measured
 else:  # numpy, which the flags need not
     enginesteps = LateModule("measure.enginesteps")
-    manytraces, slos, tables, trace = (
-        LateModule(f"measure.metrics.{name}") for name in ("manytraces", "slos", "tables", "trace")
-    )
-    folder, measured = LateModule("report.files.folder"), LateModule("report.files.measured")
+    manytraces, slos, tables, trace = late_modules("measure.metrics", "manytraces slos tables trace")
+    folder, measured = late_modules("report.files", "folder measured")
 
 EPILOG: Final = """\
 Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.

@@ -6,7 +6,7 @@ The import is light: a name's module is imported with its first use.
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 from typing import TYPE_CHECKING
 
-from tracefile.latenames import late_names
+from tracefile.records.latenames import late_names
 
 if TYPE_CHECKING:
     from tracefile.files.digest import trace_digest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tracefile import InputError
 from tracefile.commandline.durations import DURATION, duration
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,14 +19,15 @@ from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn, TextLengths
 from loadgen.text.messages import VerbatimMessage
 from tracefile import InputError
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np
 
     from loadgen.core import draws
 else:  # the names of the datasets need neither
-    np, draws = LateModule("numpy"), LateModule("loadgen.core.draws")
+    np = LateModule("numpy")
+    draws = LateModule("loadgen.core.draws")
 
 FIRST_TURN = LengthDistribution(65_000, 65_000)
 SUBSEQUENT_TURN = LengthDistribution(500, 500)

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import Int32Array, IntArray, UInt64Array
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np

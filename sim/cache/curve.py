@@ -18,9 +18,9 @@ from sim.workload.chain import engine_chains, hashed_batches, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule, late_modules
 from tracefile.sessions import NO_CHAINS
 from tracefile.study.parts import add_store_arguments, added_up
 
@@ -36,15 +36,10 @@ if TYPE_CHECKING:
     from sim.workload import accesses as workload_accesses
     from sim.workload.accesses import GroupedAccesses
 else:  # numpy, which the flags need not
-    accesses_of = LateModule("measure.cache.accesses")
-    hitcurve = LateModule("measure.cache.hitcurve")
-    stackdepth = LateModule("measure.cache.stackdepth")
-    hybrid = LateModule("sim.cache.hybrid")
-    onebyone = LateModule("sim.cache.onebyone")
-    workload_accesses = LateModule("sim.workload.accesses")
-    sampledcurve = LateModule("sim.cache.sampledcurve")
-    comparing = LateModule("sim.cache.policies")
     np = LateModule("numpy")
+    accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
+    hybrid, onebyone, sampledcurve, comparing = late_modules("sim.cache", "hybrid onebyone sampledcurve policies")
+    workload_accesses = LateModule("sim.workload.accesses")
 
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)

@@ -27,8 +27,8 @@ from sim.workload.groups import (
     short_name,
 )
 from tracefile.files.reading import open_trace
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import BoolArray, Int32Array, IntArray
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from sim.kernels.layout import Records
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
-    interning = LateModule("measure.cache.interning")
-    hybrid = LateModule("sim.cache.hybrid")
-    onebyone = LateModule("sim.cache.onebyone")
     np = LateModule("numpy")
+    interning = LateModule("measure.cache.interning")
+    hybrid, onebyone = late_modules("sim.cache", "hybrid onebyone")
 
 
 CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")

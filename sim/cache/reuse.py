@@ -16,9 +16,9 @@ from measure.cacheuse import Distribution, Window
 from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
 from tracefile.commandline.durations import duration
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule, late_modules
 from tracefile.study.parts import add_store_arguments, added_up
 
 if TYPE_CHECKING:
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from measure.metrics.sketches import ValueCounts
     from sim.workload import accesses as workload_accesses
 else:  # numpy, which the flags need not
-    hitcurve = LateModule("measure.cache.hitcurve")
-    stackdepth = LateModule("measure.cache.stackdepth")
-    interning = LateModule("measure.cache.interning")
-    workload_accesses = LateModule("sim.workload.accesses")
-    sketches = LateModule("measure.metrics.sketches")
     np = LateModule("numpy")
+    hitcurve, stackdepth, interning = late_modules("measure.cache", "hitcurve stackdepth interning")
+    sketches = LateModule("measure.metrics.sketches")
+    workload_accesses = LateModule("sim.workload.accesses")
 
 
 LEVELS = tuple(step / 200 for step in range(1, 201))

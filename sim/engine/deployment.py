@@ -15,8 +15,8 @@ from sim.latency.terms import STEP_TERMS
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import VLLM, parse_evict
 from tracefile.commandline.durations import duration
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,8 @@ from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_eve
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from tracefile.commandline.durations import duration
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from sim.engine.tiers import Role
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
-    dispatching = LateModule("sim.engine.dispatch")
-    fleets = LateModule("sim.engine.fleet")
-    routerstate = LateModule("sim.engine.routerstate")
     np = LateModule("numpy")
+    dispatching, fleets, routerstate = late_modules("sim.engine", "dispatch fleet routerstate")
 
 
 CAPTURED = "captured"

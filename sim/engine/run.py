@@ -28,8 +28,8 @@ from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.files.writing import check_new, lines_file, new_writer
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,16 +50,12 @@ if TYPE_CHECKING:
     from tracefile.records import batches
     from tracefile.records.batches import Batch
 else:  # numpy, which the flags need not
-    survival = LateModule("measure.survival")
-    fleetrun = LateModule("sim.engine.fleetrun")
-    outcomes = LateModule("sim.engine.results")
-    simstate = LateModule("sim.engine.simstate")
-    steplog = LateModule("sim.engine.steplog")
-    streaming = LateModule("sim.engine.streaming")
-    tiers = LateModule("sim.engine.tiers")
-    arrivalorder = LateModule("sim.workload.arrivalorder")
-    planning = LateModule("sim.workload.arrivals")
     np = LateModule("numpy")
+    survival = LateModule("measure.survival")
+    fleetrun, outcomes, simstate, steplog, streaming, tiers = late_modules(
+        "sim.engine", "fleetrun results simstate steplog streaming tiers"
+    )
+    arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
     batches = LateModule("tracefile.records.batches")
 
 

@@ -26,8 +26,8 @@ from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import settle
 from sim.workload.chain import is_private
 from tracefile.files.reading import load_trace
-from tracefile.latenames import LateModule
 from tracefile.records.errors import USAGE_ADVICE, InputError
+from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import late_modules
 from tracefile.storage.output import MODEL, check_output
 
 if TYPE_CHECKING:
     from sim.fit import fitting, identification, pace, residuals, windows
 else:  # numpy and the kernels, which the flags need not
-    fitting, identification, pace, residuals, windows = (
-        LateModule(f"sim.fit.{name}") for name in ("fitting", "identification", "pace", "residuals", "windows")
+    fitting, identification, pace, residuals, windows = late_modules(
+        "sim.fit", "fitting identification pace residuals windows"
     )
 
 EPILOG = """\

@@ -17,8 +17,8 @@ from measure.table import table_lines
 from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixNode, RadixTree
 from sim.workload.chain import Chains, is_private, tokens_computed
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Engine, Meta, Record
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
 from tracefile.commandline.printing import print_json
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray
+from tracefile.records.latenames import LateModule
 from tracefile.storage.output import MODEL, check_output
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from report.compare import comparison
     from sim.fit.fitting import FitConfig
 else:  # numpy, which the flags need not
-    comparison = LateModule("report.compare.comparison")
     np = LateModule("numpy")
+    comparison = LateModule("report.compare.comparison")
 
 
 HELD_OUT_PARTS = 3

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from measure.wording import listed
 from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, combinations
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,7 +29,7 @@ from sim.vllm.kvgroups import parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import other_attention, refuse_other_attention
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from sim.workload import arrivals as planning
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
-    dispatching = LateModule("sim.engine.dispatch")
-    simstate = LateModule("sim.engine.simstate")
-    arrivalorder = LateModule("sim.workload.arrivalorder")
-    planning = LateModule("sim.workload.arrivals")
     np = LateModule("numpy")
+    dispatching, simstate = late_modules("sim.engine", "dispatch simstate")
+    arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
 
 
 MOST_SCENARIOS = 200

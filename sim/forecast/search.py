@@ -36,7 +36,7 @@ from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from sim.forecast import summary as summing
     from sim.forecast.ensemble import Forecast
 else:  # numpy, which the flags need not
-    ensemble = LateModule("sim.forecast.ensemble")
-    running = LateModule("sim.forecast.fleets")
-    summing = LateModule("sim.forecast.summary")
     np = LateModule("numpy")
+    ensemble, running, summing = late_modules("sim.forecast", "ensemble fleets summary")
 
 
 MINIMIZED = tuple(one for one in get_args(Quantity) if one != "rate")

@@ -35,8 +35,8 @@ from sim.latency.verdicts import verdict_sentence
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
-from tracefile.latenames import LateModule
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule, late_modules
 from tracefile.storage.output import PARQUET, check_output, replace_output
 
 if TYPE_CHECKING:
@@ -49,13 +49,9 @@ if TYPE_CHECKING:
     from sim.forecast.ensemble import Forecast
     from sim.forecast.gridpoints import Choice
 else:  # numpy, which the flags need not
-    folder = LateModule("report.files.folder")
-    ensemble = LateModule("sim.forecast.ensemble")
-    running = LateModule("sim.forecast.fleets")
-    summing = LateModule("sim.forecast.summary")
-    gridpoints = LateModule("sim.forecast.gridpoints")
-    measured = LateModule("report.files.measured")
     np = LateModule("numpy")
+    folder, measured = late_modules("report.files", "folder measured")
+    ensemble, running, summing, gridpoints = late_modules("sim.forecast", "ensemble fleets summary gridpoints")
 
 
 JOURNAL_SCHEMA: Final = "kvtape-grid-journal/1"

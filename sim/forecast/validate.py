@@ -19,8 +19,8 @@ from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.latenames import LateModule, late_modules
 from tracefile.storage.output import refuse_inputs
 
 if TYPE_CHECKING:
@@ -40,18 +40,12 @@ if TYPE_CHECKING:
     from sim.forecast.ensemble import Forecast
     from sim.kernels import layout
 else:  # numpy, which the flags need not
+    np = LateModule("numpy")
     recording = LateModule("measure.runs")
-    baselines = LateModule("report.compare.baselines")
-    comparison = LateModule("report.compare.comparison")
-    gating = LateModule("report.compare.gates")
-    terminal = LateModule("report.compare.terminal")
+    baselines, comparison, gating, terminal = late_modules("report.compare", "baselines comparison gates terminal")
     outcomes = LateModule("sim.engine.results")
     pacing = LateModule("sim.fit.pace")
-    predicting = LateModule("sim.forecast.baselines")
-    ensemble = LateModule("sim.forecast.ensemble")
-    running = LateModule("sim.forecast.fleets")
-    saturation = LateModule("sim.forecast.saturation")
-    np = LateModule("numpy")
+    predicting, ensemble, running, saturation = late_modules("sim.forecast", "baselines ensemble fleets saturation")
     layout = LateModule("sim.kernels.layout")
 
 

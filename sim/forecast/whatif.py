@@ -36,8 +36,8 @@ from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
+from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,14 +52,11 @@ if TYPE_CHECKING:
     from sim.forecast.saturation import Demand
     from sim.forecast.summary import ForecastSummary
 else:  # numpy, which the flags need not
+    np = LateModule("numpy")
     resampling = LateModule("measure.resampling")
     hybrid = LateModule("sim.cache.hybrid")
-    ensemble = LateModule("sim.forecast.ensemble")
-    running = LateModule("sim.forecast.fleets")
-    saturation = LateModule("sim.forecast.saturation")
-    summing = LateModule("sim.forecast.summary")
-    np = LateModule("numpy")
     dispatching = LateModule("sim.engine.dispatch")
+    ensemble, running, saturation, summing = late_modules("sim.forecast", "ensemble fleets saturation summary")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ import msgspec
 import xxhash
 
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np

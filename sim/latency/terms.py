@@ -16,8 +16,8 @@ from math import exp
 from typing import TYPE_CHECKING, Literal
 
 from sim.vllm.request import Request
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import FloatArray
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,7 +27,7 @@ from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, open_trace
 from tracefile.commandline.durations import duration
 from tracefile.files.reading import FollowedTrace, wait_for_more
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.output import STATE, check_output, replace_output
 from tracefile.storage.segments import trace_after

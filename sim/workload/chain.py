@@ -12,9 +12,9 @@ from measure.cache.chains import chain_places
 from measure.cache.chains import known_blocks as count_known
 from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
-    batches = LateModule("tracefile.records.batches")
     tokenchains = LateModule("tracefile.hashing.tokenchains")
+    batches = LateModule("tracefile.records.batches")
 
 
 UNKNOWN = -1

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from tracefile.latenames import LateModule
 from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Record
 from tracefile.sessions import NO_CHAINS, SessionIndex
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tracefile.latenames import LateModule
+from tracefile.records.latenames import LateModule
 
 
 def test_a_late_module_is_imported_by_its_first_name_and_asked_for_it_once(monkeypatch: pytest.MonkeyPatch) -> None:

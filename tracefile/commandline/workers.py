@@ -10,14 +10,20 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context, parent_process
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tracefile.commandline.parser import VERSION
 from tracefile.records.errors import InputError
 from tracefile.records.extras import load_extra
+from tracefile.records.latenames import LateModule
+
+if TYPE_CHECKING:
+    import multiprocessing
+    from concurrent import futures
+    from concurrent.futures import Future, ProcessPoolExecutor, process
+else:  # which the flags need not
+    multiprocessing = LateModule("multiprocessing")
+    futures, process = LateModule("concurrent.futures"), LateModule("concurrent.futures.process")
 
 CONNECT_TIMEOUT_S: Final = 10.0
 TASKS_A_CORE: Final = 2
@@ -77,24 +83,24 @@ def _in_turn(tasks: Sequence[Task], submit: _Submit, first_done: _FirstDone, cor
 
 
 @contextlib.contextmanager
-def _processes(count: int, work: Callable[[Any], Any]) -> Iterator[ProcessPoolExecutor]:
+def _processes(count: int, work: Callable[[Any], Any]) -> "Iterator[ProcessPoolExecutor]":
     """Processes that end with this one, even if it is killed. Not forked: threads of numba do not survive it."""
-    pool = ProcessPoolExecutor(count, get_context("spawn"), initializer=_hold, initargs=(work,))
-    before = active_children()
+    pool = futures.ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_hold, initargs=(work,))
+    before = multiprocessing.active_children()
     try:
         yield pool
-    except BrokenProcessPool:
+    except process.BrokenProcessPool:
         raise InputError("a process of this command died, as for want of memory; expected more, or --procs 1") from None
     except BaseException:
-        for child in set(active_children()) - set(before):
+        for child in set(multiprocessing.active_children()) - set(before):
             child.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _first_future(futures: Sequence["Future[Any]"]) -> tuple["Future[Any]", Any]:
-    done = next(iter(wait(futures, return_when=FIRST_COMPLETED).done))
+def _first_future(running: Sequence["Future[Any]"]) -> tuple["Future[Any]", Any]:
+    done = next(iter(futures.wait(running, return_when=futures.FIRST_COMPLETED).done))
     return done, done.result()
 
 
@@ -109,7 +115,7 @@ def _hold(work: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    parent = parent_process()
+    parent = multiprocessing.parent_process()
     assert parent is not None  # this is a child
     parent.join()
     os._exit(1)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from tracefile.files.columns import columns_reader
-from tracefile.importers.recognition import CSV_FORMATS, recognise
 from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import (
     NOT_JSON,
@@ -30,6 +29,7 @@ from tracefile.records.decoding import (
     parse_object,
 )
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
 from tracefile.storage.lines import LineReader
@@ -38,7 +38,10 @@ from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
 
 if TYPE_CHECKING:
+    from tracefile.importers import recognition
     from tracefile.records.batches import Batch
+else:  # all formats, which flags need not
+    recognition = LateModule("tracefile.importers.recognition")
 
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
@@ -105,7 +108,7 @@ class LineTraceReader(TraceReader):
             raise InputError(f"{self._lines.path}: {other}, not a trace")
         if not self._lines.complete and first.startswith(b"{") and not is_object(lines[0]):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
-        found, decoder, is_record = recognise(lines[0], where)
+        found, decoder, is_record = recognition.recognise(lines[0], where)
         return found, decoder, lines if is_record else ()
 
     def _document(self, first: bytes) -> Sequence[bytes]:
@@ -192,7 +195,7 @@ class LineTraceReader(TraceReader):
             self.faults.append((self.line, fault))
 
     def _is_torn(self, line: bytes) -> bool:
-        return not self._lines.complete and self.format not in CSV_FORMATS and not is_object(line)
+        return not self._lines.complete and self.format not in recognition.CSV_FORMATS and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; return the error if its records are on another clock or in other blocks."""
@@ -324,7 +327,7 @@ class FollowedTrace:
                     self.unreadable += 1
 
     def _begin(self, line: bytes, where: str) -> None:
-        name, decoder, _ = recognise(line, where)
+        name, decoder, _ = recognition.recognise(line, where)
         if not isinstance(decoder, KvtapeDecoder):
             raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
         self._decoder, self.meta = decoder, decoder.meta

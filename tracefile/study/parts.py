@@ -2,12 +2,17 @@
 
 import argparse
 from collections.abc import Callable
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
 from tracefile.records.errors import InputError
-from tracefile.study.index import traces_below
+from tracefile.records.latenames import LateModule
+
+if TYPE_CHECKING:
+    from tracefile.study import index
+else:  # all formats of traces, which the flags need not
+    index = LateModule("tracefile.study.index")
 
 
 class _Part(Protocol):
@@ -32,7 +37,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 
 def added_up(arguments: argparse.Namespace, work: Callable[[str], Part]) -> Part:
     """Return the sum of all traces' parts. Raises InputError for parts without a sum, or if there is no trace."""
-    traces = traces_below(str(arguments.trace))
+    traces = index.traces_below(str(arguments.trace))
     whole: Part | None = None
     done = results(work, traces, procs=arguments.procs, ray=arguments.ray)
     for trace, part in counted(done, "traces"):

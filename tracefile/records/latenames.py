@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -16,6 +16,11 @@ class LateModule:
         found = getattr(importlib.import_module(self._module), name)
         setattr(self, name, found)
         return found
+
+
+def late_modules(package: str, names: str) -> Iterator[LateModule]:
+    """Modules of ``package`` by their names, in one string of words."""
+    return (LateModule(f"{package}.{name}") for name in names.split())
 
 
 def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
