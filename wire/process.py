@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, cast
@@ -26,15 +25,6 @@ _LENGTH = struct.Struct("<I")
 def module_command(module: str, *arguments: str) -> list[str]:
     """Command line of ``python -m module``, independent of the current folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def failure_words(error: BaseException) -> str:
-    """Return an error's type and place; its message, which may quote a request, only of a RuntimeError."""
-    if isinstance(error, RuntimeError):  # this program's own
-        return f"{type(error).__name__}: {error}"
-    frame = next(reversed(traceback.extract_tb(error.__traceback__)), None)
-    place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
-    return f"{type(error).__name__}{place}"
 
 
 def module_environment() -> dict[str, str]:

@@ -18,8 +18,7 @@ from engines.routing.load import least_loaded
 from engines.routing.policies import PolicyKind
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest
 from engines.routing.router import Learner
-from tracefile.records.errors import InputError
-from wire.process import failure_words
+from tracefile.records.errors import InputError, failure_words
 
 MOST_S: Final = 0.02
 """CPU time that a user's policy has: all streams of the process wait for it."""

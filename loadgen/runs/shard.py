@@ -46,9 +46,10 @@ from loadgen.sending.planrun import FromSender, PlanRun
 from measure.metrics.client import with_delays
 from measure.tally import Tally
 from tracefile import InputError, TraceWriter
+from tracefile.records.errors import failure_words
 from wire.errors import LossKind
 from wire.loop import run
-from wire.process import FrameSocket, failure_words, parent_socket, reap_child, start_child
+from wire.process import FrameSocket, parent_socket, reap_child, start_child
 
 WARM_CONNECTIONS = 16
 """Connections opened before the first request without a limit; more are opened as needed."""

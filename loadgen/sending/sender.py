@@ -31,12 +31,13 @@ from loadgen.sending.crossing import (
     to_sender,
 )
 from loadgen.sending.requestrun import RequestRun, Start
+from tracefile.records.errors import failure_words
 from wire.alarm import Alarm, Clock
 from wire.connection import ServerConnection
 from wire.errors import LossKind
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
-from wire.process import FrameSocket, failure_words, parent_socket
+from wire.process import FrameSocket, parent_socket
 from wire.url import parse_url
 
 MAX_RESPONSE_BYTES = 64 << 20

@@ -31,10 +31,11 @@ from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tracefile.hashing.hashkey import HashKey
+from tracefile.records.errors import failure_words
 from wire.dialing import reload_chain, server_context
 from wire.errors import WireError
 from wire.loop import run
-from wire.process import failure_words, parent_socket
+from wire.process import parent_socket
 from wire.server import Server
 
 LOOP_CHECK_S = 0.1

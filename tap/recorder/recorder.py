@@ -28,11 +28,11 @@ from tap.recorder.retention import Retention
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
-from tracefile.records.errors import InputError
+from tracefile.records.errors import InputError, failure_words
 from tracefile.records.schema import Engine, Record
 from tracefile.sessions import SessionIndex
 from tracefile.storage.segments import manifest_path
-from wire.process import failure_words, parent_socket, split_frames
+from wire.process import parent_socket, split_frames
 
 READ_BYTES = 1 << 20
 """Most bytes read from a worker before the others have their turn."""
