@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tracefile.records.errors import InputError
-from wire.dialing import SYSTEM_TLS, Tls, client_context
 from wire.errors import WireError
 from wire.head import Header
+from wire.tls import SYSTEM_TLS, Tls, client_context
 
 OPENAI_KEY, ANTHROPIC_KEY = "OPENAI_API_KEY", "ANTHROPIC_API_KEY"
 REFUSED = frozenset({401, 403})

@@ -2,18 +2,19 @@
 
 An engine may respond without end, or a byte a second. A limit on each read bounds neither, so the time is one deadline
 from connecting to the last byte, and a body is read no further than its limit. Connections, TLS and proxies are the
-data plane's own (``wire.pool``).
+data plane's own (``wire.client.pool``).
 """
 
 import asyncio
 
 from engines.access import OPEN, REFUSED, Access
 from engines.dialect import Response
-from wire.connection import ResponseHead, ServerConnection
-from wire.dialing import forwarding, proxy_of, speaks_tls
+from wire.client.connection import ResponseHead, ServerConnection
+from wire.client.dialing import speaks_tls
+from wire.client.pool import ConnectError, ConnectionPool
+from wire.client.proxies import forwarding, proxy_of
 from wire.errors import LossKind
 from wire.head import header_values, serialise_head
-from wire.pool import ConnectError, ConnectionPool
 from wire.url import Origin, parse_url
 
 MAX_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engines.dialect import Control, Dialect
 from engines.facts import PAGES, EngineFacts
-from wire.dialing import ProxyError, proxy_of
+from wire.client.proxies import ProxyError, proxy_of
 from wire.url import parse_url
 
 

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
+from wire.client.connection import ResponseHead, ServerConnection
+from wire.client.pool import ConnectError, ConnectionPool
 from wire.completion import BodyRead
-from wire.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind, Outcome
 from wire.head import Header, Headers, serialise_head
-from wire.pool import ConnectError, ConnectionPool
 from wire.url import Origin
 
 

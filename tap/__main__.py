@@ -3,44 +3,34 @@
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
 import argparse
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from engines.access import add_access_arguments, read_access
 from engines.dialect import DialectName
 from engines.routing import ROUTE_HELP
-from tap.prompts.promptstart import PIECE_BYTES
-from tap.proxy.livepolicy import live_route
-from tap.supervisor.config import (
-    AUTO,
-    NAMED_TOKENIZERS,
-    TapConfig,
-    at_least,
-    check_rotation,
-    checked_certificate,
-    checked_headers,
-    checked_injection,
-    checked_kv_events,
-    checked_latency_model,
-    checked_listen,
-    checked_mode,
-    checked_sample,
-    checked_tokenizer,
-    checked_trace,
-    checked_upload,
-    more_than_zero,
-)
-from tap.supervisor.service import serve
-from tap.supervisor.upstreamlist import checked_health, checked_upstreams
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
-from tracefile.hashing.hashkey import key_path
-from tracefile.storage.output import output_name
-from wire.loop import run
+from tracefile.records.latenames import LateModule, late_modules
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tap.prompts import promptstart
+    from tap.proxy import livepolicy
+    from tap.supervisor import config as settings
+    from tap.supervisor import service, upstreamlist
+    from tracefile.hashing import hashkey
+    from tracefile.storage import output as outputs
+    from wire import loop
+else:  # processes and an event loop, which the flags need not
+    asyncio, loop = LateModule("asyncio"), LateModule("wire.loop")
+    hashkey, outputs = LateModule("tracefile.hashing.hashkey"), LateModule("tracefile.storage.output")
+    livepolicy, promptstart = LateModule("tap.proxy.livepolicy"), LateModule("tap.prompts.promptstart")
+    settings, service, upstreamlist = late_modules("tap.supervisor", "config service upstreamlist")
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 EPILOG = """\
@@ -204,7 +194,7 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
 def _add_hashes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
-        default=AUTO,
+        default="auto",
         metavar="PATH|engine|bytes|ids",
         help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
         "request is relayed; bytes: UTF-8 bytes; ids: only prompts sent as ids (default: engine if it has /tokenize, "
@@ -303,69 +293,73 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def read_config(argv: Sequence[str]) -> TapConfig:
+def read_config(argv: Sequence[str]) -> "settings.TapConfig":
     args = parser().parse_args(argv)
     _check_numbers(args)
-    live_route(args.route)
-    output = output_name(args.output, "tap", resume=args.resume)
-    trace = checked_trace(output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
-    listed = checked_upstreams(args.upstream, args.upstreams)
+    livepolicy.live_route(args.route)
+    output = outputs.output_name(args.output, "tap", resume=args.resume)
+    trace = settings.checked_trace(output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
+    listed = upstreamlist.checked_upstreams(args.upstream, args.upstreams)
     made = {
         "trace": trace,
         "upstreams": listed.origins,
         "draining": listed.draining,
         "stopped": listed.stopped,
         "route_bytes": int(args.route_kb * KIB),
-        "kv_events": checked_kv_events(args.kv_events, listed.origins, args.route),
-        "health_check": checked_health(args.health_check, args.health_interval, args.health_fall, args.health_rise),
+        "kv_events": settings.checked_kv_events(args.kv_events, listed.origins, args.route),
+        "health_check": upstreamlist.checked_health(
+            args.health_check, args.health_interval, args.health_fall, args.health_rise
+        ),
         "upstreams_file": args.upstreams,
-        "listen": checked_listen("--listen", args.listen),
-        "certificate": checked_certificate(args.tls_cert, args.tls_key),
+        "listen": settings.checked_listen("--listen", args.listen),
+        "certificate": settings.checked_certificate(args.tls_cert, args.tls_key),
         "access": read_access(args),
         "rotate_bytes": None if args.rotate_mb is None else int(args.rotate_mb * MIB),
         "rotate_s": args.rotate_age,
         "keep_s": args.keep,
         "keep_bytes": None if args.keep_gb is None else int(args.keep_gb * GIB),
-        "sample": checked_sample(args.sample),
-        "keep_headers": checked_headers(args.keep_header),
-        "upload": checked_upload(args.upload),
-        "tokenizer": checked_tokenizer(args.tokenizer),
+        "sample": settings.checked_sample(args.sample),
+        "keep_headers": settings.checked_headers(args.keep_header),
+        "upload": settings.checked_upload(args.upload),
+        "tokenizer": settings.checked_tokenizer(args.tokenizer),
         "loras": tuple(args.lora),
         "max_body_bytes": int(args.max_body_mb * MIB),
         "queue_bytes": int(args.queue_mb * MIB),
-        "inject": checked_injection(args.inject, args.dialect),
+        "inject": settings.checked_injection(args.inject, args.dialect),
         "engine_metrics_s": args.engine_metrics_interval,
-        "admin": None if args.admin is None else checked_listen("--admin", args.admin),
-        "latency_model": checked_latency_model(args.latency_model, shown=args.admin is not None, sample=args.sample),
+        "admin": None if args.admin is None else settings.checked_listen("--admin", args.admin),
+        "latency_model": settings.checked_latency_model(
+            args.latency_model, shown=args.admin is not None, sample=args.sample
+        ),
         "wait_s": args.wait,
-        "file_mode": checked_mode(args.file_mode),
+        "file_mode": settings.checked_mode(args.file_mode),
         "admin_names": tuple(name.lower() for name in args.admin_name),
         "drain_s": args.drain,
         "log_interval_s": args.log_interval,
     }
-    return TapConfig(**(same_named(TapConfig, args) | made))
+    return settings.TapConfig(**(same_named(settings.TapConfig, args) | made))
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    tokenizer = None if args.tokenizer in (AUTO, *NAMED_TOKENIZERS) else Path(args.tokenizer)
-    files = (args.key_file or key_path(), args.upstreams, tokenizer, args.latency_model)
+    tokenizer = None if args.tokenizer in (settings.AUTO, *settings.NAMED_TOKENIZERS) else Path(args.tokenizer)
+    files = (args.key_file or hashkey.key_path(), args.upstreams, tokenizer, args.latency_model)
     pems = (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)
     return [path for path in (*files, *(Path(pem) for pem in pems if pem is not None)) if path is not None]
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
     if args.block_size is not None:
-        at_least("--block-size", args.block_size, 1)
-    at_least("--workers", args.workers, 1)
-    at_least("--route-kb", args.route_kb, PIECE_BYTES / KIB)
-    at_least("--eject-after", args.eject_after, 0)
-    more_than_zero("--rotate-mb", args.rotate_mb)
-    more_than_zero("--rotate-age", args.rotate_age)
-    more_than_zero("--keep", args.keep)
-    more_than_zero("--keep-gb", args.keep_gb)
-    check_rotation(args)
-    at_least("--max-body-mb", args.max_body_mb, 0)
-    at_least("--queue-mb", args.queue_mb, 0)
+        settings.at_least("--block-size", args.block_size, 1)
+    settings.at_least("--workers", args.workers, 1)
+    settings.at_least("--route-kb", args.route_kb, promptstart.PIECE_BYTES / KIB)
+    settings.at_least("--eject-after", args.eject_after, 0)
+    settings.more_than_zero("--rotate-mb", args.rotate_mb)
+    settings.more_than_zero("--rotate-age", args.rotate_age)
+    settings.more_than_zero("--keep", args.keep)
+    settings.more_than_zero("--keep-gb", args.keep_gb)
+    settings.check_rotation(args)
+    settings.at_least("--max-body-mb", args.max_body_mb, 0)
+    settings.at_least("--queue-mb", args.queue_mb, 0)
 
 
 def umask_of(file_mode: int) -> int:
@@ -381,7 +375,7 @@ def main(argv: Sequence[str]) -> int:
     config = read_config(argv)
     os.umask(umask_of(config.file_mode))  # of the tap's other processes, too
     try:
-        run(serve(config))
+        loop.run(service.serve(config))
     except asyncio.CancelledError:  # told to end before it had begun
         return 130
     return 0

@@ -36,6 +36,7 @@ FLOORS = {
         *("importers", "exporters", "files", "study", ""),
     ],
     "measure": ["cache", "", "metrics"],
+    "wire": ["", "client"],
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", "accuracy", ""],
     "sim": [

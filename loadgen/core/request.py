@@ -6,7 +6,7 @@ import msgspec
 
 from engines.access import HEADER_NAME, OWN_HEADERS
 from tracefile import InputError, RequestId, SessionId
-from wire.dialing import forwarding
+from wire.client.proxies import forwarding
 from wire.errors import WireError
 from wire.url import Origin, parse_url
 

@@ -5,8 +5,8 @@ msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for 
 
 import msgspec
 
-from wire.dialing import SYSTEM_TLS, Tls
 from wire.errors import LossKind, Outcome
+from wire.tls import SYSTEM_TLS, Tls
 
 
 class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):

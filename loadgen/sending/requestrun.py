@@ -5,7 +5,7 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from loadgen.sending.crossing import Ended, Order
-from wire.connection import ResponseHead, ServerConnection
+from wire.client.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind, Outcome
 
 

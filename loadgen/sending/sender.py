@@ -33,10 +33,10 @@ from loadgen.sending.crossing import (
 from loadgen.sending.requestrun import RequestRun, Start
 from tracefile.records.errors import failure_words
 from wire.alarm import Alarm, Clock
-from wire.connection import ServerConnection
+from wire.client.connection import ServerConnection
+from wire.client.pool import ConnectError, ConnectionPool
 from wire.errors import LossKind
 from wire.loop import run
-from wire.pool import ConnectError, ConnectionPool
 from wire.process import FrameSocket, parent_socket
 from wire.url import parse_url
 

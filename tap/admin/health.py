@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tap.admin.state import LiveState
-from wire.dialing import proxy_of
+from wire.client.proxies import proxy_of
 from wire.errors import WireError
 from wire.url import parse_url
 

@@ -7,8 +7,8 @@ import msgspec
 from engines.access import OPEN, Access
 from engines.dialect import DialectName
 from tracefile.records.schema import Engine, HashAlgorithm, Meta, Status
-from wire.dialing import SYSTEM_TLS, Tls
 from wire.process import frame
+from wire.tls import SYSTEM_TLS, Tls
 
 Endpoint = str
 """API of a request, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""

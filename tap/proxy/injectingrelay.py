@@ -21,7 +21,7 @@ from tap.proxy.responsefilter import ResponseFilter
 from tap.proxy.routedrelay import RoutedRelays, picked
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
-from wire.connection import ResponseHead
+from wire.client.connection import ResponseHead
 from wire.errors import LossKind
 from wire.head import Header, header_values
 from wire.requesthead import RequestHead

@@ -19,10 +19,10 @@ from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy, copied_bytes, recorded_endpoint
 from tap.proxy.upstreams import SERVER_ERROR, Upstream, Upstreams
 from tracefile.records.schema import Status
-from wire.connection import ResponseHead, ServerConnection
+from wire.client.connection import ResponseHead, ServerConnection
+from wire.client.pool import ConnectError
 from wire.errors import LossKind
 from wire.head import Header, connection_options, end_to_end, serialise_head
-from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 
 TIMED_EVERY = 64

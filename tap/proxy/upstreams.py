@@ -16,10 +16,11 @@ from tap.prompts.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
 from tap.proxy.ejection import Ejection
 from tap.proxy.livepolicy import LivePolicy, live_policy
 from tracefile.hashing.hashkey import HashKey, keyed_id
-from wire.connection import ServerConnection
-from wire.dialing import SYSTEM_TLS, Tls, forwarding
-from wire.pool import ConnectError, ConnectionPool
+from wire.client.connection import ServerConnection
+from wire.client.pool import ConnectError, ConnectionPool
+from wire.client.proxies import forwarding
 from wire.requesthead import RequestHead
+from wire.tls import SYSTEM_TLS, Tls
 from wire.url import Origin, parse_url
 
 MAX_IDLE_S = 3.0

@@ -32,11 +32,11 @@ from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import failure_words
-from wire.dialing import reload_chain, server_context
 from wire.errors import WireError
 from wire.loop import run
 from wire.process import parent_socket
 from wire.server import Server
+from wire.tls import reload_chain, server_context
 
 LOOP_CHECK_S = 0.1
 

@@ -29,8 +29,8 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
 from tracefile.storage.segments import path_under_key
-from wire.dialing import server_context
 from wire.errors import WireError
+from wire.tls import server_context
 from wire.url import Origin, parse_listen, parse_url
 
 AUTO = "auto"

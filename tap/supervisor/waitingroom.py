@@ -16,11 +16,11 @@ from tap.supervisor.config import TapConfig
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import read_upstreams
 from tracefile.records.errors import InputError
-from wire.dialing import Tls, server_context
+from wire.client.pool import ConnectError, ConnectionPool
 from wire.head import serialise_head
-from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection, Server
+from wire.tls import Tls, server_context
 from wire.url import Origin
 
 RETRY_S = 0.25

@@ -19,7 +19,7 @@ from engines.calls import BlockingCalls, CallError, LateError, most_bytes
 from engines.control import ControlClient, learn_engine_facts
 from engines.facts import MAX_METRICS, describe_engine, parse_metrics
 from tracefile import Engine, InputError
-from wire.dialing import Tls
+from wire.tls import Tls
 from wire.url import parse_url
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -15,7 +15,7 @@ from loadgen.__main__ import main as loadgen
 from loadgen.text.spoken import SentMessage, conversation_body
 from tests.fakes.scripted_engine import ScriptedEngine
 from tracefile import InputError
-from wire.dialing import Tls
+from wire.tls import Tls
 
 CANARY = "canary-5f2b"
 LOAD = ("--parallel", "2", "--number", "3", "--prompt-tokens", "20", "--output-tokens", "2")

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scripts.timedclient import Client, Exchange
-from wire.connection import ResponseHead, ServerConnection
+from wire.client.connection import ResponseHead, ServerConnection
+from wire.client.pool import ConnectionPool
 from wire.errors import LossKind
-from wire.pool import ConnectionPool
 from wire.server import ClientConnection, RequestHead, Server
 from wire.url import Origin
 

@@ -18,11 +18,13 @@ from tap.ipc.exchange import UpstreamEntry
 from tap.proxy.relay import upstream_head
 from tap.proxy.upstreams import Upstream
 from tracefile import RequestId
-from wire.dialing import SYSTEM_TLS, Tls, client_context, forwarding, reload_chain, server_context, speaks_tls
+from wire.client.dialing import speaks_tls
+from wire.client.pool import ConnectError, ConnectionPool
+from wire.client.proxies import forwarding
 from wire.errors import WireError
-from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import parse_request_head
 from wire.server import Server
+from wire.tls import SYSTEM_TLS, Tls, client_context, reload_chain, server_context
 from wire.url import Origin
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -13,9 +13,9 @@ import pytest
 import trustme
 import uvloop
 
-from wire.dialing import server_context
 from wire.requesthead import RequestHead
 from wire.server import READ_BYTES, ClientConnection, Server
+from wire.tls import server_context
 
 
 def respond(head: RequestHead, client: ClientConnection) -> "Ok":

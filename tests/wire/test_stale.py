@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from scripts.timedclient import Client, Exchange
-from wire import connection
-from wire.pool import ConnectionPool
+from wire.client import connection
+from wire.client.pool import ConnectionPool
 from wire.url import parse_url
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

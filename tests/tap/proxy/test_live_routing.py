@@ -25,8 +25,8 @@ from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upst
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
 from tracefile.records.errors import InputError
-from wire.connection import ServerConnection
-from wire.pool import ConnectError, ConnectionPool
+from wire.client.connection import ServerConnection
+from wire.client.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead, parse_request_head
 
 KEY = HashKey(b"k" * 32)

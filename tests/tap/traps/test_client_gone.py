@@ -172,7 +172,7 @@ def test_while_the_tap_connects(rig: Any, monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("nobody waits for this")
 
     async def scenario() -> None:
-        monkeypatch.setattr("wire.pool.ConnectionPool.connect", connect)
+        monkeypatch.setattr("wire.client.pool.ConnectionPool.connect", connect)
         async with rig.tap(upstream) as tap:
             client = await tap.connect()
             await client.write(POST)

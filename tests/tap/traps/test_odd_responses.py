@@ -95,7 +95,7 @@ def test_a_response_that_clients_read_differently_reaches_none(rig: Any, said: b
 
 def test_a_head_that_never_ends_is_given_up(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of its bytes come: the clock runs from its first."""
-    monkeypatch.setattr("wire.connection.HEAD_WAIT_S", 0.1)
+    monkeypatch.setattr("wire.client.connection.HEAD_WAIT_S", 0.1)
 
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
@@ -118,7 +118,7 @@ def test_a_head_that_never_ends_is_given_up(rig: Any, monkeypatch: pytest.Monkey
 def test_after_an_informational_head_the_engine_may_work_for_as_long_as_it_likes(
     rig: Any, monkeypatch: pytest.MonkeyPatch, reads: list[bytes]
 ) -> None:
-    monkeypatch.setattr("wire.connection.HEAD_WAIT_S", 0.05)
+    monkeypatch.setattr("wire.client.connection.HEAD_WAIT_S", 0.05)
 
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")

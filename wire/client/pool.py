@@ -5,10 +5,12 @@ import math
 import time
 from typing import Any
 
-from wire.connection import ServerConnection
-from wire.dialing import SYSTEM_TLS, Tls, client_context, failure, proxy_of, reach_proxy
+from wire.client.connection import ServerConnection
+from wire.client.dialing import failure, reach_proxy
+from wire.client.proxies import proxy_of
 from wire.errors import LossKind, WireError
 from wire.loop import Turns
+from wire.tls import SYSTEM_TLS, Tls, client_context
 from wire.url import Origin
 
 
