@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 from kvtape.__main__ import COMMANDS, OWN
 from tracefile.records.extras import load_extra
@@ -29,11 +28,15 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
     package, *rest = command.split()
     main = importlib.import_module(f"{package}.__main__").main
-    with mock.patch.object(argparse.ArgumentParser, "print_help", show), contextlib.suppress(SystemExit):
-        try:
+    printing = argparse.ArgumentParser.print_help
+    argparse.ArgumentParser.print_help = show  # type: ignore[method-assign, assignment]
+    try:
+        with contextlib.suppress(SystemExit):
             main([*rest, "--help"])
-        except HelpShown as shown:
-            return shown.parser
+    except HelpShown as shown:
+        return shown.parser
+    finally:
+        argparse.ArgumentParser.print_help = printing  # type: ignore[method-assign]
     raise AssertionError(f"{command} --help showed no help")
 
 

@@ -5,14 +5,17 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from engines.access import OPENAI_KEY, Access, add_access_arguments, read_access
-from engines.control import ControlClient
-from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
-from engines.recognition import find_dialect
 from tracefile.commandline.printing import printable
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import late_modules
+
+if TYPE_CHECKING:
+    from engines import control, readiness, recognition
+else:  # an event loop, which the flags need not
+    control, readiness, recognition = late_modules("engines", "control readiness recognition")
 
 EPILOG: Final = """\
 examples:
@@ -108,15 +111,15 @@ def _found(access: Access) -> tuple[str, str]:
 
 
 def _model(url: str, access: Access) -> str:
-    with ControlClient(url, access, timeout_s=LOOK_S) as control:
-        return control.resolve_model("auto")
+    with control.ControlClient(url, access, timeout_s=LOOK_S) as client:
+        return client.resolve_model("auto")
 
 
 def _look(url: str, model: str, access: Access) -> tuple[str, list[str]]:
-    with ControlClient(url, access) as control:
-        found, facts = find_dialect(control, "auto"), control.facts()
-        ready = readiness_of(control, found.dialect, facts)
-    return ", ".join(target_words(url, model, facts, ready, found.evidence)), [
-        *page_notes(facts),
-        *readiness_notes(ready),
+    with control.ControlClient(url, access) as client:
+        found, facts = recognition.find_dialect(client, "auto"), client.facts()
+        ready = readiness.readiness_of(client, found.dialect, facts)
+    return ", ".join(readiness.target_words(url, model, facts, ready, found.evidence)), [
+        *readiness.page_notes(facts),
+        *readiness.readiness_notes(ready),
     ]

@@ -5,6 +5,7 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 from collections.abc import Sequence
 
 from loadgen.loadflags import parse_config
+from loadgen.sweepplan import parse_sweep
 from tracefile.commandline.ending import run_command
 
 
@@ -18,9 +19,10 @@ def main(argv: Sequence[str]) -> int:
 
         return build(argv[1:])
     if argv[:1] == ["sweep"]:
-        from loadgen.sweeping import main as sweep  # noqa: PLC0415 - no single run needs it
+        plan = parse_sweep(argv[1:])
+        from loadgen.sweeping import run_sweep  # noqa: PLC0415 - no single run needs it
 
-        return sweep(argv[1:])
+        return run_sweep(plan)
     config = parse_config(argv)
     if config.lm_eval is not None:
         from loadgen.accuracyrun import run_accuracy  # noqa: PLC0415 - lm-eval takes seconds

@@ -26,7 +26,7 @@ from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.runs.driving import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
 from loadgen.runs.summary import Ending
-from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, parse_sweep, refuse_other_sweep
+from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, refuse_other_sweep
 from loadgen.sweeptable import (
     BETWEEN,
     SweepSummary,
@@ -64,10 +64,6 @@ class Target:
     block_size: int | None
     notes: tuple[str, ...]
     """Told at the beginning, and not after each run."""
-
-
-def main(argv: Sequence[str]) -> int:
-    return run_sweep(parse_sweep(argv))
 
 
 def run_sweep(plan: SweepPlan) -> int:

@@ -2,12 +2,18 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from measure.fitindex import INDEX, read_windows
 from report.output import add_picture_arguments, pictures_of
-from report.rolling.drift import drift_lines, make_page
 from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import late_modules
+
+if TYPE_CHECKING:
+    from report.rolling import drift, page
+else:  # numpy, and a page's libraries, which the flags need not
+    drift, page = late_modules("report.rolling", "drift page")
 
 EPILOG = "examples:\n  report drift windows --html drift.html\n"
 
@@ -25,11 +31,8 @@ def run(flags: argparse.Namespace) -> int:
         reason = f" (the first: {windows[0].reason})" if windows else ""
         raise InputError(f"{flags.folder / INDEX}: no window is fitted{reason}; expected one or more")
     pictures = pictures_of(flags, [flags.folder / INDEX])
-    page = make_page(windows)
+    found = drift.make_page(windows)
     if pictures.wanted:
-        # The page's libraries take half a second to import.
-        from report.rolling.page import drift_figures, render_drift  # noqa: PLC0415
-
-        pictures.write(render_drift(page), drift_figures(page))
-    print_result(page, drift_lines(page), as_json=flags.json)
+        pictures.write(page.render_drift(found), page.drift_figures(found))
+    print_result(found, drift.drift_lines(found), as_json=flags.json)
     return 0

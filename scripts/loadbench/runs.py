@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.selftest.command import truth_server
+from loadgen.selftest.measuring import truth_server
 from loadgen.selftest.truth import (
     Sample,
     Times,

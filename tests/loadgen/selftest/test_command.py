@@ -7,7 +7,8 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.capacity import Capacity, RateTruth, capacity_file, load_capacity, save_capacity
-from loadgen.selftest.command import Runner, capacity_lines, truth_server
+from loadgen.selftest.command import capacity_lines
+from loadgen.selftest.measuring import Runner, truth_server
 from tracefile import InputError
 
 # A request costs 84 µs beside its tokens, an event 1 µs, a prompt token 0.5 µs: 228 µs with 16 and 256 of them.
@@ -90,7 +91,7 @@ def test_the_command_prints_and_keeps_what_it_found(
         asked.append((seconds, procs))
         return ROUND
 
-    monkeypatch.setattr("loadgen.selftest.command.measure_capacity", found)
+    monkeypatch.setattr("loadgen.selftest.measuring.measure_capacity", found)
     assert main(["selftest", "--duration", "2s", "--json"]) == 0
     assert asked == [(2.0, 1)]
     printed = capsys.readouterr()

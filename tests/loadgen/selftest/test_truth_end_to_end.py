@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.draws import TokenIds
-from loadgen.selftest.command import told_ttfts_ns, truth_server
+from loadgen.selftest.measuring import told_ttfts_ns, truth_server
 from loadgen.selftest.truth import NS_PER_MS, Served, ttft_errors_ms
 from loadgen.selftest.truthserver import token_ids
 from tracefile import BlockHasher, Meta, Record, RequestId, keyed_id, load_key, load_trace

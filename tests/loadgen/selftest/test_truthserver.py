@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadgen.selftest.command import TruthProcess, truth_server
+from loadgen.selftest.measuring import TruthProcess, truth_server
 from loadgen.selftest.truth import Pace, Served
 from loadgen.selftest.truthserver import parse_pace, stream_pieces, token_ids
 from tracefile import InputError

@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 import pytest
 
 from report.__main__ import main
-from report.sweep import Question, measure_sweep
 from report.sweeps.inputs import plan_runs
+from report.sweeps.measuring import Question, measure_sweep
 from report.sweeps.page import draw_sweep, render_sweep
 from report.sweeps.results import Sweep
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
