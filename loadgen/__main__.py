@@ -3,34 +3,34 @@
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from loadgen.loadflags import parse_config
-from loadgen.sweepplan import parse_sweep
 from tracefile.commandline.ending import run_command
+from tracefile.records.latenames import LateModule, late_modules
+
+if TYPE_CHECKING:
+    from loadgen import accuracyrun, loadflags, loadrun, sweeping, sweepplan
+    from loadgen.datasets import building
+    from loadgen.selftest import command as selftest
+else:  # only the work of the chosen command, after its flags
+    accuracyrun, loadflags, loadrun, sweeping, sweepplan = late_modules(
+        "loadgen", "accuracyrun loadflags loadrun sweeping sweepplan"
+    )
+    building, selftest = LateModule("loadgen.datasets.building"), LateModule("loadgen.selftest.command")
 
 
 def main(argv: Sequence[str]) -> int:
-    if argv[:1] == ["selftest"]:
-        from loadgen.selftest.command import main as selftest  # noqa: PLC0415 - no run needs it
-
-        return selftest(argv[1:])
-    if argv[:1] == ["build-dataset"]:
-        from loadgen.datasets.building import main as build  # noqa: PLC0415 - no run needs it
-
-        return build(argv[1:])
-    if argv[:1] == ["sweep"]:
-        plan = parse_sweep(argv[1:])
-        from loadgen.sweeping import run_sweep  # noqa: PLC0415 - no single run needs it
-
-        return run_sweep(plan)
-    config = parse_config(argv)
+    chosen, rest = argv[:1], argv[1:]
+    if chosen == ["selftest"]:
+        return selftest.main(rest)
+    if chosen == ["build-dataset"]:
+        return building.main(rest)
+    if chosen == ["sweep"]:
+        return sweeping.run_sweep(sweepplan.parse_sweep(rest))
+    config = loadflags.parse_config(argv)
     if config.lm_eval is not None:
-        from loadgen.accuracyrun import run_accuracy  # noqa: PLC0415 - lm-eval takes seconds
-
-        return run_accuracy(config, config.lm_eval)
-    from loadgen.loadrun import run_load  # noqa: PLC0415 - --help needs none of it
-
-    return run_load(config)
+        return accuracyrun.run_accuracy(config, config.lm_eval)
+    return loadrun.run_load(config)
 
 
 def command() -> None:

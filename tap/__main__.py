@@ -19,6 +19,7 @@ from tracefile.records.latenames import LateModule, late_modules
 if TYPE_CHECKING:
     import asyncio
 
+    from tap.logs import command as readlog
     from tap.prompts import promptstart
     from tap.proxy import livepolicy
     from tap.supervisor import config as settings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 else:  # processes and an event loop, which the flags need not
     asyncio, loop = LateModule("asyncio"), LateModule("wire.loop")
     hashkey, outputs = LateModule("tracefile.hashing.hashkey"), LateModule("tracefile.storage.output")
+    readlog = LateModule("tap.logs.command")
     livepolicy, promptstart = LateModule("tap.proxy.livepolicy"), LateModule("tap.prompts.promptstart")
     settings, service, upstreamlist = late_modules("tap.supervisor", "config service upstreamlist")
 
@@ -369,9 +371,7 @@ def umask_of(file_mode: int) -> int:
 
 def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["read-log"]:
-        from tap.logs.command import main as read_log  # noqa: PLC0415 - no tap needs it
-
-        return read_log(argv[1:])
+        return readlog.main(argv[1:])
     config = read_config(argv)
     os.umask(umask_of(config.file_mode))  # of the tap's other processes, too
     try:
