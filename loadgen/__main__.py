@@ -26,7 +26,8 @@ def main(argv: Sequence[str]) -> int:
     if chosen == ["build-dataset"]:
         return building.main(rest)
     if chosen == ["sweep"]:
-        return sweeping.run_sweep(sweepplan.parse_sweep(rest))
+        plan = sweepplan.parse_sweep(rest)
+        return sweeping.run_sweep(plan)
     config = loadflags.parse_config(argv)
     if config.lm_eval is not None:
         return accuracyrun.run_accuracy(config, config.lm_eval)

@@ -6,12 +6,11 @@ evalscope's ``swe_smith``) reads; one with lengths, such as any trace, becomes r
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
-from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +25,13 @@ from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.files.writing import write_lines
 from tracefile.importers.trie import TrieTurn, trie_row
+from tracefile.records.latenames import LateModule
+
+if TYPE_CHECKING:
+    import multiprocessing
+    from concurrent import futures
+else:  # which the flags need not
+    multiprocessing, futures = LateModule("multiprocessing"), LateModule("concurrent.futures")
 
 EPILOG = "examples:\n  loadgen build-dataset swe-smith:trajectories.jsonl --number 64 -o sessions.jsonl.zst\n"
 DEFAULT_NUMBER = 128
@@ -123,7 +129,7 @@ def _sessions(tokenizer: Path | None, options: DatasetOptions, path: Path, worke
         yield from chain.from_iterable(row_sessions(row, where, options, index) for index, where, row in numbered)
         return
     # Not forked: a tokenizer's threads do not survive it.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         while task := list(islice(numbered, 2 * workers * ROWS_A_TASK)):
             parts = [task[at : at + ROWS_A_TASK] for at in range(0, len(task), ROWS_A_TASK)]
             for done in [pool.submit(_task, tokenizer, options, part) for part in parts]:

@@ -37,4 +37,5 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    return logtrace.read_log(parser().parse_args(argv))
+    arguments = parser().parse_args(argv)
+    return logtrace.read_log(arguments)
