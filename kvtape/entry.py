@@ -5,7 +5,6 @@ Other distributions have a ``tap`` or a ``report``, too; of two on ``sys.path`` 
 
 import os
 import sys
-from importlib.metadata import distribution, packages_distributions
 from importlib.util import find_spec
 from typing import Final, NoReturn
 
@@ -26,6 +25,8 @@ def foreign_room() -> str | None:
 
 def shared_room() -> str | None:
     """Name the first package of ours whose folder another distribution has written into; None: there is none."""
+    from importlib.metadata import packages_distributions  # noqa: PLC0415 - slow, and only the doctor asks
+
     owners = packages_distributions()
     for room in ROOMS:
         others = {owner for owner in owners.get(room, ()) if owner != "kvtape" and _folder_of(owner) == HOME}
@@ -35,6 +36,8 @@ def shared_room() -> str | None:
 
 
 def _folder_of(owner: str) -> str:
+    from importlib.metadata import distribution  # noqa: PLC0415 - slow, and only the doctor asks
+
     return os.path.realpath(str(distribution(owner).locate_file("")))
 
 

@@ -53,8 +53,12 @@ def test_another_tap_is_named_before_it_is_imported(
 
 
 def test_a_folder_that_two_distributions_write_into_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "packages_distributions", lambda: {"wire": ["kvtape"], "tap": ["tap.py", "kvtape"]})
-    monkeypatch.setattr(entry, "distribution", lambda _: SimpleNamespace(locate_file=lambda _: entry.HOME))
+    monkeypatch.setattr(
+        "importlib.metadata.packages_distributions", lambda: {"wire": ["kvtape"], "tap": ["tap.py", "kvtape"]}
+    )
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: SimpleNamespace(locate_file=lambda _: entry.HOME))
     assert entry.shared_room() == "tap is a package of tap.py, too, in the same folder"
-    monkeypatch.setattr(entry, "distribution", lambda _: SimpleNamespace(locate_file=lambda _: "/elsewhere"))
+    monkeypatch.setattr(
+        "importlib.metadata.distribution", lambda _: SimpleNamespace(locate_file=lambda _: "/elsewhere")
+    )
     assert entry.shared_room() is None
