@@ -1,4 +1,4 @@
-"""What this machine can send: runs of loadgen as a command, against a server that knows the truth."""
+"""Capacity of this machine: runs of loadgen as a command, against a server that knows the truth."""
 
 import contextlib
 import subprocess
