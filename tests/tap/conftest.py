@@ -457,13 +457,6 @@ async def upstream_of(lab: Lab, script: Script = answer, tls: ssl.SSLContext | N
         yield upstream.port
 
 
-async def until(condition: Any) -> None:
-    """Wait for something that is about to be, in a process that has no event for it."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path, load_key(tmp_path / "key"))

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scripts.timedclient import Client, Exchange
+from tests.waiting import standstill, until
 from wire.client.connection import ResponseHead, ServerConnection
 from wire.client.pool import ConnectionPool
 from wire.errors import LossKind
@@ -158,15 +159,12 @@ def test_a_reader_that_stops_stops_the_writer(new_loop: NewLoop) -> None:
         sink = SlowSink(connection)
         connection.start(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", sink)
         await sink.started.wait()
-        await asyncio.sleep(0.2)
-        flood, read, written = floods[0], sink.read, floods[0].written
+        flood = floods[0]
+        await standstill(lambda: (sink.read, flood.written))
         assert flood.paused
-        assert written < 32_000_000  # what the kernel's buffers hold and one send buffer more, of 64 MB wanted
-        await asyncio.sleep(0.1)
-        assert (sink.read, flood.written) == (read, written)  # nothing moves
+        assert flood.written < 32_000_000  # what the kernel's buffers hold and one send buffer more, of 64 MB wanted
         connection.abort()
-        await asyncio.sleep(0.1)
-        assert flood.gone  # an abort is seen at once, with a full send buffer too
+        await until(lambda: flood.gone)  # an abort is seen at once, with a full send buffer too
         assert sink.lost is None  # who aborts hears no more
         pool.close()
         await server.drain(1)
@@ -232,16 +230,11 @@ def test_cancelling_is_seen_by_the_server_at_once(new_loop: NewLoop) -> None:
         client = Client(Origin("http", "127.0.0.1", await server.listen("127.0.0.1", 0)))
         exchange = Exchange()
         task = asyncio.ensure_future(client.request("POST", "/", body=b"{}", into=exchange))
-        await asyncio.sleep(0.1)
-        assert len(handlers) == 1
+        await until(lambda: len(handlers) == 1)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        for _ in range(50):
-            await asyncio.sleep(0.02)
-            if handlers[0].gone:
-                break
-        assert handlers[0].gone
+        await until(lambda: handlers[0].gone)
         assert (exchange.outcome, exchange.status) == ("client_abort", None)
         await client.close()
         await server.drain(1)

@@ -10,6 +10,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import until
 from wire.framing import ChunkedBody, FramingError
 from wire.server import BODY_STALL_S, ClientConnection, RequestHead, Server
 
@@ -216,11 +217,6 @@ class Flood(Echo):
         self.said.append("resume")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the conversation has a limit
-        await asyncio.sleep(0.001)
-
-
 def test_a_slow_reader_pauses_the_response_and_lets_it_go_on() -> None:
     opened: list[Echo] = []
 
@@ -311,10 +307,9 @@ def test_a_client_that_leaves_is_noticed_while_nobody_reads_from_it(
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n" + b"x" * 50)
         await writer.drain()
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(opened))
         writer.close()
-        await asyncio.sleep(0.2)
-        assert opened[0].gone
+        await until(lambda: opened[0].gone)
 
     opened: list[Echo] = []
     converse(talk, Stalled, opened, new_loop)

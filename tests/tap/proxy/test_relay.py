@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tap.proxy.relay import Relay
+from tests.waiting import standstill
 
 COMPLETION = {"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
 
@@ -385,11 +386,7 @@ def test_a_slow_client_stops_the_upstream_not_the_memory(lab: Any) -> None:
             reader, writer = await tap.connect()
             writer.transport.pause_reading()
             writer.write(b"GET /big HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")
-            before = -1
-            while written != before:  # until nothing moves any more
-                before = written
-                await asyncio.sleep(0.1)
-            assert written < 32 << 20, "64 MiB would have fitted into an unbounded tap"
+            assert await standstill(lambda: written) < 32 << 20, "64 MiB would have fitted into an unbounded tap"
             writer.transport.resume_reading()
             raw = await reader.read()
             assert len(raw.partition(b"\r\n\r\n")[2]) == 1024 * len(piece)
@@ -430,11 +427,7 @@ def test_a_request_body_streams_on_and_a_slow_upstream_stops_the_client_not_the_
 
             uploading = asyncio.create_task(upload())
             await begun.wait()  # the upstream reads the beginning while the client still writes
-            before = -1
-            while written != before:
-                before = written
-                await asyncio.sleep(0.1)
-            assert written < 32 << 20
+            assert await standstill(lambda: written) < 32 << 20
             go_on.set()
             await uploading
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 OK")

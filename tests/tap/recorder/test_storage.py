@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.tap.conftest import until, upstream_of
+from tests.tap.conftest import upstream_of
+from tests.waiting import until
 from tracefile import load_trace, open_trace, trace_digest
 from tracefile.__main__ import main as tracefile
 from tracefile.storage.segments import manifest_path, read_manifest

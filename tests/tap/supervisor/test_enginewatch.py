@@ -10,7 +10,7 @@ import pytest
 
 from engines.facts import parse_metrics, read_gauges
 from tap.supervisor.service import changed_engine, watch_engines
-from tests.tap.conftest import until
+from tests.waiting import until
 from tracefile.records.schema import Engine
 from tracefile.storage.segments import segments_there
 from wire.url import Origin

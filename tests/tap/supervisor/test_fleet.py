@@ -15,8 +15,9 @@ import pytest
 
 from tap.supervisor.fleet import Fleet
 from tap.supervisor.upstreamlist import HealthCheck, UpstreamList
-from tests.tap.conftest import answer, until
+from tests.tap.conftest import answer
 from tests.tap.proxy.test_upstreams import upstreams_of
+from tests.waiting import until
 from tracefile.records.errors import InputError
 from wire.url import Origin
 

@@ -21,7 +21,8 @@ import trustme
 from scripts.proxybench.processes import ended
 from tap.supervisor.config import trace_under
 from tap.supervisor.service import handed_listeners
-from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, until, upstream_of
+from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, upstream_of
+from tests.waiting import until
 from tracefile import HashKey, InputError, load_key, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.files.reading import FollowedTrace

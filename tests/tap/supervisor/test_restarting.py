@@ -10,7 +10,7 @@ import pytest
 
 from tap.ipc.exchange import Drained, EngineChanged, Ready, Refused
 from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, ChildProcess, RestartingChild, backoff_s
-from tests.tap.conftest import until
+from tests.waiting import until
 from tracefile.records.errors import InputError
 
 SETUP = EngineChanged(None)

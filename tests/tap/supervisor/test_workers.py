@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.proxybench.processes import ended
-from tests.tap.conftest import ANSWER, COMPLETION, until, upstream_of
+from tests.tap.conftest import ANSWER, COMPLETION, upstream_of
+from tests.waiting import until
 
 ONLY_OTHERS_NEED = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
 PATIENCE_S = 30.0

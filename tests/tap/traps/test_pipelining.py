@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import standstill
+
 
 def numbered_post(number: int, framing: str) -> bytes:
     head = b"POST /%d HTTP/1.1\r\nHost: t\r\n" % number
@@ -96,7 +98,7 @@ def test_a_flood_of_them_is_not_taken_in(rig: Any) -> None:
     async def scenario() -> None:
         async with rig.tap(upstream) as tap:
             client = await tap.connect()
-            written, before = 0, -1
+            written = 0
 
             async def flood() -> None:
                 nonlocal written
@@ -106,10 +108,7 @@ def test_a_flood_of_them_is_not_taken_in(rig: Any) -> None:
                     written += len(many)
 
             flooding = asyncio.create_task(flood())
-            while written != before:
-                before = written
-                await asyncio.sleep(0.15)
-            assert written < 24 << 20
+            assert await standstill(lambda: written) < 24 << 20
             flooding.cancel()
             client.reset()
             go_on.set()

@@ -1,24 +1,16 @@
 """A client that reads slowly, or not at all: the upstream waits; what the tap holds stays within its bounds."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.waiting import standstill
 
 PIECE = b"x" * 65536
 WANTED = 1024 * len(PIECE)
 BOUND = 24 << 20
 """What the kernel's buffers on both sides hold at most, and the tap's own: far from all that is to come."""
-
-
-async def standstill(amount: Callable[[], int]) -> int:
-    """Wait until ``amount()`` no longer grows; returns it."""
-    before = -1
-    while before != (now := amount()):
-        before = now
-        await asyncio.sleep(0.15)
-    return now
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
@@ -55,14 +47,17 @@ def test_the_upstream_is_held_back_and_every_byte_comes_in_the_end(rig: Any, fra
 
 
 def test_the_copies_of_many_slow_streams_are_given_up_before_the_budget_is_passed(rig: Any) -> None:
-    """The recorder's copies are bounded together; the streams themselves go on."""
+    """The recorder's copies are bounded together; the streams themselves go on. None ends before all have come far."""
     budget = 1 << 20
+    all_far, go_on = asyncio.Barrier(8), asyncio.Event()
 
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
         await peer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for _ in range(8):
+        for _ in range(7):
             await peer.write(b"10000\r\n" + PIECE + b"\r\n")
+        await go_on.wait()
+        await peer.write(b"10000\r\n" + PIECE + b"\r\n")
         await peer.write(b"0\r\n\r\n")
 
     async def scenario() -> None:
@@ -70,9 +65,14 @@ def test_the_copies_of_many_slow_streams_are_given_up_before_the_budget_is_passe
             request = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
 
             async def ask() -> int:
-                answer = await tap.ask(request)
+                client = await tap.connect()
+                await client.write(request)
+                begun = await client.exactly(7 * len(PIECE))
+                await all_far.wait()
                 assert tap.budget.held_bytes <= budget
-                return int(answer.body.count(b"x"))
+                go_on.set()
+                body = (begun + await client.until_closed()).partition(b"\r\n\r\n")[2]
+                return int(body.count(b"x"))
 
             assert await asyncio.gather(*(ask() for _ in range(8))) == [8 * len(PIECE)] * 8
             assert len(tap.copies.exchanges) + tap.copies.dropped["queue_full"] == 8
