@@ -52,13 +52,13 @@ def test_another_tap_is_named_before_it_is_imported(
     )
 
 
-def test_a_folder_that_two_distributions_write_into_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "importlib.metadata.packages_distributions", lambda: {"wire": ["kvtape"], "tap": ["tap.py", "kvtape"]}
-    )
-    monkeypatch.setattr("importlib.metadata.distribution", lambda _: SimpleNamespace(locate_file=lambda _: entry.HOME))
+def test_a_folder_that_two_distributions_write_into_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(entry, "HOME", str(tmp_path))
+    for name, files in {"kvtape": ("tap", "wire"), "other": ("other", "tapes"), "tap.py": ("tap",)}.items():
+        assert entry.shared_room() is None
+        about = tmp_path / f"{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = [f"{about.name}/METADATA,,", *(f"{folder}/__init__.py,sha256=ab,12" for folder in files)]
+        (about / "RECORD").write_text("\n".join(lines) + "\n")
     assert entry.shared_room() == "tap is a package of tap.py, too, in the same folder"
-    monkeypatch.setattr(
-        "importlib.metadata.distribution", lambda _: SimpleNamespace(locate_file=lambda _: "/elsewhere")
-    )
-    assert entry.shared_room() is None
