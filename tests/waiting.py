@@ -9,7 +9,7 @@ PATIENCE_S = 60.0
 """How long anything may take on such a machine."""
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[..., object]) -> None:
     """Wait for something that is about to be, and has no event that a test could wait for."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
