@@ -37,6 +37,12 @@ def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
     return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))
 
 
+def leading_places(starts: IntArray, counts: IntArray, factor: int) -> IntArray:
+    """Places of the hashes of the first ``counts`` blocks at ``starts``; a block's is its last of ``factor``."""
+    within = chain_places(np.zeros(len(counts), np.int64), counts)
+    return np.asarray(np.repeat(starts, counts) + within * factor + factor - 1)
+
+
 def known_blocks(
     blocks: tuple[IntArray, IntArray, IntArray], tokens: tuple[IntArray, IntArray], fine_block_size: int, factor: int
 ) -> IntArray:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from measure.cache.accesses import KnownChains, lay_out_accesses
-from measure.cache.chains import Chains, chain_places, known_blocks
+from measure.cache.chains import Chains, known_blocks, leading_places
 from measure.cache.hitcurve import HitCurve, hit_curve
 from measure.cache.interning import Interner, PackedChains, join_chains, pack_chains
 from measure.cache.prefixtree import PrefixTree, TreeRequests, prefix_tree
@@ -82,9 +82,8 @@ def _packed(chains: Chains, rows: IntArray, known: IntArray, factor: int) -> tup
     interner, parts = Interner(), []
     for first in range(0, max(len(rows), 1), ROWS_AT_ONCE):
         counts = known[first : first + ROWS_AT_ONCE]
-        within = chain_places(np.zeros(len(counts), np.int64), counts)
-        starts = np.repeat(chains.starts[rows[first : first + ROWS_AT_ONCE]], counts)
-        numbers = chains.numbers[starts + within * factor + factor - 1]
+        starts = chains.starts[rows[first : first + ROWS_AT_ONCE]]
+        numbers = chains.numbers[leading_places(starts, counts, factor)]
         if factor > 1:  # so that chains are runs of successive numbers again
             numbers = interner.number(numbers.astype(np.uint64))
         parts.append(pack_chains(numbers, counts))

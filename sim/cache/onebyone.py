@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from measure.cache.accesses import arrival_order
-from measure.cache.chains import chain_places
+from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
 from sim.kernels import layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE
@@ -30,7 +30,7 @@ from sim.kernels.pool import (
 )
 from sim.vllm.eviction import BELADY, parse_evict
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
-from sim.workload.chain import Chains, known_blocks, leading_keys
+from sim.workload.chain import Chains, known_blocks
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
@@ -141,7 +141,7 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests["serial"] = NO_SERIAL
     requests["arrival_ms"] = batch.times("arrival_ms")[rows]
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
-    keys = leading_keys(hashes, hashes.starts[rows], known, chains.factor)
+    keys = hashes.values[leading_places(hashes.starts[rows], known, chains.factor)]
     return Requests(rows, prompt_tokens, computed, keys, requests)
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
+from measure.cache.chains import leading_places
 from measure.cache.interning import Interner, PackedChains, join_chains, pack_chains
 from sim.workload.arrivals import require_times
-from sim.workload.chain import Chains, engine_chains, hashed_batches, known_blocks, leading_keys
+from sim.workload.chain import Chains, engine_chains, hashed_batches, known_blocks
 from sim.workload.groups import Grouping, Groups, Members, PrefixChains
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
@@ -80,7 +81,7 @@ class _Columns:
     def add(self, batch: Batch, hashes: Hashes, asked: IntArray) -> None:
         tokens = batch.numbers("prompt_tokens")
         known = known_blocks(batch, hashes, self.chains)[asked]
-        keys = leading_keys(hashes, hashes.starts[asked], known, self.chains.factor)
+        keys = hashes.values[leading_places(hashes.starts[asked], known, self.chains.factor)]
         self.hashes += [keys] if self.keeps else []
         self.packed.append(pack_chains(self.interner.number(keys), known))
         self.known.append(known)

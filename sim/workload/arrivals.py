@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from measure.cache.chains import chain_places
+from measure.cache.chains import chain_places, leading_places
 from sim.vllm.request import Request
-from sim.workload.chain import FIRST_PRIVATE, Chains, known_blocks, leading_keys
+from sim.workload.chain import FIRST_PRIVATE, Chains, known_blocks
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch, RecordBatch
 from tracefile.records.errors import InputError
@@ -228,7 +228,7 @@ class BatchPlan:
         hashes = batch.hashes()
         self.hashed = self.hashed or bool((hashes.prompt_blocks != NO_LIST).any())
         known = np.minimum(known_blocks(batch, hashes, self.chains), full)
-        return known, leading_keys(hashes, hashes.starts, known, self.chains.factor)
+        return known, hashes.values[leading_places(hashes.starts, known, self.chains.factor)]
 
 
 def plan_arrivals(

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from measure.cache.chains import chain_places
 from measure.cache.chains import known_blocks as count_known
 from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
-from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
@@ -145,12 +144,6 @@ def end_reading(reader: TraceReader, *, hashed: bool) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if not hashed:
         raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
-
-
-def leading_keys(hashes: "Hashes", starts: IntArray, known: IntArray, factor: int) -> UInt64Array:
-    """First ``known`` keys of the chains at ``starts``; a larger block's hash is that of its last smaller block."""
-    within = chain_places(np.zeros(len(known), np.int64), known)
-    return np.asarray(hashes.values[np.repeat(starts, known) + within * factor + factor - 1])
 
 
 def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
