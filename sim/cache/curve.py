@@ -125,9 +125,7 @@ def _curve_of(block_size: int | None, trace: str) -> "HitCurve":
 def _run_sampled(
     arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int], kv_bytes: int | None
 ) -> int:
-    for flag, given in (("--by", arguments.by), ("--evict", arguments.evict)):
-        if given is not None:
-            raise InputError(f"{flag}: given with --sample; expected one of them: it needs the whole trace")
+    refuse_beside("--sample", arguments, ("by", "evict"), "it needs the whole trace")
     sampling = sampledcurve.Sampling(
         rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed
     )

@@ -43,6 +43,7 @@ OTHER_FLAGS = (
     "block_sizes",
     "by",
     "sample",
+    "free_rule",
     "object_lru",
     "cache_tokens",
     "model_config",
@@ -256,8 +257,6 @@ def attribute(
 def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) -> int:
     """``sim pool``, ``misses`` and ``curve`` with ``--kv-groups``."""
     refuse_beside("--kv-groups", arguments, OTHER_FLAGS)
-    if getattr(arguments, "free_rule", "vllm") != "vllm":
-        raise InputError("--free-rule: given with --kv-groups; expected one of them")
     layout = read_groups(arguments.kv_groups)
     prompts = read_prompts(arguments.trace, layout)
     most = unlimited(prompts, layout)

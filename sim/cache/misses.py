@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
-    found = attribute(prompts, usable_blocks, arguments.free_rule, grouping, arguments.evict or "vllm")
+    found = attribute(prompts, usable_blocks, arguments.free_rule or "vllm", grouping, arguments.evict or "vllm")
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
     return 0

@@ -29,7 +29,7 @@ from sim.workload.chain import (
     in_file_order,
     tokens_computed,
 )
-from tracefile.commandline.configfile import flag_of
+from tracefile.commandline.configfile import given_flags
 from tracefile.files.reading import open_trace
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
@@ -154,7 +154,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="vLLM's number of KV blocks, the null block included: one fewer is usable",
     )
-    add_free_rule(parser, default="vllm")
+    add_free_rule(parser, " (default vllm)")
     add_kv_groups(parser)
     add_evict(parser)
 
@@ -186,17 +186,17 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
         chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)
-        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule, arguments.evict or "vllm")
+        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule or "vllm", arguments.evict or "vllm")
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
     """Raise InputError for a flag that only another engine has."""
-    defaults = {"free_rule": "vllm", "object_lru": False}
     for engine, names in OWN_FLAGS.items():
-        given = [name for name in names if getattr(arguments, name) not in (None, defaults.get(name))]
+        given = given_flags(arguments, names)
         if given and engine != arguments.engine:
-            flags = ", ".join(map(flag_of, given))
-            raise InputError(f"{flags}: only with --engine {engine}; expected without --engine {arguments.engine}")
+            raise InputError(
+                f"{', '.join(given)}: only with --engine {engine}; expected without --engine {arguments.engine}"
+            )
     if arguments.evict is not None and (arguments.engine == "llamacpp" or arguments.object_lru):
         raise InputError(f"--evict: {arguments.evict}; expected a pool of vLLM's or SGLang's")
     if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":

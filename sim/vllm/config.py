@@ -130,12 +130,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         flag.help = f"{flag.help}" if "default" in f"{flag.help}" else f"{flag.help} (default: the engine's)"
 
 
-def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None = None) -> None:
+def add_free_rule(parser: argparse._ActionsContainer, default: str = "") -> None:
     parser.add_argument(
         "--free-rule",
         choices=FREE_RULES,
-        default=default,
-        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail (append_all, older vLLM)",
+        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail (append_all, older vLLM)"
+        + default,
     )
 
 

@@ -17,11 +17,18 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str]) -> None:
+def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str], reason: str = "") -> None:
     """Raise InputError if one of the ``names``, as argparse keeps them, is given with a flag that excludes it."""
-    for name in names:
-        if getattr(arguments, name, None) not in (None, False):
-            raise InputError(f"{flag_of(name)}: given with {flag}; expected one of them")
+    given = given_flags(arguments, names)
+    if given:
+        why = f": {reason}" if reason else ""
+        raise InputError(f"{given[0]}: given with {flag}; expected one of them{why}")
+
+
+def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Return the flags of the ``names``, as argparse keeps them, that have a value; a switch that is off has none."""
+    values = ((name, getattr(arguments, name, None)) for name in names)
+    return [flag_of(name) for name, value in values if value is not None and value is not False]
 
 
 def config_words(path: Path, command: str, flags: Mapping[str, argparse.Action]) -> list[str]:

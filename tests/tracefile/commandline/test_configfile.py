@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tracefile.commandline.configfile import given_flags, refuse_beside
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
 
@@ -23,6 +24,18 @@ def parsed(tmp_path: Path, toml: str, *words: str, prog: str = "loadgen") -> dic
     file = tmp_path / "kvtape.toml"
     file.write_text(toml)
     return vars(parser(prog).parse_args(["--config", str(file), *words]))
+
+
+def test_a_flag_beside_one_that_excludes_it_is_named_with_the_reason() -> None:
+    given = argparse.Namespace(trace="a", by=None, steps=False, sample=0.0, block_size=8)
+    assert given_flags(given, ("by", "sample", "steps", "block_size", "no_such")) == ["--sample", "--block-size"]
+    with pytest.raises(InputError, match=r"^--block-size: given with --by; expected one of them$"):
+        refuse_beside("--by", given, ("steps", "block_size", "sample"))
+    with pytest.raises(
+        InputError, match=r"^--sample: given with --by; expected one of them: it needs the whole trace$"
+    ):
+        refuse_beside("--by", given, ("steps", "sample"), "it needs the whole trace")
+    refuse_beside("--by", given, ("by", "steps"))
 
 
 def test_flags_come_from_the_table_of_the_command_and_the_command_line_wins(tmp_path: Path) -> None:
