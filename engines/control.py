@@ -25,6 +25,8 @@ class ControlClient:
 
     def __init__(self, url: str, access: Access = OPEN, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         self.url, self.access = url.rstrip("/"), access
+        self.date = ""
+        """``Date`` header of the last page; empty: the engine sends none."""
         self._calls = BlockingCalls(self.url, timeout_s, access)
 
     def __enter__(self) -> "ControlClient":
@@ -36,7 +38,7 @@ class ControlClient:
     def resolve_model(self, model: str) -> str:
         """Return ``model``, or for ``auto`` the first of ``/v1/models``; raises InputError if none is there."""
         try:
-            response = self._calls.get("/v1/models")
+            response = self._get("/v1/models")
         except CallError as error:
             raise InputError(f"--url: {self.url}: {error}") from None
         if model != "auto":
@@ -58,22 +60,21 @@ class ControlClient:
 
     def _page(self, path: str) -> "Page":
         try:
-            return _page_of(path, self._calls.get(path))
+            return _page_of(path, self._get(path))
         except CallError as error:
             return Page("", f"{path}: {error}")
 
     def status(self, path: str) -> int | None:
         try:
-            return self._calls.get(path).status
+            return self._get(path).status
         except CallError:
             return None
 
-    def date(self) -> str:
-        """Return the ``Date`` header of a response; empty: the engine sends none."""
-        try:
-            return self._calls.get("/v1/models").date
-        except CallError:
-            return ""
+    def _get(self, path: str) -> Response:
+        self.date = ""
+        response = self._calls.get(path)
+        self.date = response.date
+        return response
 
     def post(self, path: str, body: bytes = b"") -> Response:
         try:

@@ -102,10 +102,9 @@ def run(flags: argparse.Namespace) -> int:
     if flags.probe and flags.url is None:
         raise InputError("--probe: expected --url URL of the engine")
     access = read_access(flags, url=flags.url)
-    apart_s = None if flags.url is None else _seconds_apart(flags.url, access)
+    apart_s, engine = (None, []) if flags.url is None else _asked(flags.url, access, probe=flags.probe)
     found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(apart_s), _port(flags.listen)]
-    if flags.url is not None:
-        found += _engine(flags.url, access, probe=flags.probe)
+    found += engine
     lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in found]
     mends = [f"{each.name}: {printable(each.advice)}" for each in found if each.advice]
     print_result(Diagnosis(tuple(found)), [*lines, *mends], as_json=flags.json)
@@ -195,12 +194,10 @@ def _in_container() -> bool:
     return any(name in os.environ for name in CONTAINER_VARIABLES) or any(file.exists() for file in CONTAINER_FILES)
 
 
-def _seconds_apart(url: str, access: Access) -> float | None:
-    """Return this clock's seconds ahead of the engine's; None: the engine tells no time."""
-    with ControlClient(url, access) as control:
-        told = control.date()
+def _seconds_ahead(date: str) -> float | None:
+    """Return this clock's seconds ahead of a ``Date`` that has just come; None: it tells no time."""
     try:
-        return time.time() - parsedate_to_datetime(told).timestamp()
+        return time.time() - parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
         return None
 
@@ -220,17 +217,23 @@ def _port(listen: str) -> Check:
     return Check("port", "ok", f"{listen} is free")
 
 
-def _engine(url: str, access: Access, *, probe: bool) -> Iterator[Check]:
+def _asked(url: str, access: Access, *, probe: bool) -> tuple[float | None, list[Check]]:
+    """Return this clock's seconds ahead of the engine's, None if it tells no time, and the engine's checks."""
     with ControlClient(url, access) as control:
         try:
             model = control.resolve_model("auto")
         except InputError as error:
-            yield Check("engine", "fail", str(error), "its base URL, without /v1")
-            return
-        found, facts = find_dialect(control, "auto"), control.facts()
-        ready = readiness_of(control, found.dialect, facts)
-        cached = _probed(control, ready, model, facts.engine.block_size) if probe else _cached(ready)
-    words = target_words(url, model, facts, replace(ready, reports_cached=True, has_reset=True), found.evidence)
+            failed = Check("engine", "fail", str(error), "its base URL, without /v1")
+            return _seconds_ahead(control.date), [failed]
+        return _seconds_ahead(control.date), list(_engine(control, model, probe=probe))
+
+
+def _engine(control: ControlClient, model: str, *, probe: bool) -> Iterator[Check]:
+    found, facts = find_dialect(control, "auto"), control.facts()
+    ready = readiness_of(control, found.dialect, facts)
+    cached = _probed(control, ready, model, facts.engine.block_size) if probe else _cached(ready)
+    told = replace(ready, reports_cached=True, has_reset=True)
+    words = target_words(control.url, model, facts, told, found.evidence)
     yield Check("engine", "ok", ", ".join(words))
     for note in (*page_notes(facts), *readiness_notes(replace(ready, caches_prefixes=None, reports_cached=True))):
         yield Check("engine", "look", note)

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 import tomllib
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,7 +22,6 @@ from engines.sglang import SGLANG
 from engines.vllm import VLLM
 from kvtape.__main__ import main
 from kvtape.completion import parser_of, whole_parser
-from kvtape.doctor import _seconds_apart
 from kvtape.init import config_text
 from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError
@@ -171,17 +171,23 @@ def test_doctor_judges_the_clock_by_all_that_tells(
     monkeypatch.setattr("kvtape.doctor.SYNCHRONISED_FILE", tmp_path if service else tmp_path / "none")
     monkeypatch.setattr("kvtape.doctor.CONTAINER_FILES", (tmp_path,) if container else ())
     monkeypatch.setattr("kvtape.doctor.CONTAINER_VARIABLES", ())
-    monkeypatch.setattr("kvtape.doctor._seconds_apart", lambda *_: apart_s)
+    monkeypatch.setattr("kvtape.doctor._seconds_ahead", lambda *_: apart_s)
     state, text, _ = check("clock", request.getfixturevalue("capsys"), "--url", "http://127.0.0.1:1")
     assert (state, text.partition(" ")[2]) == found
 
 
-def test_the_engines_clock_is_read_from_its_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("key_file")
+@pytest.mark.parametrize("status", [200, 404])
+def test_the_engines_clock_is_read_from_its_first_response(
+    status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As every uvicorn sends it; ``sim serve`` sends none."""
+    asked = []
 
     class Dated(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response_only(200)
+            asked.append(self.path)
+            self.send_response_only(status)
             self.send_header("Date", formatdate(1_000_000_000, usegmt=True))
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -189,10 +195,13 @@ def test_the_engines_clock_is_read_from_its_responses(monkeypatch: pytest.Monkey
         def log_message(self, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Dated) as server:
-        Thread(target=server.handle_request, daemon=True).start()
-        monkeypatch.setattr("kvtape.doctor.time", SimpleNamespace(time=lambda: 1_000_000_060.5))
-        assert _seconds_apart(f"http://127.0.0.1:{server.server_port}", Access()) == 60.5
-    assert _seconds_apart("http://127.0.0.1:1", Access()) is None
+        Thread(target=server.serve_forever, daemon=True).start()
+        clock = SimpleNamespace(time=lambda: 1_000_000_060.5, get_clock_info=time.get_clock_info)
+        monkeypatch.setattr("kvtape.doctor.time", clock)
+        _, told, _ = check("clock", capsys, "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert told.endswith("ns, 60 s ahead of the engine's")
+    assert asked.count("/v1/models") == 1
 
 
 @pytest.mark.usefixtures("key_file")
