@@ -7,7 +7,7 @@ segment being written is not listed and ends in ``.part``; so does one that a ki
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -270,8 +270,12 @@ def _remote_segments(url: str) -> tuple[list[str], list[str]]:
     return [f"{folder}/{name}" for name in found], absent
 
 
-def _only_stem(folder: str, names: Iterable[str]) -> str:
+def _only_stem(folder: str, names: Sequence[str]) -> str:
     """Return the name of the trace whose segments a folder has; raises InputError for none or several."""
+    if not names:
+        raise InputError(
+            f"{folder}: is empty; expected segments: a tap begins the first once it reaches its engine (see its log)"
+        )
     stems = {stem for name in names if (stem := _stem(name)) is not None}
     stems |= {name.removesuffix(MANIFEST_SUFFIX) for name in names if name.endswith(MANIFEST_SUFFIX)}
     if not stems:

@@ -143,6 +143,11 @@ def test_a_segment_that_is_closed_while_the_trace_is_read_is_found_under_its_nam
 def test_what_is_no_folder_of_one_trace_is_refused(trace: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
+    with pytest.raises(
+        InputError, match="is empty; expected segments: a tap begins the first once it reaches its engi"
+    ):
+        open_trace(empty)
+    (empty / "notes.txt").touch()
     with pytest.raises(InputError, match="without segments"):
         open_trace(empty)
     write(segment_path(trace.with_name("other.jsonl"), 1), range(2))
