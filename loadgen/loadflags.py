@@ -9,7 +9,7 @@ from typing import get_args
 from loadgen.core.bodyfields import BodyFields, read_body_fields
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_pause, parse_tokens
 from loadgen.core.request import session_headers
-from loadgen.core.runflags import RunFlags, add_target_arguments, output_of, run_flags
+from loadgen.core.runflags import RunFlags, add_target_arguments, run_flags
 from loadgen.core.vocabulary import Vocabulary
 from loadgen.datasets import DATASETS, RANDOM, SHIPPED, parse_dataset
 from loadgen.plan.config import (
@@ -30,6 +30,7 @@ from loadgen.text.spoken import Api
 from tracefile import InputError
 from tracefile.commandline.durations import duration, seconds
 from tracefile.commandline.parser import Parser, same_named
+from tracefile.storage.output import output_name
 
 DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."
 EPILOG = """\
@@ -92,7 +93,7 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
 def _files(args: argparse.Namespace) -> tuple[str, Path | None, Path]:
     """Return the dataset's name and file, and the trace. Raises InputError if a file is both read and written."""
     dataset, dataset_path = parse_dataset(args.dataset)
-    output = output_of(args, "loadgen")
+    output = Path(output_name(args.output, "loadgen", resume=args.resume))
     refuse_lost_inputs(output, [dataset_path, args.rate_series])
     return dataset, dataset_path, output
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 from loadgen.core.bodyfields import read_body_fields
 from loadgen.core.request import session_headers
-from loadgen.core.runflags import add_target_arguments, output_of, run_flags
+from loadgen.core.runflags import add_target_arguments, run_flags
 from loadgen.core.vocabulary import Vocabulary
 from loadgen.runs.merging import refuse_lost_inputs
 from replay.config import ReplayApi, ReplayConfig, parse_loras
@@ -18,6 +18,7 @@ from tracefile import open_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
+from tracefile.storage.output import output_name
 from tracefile.storage.segments import TRACE_SUFFIXES
 
 DESCRIPTION = "A captured trace as load on any engine: the capture's lengths, times and sharing, and new tokens."
@@ -33,7 +34,7 @@ examples:
 
 def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
-    args.output = output_of(args, f"{stem_of(args.source)}-replay")
+    args.output = Path(output_name(args.output, f"{stem_of(args.source)}-replay", resume=args.resume))
     refuse_lost_inputs(args.output, [args.source])
     made = {
         "trace": args.output,

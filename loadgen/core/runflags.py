@@ -12,7 +12,6 @@ from loadgen.core.request import SESSION_HEADER
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
 from tracefile import InputError
 from tracefile.commandline.durations import duration
-from tracefile.storage.output import output_name
 
 if TYPE_CHECKING:
     from measure.metrics.slos import Slo
@@ -115,10 +114,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="interval of progress lines, on a terminal too; 0: none (default 10s; on a terminal none)",
     )
     run.add_argument("--resume", action="store_true", help="continue a run that was killed, and append to its trace")
-
-
-def output_of(args: argparse.Namespace, stem: str) -> Path:
-    return Path(output_name(args.output, stem, resume=args.resume))
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:

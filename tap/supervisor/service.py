@@ -77,13 +77,19 @@ def handed_listeners(count: int) -> list[socket.socket]:
         first = socket.socket(fileno=HANDED_FD)
     except OSError as error:
         raise InputError(f"LISTEN_FDS: {error.strerror or error}; expected a ListenStream=") from None
-    if not first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    problem = _listener_problem(first)
+    if problem is not None:
         first.close()
-        raise InputError("LISTEN_FDS: a socket that does not listen; expected a ListenStream=")
-    if first.family not in (socket.AF_INET, socket.AF_INET6):
-        first.close()
-        raise InputError("LISTEN_FDS: a socket without a port; expected ListenStream= with one")
+        raise InputError(f"LISTEN_FDS: {problem}")
     return [first, *(first.dup() for _ in range(count - 1))]
+
+
+def _listener_problem(handed: socket.socket) -> str | None:
+    if not handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return "a socket that does not listen; expected a ListenStream="
+    if handed.family not in (socket.AF_INET, socket.AF_INET6):
+        return "a socket without a port; expected ListenStream= with one"
+    return None
 
 
 def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.socket:
