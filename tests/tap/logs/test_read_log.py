@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tap.__main__ import main
-from tap.logs.partings import Partings, Place
+from tap.logs.logtrace import Partings, Place
 from tap.logs.rows import LogRows
 from tests.fakes.vocabularies import write_model
 from tracefile import InputError, Record, RequestId, load_trace, open_trace
