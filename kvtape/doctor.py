@@ -11,30 +11,33 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
 from engines.access import Access, add_access_arguments, read_access
-from engines.control import ControlClient, probed_cached_tokens
-from engines.readiness import Readiness, page_notes, readiness_notes, readiness_of, target_words
-from engines.recognition import find_dialect
 from kvtape.entry import HOME, MEND, foreign_room, shared_room
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import late_modules
+from tracefile.records.latenames import LateModule, late_modules
 from wire.errors import WireError
 from wire.native import forms
 from wire.url import parse_listen
 
 if TYPE_CHECKING:
+    from email import utils as mail
+    from importlib import metadata
+
+    from engines import control, readiness, recognition
+    from engines.control import ControlClient
+    from engines.readiness import Readiness
     from loadgen.core import bodies, vocabulary
-else:  # numpy, which only --probe needs
+else:  # an event loop; numpy, which only --probe needs
+    mail, metadata = LateModule("email.utils"), LateModule("importlib.metadata")
+    control, readiness, recognition = late_modules("engines", "control readiness recognition")
     bodies, vocabulary = late_modules("loadgen.core", "bodies vocabulary")
 
 EPILOG: Final = """\
@@ -123,8 +126,8 @@ def _versions() -> Check:
     told = [f"kvtape {VERSION}", f"Python {platform.python_version()}"]
     for package in SPEED_PACKAGES:
         try:
-            told.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
+            told.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
             told.append(f"no {package}")
     slow = forms() == "python"
     advice = "a C compiler at pip install makes loadgen and the tap faster" if slow else ""
@@ -197,7 +200,7 @@ def _in_container() -> bool:
 def _seconds_ahead(date: str) -> float | None:
     """Return this clock's seconds ahead of a ``Date`` that has just come; None: it tells no time."""
     try:
-        return time.time() - parsedate_to_datetime(date).timestamp()
+        return time.time() - mail.parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
         return None
 
@@ -219,29 +222,32 @@ def _port(listen: str) -> Check:
 
 def _asked(url: str, access: Access, *, probe: bool) -> tuple[float | None, list[Check]]:
     """Return this clock's seconds ahead of the engine's, None if it tells no time, and the engine's checks."""
-    with ControlClient(url, access) as control:
+    with control.ControlClient(url, access) as client:
         try:
-            model = control.resolve_model("auto")
+            model = client.resolve_model("auto")
         except InputError as error:
             failed = Check("engine", "fail", str(error), "its base URL, without /v1")
-            return _seconds_ahead(control.date), [failed]
-        return _seconds_ahead(control.date), list(_engine(control, model, probe=probe))
+            return _seconds_ahead(client.date), [failed]
+        return _seconds_ahead(client.date), list(_engine(client, model, probe=probe))
 
 
-def _engine(control: ControlClient, model: str, *, probe: bool) -> Iterator[Check]:
-    found, facts = find_dialect(control, "auto"), control.facts()
-    ready = readiness_of(control, found.dialect, facts)
-    cached = _probed(control, ready, model, facts.engine.block_size) if probe else _cached(ready)
+def _engine(client: "ControlClient", model: str, *, probe: bool) -> Iterator[Check]:
+    found, facts = recognition.find_dialect(client, "auto"), client.facts()
+    ready = readiness.readiness_of(client, found.dialect, facts)
+    cached = _probed(client, ready, model, facts.engine.block_size) if probe else _cached(ready)
     told = replace(ready, reports_cached=True, has_reset=True)
-    words = target_words(control.url, model, facts, told, found.evidence)
+    words = readiness.target_words(client.url, model, facts, told, found.evidence)
     yield Check("engine", "ok", ", ".join(words))
-    for note in (*page_notes(facts), *readiness_notes(replace(ready, caches_prefixes=None, reports_cached=True))):
+    for note in (
+        *readiness.page_notes(facts),
+        *readiness.readiness_notes(replace(ready, caches_prefixes=None, reports_cached=True)),
+    ):
         yield Check("engine", "look", note)
     yield cached
     yield _reset(ready)
 
 
-def _cached(ready: Readiness) -> Check:
+def _cached(ready: "Readiness") -> Check:
     if ready.caches_prefixes is False:
         return Check("cache", "look", "its prefix cache is off: no request can hit it", "start it with prefix caching")
     if ready.reports_cached:
@@ -262,11 +268,11 @@ def _unreported(setting: str | None) -> Check:
     return Check("cache", "look", "cached tokens are not reported", advice)
 
 
-def _probed(control: ControlClient, ready: Readiness, model: str, block_size: int | None) -> Check:
+def _probed(client: "ControlClient", ready: "Readiness", model: str, block_size: int | None) -> Check:
     """Send a new prompt of two blocks twice: the second time they are cached."""
     probe = bodies.cache_probe(ready.dialect, model, vocabulary.ORDINARY, block_size)
     try:
-        *_, cached_tokens = [probed_cached_tokens(control, ready.dialect, probe, "--probe") for _ in range(2)]
+        *_, cached_tokens = [control.probed_cached_tokens(client, ready.dialect, probe, "--probe") for _ in range(2)]
     except InputError as error:
         return Check("cache", "look", str(error), "a model that takes prompts of token ids at /v1/completions")
     if cached_tokens is None:
@@ -276,7 +282,7 @@ def _probed(control: ControlClient, ready: Readiness, model: str, block_size: in
     return Check("cache", "ok", f"cached tokens are reported: {cached_tokens} of the same prompt again")
 
 
-def _reset(ready: Readiness) -> Check:
+def _reset(ready: "Readiness") -> Check:
     if ready.has_reset:
         return Check("reset", "ok", f"--reset-cache empties the prefix cache{ready.dialect.reset_hint}")
     setting = ready.dialect.reset_setting

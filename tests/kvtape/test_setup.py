@@ -229,7 +229,7 @@ def test_doctor_tells_of_cached_tokens_and_the_reset(
     sim_server: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness_of", lambda *_: ready)
+    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness.readiness_of", lambda *_: ready)
     assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
 
 
@@ -266,14 +266,14 @@ def test_doctor_tells_of_a_probe_that_hit_nothing(
             raise cached
         return cached
 
-    monkeypatch.setattr("kvtape.doctor.probed_cached_tokens", probed)
+    monkeypatch.setattr("kvtape.doctor.control.probed_cached_tokens", probed)
     assert check("cache", capsys, "--url", sim_server, "--probe")[::2] == found
 
 
 def test_doctor_tells_of_an_engine_at_work(
     sim_server: str, key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kvtape.doctor.readiness_of", lambda *_: Readiness(VLLM, running=2))
+    monkeypatch.setattr("kvtape.doctor.readiness.readiness_of", lambda *_: Readiness(VLLM, running=2))
     main(["doctor", "--url", sim_server])
     assert "look engine    the engine is not idle: 2 requests running" in capsys.readouterr().out
 
