@@ -6,6 +6,7 @@ its own; it is the nursery's child, which tells how it ended. A test of a start 
 child a process is, uses ``subprocess.Popen``; so does whatever Python would be started differently for.
 """
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -24,6 +25,7 @@ import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec, module_from_spec
 from inspect import signature
+from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any, NoReturn
@@ -108,6 +110,7 @@ class WarmPopen(subprocess.Popen[Any]):
         where = {0: stdin, 1: stdout, 2: stderr} | {fd: fd for fd in pass_fds}
         wish = {
             "command": args[args.index("-m") + 1 :],
+            "asker": os.getpid(),
             "environment": dict(os.environ if env is None else env),
             "folder": str(cwd or os.getcwd()),
             "umask": current_umask(),
@@ -149,6 +152,54 @@ class WarmPopen(subprocess.Popen[Any]):
         self._status.close()
         self._status = None
         return STATUS.unpack(told) if told else (self.pid, signal.SIGKILL)
+
+
+class WarmProcess:
+    """``WarmPopen`` for coroutines: the part of ``asyncio.subprocess.Process`` that tests use."""
+
+    def __init__(self, popen: WarmPopen, stdout: asyncio.StreamReader, stderr: asyncio.StreamReader) -> None:
+        self.popen, self.stdout, self.stderr, self.pid = popen, stdout, stderr, popen.pid
+        self.send_signal, self.kill = popen.send_signal, popen.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self.popen.poll()
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self.popen.wait)
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        out, err = await asyncio.gather(self.stdout.read(), self.stderr.read())
+        await self.wait()
+        return out, err
+
+
+async def warm_process(*command: str, env: Mapping[str, str]) -> WarmProcess:
+    """``python -m`` with this command, both of whose outputs are read."""
+    pipe = subprocess.PIPE
+    popen = WarmPopen([sys.executable, "-m", *command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env)
+    return WarmProcess(popen, *[await _read_end(end) for end in (popen.stdout, popen.stderr)])
+
+
+async def _read_end(end: Any) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), end)
+    return reader
+
+
+def warm_children(pid: int, module: str) -> list[int]:
+    """Processes that ``pid`` had forked to run ``module``, oldest first: the nursery's children, and its command."""
+    found = []
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if name.read_text() == f"{own_name(pid, module)}\n" and ") Z " not in (name.parent / "stat").read_text():
+                found.append(int(name.parent.name))
+    return sorted(found)
+
+
+def own_name(asker: int, module: str) -> str:
+    """Name of a forked process, as short as Linux has them."""
+    return f"{asker}:{module.rpartition('.')[2]}"[:15]
 
 
 def warm_subprocess() -> ModuleType:
@@ -259,6 +310,7 @@ def become(wish: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.chdir(wish["folder"])
     os.umask(wish["umask"])
     module, *arguments = wish["command"]
+    Path("/proc/self/comm").write_text(own_name(wish["asker"], module))
     end(run(module, arguments))
 
 

@@ -29,6 +29,7 @@ from tap.supervisor.account import Account, Ledger
 from tap.supervisor.config import TapConfig, dialect, recorder_setup
 from tap.supervisor.processes import RecorderProcess
 from tap.supervisor.service import recording, runtime_folder
+from tests.warmstart import WarmProcess, warm_children, warm_process
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
 from wire.url import Origin
@@ -222,7 +223,7 @@ def environment(folder: Path) -> dict[str, str]:
 class TapCommand:
     """A running ``tap`` command; its output is known once it has ended."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, first_line: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | WarmProcess, port: int, first_line: str) -> None:
         self.process, self.port = process, port
         self.output, self.errors, self.code = first_line, "", -1
 
@@ -259,7 +260,7 @@ class TapCommand:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
                     found.append(child)
-        return found
+        return found + warm_children(self.process.pid, module)
 
     def recorder_pid(self) -> int:
         [recorder] = self.pids("tap.recorder.recorder")
@@ -268,28 +269,41 @@ class TapCommand:
 
 @contextlib.asynccontextmanager
 async def tap_command(
-    folder: Path, upstream_port: int, *extra: str, limit: int | None = None, handed: int | None = None
+    folder: Path,
+    upstream_port: int,
+    *extra: str,
+    limit: int | None = None,
+    handed: int | None = None,
+    warm: bool = True,
 ) -> AsyncIterator[TapCommand]:
     """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk.
 
-    ``handed``: a listening socket, handed over as systemd does.
+    ``handed``: a listening socket, handed over as systemd does. ``warm``: forked, as ``tests.warmstart`` does, without
+    the arguments, environment and memory that the system tells of a process of its own.
     """
 
     def small_disk() -> None:
         assert limit is not None
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    process = await asyncio.create_subprocess_exec(
-        *(() if handed is None else ("bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{handed}', "bash")),
-        *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
+    command = (
+        *("tap", "--listen", "127.0.0.1:0"),
         *(() if {"--upstream", "--upstreams"} & set(extra) else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
         *("-o", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
-        env=environment(folder),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=None if limit is None else small_disk,
-        pass_fds=() if handed is None else (handed,),
     )
+    process: asyncio.subprocess.Process | WarmProcess
+    if warm and limit is None and handed is None:
+        process = await warm_process(*command, env=environment(folder))
+    else:
+        process = await asyncio.create_subprocess_exec(
+            *(() if handed is None else ("bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{handed}', "bash")),
+            *(sys.executable, "-m", *command),
+            env=environment(folder),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=None if limit is None else small_disk,
+            pass_fds=() if handed is None else (handed,),
+        )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
     found = re.match(r"tap: listening on https?://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
@@ -364,10 +378,10 @@ class Lab:
         assert relays.in_flight == 0
 
     def command(
-        self, upstream_port: int, *extra: str, limit: int | None = None, handed: int | None = None
+        self, upstream_port: int, *extra: str, **settings: Any
     ) -> contextlib.AbstractAsyncContextManager[TapCommand]:
-        """A tap of processes for the length of the block; ``limit``: how large a file may grow."""
-        return tap_command(self.folder, upstream_port, *extra, limit=limit, handed=handed)
+        """A tap of processes for the length of the block, as ``tap_command`` starts it."""
+        return tap_command(self.folder, upstream_port, *extra, **settings)
 
     def environment(self) -> dict[str, str]:
         """What a tap of processes finds around it."""

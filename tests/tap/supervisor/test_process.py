@@ -23,6 +23,7 @@ from tap.supervisor.config import trace_under
 from tap.supervisor.service import handed_listeners
 from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, upstream_of
 from tests.waiting import until
+from tests.warmstart import run_warm
 from tracefile import HashKey, InputError, load_key, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.files.reading import FollowedTrace
@@ -30,16 +31,7 @@ from tracefile.files.reading import FollowedTrace
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A tap that is expected to refuse."""
-    command = [sys.executable, "-m", "tap", *arguments]
-    return subprocess.run(
-        command,
-        cwd=lab.folder,
-        env=lab.environment() | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_warm("tap", *arguments, cwd=lab.folder, env=lab.environment() | environment)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -589,7 +581,7 @@ def test_the_taps_own_calls_have_its_key_and_relayed_requests_the_clients(
             request.write_json(ANSWER)
 
     async def scenario() -> None:
-        async with upstream_of(lab, guarded) as port, lab.command(port, *flags) as tap:
+        async with upstream_of(lab, guarded) as port, lab.command(port, *flags, warm=False) as tap:
             await tap.post(
                 "/v1/completions", {**COMPLETION, "prompt": "text"}, b"Authorization: Bearer canary-client\r\n"
             )

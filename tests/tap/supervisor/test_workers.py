@@ -56,7 +56,7 @@ def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
 
 def test_a_worker_is_small(lab: Any) -> None:
     async def scenario() -> int:
-        async with upstream_of(lab) as port, lab.command(port) as tap:
+        async with upstream_of(lab) as port, lab.command(port, warm=False) as tap:
             await asyncio.gather(*(tap.post("/v1/completions", COMPLETION) for _ in range(50)))
             held = resident_bytes(*tap.pids("tap.proxy.worker"))
             await tap.end()

@@ -115,7 +115,7 @@ def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
     kept = ("--dialect", "vllm", "--keep-header", "X-Team", "--rotate-mb", "1")
 
     async def scenario() -> None:
-        async with upstream_of(lab) as port, lab.command(port, *flags, *kept) as tap:
+        async with upstream_of(lab) as port, lab.command(port, *flags, *kept, warm=False) as tap:
             [admin] = map(int, re.findall(r"admin pages on http://127\.0\.0\.1:(\d+)", tap.output))
             for extra in (b"", b"X-Fail: 1\r\n", b"X-Nonsense: 1\r\n"):
                 for path, body in bodies().items():
