@@ -41,9 +41,9 @@ class LocalTokenizer:
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._model.decode(
-            [token_id for token_id in token_ids if token_id < len(self._model)], clean_up_tokenization_spaces=False
-        )
+        size = len(self._model)  # transformers counts its tables each time
+        known = [token_id for token_id in token_ids if token_id < size]
+        text: str = self._model.decode(known, clean_up_tokenization_spaces=False)
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
