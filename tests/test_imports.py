@@ -35,7 +35,7 @@ FLOORS = {
         *("records", "commandline", "hashing", "storage", "parquet"),
         *("importers", "exporters", "files", "study", ""),
     ],
-    "measure": ["cache", "", "metrics"],
+    "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", "accuracy", ""],

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.machinecode import kept
+from measure.machinecode.entries import entry
 from tracefile.hashing.splitmix64 import GOLDEN
 from tracefile.records.arrays import BoolArray, Int32Array, IntArray, UInt64Array
 
@@ -93,7 +93,7 @@ def unlimited_hits(keys: Int32Array, starts: IntArray, limits: IntArray, distinc
     return np.bincount(chain_of[missed[1:] == missed[starts[chain_of]]], minlength=len(limits))
 
 
-@kept
+@entry
 def number_hashes(
     hashes: UInt64Array, keys: UInt64Array, slots: Int32Array, distinct: int, numbers: Int32Array
 ) -> int:  # pragma: no cover - compiled
@@ -114,7 +114,7 @@ def number_hashes(
     return distinct
 
 
-@kept
+@entry
 def lay_out_chains(
     chains: PackedChains, begins: IntArray, order: IntArray, starts: IntArray, blocks: Int32Array
 ) -> None:  # pragma: no cover - compiled
@@ -122,7 +122,7 @@ def lay_out_chains(
 
     ``begins``: place of each chain's first run, and the end.
     """
-    firsts, lengths, _ = chains
+    firsts, lengths = chains.firsts, chains.lengths
     for request in range(len(order)):
         place = starts[request]
         for run in range(begins[order[request]], begins[order[request] + 1]):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from measure.cache.chains import Chains
-from measure.cache.machinecode import kept
+from measure.machinecode.entries import entry
 from tracefile.records.arrays import BoolArray, Int32Array, IntArray
 
 _ROOT: Final = -1
@@ -111,7 +111,9 @@ def prefix_tree(chains: Chains, requests: TreeRequests, most: int = 200) -> Pref
     own = _count_visits(chains, requests, visits)
     if own == _NOT_CHAINED:
         return None
-    runs = _Runs(*_find_runs(visits))
+    run_of = np.full(distinct, _ROOT, np.int32)
+    runs = _Runs(*np.zeros((len(_Runs._fields), _number_runs(visits, run_of)), np.int64))
+    _fill_runs(visits, run_of, runs)
     return PrefixTree(
         nodes=list(_nodes(chains, visits, runs, most, named=requests.named)),
         saved_tokens=int(runs.saved.sum()) * chains.block_size,
@@ -119,7 +121,7 @@ def prefix_tree(chains: Chains, requests: TreeRequests, most: int = 200) -> Pref
     )
 
 
-@kept
+@entry
 def _count_visits(chains: Chains, requests: TreeRequests, visits: _Visits) -> int:  # pragma: no cover - compiled
     """Count each block's requests; return the hits that a request's own session brought, or _NOT_CHAINED."""
     own = 0
@@ -150,13 +152,12 @@ def _count_visits(chains: Chains, requests: TreeRequests, visits: _Visits) -> in
     return own
 
 
-@kept
-def _find_runs(visits: _Visits) -> IntArray:  # pragma: no cover - compiled
-    """Return the columns of ``_Runs``: a block goes on with its parent's run if it has the same requests."""
-    distinct = len(visits.parent)
-    run_of = np.full(distinct, _ROOT, np.int32)
+@entry
+def _number_runs(visits: _Visits, run_of: Int32Array) -> int:  # pragma: no cover - compiled
+    """Write the run of each block, and return how many there are: a block goes on with its parent's run if it has the
+    same requests."""
     count = 0
-    for number in range(distinct):
+    for number in range(len(run_of)):
         if visits.saved[number] == 0:
             continue
         parent = visits.parent[number]
@@ -165,9 +166,14 @@ def _find_runs(visits: _Visits) -> IntArray:  # pragma: no cover - compiled
         else:
             run_of[number] = count
             count += 1
-    columns = np.zeros((8, count), np.int64)
-    parents, first, blocks, last, saved, served, below, served_below = columns
-    for number in range(distinct):
+    return count
+
+
+@entry
+def _fill_runs(visits: _Visits, run_of: Int32Array, runs: _Runs) -> None:  # pragma: no cover - compiled
+    parents, first, blocks, last = runs.parent, runs.first, runs.blocks, runs.last
+    saved, served, below, served_below = runs.saved, runs.served, runs.below, runs.served_below
+    for number in range(len(run_of)):
         run = run_of[number]
         if run < 0:
             continue
@@ -179,13 +185,12 @@ def _find_runs(visits: _Visits) -> IntArray:  # pragma: no cover - compiled
         last[run] = number
         saved[run] += visits.saved[number]
         served[run] += visits.served[number]
-    for run in range(count - 1, -1, -1):
+    for run in range(len(parents) - 1, -1, -1):
         below[run] += saved[run]
         served_below[run] += served[run]
         if parents[run] >= 0:
             below[parents[run]] += below[run]
             served_below[parents[run]] += served_below[run]
-    return columns
 
 
 def _nodes(chains: Chains, visits: _Visits, runs: _Runs, most: int, *, named: bool) -> Iterator[PrefixNode]:

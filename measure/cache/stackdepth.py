@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.accesses import Piece
-from measure.cache.machinecode import kept, late
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import BoolArray, Int32Array, IntArray, UInt64Array
 
 FIRST_PLACES = 1 << 12
-mixed: Any = late(mix64)
+mixed: Any = kernel(mix64)
 
 
 class Recency(NamedTuple):
@@ -43,7 +44,7 @@ def untouched(accesses: int, numbers: int) -> Recency:
     )
 
 
-@kept
+@entry
 def count_depths(
     recency: Recency, piece: Piece, limits: IntArray, depths: IntArray, requests: IntArray
 ) -> None:  # pragma: no cover - compiled
@@ -52,7 +53,7 @@ def count_depths(
     ``limits``: of all requests, the leading blocks that each may hit. ``depths`` counts at d the blocks whose running
     maximum of depths is d, which hit in every cache of d blocks or more; ``requests`` at h those with h hits.
     """
-    before, blocks, starts = piece
+    before, blocks, starts = piece.first, piece.blocks, piece.starts
     touched_at = recency.touched_at
     for request in range(len(starts) - 1):
         first, end = starts[request], starts[request + 1]
@@ -85,14 +86,20 @@ class AccessDepths(NamedTuple):
     """True: the same request has named the block already."""
 
 
-@kept
-def access_depths(recency: Recency, touched_by: IntArray, piece: Piece) -> AccessDepths:  # pragma: no cover - compiled
+def access_depths(recency: Recency, touched_by: IntArray, piece: Piece) -> AccessDepths:
     """Return the depths of a piece's accesses; ``touched_by``: by block, the request that touched it last, else −1."""
-    first_request, blocks, starts = piece
-    touched_at = recency.touched_at
-    depths = np.zeros(len(blocks), np.int64)
-    before = np.full(len(blocks), -1, np.int64)
-    repeated = np.zeros(len(blocks), np.bool_)
+    count = len(piece.blocks)
+    found = AccessDepths(np.zeros(count, np.int64), np.full(count, -1, np.int64), np.zeros(count, np.bool_))
+    _find_depths(recency, touched_by, piece, found)
+    return found
+
+
+@entry
+def _find_depths(
+    recency: Recency, touched_by: IntArray, piece: Piece, found: AccessDepths
+) -> None:  # pragma: no cover - compiled
+    first_request, blocks, starts = piece.first, piece.blocks, piece.starts
+    touched_at, depths, before, repeated = recency.touched_at, found.depths, found.before, found.repeated
     for request in range(len(starts) - 1):
         first, end = starts[request], starts[request + 1]
         depth = 0
@@ -112,31 +119,54 @@ def access_depths(recency: Recency, touched_by: IntArray, piece: Piece) -> Acces
             if block >= 0:
                 repeated[position] = touched_by[block] == first_request + request
                 touched_by[block] = first_request + request
-    return AccessDepths(depths, before, repeated)
 
 
-@kept
 def resident_owners(
     blocks: Int32Array, starts: IntArray, owners: IntArray, num_owners: int, size: int
-) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
+) -> tuple[IntArray, IntArray]:
     """Return the owners' shares of an LRU of ``size`` blocks; a block belongs to the request that touched it last.
 
     ``owners``: of each request, below ``num_owners``; blocks are numbered below ``len(blocks)``. Returns, by owner, the
     blocks inserted, and the sum over requests of the blocks held after each.
     """
-    inserted = np.zeros(num_owners, np.int64)
-    held = np.zeros(num_owners, np.int64)
-    now_held = np.zeros(num_owners, np.int64)
-    since = np.zeros(num_owners, np.int64)  # the request from which on ``now_held`` is not yet in ``held``
-    # A ring in order of touch, one place for each block; the last place is both ends. −1: not in it.
     ends = len(blocks)
-    after = np.full(ends + 1, -1, np.int64)
-    previous = np.full(ends + 1, -1, np.int64)
+    after, previous = np.full((2, ends + 1), -1, np.int64)
     after[ends] = previous[ends] = ends
-    owner_of = np.zeros(ends + 1, np.int64)
-    room = size
+    ring = _Ring(after, previous, np.zeros(ends + 1, np.int64))
+    owned = _Owned(owners, *np.zeros((4, num_owners), np.int64))
+    _count_owned(blocks, starts, ring, owned, size)
+    return owned.inserted, owned.held + owned.now_held * (len(starts) - 1 - owned.since)
+
+
+class _Ring(NamedTuple):
+    """Blocks in order of touch, one place for each; the last place is both ends. −1: not in it."""
+
+    after: IntArray
+    previous: IntArray
+    owner_of: IntArray
+
+
+class _Owned(NamedTuple):
+    """Blocks of an LRU by owner."""
+
+    owner: IntArray
+    """Of each request."""
+    inserted: IntArray
+    held: IntArray
+    now_held: IntArray
+    since: IntArray
+    """Request from which on ``now_held`` is not yet in ``held``."""
+
+
+@entry
+def _count_owned(
+    blocks: Int32Array, starts: IntArray, ring: _Ring, owned: _Owned, size: int
+) -> None:  # pragma: no cover - compiled
+    after, previous, owner_of = ring.after, ring.previous, ring.owner_of
+    inserted, held, now_held, since = owned.inserted, owned.held, owned.now_held, owned.since
+    ends, room = len(blocks), size
     for request in range(len(starts) - 1):
-        mine = owners[request]
+        mine = owned.owner[request]
         for position in range(starts[request + 1] - 1, starts[request] - 1, -1):
             block = blocks[position]
             gone = block
@@ -158,20 +188,18 @@ def resident_owners(
             last = previous[ends]
             after[last], previous[block] = block, last
             after[block], previous[ends] = ends, block
-    held += now_held * (len(starts) - 1 - since)
-    return inserted, held
 
 
-@kept
+@kernel
 def _depth(recency: Recency, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
     """Return the depth of the block touched at ``at``: ``before`` + 1 if that is ``expected``."""
     return before + 1 if at == expected else recency.state[1] - bits_up_to(recency.tree, recency.bits, at) + 1
 
 
-@kept
+@kernel
 def _touch(recency: Recency, blocks: Int32Array) -> None:  # pragma: no cover - compiled
     """Touch ``blocks`` from leaf to root."""
-    touched_at, bits, tree, state = recency
+    touched_at, bits, tree, state = recency.touched_at, recency.bits, recency.tree, recency.state
     now = state[0]
     old_word, new_word, cleared, added = 0, now >> 6, 0, 0
     for block in blocks[::-1]:
@@ -197,7 +225,7 @@ def _touch(recency: Recency, blocks: Int32Array) -> None:  # pragma: no cover - 
     add_bits(tree, new_word, added)
 
 
-@kept
+@kernel
 def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma: no cover - compiled
     """Add ``change`` bits to the count of ``word``."""
     if change == 0:
@@ -208,7 +236,7 @@ def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pr
         node += node & -node
 
 
-@kept
+@kernel
 def bits_up_to(
     tree: npt.NDArray[np.int32], bits: npt.NDArray[np.uint64], at: int
 ) -> int:  # pragma: no cover - compiled
@@ -265,12 +293,17 @@ def with_room(stack: RecencyStack, touches: int, most: int | None = None) -> Rec
     return fresh
 
 
-@kept
-def take_chain(
-    stack: RecencyStack, keys: UInt64Array, limit: int, sizes: IntArray
-) -> IntArray:  # pragma: no cover - compiled
+def take_chain(stack: RecencyStack, keys: UInt64Array, limit: int, sizes: IntArray) -> IntArray:
     """Touch a chain from leaf to root; return its leading blocks, up to ``limit``, that hit in a cache of each size."""
     hits = np.zeros(len(sizes), np.int64)
+    _count_hits(stack, keys, limit, sizes, hits)
+    return hits
+
+
+@entry
+def _count_hits(
+    stack: RecencyStack, keys: UInt64Array, limit: int, sizes: IntArray, hits: IntArray
+) -> None:  # pragma: no cover - compiled
     for position in range(min(limit, len(keys))):
         depth = depth_of(stack, keys[position])
         if depth == 0:
@@ -281,17 +314,16 @@ def take_chain(
                 hits[place] = position + 1
     for position in range(len(keys) - 1, -1, -1):
         touch(stack, keys[position])
-    return hits
 
 
-@kept
+@entry
 def for_all(stack: RecencyStack, keys: UInt64Array) -> None:  # pragma: no cover - compiled
     """Touch ``keys`` in turn."""
     for key in keys:
         touch(stack, key)
 
 
-@kept
+@kernel
 def slot_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cover - compiled
     """Slot of ``key`` in the table, or the free one for it."""
     mask = np.int64(len(stack.keys) - 1)
@@ -301,14 +333,14 @@ def slot_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cove
     return slot
 
 
-@kept
+@entry
 def depth_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cover - compiled
     """Depth of ``key``: 1 for the key touched last; 0 for a key that is not in the order."""
     at = stack.touched_at[slot_of(stack, key)]
     return np.int64(0) if at < 0 else stack.state[2] - bits_up_to(stack.tree, stack.bits, at) + 1
 
 
-@kept
+@entry
 def touch(stack: RecencyStack, key: np.uint64) -> None:  # pragma: no cover - compiled
     """Make ``key`` the key touched last. The caller has checked that there is room."""
     slot = slot_of(stack, key)

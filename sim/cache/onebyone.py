@@ -11,10 +11,12 @@ import numpy as np
 from measure.cache.accesses import arrival_order
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
 from sim.kernels import layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE
-from sim.kernels.compiling import entry, entry_variant, kernel
-from sim.kernels.layout import SOURCES, Ints, Places, Pool, Records, record
+from sim.kernels.compiling import entry_variant
+from sim.kernels.layout import Ints, Places, Pool, Records, record
 from sim.kernels.pool import (
     QUEUE,
     WITHOUT_POLICIES,
@@ -42,7 +44,7 @@ FIRST_ROOM = 1 << 12
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    f"prompt_logprobs hits cached_blocks seen_blocks earlier_blocks {SOURCES}",
+    "prompt_logprobs hits cached_blocks seen_blocks earlier_blocks",
     times="arrival_ms",
 )
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,

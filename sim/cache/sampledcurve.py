@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from measure.cache.machinecode import kept
 from measure.cache.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
+from measure.machinecode.entries import entry
 from measure.table import table_lines
 from sim.cache.pool import block_size_text, gib_cell, gib_heading, unknown_outputs
 from sim.vllm.rules import lookup_limit
@@ -193,12 +193,13 @@ def _batches(
         yield found, np.array(starts, np.int64), limits, tokens, whole
 
 
-@kept
+@entry
 def _run(
     orders: Orders, keys: UInt64Array, starts: IntArray, limits: IntArray, first: int
 ) -> int:  # pragma: no cover - compiled
     """Run requests from ``first`` on for as long as both orders have room; the first that was not run."""
-    exact, sample, threshold, salt, exact_hits, sampled_hits = orders
+    exact, sample, threshold, salt = orders.exact, orders.sample, orders.threshold, orders.salt
+    exact_hits, sampled_hits = orders.exact_hits, orders.sampled_hits
     deepest = len(exact_hits) - 1
     for request in range(first, len(limits)):
         begin, end = starts[request], starts[request + 1]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from measure.machinecode.arguments import ARRAY_WORDS
 from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
@@ -237,10 +238,10 @@ class Fleet:
 
     def _log(self, engine: int, state: SimState) -> bool:
         """Write an engine's steps and show it two more of its timeline; return whether there were any."""
-        row, parts = self._addresses[engine], [part.ctypes.data for part in state.timeline]
-        shown = np.isin(row["address"], parts)
-        before, limit = int(row["length"][shown][0]), self._logs[engine].catch_up(state)
-        row["length"][shown] = limit = min(limit, len(state.timeline.ends_ms))
+        row, parts = self._addresses[engine].reshape(-1, ARRAY_WORDS), [part.ctypes.data for part in state.timeline]
+        shown = np.isin(row[:, 0], parts)
+        before, limit = int(row[shown, 1][0]), self._logs[engine].catch_up(state)
+        row[shown, 1] = limit = min(limit, len(state.timeline.ends_ms))
         return limit > before
 
     def end_logs(self) -> None:

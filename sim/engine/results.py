@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
 from sim.kernels import layout
-from sim.kernels.compiling import entry, kernel
 from sim.kernels.layout import Places, SimState
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig

@@ -1,4 +1,4 @@
-"""Arrays handed to kernels as a table of addresses: a call then costs the same however many arrays there are.
+"""Arrays of many objects as a table of words for kernels, a row for each object (``measure.machinecode.arguments``).
 
 A shape says what is in the table's row: a named tuple's class with a shape for each field, down to the arrays' types.
 """
@@ -7,19 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.arguments import ALIGNED, ARRAY_WORDS, WRITEABLE, add_argument
+from measure.machinecode.kernels import late_intrinsic
 from sim.kernels import layout
-from sim.kernels.compiling import late_intrinsic
-from sim.kernels.layout import SOURCES, Draws, Pool, Records, Scheduler, SimState, Tier, Timeline, record
+from sim.kernels.layout import Draws, Places, Pool, Scheduler, SimState, Tier, Timeline
 
-ADDRESS = record(f"address length width {SOURCES}")
-"""An array of one dimension, ``width`` 1, or of two."""
-_PER_ADDRESS = ADDRESS.itemsize // 8
 Shape = Any
-"""A dtype; a list of one, for two dimensions; or a class and the shapes of its fields, in order."""
+"""An array's, of ``array_of``; or a class and the shapes of its fields, in order."""
 
 
-def shape_of(one: type[Any], **fields: Shape) -> Shape:
-    return one, [fields[name] for name in one._fields]
+def array_of(dtype: Any, dimensions: int = 1) -> Shape:
+    return np.dtype(dtype), dimensions, ALIGNED | WRITEABLE
+
+
+def shape_of(one: type[Any], **fields: Any) -> Shape:
+    """Return the shape of a named tuple; ``fields``: shapes, or dtypes of arrays of one dimension."""
+    shapes = (fields[name] for name in one._fields)
+    return one, tuple(array_of(shape) if isinstance(shape, np.dtype) else shape for shape in shapes)
 
 
 _FLOATS, _PLACES, _INTS, _KEYS = (np.dtype(one) for one in (np.float64, np.int64, np.int32, np.uint64))
@@ -52,7 +56,7 @@ ENGINE_STATE = shape_of(
         ),
         requests=layout.REQUEST,
         running=_PLACES,
-        shares=[layout.SHARE],
+        shares=array_of(layout.SHARE, 2),
         steps=layout.STEP,
         state=layout.SCHEDULE,
         stats=layout.PREFIX_STATS,
@@ -71,40 +75,34 @@ ENGINE_STATE = shape_of(
         Draws,
         step_key=_KEYS,
         step_knots=_FLOATS,
-        step_table=[_FLOATS],
+        step_table=array_of(_FLOATS, 2),
         normals=_FLOATS,
         weights=_FLOATS,
         frontend=_FLOATS,
     ),
-    timeline=shape_of(Timeline, starts_ms=_FLOATS, ends_ms=_FLOATS, rows=[_FLOATS], seen_ms=_FLOATS),
+    timeline=shape_of(Timeline, starts_ms=_FLOATS, ends_ms=_FLOATS, rows=array_of(_FLOATS, 2), seen_ms=_FLOATS),
     token_steps=_INTS,
     itl_ms=_FLOATS,
 )
 
 
-def table(rows: int, shape: Shape) -> Records:
+def table(rows: int, shape: Shape) -> Places:
     """Return a table without addresses, with room for ``shape`` in each row."""
-    return np.zeros((rows, _count(shape)), ADDRESS)
+    return np.zeros((rows, _words_of(shape)), np.int64)
 
 
-def note(row: Records, shape: Shape, arrays: Any) -> None:
+def note(row: Places, shape: Shape, arrays: Any) -> None:
     """Write the addresses of ``arrays``, which the caller keeps alive, into a row of the table."""
-    for place, (one, array) in enumerate(_pairs(shape, arrays)):
-        dtype, dimensions = (one[0], 2) if isinstance(one, list) else (one, 1)
-        if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
-            raise TypeError(f"array {place}: {array.dtype} in {array.ndim} dimensions; expected {dtype}")
-        width = array.shape[1] if dimensions == 2 else 1
-        row["address"][place], row["length"][place], row["width"][place] = array.ctypes.data, len(array), width
+    kinds: list[Any] = []
+    words: list[int] = []
+    add_argument(arrays, kinds, words)
+    if kinds != [shape]:
+        raise TypeError(f"arrays of {kinds[0]}; expected {shape}")
+    row[: len(words)] = words
 
 
-def _count(shape: Shape) -> int:
-    return sum(map(_count, shape[1])) if isinstance(shape, tuple) else 1
-
-
-def _pairs(shape: Shape, arrays: Any) -> list[tuple[Shape, Any]]:
-    if not isinstance(shape, tuple):
-        return [(shape, arrays)]
-    return [pair for part, array in zip(shape[1], arrays, strict=True) for pair in _pairs(part, array)]
+def _words_of(shape: Shape) -> int:
+    return sum(map(_words_of, shape[1])) if isinstance(shape[0], type) else ARRAY_WORDS
 
 
 def reader(shape: Shape) -> Any:
@@ -113,50 +111,17 @@ def reader(shape: Shape) -> Any:
     @late_intrinsic
     def arrays_at(_: Any, addresses: Any, row: Any) -> Any:
         from numba.core import cgutils  # noqa: PLC0415 - see late_intrinsic
-        from numba.core.types import BaseTuple  # type: ignore[attr-defined]  # noqa: PLC0415
         from numba.np.arrayobj import make_array  # noqa: PLC0415
 
-        made = _type_of(shape)
+        from measure.machinecode.tables import type_of  # noqa: PLC0415
+
+        made = type_of(shape)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             held = make_array(signature.args[0])(context, builder, arguments[0])
             words = builder.bitcast(held.data, cgutils.intp_t.as_pointer())
-            first = builder.mul(arguments[1], builder.extract_value(held.shape, 1))
-            places = iter(range(_count(shape)))
-
-            def read(part: Any) -> Any:
-                if isinstance(part, BaseTuple):
-                    return context.make_tuple(builder, part, [read(one) for one in part])
-                place = builder.mul(builder.add(first, cgutils.intp_t(next(places))), cgutils.intp_t(_PER_ADDRESS))
-                return _read(context, builder, part, builder.gep(words, [place]))
-
-            return read(made)
+            return builder.gep(words, [builder.mul(arguments[1], builder.extract_value(held.shape, 1))])
 
         return made(addresses, row), generate
 
     return arrays_at
-
-
-def _type_of(shape: Shape) -> Any:
-    from numba.core import types  # noqa: PLC0415 - see late_intrinsic
-    from numba.core.types import BaseTuple  # type: ignore[attr-defined]  # noqa: PLC0415
-    from numba.np.numpy_support import from_dtype  # noqa: PLC0415
-
-    if isinstance(shape, tuple):
-        return BaseTuple.from_types([_type_of(part) for part in shape[1]], shape[0])
-    dtype, dimensions = (shape[0], 2) if isinstance(shape, list) else (shape, 1)
-    return types.Array(from_dtype(dtype), dimensions, "C")
-
-
-def _read(context: Any, builder: Any, made: Any, words: Any) -> Any:
-    """Generate code that makes an array of type ``made`` from its ADDRESS at ``words``."""
-    from numba.core import cgutils  # noqa: PLC0415 - see late_intrinsic
-    from numba.np.arrayobj import make_array, populate_array  # noqa: PLC0415
-
-    address, length, width = (builder.load(builder.gep(words, [cgutils.intp_t(field)])) for field in range(3))
-    array = make_array(made)(context, builder)
-    size = cgutils.intp_t(context.get_abi_sizeof(context.get_data_type(made.dtype)))
-    lengths, strides = ([length], [size]) if made.ndim == 1 else ([length, width], [builder.mul(width, size), size])
-    data = builder.inttoptr(address, array.data.type)
-    populate_array(array, data=data, shape=lengths, strides=strides, itemsize=size, meminfo=None)
-    return array._getvalue()

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels import layout
-from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.layout import Pool, Records
 from sim.vllm.eviction import (
     ADDED,

@@ -2,7 +2,7 @@
 steps, and the scheduler need not compose those steps.
 """
 
-from sim.kernels.compiling import kernel
+from measure.machinecode.kernels import kernel
 from sim.kernels.layout import Scheduler
 from sim.kernels.pool import publish, take
 from sim.kernels.scheduler import count_hashed

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
 from sim.kernels import layout
-from sim.kernels.addresses import ENGINE_STATE, reader, shape_of
-from sim.kernels.compiling import entry, kernel
+from sim.kernels.addresses import ENGINE_STATE, array_of, reader, shape_of
 from sim.kernels.layout import AS_RECORDED, NO_OUTCOME, NONE, OK, Places, Records, SimState, record
 from sim.kernels.loop import DONE, FULL, NOT_CHAINED, run
 from sim.kernels.pool import lookup
@@ -60,7 +61,7 @@ FLEET_STATE = shape_of(
     events=layout.EVENT,
     told=layout.EVENT,
     engines=FLEET_ENGINE,
-    in_flight=[np.dtype(np.int64)],
+    in_flight=array_of(np.int64, 2),
     router=ROUTER_STATE,
 )
 _lookup_limit = kernel(rules.lookup_limit)
@@ -69,7 +70,7 @@ _fleet_at = reader(FLEET_STATE)
 
 
 @entry
-def advance(addresses: Records, place: int, engine: int) -> int:
+def advance(addresses: Places, place: int, engine: int) -> int:
     """Hand the request at ``place`` (none below 0) over to ``engine``, and run to the next one that needs an engine.
 
     ``addresses``: of the engines' states, of a compiled router's pools, and of the fleet's state in the last row.
@@ -113,7 +114,7 @@ def advance(addresses: Records, place: int, engine: int) -> int:
 
 
 @entry
-def look(addresses: Records, place: int, seen: Records) -> None:
+def look(addresses: Places, place: int, seen: Records) -> None:
     """Look into each engine as it is for the request at ``place``, which has just come."""
     fleet = _fleet_at(addresses, len(addresses) - 1)
     now_ms = fleet.clock[0].now_ms

@@ -6,7 +6,7 @@ counted in that step's row, other work in a row of its own: so the model stays l
 
 import numpy as np
 
-from sim.kernels.compiling import kernel
+from measure.machinecode.kernels import kernel
 from sim.kernels.layout import PARALLEL, SimState
 from sim.latency import terms
 from tracefile.records.arrays import FloatArray

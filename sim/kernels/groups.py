@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels import layout
 from sim.kernels.blocks import KNOWN, NONE, PRIVATE, first_slot, private_key
-from sim.kernels.compiling import kernel, stay_apart
-from sim.kernels.layout import SOURCES, Ints, Places, Records, record
+from sim.kernels.layout import Ints, Places, Records, record
 from sim.kernels.pool import link_after, unlink
 from sim.vllm import rules
 from sim.vllm.config import EngineConfig
@@ -29,7 +29,7 @@ KEYS_PER_BLOCK = 2
 """Room for entries: a block's content, and mostly no prompt's end inside it. Beyond it, keys are not cached."""
 RULES = record(
     "alignment block_size partial_hits retain drops max_model_len clips state_block stores_inside step copied "
-    f"hit_tokens shared_tokens {SOURCES}"
+    "hit_tokens shared_tokens"
 )
 """A layout. ``retain`` −1: everywhere; ``clips``: chunks end where states are kept. Of now: the step's number, its
 copied blocks, and the last lookup's hit, and the longest one of a group alone, if that is longer."""

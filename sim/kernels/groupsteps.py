@@ -5,13 +5,15 @@
 
 from typing import Any
 
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
 from sim.kernels import loop
 from sim.kernels import scheduler as simple
-from sim.kernels.compiling import entry, entry_variant, kernel, nothing
+from sim.kernels.compiling import entry_variant, nothing
 from sim.kernels.grouplookup import find_alone, look_up
 from sim.kernels.groups import NO_PLACE, RING, STATE, GroupPool, release_block
 from sim.kernels.grouptables import admit, extend, publish, release
-from sim.kernels.layout import RUNNING, SOURCES, Records, record
+from sim.kernels.layout import RUNNING, Records, record
 from sim.kernels.pool import release as release_simply
 from sim.kernels.scheduler import count_admission, launch, leave_queue
 from sim.kernels.scheduler import schedule as schedule_simply
@@ -20,7 +22,7 @@ from sim.vllm import rules, statecache
 _blocks_for = kernel(rules.blocks_for)
 _state_end = kernel(statecache.state_end)
 _stores_inside = kernel(statecache.stores_inside)
-PROMPT = record(f"reach hit_tokens form {SOURCES}")
+PROMPT = record("reach hit_tokens form")
 """A request one at a time: tokens that could hit at most, the hit, −1: it does not fit, and the form of groups with the
 shortest hit where more could have been, −1: none."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels.blocks import NONE
-from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.groups import (
     CHUNK,
     FULL,

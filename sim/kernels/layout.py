@@ -4,39 +4,17 @@ A record holds together what is used together, so a decoding request costs one o
 objects (the clock, the free queue's length) are arrays of one record. Times in ms; −1 and NaN: not yet.
 """
 
-import hashlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tracefile.hashing import splitmix64
 from tracefile.records.arrays import FloatArray, UInt64Array
 
 Records = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 
-SIM = Path(__file__).parent.parent
-SHARED = (
-    *(SIM / f"latency/{name}.py" for name in ("noise", "terms")),
-    *(SIM / f"vllm/{name}.py" for name in ("eviction", "rules", "statecache")),
-    *(SIM.parent / f"engines/routing/{name}.py" for name in ("costs", "prefix", "records")),
-    Path(splitmix64.__file__),
-)
-
-
-def sources_digest() -> str:
-    digest = hashlib.sha256()
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), *SHARED):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-SOURCES = f"sources_{sources_digest()}"
-"""Field that names the kernels' version and holds nothing. A record of every entry's arguments has it: otherwise the
-machine code on disk would outlive a change in another file."""
 WAITING, RUNNING, FINISHED, ABSENT, LOADING = range(5)
 """State of a request; ABSENT: the scheduler has not got it; LOADING: it waits for blocks from a tier."""
 NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED, LOST, NO_ENGINE = map(np.int64, range(8))
@@ -103,8 +81,7 @@ EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
-    "composed running num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
-    f"steps_drawn {SOURCES}",
+    "composed running num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions steps_drawn",
     times="now_ms frontend_free_ms horizon_ms slow slow_at_ms slowest_factor seen_ms carried_ms step_end_ms start_ms "
     "left_ms resumes_ms",
 )
@@ -119,7 +96,7 @@ HOST, DISK = range(2)
 """Tiers behind the pool (``sim.kernels.tiers``)."""
 TIERS = record(
     "is_on remote layerwise on_eviction prefetch host_blocks disk_blocks block_size first_loading first_ended "
-    f"last_ended loads loaded_tokens stored_blocks disk_read_blocks disk_stored_blocks {SOURCES}",
+    "last_ended loads loaded_tokens stored_blocks disk_read_blocks disk_stored_blocks",
     times="now_ms token_ms latency_ms disk_token_ms disk_latency_ms read_free_ms write_free_ms disk_read_free_ms "
     "disk_write_free_ms step_until_ms",
 )

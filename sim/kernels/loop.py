@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
 from sim.kernels import scheduler as scheduling
 from sim.kernels import tiers
 from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
-from sim.kernels.compiling import entry, entry_variant, kernel, nothing
+from sim.kernels.compiling import entry_variant, nothing
 from sim.kernels.frontend import run_alone, run_beside
 from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, Draws, SimState, Timeline
 from sim.kernels.pool import WITHOUT_POLICIES

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels import blocks, layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, UNHASHED, first_slot, private_key
-from sim.kernels.compiling import kernel, nothing, stay_apart
+from sim.kernels.compiling import nothing
 from sim.kernels.layout import Pool, Records
 from sim.vllm.eviction import ADDED, AGES, LEVELS, WORKLOAD
 from sim.vllm.rules import goes_to_tail

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.kernels.compiling import kernel
+from measure.machinecode.kernels import kernel
 from sim.kernels.frontend import accept_job, entry_ms, work_ms
 from sim.kernels.layout import (
     ABORTED,

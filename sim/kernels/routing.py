@@ -11,9 +11,9 @@ import numpy as np
 from engines.routing.costs import predicted_ttft_ms
 from engines.routing.prefix import IMBALANCE_RATIO, IMBALANCE_REQUESTS, LEAST_MATCH, tokens_at_stake
 from engines.routing.records import RoutingCosts
+from measure.machinecode.kernels import kernel
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, reader, shape_of
-from sim.kernels.compiling import kernel
 from sim.kernels.layout import NONE, Places, Pool, Records, record
 from sim.kernels.pool import hold, lookup, publish, release, take
 from sim.vllm import rules
@@ -61,7 +61,7 @@ _predicted_ttft_ms, _tokens_at_stake = kernel(predicted_ttft_ms), kernel(tokens_
 
 
 @kernel
-def send(router: Router, addresses: Records, place: int, now_ms: float) -> int:
+def send(router: Router, addresses: Places, place: int, now_ms: float) -> int:
     """Return the engine of the request at ``place``, which has just come, and count it there.
 
     ``addresses``: of the engines' states, then of their blocks in use, then of the index's.
@@ -86,7 +86,7 @@ def send(router: Router, addresses: Records, place: int, now_ms: float) -> int:
 
 
 @kernel
-def hear(router: Router, addresses: Records, told: Records, count: int) -> None:
+def hear(router: Router, addresses: Places, told: Records, count: int) -> None:
     """Learn of first tokens and ends, in order."""
     for event in range(count):
         place, kind = told[event].code >> 1, told[event].code & 1
@@ -109,7 +109,7 @@ def hear(router: Router, addresses: Records, told: Records, count: int) -> None:
 
 
 @kernel
-def _choose(router: Router, addresses: Records, place: int) -> int:
+def _choose(router: Router, addresses: Places, place: int) -> int:
     settings, engines = router.settings[0], router.engines
     if settings.policy == TABLE:
         return int(router.table[place])
@@ -125,7 +125,7 @@ def _choose(router: Router, addresses: Records, place: int) -> int:
 
 
 @kernel
-def _see(router: Router, addresses: Records, place: int, number: int) -> None:
+def _see(router: Router, addresses: Places, place: int, number: int) -> None:
     """Look at an engine for a request: its overlap, its repeated tokens, its cost."""
     settings, engine, request = router.settings[0], router.engines[number], router.requests[place]
     if settings.knowledge == CACHES:
@@ -218,7 +218,7 @@ def _forget_free(pool: Pool) -> None:
 
 
 @kernel
-def _index_until(router: Router, addresses: Records, now_s: float) -> None:
+def _index_until(router: Router, addresses: Places, now_s: float) -> None:
     """Use the blocks of requests sent a lag ago or earlier, as ``PrefixIndex`` does: the last used stay."""
     settings, sent, scratch = router.settings[0], router.sent, router.requests[len(router.requests) - 1]
     while settings.num_indexed < settings.num_sent and sent[settings.num_indexed].at_s + settings.lag_s <= now_s:

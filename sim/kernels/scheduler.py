@@ -7,7 +7,7 @@ arrays that it needs: handing over all of them takes longer than the work.
 
 from typing import Any
 
-from sim.kernels.compiling import kernel, stay_apart
+from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels.layout import FINISHED, LOADING, RUNNING, WAITING, Scheduler
 from sim.kernels.pool import hold, lookup, publish, release, take
 from sim.kernels.tiers import (

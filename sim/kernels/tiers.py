@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels.blocks import KNOWN, PRIVATE, UNHASHED, first_slot, private_key
-from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.layout import DISK, HOST, NONE, Pool, Records, Scheduler, Tier
 from sim.kernels.pool import QUEUE, lookup
 from sim.vllm import rules

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.entries import entry
 from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state
 from sim.engine.tiers import in_list
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
 from sim.kernels.blocks import KNOWN, NONE, UNHASHED
-from sim.kernels.compiling import entry
 from sim.kernels.pool import QUEUE
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig

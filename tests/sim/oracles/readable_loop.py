@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from measure.machinecode.kernels import stay_apart
 from sim.kernels import layout, loop
 from sim.kernels import scheduler as kernels
-from sim.kernels.compiling import stay_apart, variant
+from sim.kernels.compiling import variant
 from sim.kernels.layout import SimState
 from sim.vllm.config import EngineConfig
 from sim.vllm.hybridscheduler import make_scheduler

@@ -1,0 +1,1 @@
+"""Functions compiled to machine code, which is kept on disk and called without a compiler."""

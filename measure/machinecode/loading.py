@@ -1,0 +1,85 @@
+"""Machine code called by LLVM's linker and ctypes alone, without Python's lock."""
+
+import ctypes
+import os
+import pickle
+from array import array
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import llvmlite
+from llvmlite import binding as llvm
+
+from measure.machinecode.arguments import NO_WORDS
+from measure.machinecode.files import MachineCode
+
+SYMBOL: Final = "kvtape_entry"
+_NONE_RETURNED, _RAISED = -2, 1
+_Function: Final = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_INTEGER, _FLOAT, _UNSIGNED, _TRUTH = "int64", "float64", "uint64", "bool"
+RESULTS: Final = ("none", _INTEGER, _FLOAT, _UNSIGNED, _TRUTH)
+_WORD = 8
+
+
+class _Exception(ctypes.Structure):
+    """numba's description of an exception: pickled class, arguments and place."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("length", ctypes.c_int32))
+
+
+@cache
+def machine() -> bytes:
+    """Return all that machine code depends on but its source: processor, numba, LLVM and numba's settings."""
+    numba = Path(getattr(find_spec("numba"), "origin", None) or "").with_name("_version.py")
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("NUMBA_"))
+    told = [one for one in settings if not one.startswith("NUMBA_CACHE_DIR=")]
+    features = llvm.get_host_cpu_features().flatten()
+    parts = [llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features, *told]
+    return "\n".join(parts).encode() + numba.read_bytes()
+
+
+def load(made: MachineCode) -> Callable[[list[int]], Any]:
+    """Return a function of a table: NO_WORDS and the arguments' words."""
+    engine = _linked(made.code)
+    function, result = _Function(engine.get_function_address(SYMBOL)), made.result
+
+    def call(words: list[int], _engine: Any = engine) -> Any:
+        table = array("q", words)
+        start = table.buffer_info()[0]
+        status = function(start, start + _WORD, start + len(NO_WORDS) * _WORD)
+        if status and status != _NONE_RETURNED:
+            raise _exception(status, table[1])
+        return table[0] if result == _INTEGER else _converted(table, result)
+
+    return call
+
+
+def _linked(code: bytes) -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+def _converted(table: Any, result: str) -> Any:
+    if result == "none":
+        return None
+    if result == _TRUTH:
+        return bool(table[0])
+    kind = ctypes.c_double if result == _FLOAT else ctypes.c_uint64
+    return kind.from_buffer(table).value
+
+
+def _exception(status: int, address: int) -> BaseException:
+    if status != _RAISED or not address:
+        return RuntimeError(f"machine code ended with status {status}; expected a result or an exception")
+    described = _Exception.from_address(address)
+    kind, arguments, _ = pickle.loads(ctypes.string_at(described.data, described.length))
+    raised: BaseException = kind(*arguments or ())
+    return raised

@@ -1,0 +1,408 @@
+"""Entries: machine code kept on disk where there is a folder, and called without numba."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import llvmlite
+import numpy as np
+import pytest
+from llvmlite import binding
+
+from measure.machinecode import arguments, entries, files, linking, loading
+from measure.machinecode.digests import digest_of
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
+
+ONCE = "kvtape: compiling machine code, once for this installation (up to 20 s) …\n"
+OFFSET = 10
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep code in a folder of the test's own, in what stands for a new process."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(entries, "_TOLD", [])
+    return tmp_path
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def tripled(number: int) -> int:
+    return 3 * number
+
+
+@kernel
+def total(one: int, other: int) -> int:
+    return one + other
+
+
+@kernel
+def difference(one: int, other: int) -> int:
+    return one - other
+
+
+def kept_in(folder: Path) -> Path:
+    [path] = folder.rglob("*.kvo")
+    return path
+
+
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows by each function that is compiled from now on."""
+    found: list[str] = []
+    compile_entry = linking.compile_entry
+
+    def noted(called: Any, kinds: Any) -> files.MachineCode:
+        found.append(called.__name__)
+        return compile_entry(called, kinds)
+
+    monkeypatch.setattr(linking, "compile_entry", noted)
+    return found
+
+
+def test_a_user_who_can_write_no_folder_compiles_in_each_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(files, "_can_write", lambda folder: False)
+    made = compilations(monkeypatch)
+    assert (entry(doubled)(21), entry(doubled)(21)) == (42, 42)
+    assert made == ["doubled", "doubled"]
+    assert capsys.readouterr().err == (
+        "kvtape: compiling machine code, in each run (up to 20 s); expected a folder to keep it in, as "
+        "NUMBA_CACHE_DIR names one\n"
+    )
+
+
+def test_the_first_function_that_is_compiled_is_told_and_one_read_from_disk_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = entry(doubled), entry(tripled)
+    assert not capsys.readouterr().err
+    assert (first(21), second(1)) == (42, 3)
+    assert capsys.readouterr().err == ONCE
+    monkeypatch.setattr(entries, "_TOLD", [])
+    assert entry(doubled)(21) == 42
+    assert not capsys.readouterr().err
+
+
+def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The named one, then beside the source, then the user's; the first that can be written is taken."""
+    place = files.place_of(tmp_path / "room/module.py", "one.<locals>.function", b"kinds")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    named, beside, own = place.folders()
+    assert named.parent == tmp_path
+    assert beside == tmp_path / "room/__pycache__"
+    assert own.parent == tmp_path / "home/numba"
+    assert named.name == own.name
+    assert place.name.startswith(f"module.one.-locals-.function-{sys.implementation.cache_tag}-")
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    assert list(place.folders()) == [beside, own]
+    assert files.find(place, b"") == (None, beside)
+    monkeypatch.setattr(files, "_can_write", lambda folder: folder == own)
+    assert files.find(place, b"") == (None, own)
+
+
+def test_code_in_a_folder_that_cannot_be_written_is_read(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As of an image that was made with it."""
+    assert entry(doubled)(21) == 42
+    monkeypatch.setattr(files, "_can_write", lambda folder: False)
+    made = compilations(monkeypatch)
+    assert entry(doubled)(21) == 42
+    assert not made
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]),
+        lambda whole: whole[:100] + bytes(len(whole) - 100),
+    ],
+)
+def test_a_file_that_is_not_whole_is_made_again(
+    damage: Callable[[bytes], bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert entry(doubled)(21) == 42
+    path = kept_in(folder)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    made = compilations(monkeypatch)
+    assert entry(doubled)(21) == 42
+    assert made == ["doubled"]
+    assert len(path.read_bytes()) == len(whole)
+    assert entry(doubled)(21) == 42
+    assert made == ["doubled"]
+
+
+@pytest.mark.parametrize("other", ["processor", "numba", "LLVM", "setting"])
+def test_code_of_another_machine_is_not_loaded(
+    other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    assert entry(doubled)(21) == 42
+    made = compilations(monkeypatch)
+    if other == "processor":
+        monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "another")
+    elif other == "numba":
+        (tmp_path / "_version.py").write_text("9.9")
+        monkeypatch.setattr(loading, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    elif other == "LLVM":
+        monkeypatch.setattr(llvmlite, "__version__", "9.9")
+    else:
+        monkeypatch.setenv("NUMBA_OPT", "1")
+    loading.machine.cache_clear()
+    try:
+        assert entry(doubled)(21) == 42
+    finally:
+        loading.machine.cache_clear()
+    assert made == ["doubled"]
+    assert len(list(folder.rglob("*.kvo"))) == 2
+
+
+def test_a_full_disk_costs_no_result(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert entry(doubled)(21) == 42
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def run_alone(folder: Path, hash_seed: int = 0) -> subprocess.Popen[str]:
+    """Begin a process that calls an entry and tells whether numba was imported."""
+    script = folder / "alone.py"
+    script.write_text(ALONE)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONHASHSEED": str(hash_seed)}
+    return subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+ALONE = """
+import sys
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
+
+@kernel
+def one(number):
+    return number + (number in (1, 21))
+
+@entry
+def doubled(number):
+    return 2 * one(number)
+
+print(doubled(21), "numba" in sys.modules)
+"""
+
+
+def test_machine_code_on_disk_is_called_without_numba(folder: Path) -> None:
+    """Its digest is the same in each process."""
+    assert run_alone(folder, 1).communicate()[0] == "44 True\n"
+    assert run_alone(folder, 2).communicate()[0] == "44 False\n"
+
+
+def test_processes_at_once_leave_one_whole_file(folder: Path) -> None:
+    several = [run_alone(folder) for _ in range(3)]
+    assert {one.communicate()[0].split()[0] for one in several} == {"44"}
+    assert [path.suffix for path in (folder / kept_in(folder).parent).iterdir()] == [files.SUFFIX]
+    assert run_alone(folder).communicate()[0] == "44 False\n"
+
+
+def test_a_kernel_is_compiled_once_into_its_entry() -> None:
+    """Not for each literal number that a caller has, and not for itself."""
+
+    @entry
+    def twice(number: int) -> int:
+        return total(total(number, 2), total(number, number))
+
+    called: Any = total
+    assert twice(3) == 11
+    [made] = called.compiled.overloads.values()
+    assert not made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+
+
+def test_an_entry_is_a_kernel_to_others() -> None:
+    inner: Any = entry(doubled)
+
+    @entry
+    def outer(number: int) -> int:
+        return int(inner(number)) + 1
+
+    assert (outer(4), inner(4)) == (9, 8)
+
+
+class Pair(NamedTuple):
+    counts: Any
+    table: Any
+
+
+class Nested(NamedTuple):
+    pair: Pair
+    scale: float
+    salt: np.uint64
+    is_on: bool
+    shift: int
+
+
+RECORD = np.dtype([("count", np.int64), ("time_ms", np.float64)])
+
+
+@entry
+def _visit(nested: Nested, bare: Any, place: int) -> float:
+    nested.pair.counts[place].count += nested.shift
+    bare[0] = nested.salt
+    if nested.is_on:
+        nested.pair.table[1, place] = len(nested.pair.counts)
+    return float(nested.scale * nested.pair.counts[place].time_ms)
+
+
+def test_arguments_of_all_kinds() -> None:
+    counts = np.zeros(3, RECORD)
+    counts["time_ms"] = 2.0, 3.0, 4.0
+    pair, bare = Pair(counts, np.zeros((2, 3), np.int32)), np.zeros(1, np.uint64)
+    salt = np.uint64(2**64 - 3)
+    assert _visit(Nested(pair, 0.5, salt, True, -7), bare, 2) == 2.0
+    assert counts["count"].tolist() == [0, 0, -7]
+    assert pair.table.tolist() == [[0, 0, 0], [0, 0, 3]]
+    assert bare.tolist() == [2**64 - 3]
+    assert _visit(Nested(pair, np.inf, salt, False, 1), bare, 1) == np.inf
+    assert pair.table.tolist() == [[0, 0, 0], [0, 0, 3]]
+
+
+def test_results_of_all_kinds() -> None:
+    large = np.uint64(2**64 - 1)
+    assert entry(_same)(-5) == -5
+    assert entry(_same)(-0.5) == -0.5
+    assert entry(_same)(True) is True
+    assert entry(_same)(False) is False
+    assert entry(_same)(large) == 2**64 - 1
+    assert entry(_none)(1) is None
+
+
+def _same(one: Any) -> Any:
+    return one
+
+
+def _none(_: Any) -> None:
+    return None
+
+
+def test_a_result_that_is_no_number_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"_pair: returns UniTuple\(int64 x 2\); expected one of none, int64"):
+        entry(_pair)(1)
+
+
+def _pair(one: int) -> tuple[int, int]:
+    return one, one
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (np.zeros((4, 4))[:, 0], r"array of shape \(4,\), strides \(32,\); expected a contiguous one"),
+        (np.zeros((2, 2, 2)), r"array of shape \(2, 2, 2\).*; expected a contiguous one of 1 or 2 dimensions"),
+        (np.zeros((2, 2), order="F"), "expected a contiguous one"),
+        ([1], "list; expected an array, a named tuple or a number"),
+        (None, "NoneType; expected"),
+        (np.float32(1), "float32; expected"),
+    ],
+)
+def test_arguments_that_machine_code_cannot_read_are_refused(one: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        entry(_none)(one)
+
+
+def _write(array: Any) -> None:
+    array[0] = 1
+
+
+def test_other_types_of_arrays_have_code_of_their_own() -> None:
+    called = entry(_write)
+    for dtype in (np.int32, np.float64):
+        array = np.zeros(2, dtype)
+        called(array)
+        assert array.tolist() == [1, 0]
+    frozen = np.zeros(2)
+    frozen.flags.writeable = False
+    with pytest.raises(Exception, match=r"[Cc]annot modify readonly array"):
+        called(frozen)
+
+
+def test_exceptions_of_machine_code_are_raised() -> None:
+    divided = entry(_divided)
+    assert divided(7, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        divided(7, 0)
+    with pytest.raises(ValueError, match="seven"):
+        divided(7, 7)
+
+
+def _divided(one: int, other: int) -> int:
+    if other == 7:
+        raise ValueError("seven")
+    return one // other
+
+
+def test_threads_run_beside_each_other() -> None:
+    """Without Python's lock: each waits for a word of the other, which neither could write while the first runs."""
+    words = np.zeros(2, np.int64)
+    meet = entry(_meet)
+    meet(np.ones(2, np.int64), 0)  # compiled before
+    threads = [threading.Thread(target=meet, args=(words, place)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert words.tolist() == [1, 1]
+
+
+def _meet(words: Any, place: int) -> None:
+    words[place] = 1
+    waited = 0
+    while words[1 - place] == 0:
+        waited += 1
+        words[place] = 1 + 0 * waited
+
+
+def _of_offset(number: int) -> int:
+    return total(number, OFFSET)
+
+
+def test_a_digest_tells_of_code_constants_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_of(_of_offset)
+    assert digest_of(_of_offset) == before
+    with monkeypatch.context() as changed:
+        changed.setitem(globals(), "OFFSET", 11)
+        assert digest_of(_of_offset) != before
+    with monkeypatch.context() as changed:
+        changed.setitem(globals(), "total", difference)
+        assert digest_of(_of_offset) != before
+    assert digest_of(_of_offset) == before
+    assert digest_of(doubled) != digest_of(tripled)
+
+
+def test_a_changed_source_replaces_its_code(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    made = compilations(monkeypatch)
+    assert entry(_of_offset)(1) == 11
+    monkeypatch.setitem(globals(), "OFFSET", 20)
+    assert entry(_of_offset)(1) == 21
+    assert made == ["_of_offset", "_of_offset"]
+    assert kept_in(folder).is_file()
+
+
+def test_words_of_arguments() -> None:
+    kinds: list[Any] = []
+    words: list[int] = []
+    array = np.zeros((2, 3), np.int32)
+    arguments.add_argument(Pair(array, 1.0), kinds, words)
+    arguments.add_argument(-1, kinds, words)
+    arguments.add_argument(np.uint64(2**64 - 2), kinds, words)
+    arguments.add_argument(np.bool_(True), kinds, words)
+    assert words == [array.ctypes.data, 2, 3, 0x3FF0000000000000, -1, -2, 1]
+    flags = arguments.ALIGNED | arguments.WRITEABLE
+    assert kinds == [(Pair, ((np.dtype(np.int32), 2, flags), float)), int, np.dtype(np.uint64), np.dtype(np.bool_)]
