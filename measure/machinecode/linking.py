@@ -5,6 +5,7 @@ took three times as long. A kernel's code stays as it was generated here. An ent
 function of its own module, so that LLVM also sees all the calls of each.
 """
 
+import ctypes
 import importlib
 import sys
 from types import ModuleType
@@ -17,6 +18,8 @@ from tracefile.records.extras import load_extra
 
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
+OF_C = {"numba_nextafter": "nextafter"}
+"""numba's copies of functions of C's library that kernels call."""
 
 
 def _spare_imports() -> None:
@@ -81,7 +84,19 @@ class _Whole(_Part):
         whole.get_function(function).name = SYMBOL
         self._optimize_final_module()
         whole.verify()
+        _ask_for_c_alone(whole)
         return bytes(self._codegen._tm.emit_object(whole))
+
+
+def _ask_for_c_alone(whole: Any) -> None:
+    """Let machine code call functions of C's library alone: it runs where numba is not imported. Raises TypeError for
+    others."""
+    library = ctypes.CDLL(None)
+    for one in (*whole.functions, *whole.global_variables):
+        if one.is_declaration and not one.name.startswith("llvm."):
+            one.name = OF_C.get(one.name, one.name)
+            if one.name.startswith(("Py", "_Py")) or not hasattr(library, one.name):
+                raise TypeError(f"{one.name}: called by machine code; expected functions of C's library alone")
 
 
 class _SharedFlags(Flags):  # type: ignore[misc]

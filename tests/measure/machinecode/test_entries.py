@@ -184,13 +184,15 @@ def run_alone(folder: Path, hash_seed: int = 0) -> subprocess.Popen[str]:
 
 
 ALONE = """
+import math
 import sys
+import numpy as np
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
 
 @kernel
 def one(number):
-    return number + (number in (1, 21))
+    return number + (number in (1, 21)) + (np.nextafter(0.0, 1.0) > 0.0) - (np.exp(number / 7.0) > math.log(number))
 
 @entry
 def doubled(number):
@@ -290,6 +292,16 @@ def _same(one: Any) -> Any:
 
 def _none(_: Any) -> None:
     return None
+
+
+def test_a_function_that_numba_alone_has_is_refused() -> None:
+    """A process that finds the code on disk does not import numba, and would call nothing."""
+    with pytest.raises(TypeError, match=r"numba_\w+: called by machine code; expected functions of C's library alone"):
+        entry(_drawn)()
+
+
+def _drawn() -> float:
+    return float(np.random.random())
 
 
 def test_a_result_that_is_no_number_is_refused() -> None:
