@@ -92,13 +92,22 @@ def table(rows: int, shape: Shape) -> Places:
 
 
 def note(row: Places, shape: Shape, arrays: Any) -> None:
-    """Write the addresses of ``arrays``, which the caller keeps alive, into a row of the table."""
+    """Write the addresses of ``arrays``, which the caller keeps alive, into a row of the table.
+
+    Kernels write into no array that may be read-only: keys, and arrivals that another process sent.
+    """
     kinds: list[Any] = []
     words: list[int] = []
     add_argument(arrays, kinds, words)
-    if kinds != [shape]:
+    if _writeable(kinds[0]) != shape:
         raise TypeError(f"arrays of {kinds[0]}; expected {shape}")
     row[: len(words)] = words
+
+
+def _writeable(kind: Any) -> Shape:
+    if isinstance(kind[0], type):
+        return kind[0], tuple(map(_writeable, kind[1]))
+    return *kind[:2], kind[2] | WRITEABLE
 
 
 def _words_of(shape: Shape) -> int:
