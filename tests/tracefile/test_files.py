@@ -277,7 +277,7 @@ def test_a_file_that_is_no_trace_is_refused_at_opening(tmp_path: Path, content: 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         open_trace(tmp_path / "none")
-    with pytest.raises(InputError, match="directory"):
+    with pytest.raises(InputError, match="is empty; expected segments"):
         open_trace(tmp_path)
 
 
