@@ -48,14 +48,22 @@ class Entry(LateCode):
         place = files.place_of(Path(function.__code__.co_filename), function.__qualname__, machine + described(kinds))
         digest = digest_of(function)
         made, folder = files.find(place, digest)
-        if made is None:
-            from measure.machinecode import linking  # noqa: PLC0415 - numba
-
-            tell(folder)
-            made = linking.compile_entry(self, kinds)
-            if folder is not None:
-                files.write(folder / place.name, digest, made)
+        if made is not None:
+            return made
+        if folder is None:
+            return self._compile(kinds, None)
+        with files.alone(folder / place.name) as path:
+            made = files.read(path, digest)  # another process may have made it meanwhile
+            if made is None:
+                made = self._compile(kinds, folder)
+                files.write(path, digest, made)
         return made
+
+    def _compile(self, kinds: tuple[Any, ...], folder: Path | None) -> files.MachineCode:
+        from measure.machinecode import linking  # noqa: PLC0415 - numba
+
+        tell(folder)
+        return linking.compile_entry(self, kinds)
 
 
 def entry(function: Function) -> Function:

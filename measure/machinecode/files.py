@@ -5,6 +5,7 @@ half written, or of another state, is as good as none, and is replaced as a whol
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -62,14 +63,15 @@ def find(place: Place, made_from: bytes) -> tuple[MachineCode | None, Path | Non
     """Return the code made from the same, if it is in the first folder that can be written or in one before it, and
     that folder, if there is one."""
     for folder in place.folders():
-        if made := _read(folder / place.name, made_from):
+        if made := read(folder / place.name, made_from):
             return made, folder
         if _can_write(folder):
             return None, folder
     return None, None
 
 
-def _read(path: Path, made_from: bytes) -> MachineCode | None:
+def read(path: Path, made_from: bytes) -> MachineCode | None:
+    """Return the code in a file if it is whole and made from the same."""
     try:
         whole = path.read_bytes()
     except OSError:
@@ -85,6 +87,18 @@ def _can_write(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         return os.access(folder, os.W_OK)
     return False
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[Path]:
+    """Have one process at a time make the code of a file; where a folder has no locks, several make the same."""
+    lock = path.with_suffix(".lock")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held.enter_context(open(lock, "ab")), fcntl.LOCK_EX)
+            # Gone before it is free: a process that waits for it finds the code.
+            held.callback(lock.unlink, missing_ok=True)
+        yield path
 
 
 def write(path: Path, made_from: bytes, made: MachineCode) -> None:

@@ -1,5 +1,6 @@
 """Entries: machine code kept on disk where there is a folder, and called without numba."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -90,6 +91,29 @@ def test_the_first_function_that_is_compiled_is_told_and_one_read_from_disk_is_n
     monkeypatch.setattr(entries, "_TOLD", [])
     assert entry(doubled)(21) == 42
     assert not capsys.readouterr().err
+
+
+def test_processes_that_need_the_same_code_make_it_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One looked before the other had made it, and waited for the lock: it reads, and tells of nothing."""
+    assert entry(doubled)(21) == 42
+    assert capsys.readouterr().err == ONCE
+    monkeypatch.setattr(entries, "_TOLD", [])
+    monkeypatch.setattr(files, "find", lambda place, digest: (None, kept_in(folder).parent))
+    made = compilations(monkeypatch)
+    assert entry(doubled)(21) == 42
+    assert (made, capsys.readouterr().err) == ([], "")
+    assert not list(folder.rglob("*.lock"))
+
+
+def test_one_process_at_a_time_makes_a_code(tmp_path: Path) -> None:
+    path = tmp_path / "code.kvo"
+    with files.alone(path), open(tmp_path / "code.lock", "ab") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not list(tmp_path.iterdir())
+    with files.alone(tmp_path / "none" / "code.kvo") as gone:  # a folder that was removed
+        assert gone == tmp_path / "none" / "code.kvo"
 
 
 def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -585,6 +585,7 @@ def test_the_taps_own_calls_have_its_key_and_relayed_requests_the_clients(
             await tap.post(
                 "/v1/completions", {**COMPLETION, "prompt": "text"}, b"Authorization: Bearer canary-client\r\n"
             )
+            await until(lambda: b"/tokenize" in seen)  # before the ending processes are in its way
             arguments = arguments_of(tap)
             await tap.end()
             own = [b"Bearer canary-taps-own", b"canary-gate"]
