@@ -1,5 +1,6 @@
 """A process from the nursery is told from one that Python started by nothing but its parent."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.warmstart import WarmPopen
+from tests.warmstart import WarmPopen, warm_children, warm_process
 from wire.process import start_child
 
 TRACE = str(Path(__file__).parent / "sim" / "data" / "six_requests.jsonl")
@@ -56,6 +57,27 @@ def test_a_signal_ends_it_and_is_told(number: signal.Signals) -> None:
         assert process.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_one_for_coroutines_says_and_ends_alike_and_is_found_by_who_asked_for_it() -> None:
+    async def scenario() -> None:
+        server = await warm_process("sim", "serve", "--listen", "127.0.0.1:0", env=os.environ)
+        assert b"http://127.0.0.1:" in await server.stdout.readline()
+        assert server.pid in warm_children(os.getpid(), "sim")
+        assert warm_children(os.getpid(), "tap") == []
+        assert server.returncode is None
+        server.send_signal(signal.SIGTERM)
+        _, complaints = await server.communicate()
+        assert (server.returncode, complaints) == (0, b"")
+        assert server.pid not in warm_children(os.getpid(), "sim")
+        refused = await warm_process("tracefile", "--unknown", env=os.environ)
+        out, err = await refused.communicate()
+        assert (refused.returncode, out, err) == (
+            2,
+            *map(str.encode, ended(subprocess.Popen, "tracefile", "--unknown")[1:]),
+        )
+
+    asyncio.run(scenario())
 
 
 def test_python_started_differently_is_started_by_python() -> None:
