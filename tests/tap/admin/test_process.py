@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 from tap.admin.__main__ import NICENESS
 from tests.tap.admin.conftest import ROOT, AdminProcess
 from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
-from tests.warmstart import WarmPopen
+from tests.warmstart import WarmPopen, warm_children
 from tracefile import load_trace
 
 
@@ -81,11 +80,11 @@ def test_hammered_it_still_takes_what_it_is_told(admin: AdminProcess) -> None:
 class Tap:
     """``tap`` as a user starts it, with an admin port."""
 
-    def __init__(self, folder: Path, upstream: str, start: type["subprocess.Popen[Any]"] = WarmPopen) -> None:
+    def __init__(self, folder: Path, upstream: str) -> None:
         self.trace = folder / "captured.jsonl"
         flags = ["--upstream", upstream, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", "2"]
         flags += ["-o", str(self.trace), "--tokenizer", "ids", "--key-file", str(folder / "key")]
-        self.process = start(
+        self.process = WarmPopen(
             [sys.executable, "-m", "tap", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert self.process.stdout is not None
@@ -149,13 +148,10 @@ def test_a_tap_with_an_admin_port(tap: Tap) -> None:
     assert len(load_trace(tap.trace)[1]) == 41
 
 
-@pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
 def test_an_admin_process_that_dies_costs_no_request_and_comes_back(tmp_path: Path, sim_server: str) -> None:
-    tap = Tap(tmp_path, sim_server, subprocess.Popen)
-    children = subprocess.run(
-        ["pgrep", "-P", str(tap.process.pid), "-f", "tap.admin"], capture_output=True, text=True, check=True
-    )
-    os.kill(int(children.stdout), signal.SIGKILL)
+    tap = Tap(tmp_path, sim_server)
+    [admin] = warm_children(tap.process.pid, "tap.admin")
+    os.kill(admin, signal.SIGKILL)
     for number in range(5):
         ask(tap, list(range(100 * number, 100 * number + 40)))
     deadline = time.monotonic() + 60
