@@ -18,6 +18,7 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.runs.merging import parts_of, record_lines
 from loadgen.runs.resumption import HISTORY, ended_requests, last_header
+from scripts.proxybench.processes import ended
 from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -63,10 +64,13 @@ def kill_midway(engine: Any, argv: Sequence[str], trace: Path, enough: int) -> N
 
 
 def kill(run: "subprocess.Popen[bytes]") -> None:
-    for pid in [run.pid, *descendants(run.pid)]:
+    pids = [run.pid, *descendants(run.pid)]
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it may have left by itself since it was listed
             os.kill(pid, signal.SIGKILL)
     run.wait()
+    while not all(map(ended, pids)):  # a process holds its file's lock until it has ended
+        time.sleep(0.002)
 
 
 def descendants(pid: int) -> list[int]:

@@ -95,6 +95,7 @@ class Tap:
 
     def end(self) -> str:
         self.process.send_signal(signal.SIGTERM)
+        output: str
         output, complaints = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, complaints
         return output
