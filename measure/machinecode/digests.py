@@ -11,7 +11,8 @@ import numpy as np
 
 from measure.machinecode.kernels import LateCode
 
-_ROOT = Path(__file__).parent.parent.parent
+_OWN = frozenset({"engines", "measure", "scripts", "sim", "tests", "tracefile"})
+"""Packages whose modules kernels may name; numpy and numba stand in the same folder where kvtape is installed."""
 _PLAIN = (int, float, str, bytes, bool, type(None), type(Ellipsis), np.generic, np.dtype, np.ufunc)
 
 
@@ -87,7 +88,7 @@ class _Reached:
             yield from self.parts(found)
             return
         yield f"{found.__name__};"
-        if Path(getattr(found, "__file__", None) or "/").is_relative_to(_ROOT):
+        if found.__name__.partition(".")[0] in _OWN:
             for name in names:
                 if hasattr(found, name):
                     yield from self.parts(getattr(found, name))

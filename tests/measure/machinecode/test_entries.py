@@ -116,6 +116,17 @@ def test_one_process_at_a_time_makes_a_code(tmp_path: Path) -> None:
         assert gone == tmp_path / "none" / "code.kvo"
 
 
+def rounded_root(number: float) -> float:
+    return float(np.round(np.sqrt(number)))
+
+
+def test_a_module_of_a_library_is_its_name_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed, numpy stands beside this package; in a clone, ``.venv`` stands within."""
+    digest = digest_of(rounded_root)
+    monkeypatch.setattr(np, "__file__", str(Path(files.__file__).parents[2] / "numpy/__init__.py"))
+    assert digest_of(rounded_root) == digest
+
+
 def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The named one, then beside the source, then the user's; the first that can be written is taken."""
     place = files.place_of(tmp_path / "room/module.py", "one.<locals>.function", b"kinds")
