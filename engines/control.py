@@ -26,7 +26,7 @@ class ControlClient:
     def __init__(self, url: str, access: Access = OPEN, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         self.url, self.access = url.rstrip("/"), access
         self.date = ""
-        """``Date`` header of the last page; empty: the engine sends none."""
+        """``Date`` header of the last GET; empty: none was sent, or the call failed."""
         self._calls = BlockingCalls(self.url, timeout_s, access)
 
     def __enter__(self) -> "ControlClient":

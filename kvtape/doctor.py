@@ -226,9 +226,9 @@ def _asked(url: str, access: Access, *, probe: bool) -> tuple[float | None, list
         try:
             model = client.resolve_model("auto")
         except InputError as error:
-            failed = Check("engine", "fail", str(error), "its base URL, without /v1")
-            return _seconds_ahead(client.date), [failed]
-        return _seconds_ahead(client.date), list(_engine(client, model, probe=probe))
+            return _seconds_ahead(client.date), [Check("engine", "fail", str(error), "its base URL, without /v1")]
+        ahead_s = _seconds_ahead(client.date)  # now: the date is of the page that was read last
+        return ahead_s, list(_engine(client, model, probe=probe))
 
 
 def _engine(client: "ControlClient", model: str, *, probe: bool) -> Iterator[Check]:

@@ -15,6 +15,7 @@ from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
 from tracefile.records.latenames import LateModule, late_modules
+from tracefile.storage.output import output_name
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
     from tap.supervisor import config as settings
     from tap.supervisor import service, upstreamlist
     from tracefile.hashing import hashkey
-    from tracefile.storage import output as outputs
     from wire import loop
 else:  # processes and an event loop, which the flags need not
     asyncio, loop = LateModule("asyncio"), LateModule("wire.loop")
-    hashkey, outputs = LateModule("tracefile.hashing.hashkey"), LateModule("tracefile.storage.output")
+    hashkey = LateModule("tracefile.hashing.hashkey")
     readlog = LateModule("tap.logs.command")
     livepolicy, promptstart = LateModule("tap.proxy.livepolicy"), LateModule("tap.prompts.promptstart")
     settings, service, upstreamlist = late_modules("tap.supervisor", "config service upstreamlist")
@@ -196,7 +196,7 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
 def _add_hashes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
-        default="auto",
+        default="auto",  # as AUTO in tap.supervisor.config
         metavar="PATH|engine|bytes|ids",
         help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
         "request is relayed; bytes: UTF-8 bytes; ids: only prompts sent as ids (default: engine if it has /tokenize, "
@@ -299,7 +299,7 @@ def read_config(argv: Sequence[str]) -> "settings.TapConfig":
     args = parser().parse_args(argv)
     _check_numbers(args)
     livepolicy.live_route(args.route)
-    output = outputs.output_name(args.output, "tap", resume=args.resume)
+    output = output_name(args.output, "tap", resume=args.resume)
     trace = settings.checked_trace(output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
     listed = upstreamlist.checked_upstreams(args.upstream, args.upstreams)
     made = {
@@ -373,9 +373,10 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["read-log"]:
         return readlog.main(argv[1:])
     config = read_config(argv)
+    run, serve = loop.run, service.serve  # imported with the user's umask: other users may read compiled modules
     os.umask(umask_of(config.file_mode))  # of the tap's other processes, too
     try:
-        loop.run(service.serve(config))
+        run(serve(config))
     except asyncio.CancelledError:  # told to end before it had begun
         return 130
     return 0

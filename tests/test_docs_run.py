@@ -98,8 +98,9 @@ class Reader:
         self.written: dict[str, str] = {}
         self.made: set[str] = set()
         self.used: set[str] = set()
-        for name in ("data", "deploy", "loadgen", "scripts"):
+        for name in ("data", "loadgen", "scripts"):
             (folder / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / "deploy", folder / "deploy")  # commands of its pages write there
         self.restore()
         captured = str(folder / "captured.jsonl.zst")
         tracefile(["convert", captured, str(folder / "conversation_trace.jsonl"), "--to", "mooncake"])

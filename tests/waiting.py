@@ -6,7 +6,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
-"""How long anything may take on such a machine."""
+"""Limit for any wait on such a machine."""
+EQUAL_LOOKS = 3
+"""Equal amounts in a row that mean a standstill: a busy machine may stall once."""
 
 
 async def until(condition: Callable[..., object]) -> None:
@@ -18,9 +20,9 @@ async def until(condition: Callable[..., object]) -> None:
 
 async def standstill(amount: Callable[[], T]) -> T:
     """Wait until ``amount()`` no longer changes; returns it."""
-    before = amount()
-    await asyncio.sleep(0.15)
-    while before != (now := amount()):
-        before = now
-        await asyncio.sleep(0.15)
-    return now
+    before, equal = amount(), 0
+    while equal < EQUAL_LOOKS:
+        await asyncio.sleep(0.1)
+        now = amount()
+        before, equal = now, equal + 1 if now == before else 0
+    return before

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadgen.core import capacity
     from loadgen.core.capacity import Capacity, RateTruth
     from loadgen.selftest import measuring
-else:  # numpy and httpx, which the flags need not
+else:  # the runs, which the flags need not
     capacity, measuring = LateModule("loadgen.core.capacity"), LateModule("loadgen.selftest.measuring")
 
 SHORTEST_S = 0.5

@@ -154,7 +154,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="vLLM's number of KV blocks, the null block included: one fewer is usable",
     )
-    add_free_rule(parser, " (default vllm)")
+    add_free_rule(parser, "vllm")
     add_kv_groups(parser)
     add_evict(parser)
 

@@ -130,12 +130,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         flag.help = f"{flag.help}" if "default" in f"{flag.help}" else f"{flag.help} (default: the engine's)"
 
 
-def add_free_rule(parser: argparse._ActionsContainer, default: str = "") -> None:
+def add_free_rule(parser: argparse._ActionsContainer, told_default: str | None = None) -> None:
+    """Add the flag; it stays None if it is not given, so that it can be refused beside another engine."""
+    told = "" if told_default is None else f"; default {told_default}"
     parser.add_argument(
         "--free-rule",
         choices=FREE_RULES,
-        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail (append_all, older vLLM)"
-        + default,
+        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail "
+        f"(append_all, older vLLM{told})",
     )
 
 

@@ -91,7 +91,7 @@ def test_the_command_prints_and_keeps_what_it_found(
         asked.append((seconds, procs))
         return ROUND
 
-    monkeypatch.setattr("loadgen.selftest.measuring.measure_capacity", found)
+    monkeypatch.setattr("loadgen.selftest.command.measuring.measure_capacity", found)
     assert main(["selftest", "--duration", "2s", "--json"]) == 0
     assert asked == [(2.0, 1)]
     printed = capsys.readouterr()

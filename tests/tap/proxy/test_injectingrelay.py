@@ -12,6 +12,7 @@ from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from tap.supervisor.config import check_injection
 from tests.tap.proxy import vllm_rendering as vllm
+from tests.waiting import until
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
@@ -81,12 +82,6 @@ def unchunked(raw: bytes) -> bytes:
         if size == 0:
             assert raw == b"", "bytes behind the last chunk"
             return body
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110  what is waited for is in the tap, which has no event for it
-            await asyncio.sleep(0.001)
 
 
 def plain_stream(path: str) -> bytes:
