@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from engines.routing.costs import at_speed, read_costs
 from engines.routing.index import ActiveBlocks, PrefixIndex
@@ -12,9 +12,14 @@ from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
 from engines.routing.records import TOKENS_ALONE, RoutingCosts
 from engines.routing.router import ADAPTER_SLOTS, Knowledge, Router
 from engines.routing.sessions import read_statistics
-from engines.routing.users import user_policy
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
+
+if TYPE_CHECKING:
+    from engines.routing import users
+else:  # which most fleets have none of
+    users = LateModule("engines.routing.users")
 
 CacheKnowledge = Literal["complete", "partial", "none"]
 """``complete``: of the engines' caches as they are; ``partial``: the router's own index; ``none``: overlaps are 0."""
@@ -49,7 +54,7 @@ def parse_route(text: str) -> Route:
     name, *words = text.split(":")
     if name.endswith(".py"):
         function, words = (words[0], words[1:]) if words else ("", [])
-        kind = user_policy(name, function)
+        kind = users.user_policy(name, function)
     elif name in POLICIES:
         kind = POLICIES[name]
     else:

@@ -2,8 +2,16 @@
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from tracefile import InputError, Record, SessionId, load_trace
+from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
+
+if TYPE_CHECKING:
+    from tracefile.files import reading
+    from tracefile.records.schema import Record, SessionId
+else:  # a trace is read where a user names one
+    reading = LateModule("tracefile.files.reading")
 
 MAX_TURN = 64
 """Turns counted apart; later ones together."""
@@ -76,7 +84,7 @@ class SessionStatistics:
         return self.service_s.value / whole if whole > 0.0 else 1.0
 
 
-def trace_statistics(records: Iterable[Record]) -> SessionStatistics:
+def trace_statistics(records: "Iterable[Record]") -> SessionStatistics:
     """Return the statistics of a trace's sessions; a session ends with its last record."""
     statistics = SessionStatistics()
     latest: dict[SessionId, tuple[Record, int]] = {}
@@ -99,7 +107,7 @@ def trace_statistics(records: Iterable[Record]) -> SessionStatistics:
 
 def read_statistics(path: str | os.PathLike[str]) -> SessionStatistics:
     """Read a trace's sessions. Raises InputError naming the file where it is no trace, or none of it has a session."""
-    _, records = load_trace(path)
+    _, records = reading.load_trace(path)
     if all(record.session_id is None for record in records):
         raise InputError(f"{os.fspath(path)}: no record has a session; expected a trace with sessions")
     return trace_statistics(records)

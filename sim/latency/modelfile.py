@@ -1,11 +1,10 @@
 """model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -13,7 +12,13 @@ from sim.latency.noise import Noise
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 from tracefile.storage.output import MODEL, replace_output
+
+if TYPE_CHECKING:
+    import hashlib
+else:  # which loads OpenSSL
+    hashlib = LateModule("hashlib")
 
 MODEL_SCHEMA: Literal["kvtape-model/2"] = "kvtape-model/2"
 

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,9 +26,11 @@ from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
+    import statistics
+
     import numpy as np
-else:  # model.json is read without it
-    np = LateModule("numpy")
+else:  # model.json is read without them
+    np, statistics = LateModule("numpy"), LateModule("statistics")
 
 Numbers = Sequence[float] | FloatArray
 
@@ -85,7 +86,8 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if not any(any(row) for row in self.step_log_ratio):
             return np.empty((0, 0))
         at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
-        u = [_NORMAL.cdf(z) for z in at.tolist()]
+        normal = statistics.NormalDist()
+        u = [normal.cdf(z) for z in at.tolist()]
         return np.stack([np.interp(u, self.levels, row) for row in self.step_log_ratio])
 
     def frontend_factors(self, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
@@ -184,11 +186,8 @@ def uniform(key: int, counter: int) -> float:
     return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
 
 
-_NORMAL = NormalDist()
-
-
 @cache
 def normals_table() -> FloatArray:
     """Standard normals at probabilities 0 to 1 in ``NORMALS`` steps, the outermost at a quarter of a step."""
-    least = 0.25 / NORMALS
-    return np.array([_NORMAL.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(NORMALS + 1)])
+    least, normal = 0.25 / NORMALS, statistics.NormalDist()
+    return np.array([normal.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(NORMALS + 1)])
