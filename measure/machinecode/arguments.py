@@ -20,6 +20,8 @@ _FLAGS = ALIGNED | WRITEABLE
 _DATA: Final = object.__basicsize__
 """Where an array's object holds the address of its data: first, by numpy's C interface. Asking numpy takes ten times as
 long as all the rest."""
+_OF_PYTHON: Final = {float: float, np.float64: float, np.int64: int, np.bool_: bool}
+"""Numbers of one kind, with code in common."""
 _word_at = ctypes.c_int64.from_address
 
 
@@ -47,10 +49,10 @@ def add_argument(one: Any, kinds: list[Any], words: list[int]) -> None:
 
 
 def _add_number(one: Any, kinds: list[Any], words: list[int]) -> None:
-    if isinstance(one, np.integer | np.float64 | np.bool_):
+    if type(one) in _OF_PYTHON:
+        kinds.append(_OF_PYTHON[type(one)])
+    elif isinstance(one, np.integer):
         kinds.append(one.dtype)
-    elif type(one) is float:
-        kinds.append(float)
     else:
         raise TypeError(f"{type(one).__name__}; expected an array, a named tuple or a number")
     packed = struct.pack("d", one) if isinstance(one, float) else struct.pack("Q", int(one) % (1 << 64))

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -13,7 +12,22 @@ from measure.machinecode.kernels import LateCode
 
 _OWN = frozenset({"engines", "measure", "scripts", "sim", "tests", "tracefile"})
 """Packages whose modules kernels may name; numpy and numba stand in the same folder where kvtape is installed."""
+_NUMBA_KNOWS = frozenset({"builtins", "math", "numba", "numpy"})
+"""Packages that machine code is made from with numba, whose version tells machines apart."""
 _PLAIN = (int, float, str, bytes, bool, type(None), type(Ellipsis), np.generic, np.dtype, np.ufunc)
+
+
+def _sources() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+_OWN_SOURCES = _sources()
+"""Of the code that this process runs: files may change beside it."""
+
+
+def sources_changed() -> bool:
+    """Return whether this folder has other code than this process began with: what is imported late does not fit."""
+    return _sources() != _OWN_SOURCES
 
 
 def digest_of(function: Callable[..., object]) -> bytes:
@@ -21,15 +35,10 @@ def digest_of(function: Callable[..., object]) -> bytes:
 
     Names are looked up as the function would: a variant that calls other kernels has another digest.
     """
-    whole = hashlib.sha256(_own_sources())
+    whole = hashlib.sha256(_OWN_SOURCES)
     for part in _Reached().parts(function):
         whole.update(part.encode())
     return whole.digest()
-
-
-@cache
-def _own_sources() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 class _Reached:
@@ -44,7 +53,8 @@ class _Reached:
         if isinstance(one, _PLAIN):
             yield f"{type(one).__name__} {one!r};"
         elif isinstance(one, type | BuiltinFunctionType):
-            yield f"{one.__module__}.{one.__qualname__} {getattr(one, '_fields', ())};"
+            members = {name: each.value for name, each in getattr(one, "__members__", {}).items()}
+            yield f"{one.__module__}.{one.__qualname__} {getattr(one, '_fields', ())} {members};"
         elif isinstance(one, frozenset):
             yield f"{sorted(map(repr, one))};"
         elif isinstance(one, tuple | list):
@@ -72,7 +82,8 @@ class _Reached:
             raise TypeError(f"{one!r}: a constant of machine code; expected a number, a tuple, an array or a function")
 
     def _parts_of_code(self, code: CodeType, names: dict[str, Any]) -> Iterator[str]:
-        yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_flags};"
+        yield f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {code.co_flags};"
+        yield f"{code.co_names} {code.co_varnames} {code.co_freevars};"
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 yield from self._parts_of_code(constant, names)
@@ -83,12 +94,16 @@ class _Reached:
                 yield from self._parts_of_name(names[name], code.co_names)
 
     def _parts_of_name(self, found: Any, names: tuple[str, ...]) -> Iterator[str]:
-        """Yield parts of a global; of a module of ours, all that the code may mean."""
+        """Yield parts of a global; of a module, all that the code may mean. Raises TypeError for modules of others."""
         if not isinstance(found, ModuleType):
             yield from self.parts(found)
             return
         yield f"{found.__name__};"
-        if found.__name__.partition(".")[0] in _OWN:
+        package = found.__name__.partition(".")[0]
+        if package in _OWN:
             for name in names:
                 if hasattr(found, name):
                     yield from self.parts(getattr(found, name))
+        elif package not in _NUMBA_KNOWS:
+            known = ", ".join(sorted(_OWN | _NUMBA_KNOWS))
+            raise TypeError(f"module {found.__name__}, named by machine code; expected one of {known}")

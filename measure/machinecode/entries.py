@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 from measure.machinecode import files
 from measure.machinecode.arguments import NO_WORDS, add_argument
-from measure.machinecode.digests import digest_of
+from measure.machinecode.digests import digest_of, sources_changed
 from measure.machinecode.kernels import LateCode
 from tracefile.records.extras import is_lacking, load_extra
 
@@ -47,16 +47,17 @@ class Entry(LateCode):
         function: Any = self.function
         place = files.place_of(Path(function.__code__.co_filename), function.__qualname__, machine + described(kinds))
         digest = digest_of(function)
-        made, folder = files.find(place, digest)
-        if made is not None:
+        if made := files.find(place, digest):
             return made
-        if folder is None:
-            return self._compile(kinds, None)
-        with files.alone(folder / place.name) as path:
-            made = files.read(path, digest)  # another process may have made it meanwhile
-            if made is None:
-                made = self._compile(kinds, folder)
-                files.write(path, digest, made)
+        folder = place.writable_folder()
+        if folder is None or sources_changed():
+            return self._compile(kinds, folder)
+        path = folder / place.name
+        with files.alone(path):
+            if made := files.read(path, digest, place.owners()):  # another process made it meanwhile
+                return made
+            made = self._compile(kinds, folder)
+            files.write(path, digest, made)
         return made
 
     def _compile(self, kinds: tuple[Any, ...], folder: Path | None) -> files.MachineCode:

@@ -1,5 +1,7 @@
 """Machine code on disk: in the folders of numba's own cache, by function, kinds of arguments and machine.
 
+Another user's file is not read: code runs with the rights of the process that loads it.
+
 A file is a digest of the rest; a digest of all that the code is made from; the result's kind; the code. A file that is
 half written, or of another state, is as good as none, and is replaced as a whole.
 """
@@ -10,13 +12,15 @@ import hashlib
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 SUFFIX = ".kvo"
 _DIGEST = hashlib.sha256().digest_size
 _KIND = 8
+LOCK_LIMIT_S, TOLD_AFTER_S, _LOCK_PAUSE_S = 60.0, 5.0, 0.05
 
 
 class MachineCode(NamedTuple):
@@ -45,9 +49,20 @@ class Place(NamedTuple):
         with contextlib.suppress(RuntimeError):  # no home
             yield _user_folder() / of_source
 
+    def writable_folder(self) -> Path | None:
+        """Return the first folder that can be written, and make it."""
+        return next((folder for folder in self.folders() if _can_write(folder)), None)
+
+    def owners(self) -> frozenset[int]:
+        """Return users whose files are read: this process's, the administrator and the owner of the source."""
+        own = {0, os.geteuid()}
+        with contextlib.suppress(OSError):
+            own.add(self.source.stat().st_uid)
+        return frozenset(own)
+
 
 def place_of(source: Path, function: str, distinct: bytes) -> Place:
-    """Return the place of a function's code; ``distinct``: of codes that are kept beside each other."""
+    """Return the place of a function's code; ``distinct``: its kinds of arguments and the machine."""
     plain = re.sub(r"[^\w.]+", "-", function)
     told = hashlib.sha256(distinct).hexdigest()[:16]
     return Place(source, f"{source.stem}.{plain}-{sys.implementation.cache_tag}-{told}{SUFFIX}")
@@ -59,21 +74,19 @@ def _user_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
 
 
-def find(place: Place, made_from: bytes) -> tuple[MachineCode | None, Path | None]:
-    """Return the code made from the same, if it is in the first folder that can be written or in one before it, and
-    that folder, if there is one."""
-    for folder in place.folders():
-        if made := read(folder / place.name, made_from):
-            return made, folder
-        if _can_write(folder):
-            return None, folder
-    return None, None
+def find(place: Place, made_from: bytes) -> MachineCode | None:
+    """Return the code made from the same, if a folder has it."""
+    owners = place.owners()
+    return next((made for folder in place.folders() if (made := read(folder / place.name, made_from, owners))), None)
 
 
-def read(path: Path, made_from: bytes) -> MachineCode | None:
-    """Return the code in a file if it is whole and made from the same."""
+def read(path: Path, made_from: bytes, owners: frozenset[int]) -> MachineCode | None:
+    """Return the code in a file if it is one of ``owners``', whole, and made from the same."""
     try:
-        whole = path.read_bytes()
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_uid not in owners:
+                return None
+            whole = file.read()
     except OSError:
         return None
     digest, rest = whole[:_DIGEST], whole[_DIGEST:]
@@ -90,15 +103,37 @@ def _can_write(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[Path]:
-    """Have one process at a time make the code of a file; where a folder has no locks, several make the same."""
+def alone(path: Path) -> Iterator[None]:
+    """Have one process at a time make the code of a file.
+
+    Where a folder has no locks, or another process keeps one for longer than LOCK_LIMIT_S, several make the same.
+    """
     lock = path.with_suffix(".lock")
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            fcntl.flock(held.enter_context(open(lock, "ab")), fcntl.LOCK_EX)
-            # Gone before it is free: a process that waits for it finds the code.
-            held.callback(lock.unlink, missing_ok=True)
-        yield path
+            if _locked(held.enter_context(open(lock, "ab")), lock):
+                held.callback(_remove, lock)  # before it is free: a process that waits for it finds the code
+        yield
+
+
+def _locked(file: BinaryIO, lock: Path) -> bool:
+    """Return whether the lock was to be had in LOCK_LIMIT_S."""
+    is_told = False
+    begun_s = time.monotonic()
+    while (waited_s := time.monotonic() - begun_s) <= LOCK_LIMIT_S:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if waited_s > TOLD_AFTER_S and not is_told:
+            is_told = True
+            print(f"kvtape: waiting for another process to compile machine code ({lock}) …", file=sys.stderr)
+        time.sleep(_LOCK_PAUSE_S)
+    return False
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def write(path: Path, made_from: bytes, made: MachineCode) -> None:
@@ -109,4 +144,6 @@ def write(path: Path, made_from: bytes, made: MachineCode) -> None:
         own.write_bytes(hashlib.sha256(rest).digest() + rest)
         own.replace(path)
     except OSError:
-        own.unlink(missing_ok=True)
+        pass
+    finally:
+        _remove(own)  # it is there if writing failed, or Ctrl-C ended it

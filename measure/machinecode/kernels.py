@@ -1,16 +1,14 @@
 """Functions in Python whose machine code is made when it is first called, and only then.
 
-numba costs a third of a second and 100 MB: a module of kernels is imported without it, and machine code that is on disk
-is called without it.
+numba costs a third of a second and 100 MB. A module of kernels is imported without it; machine code on disk is called
+without it.
 """
 
 from collections.abc import Callable
 from functools import cached_property, update_wrapper
-from threading import RLock
 from typing import Any, TypeVar, cast
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
-_ONE_AT_A_TIME = RLock()
 
 
 class LateCode:
@@ -22,9 +20,8 @@ class LateCode:
 
     @cached_property
     def compiled(self) -> Any:
-        """numba's dispatcher of the function, or its intrinsic."""
-        with _ONE_AT_A_TIME:
-            return self.__dict__.get("compiled") or self.__dict__.setdefault("compiled", self._make())
+        """numba's dispatcher of the function, or its intrinsic; entries compile one at a time."""
+        return self._make()
 
     @property
     def _numba_type_(self) -> Any:

@@ -1,11 +1,10 @@
 """Machine code of an entry, made from all kernels that it calls at once.
 
-numba makes machine code of each function with all that it calls, and of these again with their callers: the simulator's
-took three times as long. A kernel's code stays as it was generated here. An entry takes each kernel's once, as a
-function of its own module, so that LLVM also sees all the calls of each.
+numba makes machine code of each function with all that it calls, and of these again with their callers. The
+simulator's took three times as long. Here a kernel's code stays as it was generated. An entry takes each kernel's once,
+as a function of its own module, so that LLVM also sees all the calls of each.
 """
 
-import ctypes
 import importlib
 import sys
 from types import ModuleType
@@ -18,8 +17,10 @@ from tracefile.records.extras import load_extra
 
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
-OF_C = {"numba_nextafter": "nextafter"}
-"""numba's copies of functions of C's library that kernels call."""
+OF_C = {"exp", "log", "memcpy", "memmove", "memset", "nextafter"}
+"""Functions of C's library that machine code may call, besides those that LLVM itself takes from there."""
+NUMBAS_COPIES = {"numba_nextafter": "nextafter"}
+"""numba's own functions of those of C's library."""
 
 
 def _spare_imports() -> None:
@@ -84,19 +85,17 @@ class _Whole(_Part):
         whole.get_function(function).name = SYMBOL
         self._optimize_final_module()
         whole.verify()
-        _ask_for_c_alone(whole)
+        _refuse_other_functions(whole)
         return bytes(self._codegen._tm.emit_object(whole))
 
 
-def _ask_for_c_alone(whole: Any) -> None:
-    """Let machine code call functions of C's library alone: it runs where numba is not imported. Raises TypeError for
-    others."""
-    library = ctypes.CDLL(None)
+def _refuse_other_functions(whole: Any) -> None:
+    """Raise TypeError if the code calls another function than OF_C: it runs where numba is not imported."""
     for one in (*whole.functions, *whole.global_variables):
         if one.is_declaration and not one.name.startswith("llvm."):
-            one.name = OF_C.get(one.name, one.name)
-            if one.name.startswith(("Py", "_Py")) or not hasattr(library, one.name):
-                raise TypeError(f"{one.name}: called by machine code; expected functions of C's library alone")
+            one.name = NUMBAS_COPIES.get(one.name, one.name)
+            if one.name not in OF_C:
+                raise TypeError(f"{one.name}: called by machine code; expected one of {', '.join(sorted(OF_C))}")
 
 
 class _SharedFlags(Flags):  # type: ignore[misc]

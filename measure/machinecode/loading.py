@@ -47,7 +47,11 @@ def load(made: MachineCode) -> Callable[[list[int]], Any]:
     function, result = _Function(engine.get_function_address(SYMBOL)), made.result
 
     def call(words: list[int], _engine: Any = engine) -> Any:
-        table = array("q", words)
+        try:
+            table = array("q", words)
+        except OverflowError:
+            large = next(word for word in words if not -(1 << 63) <= word < 1 << 63)
+            raise TypeError(f"{large}: an integer for machine code; expected 64 bits, or numpy.uint64") from None
         start = table.buffer_info()[0]
         status = function(start, start + _WORD, start + len(NO_WORDS) * _WORD)
         if status and status != _NONE_RETURNED:

@@ -1,13 +1,15 @@
 """Entries: machine code kept on disk where there is a folder, and called without numba."""
 
 import fcntl
+import math
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import llvmlite
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
-from measure.machinecode import arguments, entries, files, linking, loading
+from measure.machinecode import arguments, digests, entries, files, linking, loading
 from measure.machinecode.digests import digest_of
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
@@ -100,7 +102,7 @@ def test_processes_that_need_the_same_code_make_it_once(
     assert entry(doubled)(21) == 42
     assert capsys.readouterr().err == ONCE
     monkeypatch.setattr(entries, "_TOLD", [])
-    monkeypatch.setattr(files, "find", lambda place, digest: (None, kept_in(folder).parent))
+    monkeypatch.setattr(files, "find", lambda place, digest: None)
     made = compilations(monkeypatch)
     assert entry(doubled)(21) == 42
     assert (made, capsys.readouterr().err) == ([], "")
@@ -112,8 +114,64 @@ def test_one_process_at_a_time_makes_a_code(tmp_path: Path) -> None:
     with files.alone(path), open(tmp_path / "code.lock", "ab") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert not list(tmp_path.iterdir())
-    with files.alone(tmp_path / "none" / "code.kvo") as gone:  # a folder that was removed
-        assert gone == tmp_path / "none" / "code.kvo"
+    with files.alone(tmp_path / "none" / "code.kvo"):  # a folder that was removed
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_keeps_the_lock_delays_others_and_stops_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that was suspended while it compiled."""
+    monkeypatch.setattr(files, "LOCK_LIMIT_S", 0.2)
+    monkeypatch.setattr(files, "TOLD_AFTER_S", 0.0)
+    lock = tmp_path / "code.lock"
+    with open(lock, "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with files.alone(tmp_path / "code.kvo"):
+            said = capsys.readouterr().err
+    assert said == f"kvtape: waiting for another process to compile machine code ({lock}) …\n"
+    assert lock.exists()  # it is the other's
+
+
+def test_a_lock_that_cannot_be_removed_costs_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert entry(doubled)(21) == 42
+    assert kept_in(folder).is_file()
+
+
+def test_code_of_another_user_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that several users share; the administrator's is, and the source's owner's."""
+    assert entry(doubled)(21) == 42
+    made, owner = compilations(monkeypatch), kept_in(folder).stat().st_uid
+    monkeypatch.setattr(files.Place, "owners", lambda place: frozenset({owner + 1}))
+    assert entry(doubled)(21) == 42
+    assert made == ["doubled"]
+    monkeypatch.undo()
+    place = files.place_of(folder / "gone.py", "one", b"")
+    assert place.owners() == {0, os.geteuid()}
+    assert files.place_of(Path(__file__), "one", b"").owners() == {0, os.geteuid(), Path(__file__).stat().st_uid}
+
+
+def test_a_process_older_than_its_files_keeps_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that it imports late are of another state than those that its digest counts."""
+    before = digest_of(doubled)
+    monkeypatch.setattr(digests, "_sources", lambda: b"another state")
+    assert digest_of(doubled) == before
+    assert entry(doubled)(21) == 42
+    assert not list(folder.rglob("*.kvo"))
+
+
+def test_ctrl_c_leaves_no_half_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        entry(doubled)(21)
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
 def rounded_root(number: float) -> float:
@@ -139,9 +197,10 @@ def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert place.name.startswith(f"module.one.-locals-.function-{sys.implementation.cache_tag}-")
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert list(place.folders()) == [beside, own]
-    assert files.find(place, b"") == (None, beside)
+    assert place.writable_folder() == beside
     monkeypatch.setattr(files, "_can_write", lambda folder: folder == own)
-    assert files.find(place, b"") == (None, own)
+    assert place.writable_folder() == own
+    assert files.find(place, b"") is None
 
 
 def test_code_in_a_folder_that_cannot_be_written_is_read(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -321,6 +380,14 @@ def test_results_of_all_kinds() -> None:
     assert entry(_none)(1) is None
 
 
+def test_numbers_of_one_kind_have_code_in_common(folder: Path) -> None:
+    called = entry(_same)
+    assert (called(-5), called(np.int64(-5))) == (-5, -5)
+    assert (called(0.5), called(np.float64(0.5))) == (0.5, 0.5)
+    assert (called(True), called(np.bool_(True))) == (True, True)
+    assert len(list(folder.rglob("*.kvo"))) == 3
+
+
 def _same(one: Any) -> Any:
     return one
 
@@ -331,12 +398,18 @@ def _none(_: Any) -> None:
 
 def test_a_function_that_numba_alone_has_is_refused() -> None:
     """A process that finds the code on disk does not import numba, and would call nothing."""
-    with pytest.raises(TypeError, match=r"numba_\w+: called by machine code; expected functions of C's library alone"):
+    with pytest.raises(TypeError, match=r"numba_\w+: called by machine code; expected one of exp, log, mem"):
         entry(_drawn)()
+    with pytest.raises(TypeError, match="erf: called by machine code"):
+        entry(_of_c)(2.5)
 
 
 def _drawn() -> float:
     return float(np.random.random())
+
+
+def _of_c(one: float) -> float:
+    return math.erf(one)
 
 
 def test_a_result_that_is_no_number_is_refused() -> None:
@@ -357,6 +430,8 @@ def _pair(one: int) -> tuple[int, int]:
         ([1], "list; expected an array, a named tuple or a number"),
         (None, "NoneType; expected"),
         (np.float32(1), "float32; expected"),
+        (2**63, "9223372036854775808: an integer for machine code; expected 64 bits, or numpy.uint64"),
+        (-(2**63) - 1, "-9223372036854775809: an integer"),
     ],
 )
 def test_arguments_that_machine_code_cannot_read_are_refused(one: Any, said: str) -> None:
@@ -433,6 +508,40 @@ def test_a_digest_tells_of_code_constants_and_kernels(monkeypatch: pytest.Monkey
     assert digest_of(doubled) != digest_of(tripled)
 
 
+class Shade(Enum):
+    DARK = 1
+
+
+def _of_shade() -> Any:
+    return Shade.DARK
+
+
+def _of_library(number: float) -> Any:
+    return math.floor(number)
+
+
+def test_a_digest_tells_of_members_and_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_of(_of_shade)
+    monkeypatch.setitem(globals(), "Shade", Enum("Shade", {"DARK": 2}, module=__name__))
+    assert digest_of(_of_shade) != before
+    monkeypatch.setitem(globals(), "math", llvmlite)
+    with pytest.raises(TypeError, match=r"module llvmlite, named by machine code; expected one of builtins, engines"):
+        digest_of(_of_library)
+
+
+def _caught(number: int) -> int:
+    try:
+        return doubled(number)
+    except ValueError:
+        return 0
+
+
+def test_a_digest_tells_of_handlers_of_exceptions() -> None:
+    code = _caught.__code__
+    moved = FunctionType(code.replace(co_exceptiontable=b""), globals())
+    assert digest_of(moved) != digest_of(_caught)
+
+
 def test_a_changed_source_replaces_its_code(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     made = compilations(monkeypatch)
     assert entry(_of_offset)(1) == 11
@@ -452,4 +561,4 @@ def test_words_of_arguments() -> None:
     arguments.add_argument(np.bool_(True), kinds, words)
     assert words == [array.ctypes.data, 2, 3, 0x3FF0000000000000, -1, -2, 1]
     flags = arguments.ALIGNED | arguments.WRITEABLE
-    assert kinds == [(Pair, ((np.dtype(np.int32), 2, flags), float)), int, np.dtype(np.uint64), np.dtype(np.bool_)]
+    assert kinds == [(Pair, ((np.dtype(np.int32), 2, flags), float)), int, np.dtype(np.uint64), bool]
