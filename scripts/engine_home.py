@@ -72,16 +72,31 @@ class EngineHome:
     def make_environment(self, cost: str, install_packages: Callable[[Sequence[str]], None]) -> None:
         """Create the environment and fill it by ``install_packages(pip)``; a half-made one is made again.
 
+        uv takes an eighth of pip's time; pip alone knows an index of one's own.
+
         Args:
             cost: Time and space that this takes, for the message.
             install_packages: Given the words of ``pip`` in that environment, installs the engine.
         """
         venv = self.directory / "venv"
         print(f"Installing {self.title} into {venv} ({cost}, once) ...", flush=True)
+        os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
+        os.environ.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # pip's
+        pip = [str(self.python), "-m", "pip", "--quiet"]
+        try:
+            self._make_empty()
+            subprocess.run([*pip, "install", "uv"], check=True)
+            install_packages([str(self.python), "-m", "uv", "--quiet", "pip"])
+        except subprocess.CalledProcessError:
+            print("uv could not install it; trying pip ...", flush=True)
+            self._make_empty()
+            install_packages(pip)
+        (venv / "ready").touch()
+
+    def _make_empty(self) -> None:
+        venv = self.directory / "venv"
         shutil.rmtree(venv, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        install_packages([str(self.python), "-m", "pip", "--quiet"])
-        (venv / "ready").touch()
 
     @contextlib.contextmanager
     def serving(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Install and run a real vLLM on this machine's CPU: a random-weight model, a real scheduler, a real prefix cache.
 
-    python -m scripts.vllm_engine install            # once: about two minutes and 3 GB in the user's cache directory
+    python -m scripts.vllm_engine install            # once: about a minute and 3 GB in the user's cache directory
     python -m scripts.vllm_engine serve --port 8000  # until Ctrl-C
     python -m scripts.vllm_engine test [PYTEST ARGS] # the tests marked vllm, against one it starts (or KVTAPE_VLLM)
 
@@ -63,7 +63,7 @@ def make_environment() -> None:
     """Create the environment; a half-made one from an interrupted run is made again."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         sys.exit("vLLM's CPU build is for Linux on x86-64 or arm64; the embedded engine (make demo) runs anywhere")
-    HOME.make_environment("about two minutes and 3 GB", install_packages)
+    HOME.make_environment("about a minute and 3 GB", install_packages)
 
 
 def install_packages(pip: Sequence[str]) -> None:
