@@ -1,6 +1,7 @@
 """Waiting for a condition, where a fixed time would be too short on a machine that is busy with other things."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,6 +17,14 @@ async def until(condition: Callable[..., object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+
+
+def wait_until(condition: Callable[..., object]) -> None:
+    """Wait likewise where no event loop runs."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come"
+        time.sleep(0.02)
 
 
 async def standstill(amount: Callable[[], T]) -> T:

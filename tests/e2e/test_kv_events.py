@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,6 +13,7 @@ from scripts.proxybench.processes import free_port
 from scripts.vllm_engine import ModelShape, running_vllm
 from tests.conftest import running_sim_server
 from tests.e2e.conftest import running_tap
+from tests.waiting import wait_until
 from tracefile import load_trace
 
 pytestmark = pytest.mark.vllm
@@ -40,13 +41,6 @@ def send(url: str, first_id: int) -> None:
     httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).raise_for_status()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
-
-
 @pytest.mark.timeout(300)
 def test_a_prompt_is_routed_by_what_the_engine_says_it_holds(vllm: tuple[str, str], tmp_path: Path) -> None:
     engine, events = vllm
@@ -68,24 +62,24 @@ def test_a_prompt_is_routed_by_what_the_engine_says_it_holds(vllm: tuple[str, st
         running_sim_server("--model", "tiny", "--block-size", "32") as other,
         running_tap(engine, trace, "--upstream", other, *flags) as tap,
     ):
-        until(lambda: told("kv_events_up") == 1)
+        wait_until(lambda: told("kv_events_up") == 1)
         send(tap, 60_000)  # by turn: to vLLM
         send(engine, 1_000)  # past the tap
-        until(quiet)
+        wait_until(quiet)
         assert told("kv_blocks") == 2 * (TOKENS // BLOCK)
         send(tap, 1_000)  # of unknown blocks, and by turn: to the other
-        until(lambda: told("recorded_total") == 2)
+        wait_until(lambda: told("recorded_total") == 2)
         send(tap, 1_000)  # stored: both have it, vLLM by its own word
         for first in (10_000, 20_000, 30_000):
             send(engine, first)
-        until(quiet)
+        wait_until(quiet)
         send(tap, 1_000)  # removed: the other alone has it
         send(engine, 1_000)
-        until(quiet)
+        wait_until(quiet)
         send(tap, 1_000)  # stored again
         httpx.post(f"{engine}/reset_prefix_cache", trust_env=False).raise_for_status()
         send(engine, 50_000)  # vLLM publishes with its steps: an idle one tells of a reset with its next request
-        until(lambda: told("kv_blocks") == TOKENS // BLOCK)
+        wait_until(lambda: told("kv_blocks") == TOKENS // BLOCK)
         send(tap, 1_000)  # cleared
         assert (told("kv_gaps_total"), told("kv_faults_total"), told("kv_unplaced_total")) == (0, 0, 0)
     records = load_trace(trace)[1]

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tap.ipc.upstreamboard import PrefixTable, UpstreamBoard
 from tap.prompts.promptstart import prompt_start
 from tap.recorder.cacheindex import MAX_KEYS, CacheFeeds, CacheIndex
 from tests.kvpublisher import Publisher
+from tests.waiting import wait_until
 from tracefile import BlockHash, BlockHasher, HashKey, Meta, Record, RequestId
 
 KEY = HashKey(b"k" * 32)
@@ -105,13 +106,6 @@ def test_only_so_many_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(map(len, fleet.index._keys.values())) == 5
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
     found = Publisher()
@@ -133,25 +127,25 @@ def test_events_on_a_socket_reach_the_workers_table(
 
     assert publisher.subscribed.wait(20)
     publish(0, stored([1, 2, 3], TOKENS[:24]))
-    until(lambda: feeds.stats()[0].blocks == 3)
+    wait_until(lambda: feeds.stats()[0].blocks == 3)
     table.add(KEYS)
     feeds.index.learn(exchange(ONE), record())
     assert table.overlap(KEYS) == 7
     publish(1, {"type": "BlockRemoved", "block_hashes": [3]}, live=False)
     publish(2, {"type": "BlockRemoved", "block_hashes": [2]})
-    until(lambda: table.overlap(KEYS) == 3)  # the lost batch came by the replay
+    wait_until(lambda: table.overlap(KEYS) == 3)  # the lost batch came by the replay
     found = feeds.stats()[0]
     assert (found.connected, found.batches, found.gaps, found.faults, found.unplaced) == (True, 3, 0, 0, 0)
     assert found.lag_s is not None
     assert 0 <= found.lag_s < 20
     publisher.kept.clear()
     publisher.cut()  # the engine restarts, and numbers from 0 on
-    until(lambda: table.overlap(KEYS) == 0)
+    wait_until(lambda: table.overlap(KEYS) == 0)
     assert publisher.subscribed.wait(20)
     publish(0, stored([9], TOKENS[:8]))
-    until(lambda: feeds.stats()[0].blocks == 1)
+    wait_until(lambda: feeds.stats()[0].blocks == 1)
     feeds.close()
-    until(lambda: not feeds.stats()[0].connected)
+    wait_until(lambda: not feeds.stats()[0].connected)
     said = capfd.readouterr().err
     assert said.count(f"tap: KV events of {ONE} come in\n") == 2
     assert f"tap: no KV events of {ONE} (" in said
