@@ -17,8 +17,8 @@ from tracefile.records.extras import load_extra
 
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
-OF_C = {"exp", "log", "memcpy", "memmove", "memset", "nextafter"}
-"""Functions of C's library that machine code may call, besides those that LLVM itself takes from there."""
+OF_C = frozenset("ceil exp expm1 floor fmod log log1p memcpy memmove memset nextafter pow sqrt".split())
+"""Functions of C's library that machine code may call."""
 NUMBAS_COPIES = {"numba_nextafter": "nextafter"}
 """numba's own functions of those of C's library."""
 

@@ -398,7 +398,7 @@ def _none(_: Any) -> None:
 
 def test_a_function_that_numba_alone_has_is_refused() -> None:
     """A process that finds the code on disk does not import numba, and would call nothing."""
-    with pytest.raises(TypeError, match=r"numba_\w+: called by machine code; expected one of exp, log, mem"):
+    with pytest.raises(TypeError, match=r"numba_\w+: called by machine code; expected one of ceil, exp, "):
         entry(_drawn)()
     with pytest.raises(TypeError, match="erf: called by machine code"):
         entry(_of_c)(2.5)
