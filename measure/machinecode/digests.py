@@ -12,8 +12,6 @@ from measure.machinecode.kernels import LateCode
 
 _OWN = frozenset({"engines", "measure", "scripts", "sim", "tests", "tracefile"})
 """Packages whose modules kernels may name; numpy and numba stand in the same folder where kvtape is installed."""
-_NUMBA_KNOWS = frozenset({"builtins", "math", "numba", "numpy"})
-"""Packages that machine code is made from with numba, whose version tells machines apart."""
 _PLAIN = (int, float, str, bytes, bool, type(None), type(Ellipsis), np.generic, np.dtype, np.ufunc)
 
 
@@ -58,7 +56,7 @@ class _Reached:
         elif isinstance(one, frozenset):
             yield f"{sorted(map(repr, one))};"
         elif isinstance(one, tuple | list):
-            yield f"{type(one).__name__} {len(one)};"
+            yield f"{type(one).__name__} {getattr(one, '_fields', len(one))};"
             for each in one:
                 yield from self.parts(each)
         elif (number := self._numbers.get(id(one))) is not None:
@@ -94,16 +92,12 @@ class _Reached:
                 yield from self._parts_of_name(names[name], code.co_names)
 
     def _parts_of_name(self, found: Any, names: tuple[str, ...]) -> Iterator[str]:
-        """Yield parts of a global; of a module, all that the code may mean. Raises TypeError for modules of others."""
+        """Yield parts of a global; of a module of ours, all that the code may mean; of another, numbers alone."""
         if not isinstance(found, ModuleType):
             yield from self.parts(found)
             return
         yield f"{found.__name__};"
-        package = found.__name__.partition(".")[0]
-        if package in _OWN:
-            for name in names:
-                if hasattr(found, name):
-                    yield from self.parts(getattr(found, name))
-        elif package not in _NUMBA_KNOWS:
-            known = ", ".join(sorted(_OWN | _NUMBA_KNOWS))
-            raise TypeError(f"module {found.__name__}, named by machine code; expected one of {known}")
+        is_own = found.__name__.partition(".")[0] in _OWN
+        for name in names:
+            if hasattr(found, name) and (is_own or isinstance(getattr(found, name), _PLAIN)):
+                yield from self.parts(getattr(found, name))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from threading import RLock
 from typing import Any, Final, TypeVar, cast
@@ -10,6 +11,7 @@ from measure.machinecode import files
 from measure.machinecode.arguments import NO_WORDS, add_argument
 from measure.machinecode.digests import digest_of, sources_changed
 from measure.machinecode.kernels import LateCode
+from tracefile.records.errors import InputError
 from tracefile.records.extras import is_lacking, load_extra
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -38,6 +40,8 @@ class Entry(LateCode):
             if kinds not in self._codes:
                 if is_lacking("numba"):
                     load_extra("numba")  # which raises InputError
+                if sources_changed():
+                    raise InputError("the installed code has changed since this process began; expected a new process")
                 from measure.machinecode import loading  # noqa: PLC0415 - LLVM
 
                 self._codes[kinds] = loading.load(self._read_or_make(kinds, loading.machine()))
@@ -45,16 +49,17 @@ class Entry(LateCode):
 
     def _read_or_make(self, kinds: tuple[Any, ...], machine: bytes) -> files.MachineCode:
         function: Any = self.function
-        place = files.place_of(Path(function.__code__.co_filename), function.__qualname__, machine + described(kinds))
-        digest = digest_of(function)
+        distinct = machine + described(kinds)
+        place = files.place_of(Path(function.__code__.co_filename), function.__qualname__, distinct)
+        digest = sha256(digest_of(function) + distinct).digest()
         if made := files.find(place, digest):
             return made
         folder = place.writable_folder()
-        if folder is None or sources_changed():
-            return self._compile(kinds, folder)
+        if folder is None:
+            return self._compile(kinds, None)
         path = folder / place.name
         with files.alone(path):
-            if made := files.read(path, digest, place.owners()):  # another process made it meanwhile
+            if made := files.read(path, digest):  # another process made it meanwhile
                 return made
             made = self._compile(kinds, folder)
             files.write(path, digest, made)
@@ -101,4 +106,4 @@ def tell(folder: Path | None) -> None:
         often = "in each run (up to 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
     else:
         often = "once for this installation (up to 20 s) …"
-    print(f"kvtape: compiling machine code, {often}", file=sys.stderr, flush=True)
+    print(f"kvtape: compiling machine code, {often}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Machine code on disk: in the folders of numba's own cache, by function, kinds of arguments and machine.
 
-Another user's file is not read: code runs with the rights of the process that loads it.
+Code runs with the rights of the process that loads it. So a folder is used only if no other user can have written into
+it; the one beside the source has Python's own compiled files.
 
 A file is a digest of the rest; a digest of all that the code is made from; the result's kind; the code. A file that is
 half written, or of another state, is as good as none, and is replaced as a whole.
@@ -11,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -42,23 +44,31 @@ class Place(NamedTuple):
     def folders(self) -> Iterator[Path]:
         """Yield folders that may hold the code, the preferred one first."""
         beside = self.source.parent
-        of_source = f"{beside.name}_{hashlib.sha256(str(beside).encode()).hexdigest()[:16]}"
+        of_source = f"{beside.name}-{hashlib.sha256(str(beside).encode()).hexdigest()[:16]}"
         if named := os.environ.get("NUMBA_CACHE_DIR"):
             yield Path(named) / of_source
-        yield beside / "__pycache__"
+        yield self._beside
         with contextlib.suppress(RuntimeError):  # no home
             yield _user_folder() / of_source
 
-    def writable_folder(self) -> Path | None:
-        """Return the first folder that can be written, and make it."""
-        return next((folder for folder in self.folders() if _can_write(folder)), None)
+    @property
+    def _beside(self) -> Path:
+        return self.source.parent / "__pycache__"
 
-    def owners(self) -> frozenset[int]:
-        """Return users whose files are read: this process's, the administrator and the owner of the source."""
-        own = {0, os.geteuid()}
-        with contextlib.suppress(OSError):
-            own.add(self.source.stat().st_uid)
-        return frozenset(own)
+    def writable_folder(self) -> Path | None:
+        """Return the first folder that is trusted and can be written, and make it."""
+        return next((folder for folder in self.folders() if _can_write(folder) and self.is_trusted(folder)), None)
+
+    def is_trusted(self, folder: Path) -> bool:
+        """Return whether only this process's user, the administrator or the owner of the source can have written it."""
+        if folder == self._beside:
+            return True
+        try:
+            found, source = folder.lstat(), self.source.stat()
+        except OSError:
+            return False
+        is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return stat.S_ISDIR(found.st_mode) and not is_open and found.st_uid in {0, os.geteuid(), source.st_uid}
 
 
 def place_of(source: Path, function: str, distinct: bytes) -> Place:
@@ -75,18 +85,15 @@ def _user_folder() -> Path:
 
 
 def find(place: Place, made_from: bytes) -> MachineCode | None:
-    """Return the code made from the same, if a folder has it."""
-    owners = place.owners()
-    return next((made for folder in place.folders() if (made := read(folder / place.name, made_from, owners))), None)
+    """Return the code made from the same, if a trusted folder has it."""
+    trusted = (folder for folder in place.folders() if place.is_trusted(folder))
+    return next((made for folder in trusted if (made := read(folder / place.name, made_from))), None)
 
 
-def read(path: Path, made_from: bytes, owners: frozenset[int]) -> MachineCode | None:
-    """Return the code in a file if it is one of ``owners``', whole, and made from the same."""
+def read(path: Path, made_from: bytes) -> MachineCode | None:
+    """Return the code in a file if it is whole and made from the same."""
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_uid not in owners:
-                return None
-            whole = file.read()
+        whole = path.read_bytes()
     except OSError:
         return None
     digest, rest = whole[:_DIGEST], whole[_DIGEST:]
@@ -97,7 +104,7 @@ def read(path: Path, made_from: bytes, owners: frozenset[int]) -> MachineCode | 
 
 def _can_write(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o755, parents=True, exist_ok=True)  # not for a group, whatever the umask
         return os.access(folder, os.W_OK)
     return False
 
@@ -106,7 +113,8 @@ def _can_write(folder: Path) -> bool:
 def alone(path: Path) -> Iterator[None]:
     """Have one process at a time make the code of a file.
 
-    Where a folder has no locks, or another process keeps one for longer than LOCK_LIMIT_S, several make the same.
+    Several make the same where a folder has no locks, where another process keeps one for longer than LOCK_LIMIT_S, and
+    where one that held it could not keep the code.
     """
     lock = path.with_suffix(".lock")
     with contextlib.ExitStack() as held:

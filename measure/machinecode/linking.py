@@ -13,12 +13,27 @@ from typing import Any, cast
 from measure.machinecode.files import MachineCode
 from measure.machinecode.loading import RESULTS, SYMBOL
 from tracefile.records.batches import without_collector
+from tracefile.records.errors import InputError
 from tracefile.records.extras import load_extra
 
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
-OF_C = frozenset("ceil exp expm1 floor fmod log log1p memcpy memmove memset nextafter pow sqrt".split())
-"""Functions of C's library that machine code may call."""
+OF_C = {
+    "ceil",
+    "exp",
+    "expm1",
+    "floor",
+    "fmod",
+    "log",
+    "log1p",
+    "memcpy",
+    "memmove",
+    "memset",
+    "nextafter",
+    "pow",
+    "sqrt",
+}
+"""Functions of C's library that machine code may call, besides those that LLVM takes from there by itself."""
 NUMBAS_COPIES = {"numba_nextafter": "nextafter"}
 """numba's own functions of those of C's library."""
 
@@ -139,6 +154,8 @@ def dispatcher(function: Any, passes: Any) -> Any:
 
 def compile_entry(called: Any, kinds: tuple[Any, ...]) -> MachineCode:
     """Compile an entry for arguments of ``kinds``, which it reads from a table."""
+    if numba.config.DISABLE_JIT:
+        raise InputError("NUMBA_DISABLE_JIT is set; expected it unset, as the simulator is compiled")
     table = Table("Arguments", {f"argument{place}": type_of(kind) for place, kind in enumerate(kinds)})
 
     def call(words: Any) -> Any:
@@ -147,7 +164,7 @@ def compile_entry(called: Any, kinds: tuple[Any, ...]) -> MachineCode:
     compiler = dispatcher(call, _EntryCompiler)
     compiler.compile((table,))
     [made] = compiler.overloads.values()
-    result = str(made.signature.return_type)
+    result = str(unliteral(made.signature.return_type))
     if result not in RESULTS:
         raise TypeError(f"{called.__qualname__}: returns {result}; expected one of {', '.join(RESULTS)}")
     return MachineCode(result, made.library.code(made.fndesc.llvm_func_name))

@@ -1,5 +1,6 @@
 """Machine code called by LLVM's linker and ctypes alone, without Python's lock."""
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import llvmlite
+import numpy as np
 from llvmlite import binding as llvm
 
 from measure.machinecode.arguments import NO_WORDS
@@ -32,12 +34,14 @@ class _Exception(ctypes.Structure):
 
 @cache
 def machine() -> bytes:
-    """Return all that machine code depends on but its source: processor, numba, LLVM and numba's settings."""
+    """Return all that machine code depends on but its source: processor, numba, its settings, numpy and LLVM."""
     numba = Path(getattr(find_spec("numba"), "origin", None) or "").with_name("_version.py")
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("NUMBA_"))
     told = [one for one in settings if not one.startswith("NUMBA_CACHE_DIR=")]
     features = llvm.get_host_cpu_features().flatten()
-    parts = [llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features, *told]
+    with contextlib.suppress(OSError):
+        told.append(Path(".numba_config.yaml").read_text(errors="replace"))  # where numba looks for it
+    parts = [np.__version__, llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features, *told]
     return "\n".join(parts).encode() + numba.read_bytes()
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import math
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from measure.machinecode import arguments, digests, entries, files, linking, loa
 from measure.machinecode.digests import digest_of
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
+from tracefile import InputError
 
 ONCE = "kvtape: compiling machine code, once for this installation (up to 20 s) …\n"
 OFFSET = 10
@@ -142,26 +144,79 @@ def test_a_lock_that_cannot_be_removed_costs_no_result(folder: Path, monkeypatch
     assert kept_in(folder).is_file()
 
 
-def test_code_of_another_user_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that several users share; the administrator's is, and the source's owner's."""
-    assert entry(doubled)(21) == 42
-    made, owner = compilations(monkeypatch), kept_in(folder).stat().st_uid
-    monkeypatch.setattr(files.Place, "owners", lambda place: frozenset({owner + 1}))
-    assert entry(doubled)(21) == 42
+def of_group(own: Path) -> None:
+    own.chmod(0o775)
+
+
+def of_all(own: Path) -> None:
+    own.chmod(0o1777)
+
+
+def linked(own: Path) -> None:
+    own.rename(own.with_name("another"))
+    own.symlink_to("another")
+
+
+@pytest.mark.parametrize("opened", [of_group, of_all, linked])
+def test_a_folder_that_others_can_write_is_neither_read_nor_written(
+    opened: Callable[[Path], None], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that another user has made in a shared NUMBA_CACHE_DIR, before this one could."""
+    monkeypatch.setattr(files.Place, "_beside", Path(os.devnull, "__pycache__"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    before = os.umask(0)
+    try:
+        assert entry(doubled)(21) == 42
+        path = kept_in(folder)
+        opened(path.parent)
+        path.write_bytes(b"another user's")
+        made = compilations(monkeypatch)
+        assert entry(doubled)(21) == 42
+    finally:
+        os.umask(before)
     assert made == ["doubled"]
-    monkeypatch.undo()
-    place = files.place_of(folder / "gone.py", "one", b"")
-    assert place.owners() == {0, os.geteuid()}
-    assert files.place_of(Path(__file__), "one", b"").owners() == {0, os.geteuid(), Path(__file__).stat().st_uid}
+    assert path.read_bytes() == b"another user's"
+    assert entry(doubled)(21) == 42  # of the user's own folder
+    assert made == ["doubled"]
+    assert len(list((tmp_path / "home").rglob("*.kvo"))) == 1
 
 
-def test_a_process_older_than_its_files_keeps_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_other_users_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, own = files.place_of(Path(__file__), "one", b""), tmp_path / "own"
+    own.mkdir(0o755)
+    assert place.is_trusted(own)
+    assert not place.is_trusted(tmp_path / "none")
+    lstat = Path.lstat
+
+    def of_another(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[stat.ST_UID] = max(os.geteuid(), Path(__file__).stat().st_uid) + 1
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", of_another)
+    assert not place.is_trusted(own)
+    assert place.is_trusted(Path(__file__).parent / "__pycache__")  # as Python does
+
+
+def test_a_process_older_than_its_files_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that it imports late are of another state than those that its digest counts."""
     before = digest_of(doubled)
     monkeypatch.setattr(digests, "_sources", lambda: b"another state")
     assert digest_of(doubled) == before
-    assert entry(doubled)(21) == 42
-    assert not list(folder.rglob("*.kvo"))
+    with pytest.raises(InputError, match="has changed since this process began; expected a new process"):
+        entry(doubled)(21)
+
+
+def test_code_under_another_name_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other kinds of arguments it would read others' memory."""
+    assert entry(_same)(3) == 3
+    of_integer = kept_in(folder)
+    assert entry(_same)(0.5) == 0.5
+    [of_float] = set(folder.rglob("*.kvo")) - {of_integer}
+    of_integer.replace(of_float)
+    made = compilations(monkeypatch)
+    assert entry(_same)(0.5) == 0.5
+    assert made == ["_same"]
 
 
 def test_ctrl_c_leaves_no_half_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +242,10 @@ def test_a_module_of_a_library_is_its_name_wherever_it_stands(monkeypatch: pytes
 
 def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The named one, then beside the source, then the user's; the first that can be written is taken."""
-    place = files.place_of(tmp_path / "room/module.py", "one.<locals>.function", b"kinds")
+    source = tmp_path / "room/module.py"
+    source.parent.mkdir()
+    source.touch()
+    place = files.place_of(source, "one.<locals>.function", b"kinds")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     named, beside, own = place.folders()
     assert named.parent == tmp_path
@@ -198,6 +256,7 @@ def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert list(place.folders()) == [beside, own]
     assert place.writable_folder() == beside
+    own.mkdir(parents=True, mode=0o755)
     monkeypatch.setattr(files, "_can_write", lambda folder: folder == own)
     assert place.writable_folder() == own
     assert files.find(place, b"") is None
@@ -236,7 +295,7 @@ def test_a_file_that_is_not_whole_is_made_again(
     assert made == ["doubled"]
 
 
-@pytest.mark.parametrize("other", ["processor", "numba", "LLVM", "setting"])
+@pytest.mark.parametrize("other", ["processor", "numba", "numpy", "LLVM", "setting", "file of settings"])
 def test_code_of_another_machine_is_not_loaded(
     other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
@@ -247,6 +306,11 @@ def test_code_of_another_machine_is_not_loaded(
     elif other == "numba":
         (tmp_path / "_version.py").write_text("9.9")
         monkeypatch.setattr(loading, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    elif other == "numpy":
+        monkeypatch.setattr(np, "__version__", "9.9")
+    elif other == "file of settings":
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / ".numba_config.yaml").write_text("boundscheck: 0\n")
     elif other == "LLVM":
         monkeypatch.setattr(llvmlite, "__version__", "9.9")
     else:
@@ -378,6 +442,7 @@ def test_results_of_all_kinds() -> None:
     assert entry(_same)(False) is False
     assert entry(_same)(large) == 2**64 - 1
     assert entry(_none)(1) is None
+    assert entry(_seven)(1) == 7
 
 
 def test_numbers_of_one_kind_have_code_in_common(folder: Path) -> None:
@@ -394,6 +459,16 @@ def _same(one: Any) -> Any:
 
 def _none(_: Any) -> None:
     return None
+
+
+def _seven(_: int) -> int:
+    return 7
+
+
+def test_numba_without_its_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking.numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(InputError, match="NUMBA_DISABLE_JIT is set; expected it unset"):
+        entry(doubled)(21)
 
 
 def test_a_function_that_numba_alone_has_is_refused() -> None:
@@ -517,16 +592,36 @@ def _of_shade() -> Any:
 
 
 def _of_library(number: float) -> Any:
-    return math.floor(number)
+    return number * math.pi
 
 
-def test_a_digest_tells_of_members_and_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+class Ordered(NamedTuple):
+    one: int
+    other: int
+
+
+class Turned(NamedTuple):
+    other: int
+    one: int
+
+
+CONSTANTS: Any = Ordered(1, 2)
+
+
+def _of_constants() -> Any:
+    return CONSTANTS.one
+
+
+def test_a_digest_tells_of_fields_members_and_numbers_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest_of(_of_shade)
     monkeypatch.setitem(globals(), "Shade", Enum("Shade", {"DARK": 2}, module=__name__))
     assert digest_of(_of_shade) != before
-    monkeypatch.setitem(globals(), "math", llvmlite)
-    with pytest.raises(TypeError, match=r"module llvmlite, named by machine code; expected one of builtins, engines"):
-        digest_of(_of_library)
+    before = digest_of(_of_library)
+    monkeypatch.setattr(math, "pi", 3.0)
+    assert digest_of(_of_library) != before
+    before = digest_of(_of_constants)
+    monkeypatch.setitem(globals(), "CONSTANTS", Turned(1, 2))
+    assert digest_of(_of_constants) != before
 
 
 def _caught(number: int) -> int:
