@@ -177,6 +177,9 @@ def _hand_over(fleet: Fleet, state: SimState, place: int, engine: int) -> None:
     fleet.in_flight[engine, known.num_in_flight] = place
     known.num_in_flight += 1
     known.resumes_ms = min(known.resumes_ms, max(now_ms, clock.now_ms))
+    left_ms = now_ms + state.runs[place].abort_after_ms
+    if left_ms < clock.now_ms:  # the router sees that the client goes, even during the engine's step
+        known.resumes_ms = min(known.resumes_ms, left_ms)
     known.bound_ms = min(known.bound_ms, known.resumes_ms + state.runs[place].next_think_ms)
 
 

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engines.routing.costs import routing_costs
@@ -68,6 +68,8 @@ def test_compiled_policies_choose_as_pythons(arrivals: Arrivals, engines: list[F
     assert state_of(compiled.fleet.state.runs) == state_of(python.fleet.state.runs)
 
 
+# A client goes during the first step of its engine, before the next request comes.
+@example(planned(29164, 5, 2.0), fleet_of(2, 60, False), "least-loaded")
 @settings(max_examples=15, deadline=None)
 @given(
     arrivals=st.builds(planned, st.integers(0, 10**6), st.integers(1, 16), st.sampled_from([2.0, 30.0])),
