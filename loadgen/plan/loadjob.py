@@ -159,13 +159,13 @@ class Turn:
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
         """The next turn; after the last or a failed turn, the follow-ups of the session."""
-        if response.ok and self.index + 1 < len(self.session.turns):
-            return [self.next_turn(response)]
-        return self.over(response)
+        return [self.next_turn(response)] if self._goes_on(response) else self.over(response)
+
+    def _goes_on(self, response: Response) -> bool:
+        return response.ok and self.index + 1 < len(self.session.turns)
 
     def next_turn(self, response: Response) -> Send:
         shape = self.session.turns[self.index + 1]
-        self.load.turns_to_come += 1
         before = self.prompt
         assert before is not None  # this turn has been answered
         following = Turn(self.load, self.session, self.index + 1, response.record.request_id, self.over)
@@ -175,7 +175,8 @@ class Turn:
         prompt, self.prompt = self.prompt, None
         assert prompt is not None  # described once, after its answer
         record = response.record
-        self.load.turns_to_come -= self.index > 0
+        # Here, as turns that end while the run does have no follow-ups.
+        self.load.turns_to_come += self._goes_on(response) - (self.index > 0)
         if self.index == 0:  # it may follow another session's end, but thinks of nothing
             record = msgspec.structs.replace(record, think_ms=None)
         chain = prompt.chain(self.load.hasher, response)
