@@ -96,7 +96,9 @@ class OneByOnePool:
         usable, records, levels = UNLIMITED if usable_blocks is None else usable_blocks, 0, None
         if requests is not None and eviction.policy:
             records = usable = min(int(requests["num_blocks"].sum()), usable)
-            levels = len(requests) + 1 if eviction.policy == BELADY else None
+            if eviction.policy == BELADY:  # a level by request, and one of blocks evicted before those behind them
+                levels, settings["evict_limit"] = len(requests) + 2, len(requests) + 1
+                records += int((requests["known_keys"] - requests["most_hits"]).sum())
         settings["usable_blocks"], slots = usable, 1 << (2 * records).bit_length()
         self._pool = empty_pool(settings, usable, NO_KEYS, records=records, holds=0, slots=slots, levels=levels)
 
@@ -178,18 +180,20 @@ def joined(parts: Iterable[Requests]) -> Requests:
 
 
 def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
-    """Worth of each key's next lookup by a later request: the sooner it comes, the more; 0: it never comes."""
+    """Worth of each key's next lookup by a later request: the sooner it comes, the more.
+
+    0: no lookup comes, or the key is computed again before, which caches it anyway.
+    """
     known, limits, last = requests["known_keys"], requests["most_hits"], len(requests)
     request_of = np.repeat(np.arange(last), known)
     numbers = np.unique(keys[chain_places(requests["first_key"], known)], return_inverse=True)[1]
     looked_up = leading(np.append(0, np.cumsum(known)), limits)
     order = np.argsort(numbers, kind="stable")
-    # By key and then by request; of what follows under the same key, the least is the next.
-    found = numbers[order] * (last + 1) + np.where(looked_up[order], request_of[order], last)
-    following = np.minimum.accumulate(np.append(found[1:], numbers.max(initial=0) * (last + 1) + last)[::-1])[::-1]
+    same = np.append(numbers[order[1:]] == numbers[order[:-1]], False)[: len(order)]
+    following = np.roll(order, -1)  # of the same key in the next request that has it
     uses = np.zeros(len(keys), np.int64)
-    uses[chain_places(requests["first_key"], known)[order]] = last - np.minimum(
-        following - numbers[order] * (last + 1), last
+    uses[chain_places(requests["first_key"], known)[order]] = np.where(
+        same & looked_up[following], last - request_of[following], 0
     )
     return uses
 

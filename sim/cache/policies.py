@@ -1,8 +1,8 @@
 """Hits of vLLM's pool under several policies of eviction at the same sizes, with Belady's as the bound.
 
 Requests come one at a time, by arrival as in the curve. Belady's policy evicts the block whose next lookup is the
-farthest. As a block is looked up whenever one after it in its chain is, it never evicts one that another cached block
-needs; so no policy that evicts only to make room has more hits.
+farthest; a block that is computed again before that lookup goes first. As a block is looked up whenever one after it in
+its chain is, no hit needs a block that went before; so no policy that evicts only to make room has more hits.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,9 @@
 """A block pool that evicts by a policy of ``sim.vllm.eviction``, block by block.
 
 Each cached key has one block; it knows the block before it in its chain, and how many cached ones follow it. Only idle
-blocks that none follows are evicted, so what is cached is always whole chains from their beginning. A request that has
-computed a block whose key is cached gives its own back and holds the cached one.
+blocks that none follows are evicted, so what is cached is always whole chains from their beginning. Belady's policy
+alone also evicts a block that others follow, if it is computed again before its next lookup; its row keeps the key. A
+request that has computed a block whose key is cached gives its own back and holds the cached one.
 
 The rows of ``Pool.blocks`` begin with the ends of the queues, rings of idle blocks or of forgotten keys. A request's
 ``last_hold`` is the deepest block that it holds; the others lie before it.
@@ -141,11 +142,12 @@ def publish(pool: Pool, request: Any, start: int, end: int) -> None:
         else:
             row = _new_row(pool)
             request.last_hold = row
+            blocks[row].children = 0
             blocks[row].kind, blocks[row].key = kind, np.int64(key)
             if known or request.serial != NO_SERIAL:
                 _enter(pool, row)
         block = blocks[row]
-        block.state, block.references, block.children = CACHED, 1, 0
+        block.state, block.references = CACHED, 1
         block.hits = came_back and pool.settings[0].evict == ARC
         block.level = came_back
         block.depth, block.most_depth = depth, 0
@@ -264,7 +266,11 @@ def _evict(pool: Pool, policy: int) -> None:
     else:
         while blocks[counts.lowest].after == counts.lowest:
             counts.lowest += 1
-        _drop(pool, blocks[counts.lowest].after)
+        row = blocks[counts.lowest].after
+        if policy == BELADY and blocks[row].children > 0:
+            _forget(pool, row, pool.settings[0].evict_limit)
+        else:
+            _drop(pool, row)
 
 
 @kernel
@@ -434,11 +440,19 @@ def _leave_chain(pool: Pool, block: Any) -> None:
 
 @kernel
 def _drop(pool: Pool, row: int) -> None:
-    """Remove a row, of a block or of the key of one."""
-    blocks, counts = pool.blocks, pool.counts[0]
-    block = blocks[row]
+    """Remove a row, of a block or of the key of one, and the key before it in the chain if it was kept for this alone."""
+    block, above = pool.blocks[row], pool.blocks[row].parent
     if block.state == CACHED:
         _leave_chain(pool, block)
+        if pool.blocks[above].state == FORGOTTEN and pool.blocks[above].children == 0:
+            _remove(pool, above)
+    _remove(pool, row)
+
+
+@kernel
+def _remove(pool: Pool, row: int) -> None:
+    blocks, counts = pool.blocks, pool.counts[0]
+    block = blocks[row]
     _unlink(blocks, row)
     if block.is_entered:
         _leave(pool, row)

@@ -14,7 +14,18 @@ from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, array_of, reader, shape_of
-from sim.kernels.layout import AS_RECORDED, NO_OUTCOME, NONE, OK, Places, Records, SimState, record
+from sim.kernels.layout import (
+    ABORTED,
+    AS_RECORDED,
+    NO_OUTCOME,
+    NONE,
+    OK,
+    SHARED_CORE,
+    Places,
+    Records,
+    SimState,
+    record,
+)
 from sim.kernels.loop import DONE, FULL, NOT_CHAINED, run
 from sim.kernels.pool import lookup
 from sim.kernels.requestruns import end_ms, next_ms, pop, push, release_children
@@ -174,6 +185,7 @@ def _hand_over(fleet: Fleet, state: SimState, place: int, engine: int) -> None:
     known, clock, now_ms = fleet.engines[engine], state.clock[0], fleet.clock[0].now_ms
     push(state.arrivals, clock.num_arrivals, now_ms, place)
     clock.num_arrivals += 1
+    state.runs[place].arrival_ms = now_ms
     fleet.in_flight[engine, known.num_in_flight] = place
     known.num_in_flight += 1
     known.resumes_ms = min(known.resumes_ms, max(now_ms, clock.now_ms))
@@ -200,11 +212,24 @@ def _run_engine(fleet: Fleet, state: SimState, engine: int, until_ms: float) -> 
     for other in range(len(fleet.engines)):
         if other != engine:
             until_ms = min(until_ms, np.nextafter(fleet.engines[other].bound_ms, np.inf))
+    if state.scheduler.settings[0].placement == SHARED_CORE:  # a turn that comes during a step delays the step
+        until_ms = min(until_ms, np.nextafter(_after_leaving_ms(fleet, state, engine), np.inf))
     state.clock[0].horizon_ms = until_ms
     stop = run(state)
     known.resumes_ms = _resumes_ms(state, stop)
     known.bound_ms = known.resumes_ms + _collect(fleet, state, engine)
     return stop
+
+
+@kernel
+def _after_leaving_ms(fleet: Fleet, state: SimState, engine: int) -> float:
+    """Return the first time at which a session may go on whose client goes before its answer's end."""
+    known, first_ms = fleet.engines[engine], np.inf
+    for place in fleet.in_flight[engine, : known.num_in_flight]:
+        here = state.runs[place]
+        if fleet.runs[place].outcome == NO_OUTCOME and not math.isnan(here.abort_after_ms):
+            first_ms = min(first_ms, here.arrival_ms + here.abort_after_ms + here.next_think_ms)
+    return float(first_ms)
 
 
 @kernel
@@ -236,19 +261,37 @@ def _collect(fleet: Fleet, state: SimState, engine: int) -> float:
         if here.outcome == NO_OUTCOME:
             places[kept] = place
             kept += 1
-            least_ms = min(least_ms, here.next_think_ms)
+            if whole.outcome == NO_OUTCOME and _leaves_during_pause(state, here):
+                whole.outcome, whole.e2e_ms = ABORTED, here.arrival_ms - whole.arrival_ms + here.abort_after_ms
+                _end(fleet, place)
+            if whole.outcome == NO_OUTCOME:
+                least_ms = min(least_ms, here.next_think_ms)
             continue
         if known.hands_over and here.outcome == OK:
             push(fleet.arrivals, fleet.clock[0].num_arrivals, end_ms(here), place)
             fleet.clock[0].num_arrivals += 1
             continue
-        moved_ms = here.arrival_ms - whole.arrival_ms
+        moved_ms, was_left = here.arrival_ms - whole.arrival_ms, whole.outcome == ABORTED
         whole.outcome, whole.num_seen = here.outcome, here.num_seen
         whole.ttft_ms, whole.e2e_ms = here.ttft_ms + moved_ms, here.e2e_ms + moved_ms
-        _note(fleet, end_ms(whole), 2 * place + END)
-        release_children(fleet.runs, fleet.clock[0], fleet.arrivals, place)
+        if not was_left:
+            _end(fleet, place)
     known.num_in_flight = kept
     return float(least_ms)
+
+
+@kernel
+def _leaves_during_pause(state: SimState, here: Any) -> bool:
+    """Return whether the client goes before a step that pauses goes on: nothing can end the request before."""
+    if state.clock[0].running == NONE or math.isnan(here.abort_after_ms):
+        return False
+    return bool(here.arrival_ms + here.abort_after_ms < state.clock[0].resumes_ms)
+
+
+@kernel
+def _end(fleet: Fleet, place: int) -> None:
+    _note(fleet, end_ms(fleet.runs[place]), 2 * place + END)
+    release_children(fleet.runs, fleet.clock[0], fleet.arrivals, place)
 
 
 @kernel

@@ -34,8 +34,9 @@ SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
     "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
 )
-"""``evict``, ``evict_limit``: a policy of ``sim.vllm.eviction`` and its setting. ``pauses``: the engine stands still
-within a step where unknown arrivals may come; of a fleet's engines."""
+"""``evict``, ``evict_limit``: a policy of ``sim.vllm.eviction`` and its setting; of Belady's, the level of keys whose
+blocks were evicted before those behind them. ``pauses``: the engine stands still within a step where unknown arrivals
+may come; of a fleet's engines."""
 SEGMENT = record("kind base start end first_key copy next_in_slot")
 """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]``. ``copy``: the first in line; of a
 free segment, the next free one."""

@@ -106,6 +106,19 @@ def test_no_choice_of_blocks_to_keep_has_more_hits_than_belady(records: list[Rec
     assert sum(compiled_hits(few, usable, "belady")[0]) == best_hits(wanted(few, usable), usable)
 
 
+def test_belady_evicts_first_a_block_computed_again_before_its_lookup() -> None:
+    """The third prompt, one full block, cannot hit it but caches it anew: the block behind it is worth more."""
+    chains = [[2, 3], [5, 6], [2], [2, 3, 7]]
+    records = [
+        Record(
+            request_id=RequestId(f"r{number}"), prompt_tokens=BLOCK * len(chain), block_hashes=[*map(BlockHash, chain)]
+        )
+        for number, chain in enumerate(chains)
+    ]
+    assert compiled_hits(records, 3, "belady") == ([0, 0, 0, 2], 3)
+    assert best_hits(wanted(records, 3), 3) == 2
+
+
 def objects() -> list[int]:
     """A loop over 700 objects between skewed draws of 300 others."""
     state, found = 7, []

@@ -1,9 +1,10 @@
 """Compiled routing against Python's, and sessions over several engines against a slow, obvious fleet."""
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
 from sim.kernels import layout
 from sim.latency.modelfile import make_model
+from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
@@ -41,10 +43,12 @@ def planned(seed: int, requests: int, spacing_ms: float) -> Arrivals:
     return plan_arrivals(Meta(block_size=4), records, 4, replay_sessions=True)
 
 
-def fleet_of(count: int, blocks: int, mixed: bool) -> list[FleetEngine]:
+def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement = "parallel") -> list[FleetEngine]:
     config = EngineConfig(block_size=4, num_gpu_blocks=blocks, max_num_seqs=4, max_num_batched_tokens=32)
     slow = {name: 2 * ms for name, ms in MODEL_COSTS.items()}
-    models = [make_model(slow if mixed and place == 1 else MODEL_COSTS, config, NOISE) for place in range(count)]
+    models = [
+        make_model(slow if mixed and place == 1 else MODEL_COSTS, config, NOISE, placement) for place in range(count)
+    ]
     return [FleetEngine(str(place), config, model) for place, model in enumerate(models)]
 
 
@@ -73,7 +77,9 @@ def test_compiled_policies_choose_as_pythons(arrivals: Arrivals, engines: list[F
 @settings(max_examples=15, deadline=None)
 @given(
     arrivals=st.builds(planned, st.integers(0, 10**6), st.integers(1, 16), st.sampled_from([2.0, 30.0])),
-    engines=st.builds(fleet_of, st.integers(2, 3), st.just(60), st.booleans()),
+    engines=st.builds(
+        fleet_of, st.integers(2, 3), st.just(60), st.booleans(), st.sampled_from(get_args(FrontendPlacement))
+    ),
     route=ROUTES | st.sampled_from(["session", "bounded", "workload", "power-of-two:seed=3"]),
 )
 def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
@@ -81,6 +87,7 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     found = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, FleetPlan(names, route), 7)
     costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]
     mixed = engines[0].model.costs != engines[1].model.costs
+    is_shared = engines[0].model.frontend_placement == "shared_core"
     speeds = [1.0, 0.5, 1.0][: len(engines)] if mixed else []
     router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
     slow = SlowFleet(arrivals.objects(), engines, router, 7)
@@ -90,8 +97,8 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     for place, run in slow.runs.items():
         mine = runs[place]
         assert layout.OUTCOMES[mine["outcome"]] == run.outcome
-        assert (mine["arrival_ms"], mine["num_seen"]) == (run.arrival_ms, len(run.token_steps))
-        assert [None if np.isnan(mine[name]) else mine[name] for name in ("ttft_ms", "e2e_ms")] == [
-            run.ttft_ms,
-            run.e2e_ms,
-        ]
+        assert mine["num_seen"] == len(run.token_steps)
+        found_ms = [mine["arrival_ms"], mine["ttft_ms"], mine["e2e_ms"]]
+        expected_ms = [np.nan if time is None else time for time in (run.arrival_ms, run.ttft_ms, run.e2e_ms)]
+        # On a shared core a turn may come a rounding before the end of its parent, and split the step that ends it.
+        assert found_ms == pytest.approx(expected_ms, rel=1e-12 if is_shared else 0, abs=0, nan_ok=True)

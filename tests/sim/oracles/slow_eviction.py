@@ -157,8 +157,9 @@ class SlowPool:
             self.evicted += 1
 
     def _evict_least(self) -> None:
-        """Of the idle blocks that none follows: the first in line of those of the least rank."""
-        self._drop(min((block for block in self.order if not block.is_bound), key=self._rank))
+        """Of the idle blocks that none follows, under Belady's of all: the first in line of those of the least rank."""
+        idle = self.order if self.name == "belady" else [block for block in self.order if not block.is_bound]
+        self._drop(min(idle, key=self._rank))
 
     def _rank(self, block: Block) -> float:
         if self.name == "lfu":
@@ -169,14 +170,18 @@ class SlowPool:
             size = self.block_size
             return 0 if block.depth * size >= block.most_depth * size - self.limit else 1
         if self.name == "belady":
-            uses = (
-                number
-                for number in range(self.served, len(self.future))
-                if block.key
-                in self.future[number].keys[: min(self.future[number].most_hits, self.future[number].known)]
-            )
-            return -next(uses, len(self.future))
+            never = len(self.future)
+            number = next((number for number in range(self.served, never) if self._names(number, block)), never)
+            return -number if number < never and self._looks_up(number, block) else -never
         return 0
+
+    def _names(self, number: int, block: Block) -> bool:
+        one = self.future[number]
+        return block.key in one.keys[: one.known]
+
+    def _looks_up(self, number: int, block: Block) -> bool:
+        one = self.future[number]
+        return block.key in one.keys[: min(one.most_hits, one.known)]
 
     def _evict_unlikely(self) -> None:
         oldest = {block.level: block for block in reversed(self.order)}
@@ -301,7 +306,7 @@ class SlowPool:
         return False
 
     def _drop(self, block: Block) -> None:
-        assert not block.is_bound, "a block that another needs"
+        assert not (block.held if self.name == "belady" else block.is_bound), "a block that another needs"
         for line in (self.order, self.main):
             if block in line:
                 line.remove(block)
