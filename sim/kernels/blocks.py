@@ -440,7 +440,7 @@ def _leave_chain(pool: Pool, block: Any) -> None:
 
 @kernel
 def _drop(pool: Pool, row: int) -> None:
-    """Remove a row, of a block or of the key of one, and the key before it in the chain if it was kept for this alone."""
+    """Remove a row, of a block or of the key of one, and the key before it in the chain if kept for this alone."""
     block, above = pool.blocks[row], pool.blocks[row].parent
     if block.state == CACHED:
         _leave_chain(pool, block)
