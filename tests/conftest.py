@@ -38,6 +38,8 @@ def pytest_xdist_auto_num_workers() -> int:
     return 3 * (os.cpu_count() or 1)
 
 
+RARE = {"docs", "engines", "ray", "vllm"}
+"""Markers of tests that the suite leaves out."""
 KERNELS = "KVTAPE_TESTS_COMPILING"
 """Variable that names the file which is locked as long as kernels are compiled for all workers."""
 WITHOUT_KERNELS = {"engines", "loadgen", "replay", "tap", "tracefile", "wire"}
@@ -108,6 +110,14 @@ def warm_children() -> Iterator[None]:
         for name in STARTERS:
             patch.setattr(f"{name}.subprocess", WARM)
         yield
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without a test of the one marker asked for, as by ``-m ray``: all of them take 5 s of CPU."""
+    marker = config.option.markexpr
+    if marker not in RARE or not collection_path.match("test_*.py"):
+        return None
+    return f"mark.{marker}" not in collection_path.read_text("utf-8") or None
 
 
 def pytest_collection() -> None:
