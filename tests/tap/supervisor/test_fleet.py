@@ -75,6 +75,13 @@ def test_an_unhealthy_upstream_gets_no_requests_until_it_is_well(lab: Any) -> No
     def posts(upstream: Any) -> int:
         return sum(request.head.startswith(b"POST") for request in upstream.requests)
 
+    async def four(tap: Any, upstream: Any) -> int:
+        """Send four requests; return the number that came to the upstream."""
+        before = posts(upstream)
+        for _ in range(4):
+            await tap.post("/v1/completions", {"prompt": [1]})
+        return posts(upstream) - before
+
     async def scenario() -> None:
         nonlocal well
         async with upstreams_of(lab, sick, answer) as [bad, good]:
@@ -83,18 +90,17 @@ def test_an_unhealthy_upstream_gets_no_requests_until_it_is_well(lab: Any) -> No
                 "--health-check",
                 "/health",
                 "--health-interval",
-                "50ms",
+                "1s",  # in which an answer must come, on a busy machine too
                 "--health-fall",
                 "2",
                 "--no-engine-facts",
             ]
             async with lab.command(0, *flags) as tap:
                 assert "/health fails (HTTP 503)" in await tap.said("gets no requests")
-                await asyncio.sleep(0.1)  # the worker hears of it on its own socket
+                while await four(tap, bad):  # the worker hears of it on its own socket
+                    pass
+                assert not await four(tap, bad)
                 before = posts(bad)
-                for _ in range(4):
-                    await tap.post("/v1/completions", {"prompt": [1]})
-                assert posts(bad) == before
                 well = True
                 await tap.said("is healthy again")
                 while posts(bad) == before:
