@@ -20,7 +20,7 @@ from sim.serving.requests.fields import (
     decode_prompts,
 )
 from sim.serving.requests.tools import named_choice, tools_of
-from sim.serving.requests.vocabulary import Spelling, Vocabulary
+from sim.serving.requests.vocabulary import Vocabulary
 
 DEFAULT_TOKENS = 16
 DONE = b"data: [DONE]\n\n"
@@ -63,20 +63,45 @@ class Completions(Api):
         return CompletionVoice(service, asked, response_id, created_s)
 
 
-class CompletionVoice(Voice):
-    """Words one response."""
+class ChunkVoice(Voice):
+    """Words one response, whose events are chunks that begin alike."""
+
+    chunk: str
+    """The events' kind of object."""
 
     def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
         self._vocabulary, self._spelling = service.vocabulary, service.spelling
         self._asked = asked
-        self._fields = {
-            "id": response_id,
-            "object": "text_completion",
-            "created": created_s,
-            "model": service.model_name,
-        }
-        self._head = chunk_head(self._fields)
+        self._fields = {"id": response_id, "object": self.chunk, "created": created_s, "model": service.model_name}
+        self._head = b"data: " + msgspec.json.encode(self._fields)[:-1] + b","
         self._with_ids = bool(asked.fields.return_token_ids)
+
+    def closing(self, usage: Usage) -> bytes:
+        options = self._asked.fields.stream_options
+        told = options is not None and bool(options.include_usage)
+        return (self._event({"choices": []}, usage) if told else b"") + DONE
+
+    def _event(self, fields: dict[str, Any], usage: Usage | None) -> bytes:
+        """A chunk: one server-sent event."""
+        if usage is not None:
+            fields["usage"] = usage.fields()
+        return self._head + msgspec.json.encode(fields)[1:] + b"\n\n"
+
+    def _worded(self, before: bytes, after: bytes, token_ids: Sequence[int]) -> list[bytes]:
+        """An event for each token: its text stands behind ``before``, and its id behind ``after`` if that is told."""
+        if self._with_ids:
+            return [b"%b%b%b[%d]}]}\n\n" % (before, self._spelling[one], after, one) for one in token_ids]
+        after += b"null}]}\n\n"
+        return [before + self._spelling[one] + after for one in token_ids]
+
+
+class CompletionVoice(ChunkVoice):
+    """Words one completion."""
+
+    chunk = "text_completion"
+
+    def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
+        super().__init__(service, asked, response_id, created_s)
         self._choices = asked.fields.n or 1
         self._offsets: dict[int, int] = {}
         """Characters said so far of each choice, where logprobs ask for it."""
@@ -86,15 +111,12 @@ class CompletionVoice(Voice):
             return []
         before = b'%b"choices":[{"index":%d,"text":' % (self._head, place)
         after = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
-        return worded_tokens(before, after, token_ids, self._spelling, with_ids=self._with_ids)
+        return self._worded(before, after, token_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         choice = self._choice(delta)
         del choice["prompt_logprobs"]
-        return event(self._head, {"choices": [choice]}, usage)
-
-    def closing(self, usage: Usage) -> bytes:
-        return closing(self._head, self._asked, usage)
+        return self._event({"choices": [choice]}, usage)
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         choices = [self._choice(delta) for delta in deltas]
@@ -172,22 +194,17 @@ class Chats(Api):
         return ChatVoice(service, asked, response_id, created_s)
 
 
-class ChatVoice(Voice):
-    """Words one response."""
+class ChatVoice(ChunkVoice):
+    """Words one chat's response."""
 
-    def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
-        self._vocabulary, self._spelling = service.vocabulary, service.spelling
-        self._asked = asked
-        self._fields = {"id": response_id, "created": created_s, "model": service.model_name}
-        self._head = chunk_head({**self._fields, "object": "chat.completion.chunk"})
-        self._with_ids = bool(asked.fields.return_token_ids)
+    chunk = "chat.completion.chunk"
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
         if self._asked.top_logprobs is not None or self._asked.tool_choice != "none" or self._asked.fields.stops():
             return []
         before = b'%b"choices":[{"index":%d,"delta":{"content":' % (self._head, place)
         after = b'},"logprobs":null,"finish_reason":null,"token_ids":'
-        return worded_tokens(before, after, token_ids, self._spelling, with_ids=self._with_ids)
+        return self._worded(before, after, token_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """A chunk; before a choice's first one, another with its role."""
@@ -199,10 +216,7 @@ class ChatVoice(Voice):
         choice = self._choice(delta, "delta", said)
         if delta.finish_reason is None:
             del choice["stop_reason"]
-        return role + event(self._head, {"choices": [choice]}, usage)
-
-    def closing(self, usage: Usage) -> bytes:
-        return closing(self._head, self._asked, usage)
+        return role + self._event({"choices": [choice]}, usage)
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         fields = {
@@ -219,7 +233,7 @@ class ChatVoice(Voice):
         choice |= {"logprobs": None, "finish_reason": None}
         prompt_ids = self._asked.prompts[0] if self._with_ids and place == 0 else None
         told = None if usage is None else usage._replace(completion_tokens=usage.completion_tokens - 1)
-        return event(self._head, {"choices": [choice], "prompt_token_ids": prompt_ids}, told)
+        return self._event({"choices": [choice], "prompt_token_ids": prompt_ids}, told)
 
     def _said(self, delta: Delta) -> dict[str, Any]:
         call = delta.generation.output.call
@@ -266,33 +280,6 @@ def _choice(choice: Any) -> str | None:
     if choice is None or isinstance(choice, str):
         return choice
     return named_choice(choice.get("function") if isinstance(choice, dict) else None)
-
-
-def chunk_head(fields: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(fields)[:-1] + b","
-
-
-def worded_tokens(
-    before: bytes, after: bytes, token_ids: Sequence[int], spelling: Spelling, *, with_ids: bool
-) -> list[bytes]:
-    """An event for each token: its text stands behind ``before``, and its id behind ``after`` if that is told."""
-    if with_ids:
-        return [b"%b%b%b[%d]}]}\n\n" % (before, spelling[token_id], after, token_id) for token_id in token_ids]
-    after += b"null}]}\n\n"
-    return [before + spelling[token_id] + after for token_id in token_ids]
-
-
-def event(head: bytes, fields: dict[str, Any], usage: Usage | None) -> bytes:
-    """A chunk: one server-sent event. ``head`` is ``chunk_head``'s."""
-    if usage is not None:
-        fields["usage"] = usage.fields()
-    return head + msgspec.json.encode(fields)[1:] + b"\n\n"
-
-
-def closing(head: bytes, asked: Asked, usage: Usage) -> bytes:
-    options = asked.fields.stream_options
-    told = options is not None and bool(options.include_usage)
-    return (event(head, {"choices": []}, usage) if told else b"") + DONE
 
 
 _STEP = 0.75

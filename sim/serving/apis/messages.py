@@ -7,18 +7,16 @@ import msgspec
 from sim.serving.apis.voice import Api, Delta, Usage, Voice, named_event
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
-from sim.serving.requests.fields import Asked, GenerationFields, choose_tools, decode_body
+from sim.serving.requests.fields import Asked, ContentPart, GenerationFields, choose_tools, decode_body, joined_text
 from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Message
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class Block(ContentPart, frozen=True, kw_only=True):
     """A content block of a message."""
 
-    type: str
-    text: str | None = None
     id: str | None = None
     name: str | None = None
     input: Any = None
@@ -103,7 +101,7 @@ def render(service: Service, request: CountRequest) -> list[int]:
     """The prompt's ids. Raises ApiError for a block that is neither text nor of a tool."""
     if not request.messages:
         raise ApiError("messages: must not be empty", param="messages")
-    messages = [] if request.system is None else [Message(role="system", text=_text(request.system))]
+    messages = [] if request.system is None else [Message(role="system", text=joined_text(request.system, "messages"))]
     for message in request.messages:
         messages += _messages(message)
     tools = [
@@ -208,7 +206,9 @@ def _messages(message: MessagesMessage) -> list[Message]:
     if isinstance(message.content, str):
         return [Message(role=message.role, text=message.content)]
     blocks = message.content
-    results = [Message(role="tool", text=_text(one.content or "")) for one in blocks if one.type == "tool_result"]
+    results = [
+        Message(role="tool", text=joined_text(one.content, "messages")) for one in blocks if one.type == "tool_result"
+    ]
     rest = [block for block in blocks if block.type != "tool_result"]
     calls = tuple(
         {"function": {"name": block.name or "", "arguments": msgspec.json.encode(block.input or {}).decode()}}
@@ -217,14 +217,5 @@ def _messages(message: MessagesMessage) -> list[Message]:
     )
     said = [block for block in rest if block.type not in ("tool_use", "thinking", "redacted_thinking")]
     if rest:
-        results.append(Message(role=message.role, text=_text(said), tool_calls=calls))
+        results.append(Message(role=message.role, text=joined_text(said, "messages"), tool_calls=calls))
     return results
-
-
-def _text(content: str | list[Block]) -> str:
-    if isinstance(content, str):
-        return content
-    for block in content:
-        if block.text is None:
-            raise ApiError(f"a content block of type {block.type!r}: this engine reads text", param="messages")
-    return "".join(block.text or "" for block in content)

@@ -7,7 +7,7 @@ import msgspec
 from sim.serving.apis.voice import Api, Delta, Usage, Voice, named_event
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
-from sim.serving.requests.fields import Asked, ContentPart, GenerationFields, choose_tools, decode_body
+from sim.serving.requests.fields import Asked, ContentPart, GenerationFields, choose_tools, decode_body, joined_text
 from sim.serving.requests.tools import named_choice, tools_of
 from sim.serving.requests.vocabulary import Message
 
@@ -208,7 +208,7 @@ def _messages(request: ResponsesRequest) -> list[Message]:
         raise ApiError("input: must not be empty", param="input")
     for item in request.input:
         if item.type == "message":
-            messages.append(Message(role=item.role, text=_text(item.content)))
+            messages.append(Message(role=item.role, text=joined_text(item.content, "input")))
         elif item.type == "function_call":
             function = {"name": item.name or "", "arguments": item.arguments or ""}
             call = {"id": item.call_id, "type": "function", "function": function}
@@ -217,19 +217,10 @@ def _messages(request: ResponsesRequest) -> list[Message]:
             said = messages.pop() if speaks else Message(role="assistant", text="")
             messages.append(msgspec.structs.replace(said, tool_calls=(*said.tool_calls, call)))
         elif item.type == "function_call_output":
-            messages.append(Message(role="tool", text=_text(item.output)))
+            messages.append(Message(role="tool", text=joined_text(item.output, "input")))
         elif item.type != "reasoning":
             raise ApiError(f"an input item of type {item.type!r}: this engine reads messages and calls", param="input")
     return messages
-
-
-def _text(content: str | list[ContentPart] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.text is None:
-            raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param="input")
-    return "".join(part.text or "" for part in content)
 
 
 def _choice(choice: Any) -> str | None:

@@ -52,6 +52,16 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
+def joined_text(content: str | Sequence[ContentPart] | None, param: str) -> str:
+    """Return parts as one text. Raises ApiError for a part that is not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.text is None:
+            raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param=param)
+    return "".join(part.text or "" for part in content)
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message as sent."""
 
@@ -61,13 +71,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     def joined(self) -> Message:
         """The message with its parts as one text. Raises ApiError for a part that is not text."""
-        if isinstance(self.content, list):
-            for part in self.content:
-                if part.text is None:
-                    raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param="messages")
-            text = "".join(part.text or "" for part in self.content)
-        else:
-            text = self.content or ""
+        text = joined_text(self.content, "messages")
         return Message(role=self.role, text=text, tool_calls=tuple(self.tool_calls or ()))
 
 
