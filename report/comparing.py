@@ -14,8 +14,10 @@ from tracefile.records.latenames import LateModule, late_modules
 if TYPE_CHECKING:
     from measure.metrics import slos
     from report.compare import comparison, terminal
-else:  # numpy and rich, which the flags need not
+    from report.pages import page
+else:  # numpy, rich and a page's libraries, which the flags need not
     slos = LateModule("measure.metrics.slos")
+    page = LateModule("report.pages.page")
     comparison, terminal = late_modules("report.compare", "comparison terminal")
 
 EPILOG: Final = """\
@@ -66,10 +68,7 @@ def run(flags: argparse.Namespace) -> int:
     pairs = compared.result.pairs.values()
     comparable = not pairs or any(pair.joined for pair in pairs)
     if comparable and pictures.wanted:
-        # The page's libraries take half a second to import: only who wants a page waits for them.
-        from report.pages.page import comparison_figures, render_page  # noqa: PLC0415
-
-        pictures.write(render_page(compared), comparison_figures(compared))
+        pictures.write(page.render_page(compared), page.comparison_figures(compared))
     if flags.json:
         print_json(compared.result)
     terminal.print_comparison(compared.result, terminal.console_for(json=flags.json))

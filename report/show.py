@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from measure.metrics import manytraces, slos, tables, trace
     from measure.metrics.results import TraceMetrics
     from report.files import folder, measured
-else:  # numpy, which the flags need not
+    from report.trace import page
+else:  # numpy and a page's libraries, which the flags need not
     enginesteps = LateModule("measure.enginesteps")
     manytraces, slos, tables, trace = late_modules("measure.metrics", "manytraces slos tables trace")
     folder, measured = late_modules("report.files", "folder measured")
+    page = LateModule("report.trace.page")
 
 EPILOG: Final = """\
 Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.
@@ -80,11 +82,8 @@ def run(flags: argparse.Namespace) -> int:
     metrics = trace.measure_run(run, gpus=gpus, slos=limits, study=study)
     found = measured.Measured(flags.trace, run, metrics, limits, flags.steps, study)
     if pictures.wanted:
-        # The page's libraries take half a second to import: only who wants a page waits for them.
-        from report.trace.page import draw_chapters, render_trace, trace_figures  # noqa: PLC0415
-
-        drawn = draw_chapters(found)
-        pictures.write(render_trace(found, drawn), trace_figures(drawn))
+        drawn = page.draw_chapters(found)
+        pictures.write(page.render_trace(found, drawn), page.trace_figures(drawn))
     if flags.files is not None:
         for line in folder.write_files(flags.files, found):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)

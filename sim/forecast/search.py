@@ -41,12 +41,14 @@ from tracefile.records.latenames import LateModule, late_modules
 if TYPE_CHECKING:
     import numpy as np
 
+    from report.pages import forecastpages
     from sim.forecast import ensemble
     from sim.forecast import fleets as running
     from sim.forecast import summary as summing
     from sim.forecast.ensemble import Forecast
-else:  # numpy, which the flags need not
+else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
+    forecastpages = LateModule("report.pages.forecastpages")
     ensemble, running, summing = late_modules("sim.forecast", "ensemble fleets summary")
 
 
@@ -173,10 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print_result(found, [describe(found)], as_json=arguments.json)
     if pictures.wanted:
-        # The page's libraries take half a second to import.
-        from report.pages.forecastpages import render_search, search_figures  # noqa: PLC0415
-
-        pictures.write(render_search(found), search_figures(found))
+        pictures.write(forecastpages.render_search(found), forecastpages.search_figures(found))
     return {"found": 0, "all hold": 0, "none holds": 1, "interrupted": 130}[found.outcome]
 
 

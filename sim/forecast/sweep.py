@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from measure.cohorts import ALL
 from measure.metrics.flags import add_gpus_argument, checked_gpus
-from report.output import Pictures, add_picture_arguments, pictures_of
+from report.output import add_picture_arguments, pictures_of
 from report.sweeps.grid import GridSweep, sweep_lines
 from sim.forecast.effectgates import parse_slo
 from sim.forecast.grid import Grid, read_grid
@@ -43,14 +43,16 @@ if TYPE_CHECKING:
     import numpy as np
 
     from report.files import folder, measured
+    from report.sweeps import gridpage
     from sim.forecast import ensemble, gridpoints
     from sim.forecast import fleets as running
     from sim.forecast import summary as summing
     from sim.forecast.ensemble import Forecast
     from sim.forecast.gridpoints import Choice
-else:  # numpy, which the flags need not
+else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     folder, measured = late_modules("report.files", "folder measured")
+    gridpage = LateModule("report.sweeps.gridpage")
     ensemble, running, summing, gridpoints = late_modules("sim.forecast", "ensemble fleets summary gridpoints")
 
 
@@ -189,16 +191,9 @@ def run(arguments: argparse.Namespace) -> int:
     if found is None:
         return 130
     print_result(found, list(sweep_lines(found)), as_json=arguments.json)
-    _draw(found, pictures)
-    return 0 if found.chosen is not None else 1
-
-
-def _draw(found: GridSweep, pictures: Pictures) -> None:
     if pictures.wanted:
-        # The page's libraries take half a second to import.
-        from report.sweeps.gridpage import grid_figures, render_grid  # noqa: PLC0415
-
-        pictures.write(render_grid(found), grid_figures(found))
+        pictures.write(gridpage.render_grid(found), gridpage.grid_figures(found))
+    return 0 if found.chosen is not None else 1
 
 
 def _config(arguments: argparse.Namespace) -> SweepConfig:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from report.compare import baselines, comparison, terminal
     from report.compare import gates as gating
     from report.compare.comparison import Compared
+    from report.pages import page
     from sim.engine import results as outcomes
     from sim.fit import pace as pacing
     from sim.fit.pace import Pace
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from sim.forecast import fleets as running
     from sim.forecast.ensemble import Forecast
     from sim.kernels import layout
-else:  # numpy, which the flags need not
+else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     recording = LateModule("measure.runs")
+    page = LateModule("report.pages.page")
     baselines, comparison, gating, terminal = late_modules("report.compare", "baselines comparison gates terminal")
     outcomes = LateModule("sim.engine.results")
     pacing = LateModule("sim.fit.pace")
@@ -200,10 +202,7 @@ def report(config: ValidateConfig, compared: "Compared") -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
     terminal.print_comparison(compared.result, terminal.console_for(json=config.json))
     if config.pictures.wanted:
-        # The page's libraries take half a second to import.
-        from report.pages.page import comparison_figures, render_page  # noqa: PLC0415
-
-        config.pictures.write(render_page(compared), comparison_figures(compared))
+        config.pictures.write(page.render_page(compared), page.comparison_figures(compared))
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from measure import resampling
+    from report.pages import forecastpages
     from sim.cache import hybrid
     from sim.engine import dispatch as dispatching
     from sim.engine.tiers import TierTraffic
@@ -51,9 +52,10 @@ if TYPE_CHECKING:
     from sim.forecast import summary as summing
     from sim.forecast.saturation import Demand
     from sim.forecast.summary import ForecastSummary
-else:  # numpy, which the flags need not
+else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     resampling = LateModule("measure.resampling")
+    forecastpages = LateModule("report.pages.forecastpages")
     hybrid = LateModule("sim.cache.hybrid")
     dispatching = LateModule("sim.engine.dispatch")
     ensemble, running, saturation, summing = late_modules("sim.forecast", "ensemble fleets saturation summary")
@@ -117,10 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     result, finished = forecast_scenarios(config)
     print_result(result, [describe(result)], as_json=config.json)
     if pictures.wanted:
-        # The page's libraries take half a second to import.
-        from report.pages.forecastpages import render_what_if, what_if_figures  # noqa: PLC0415
-
-        pictures.write(render_what_if(result), what_if_figures(result))
+        pictures.write(forecastpages.render_what_if(result), forecastpages.what_if_figures(result))
     if not finished:
         return 130
     return 0 if all(gate.passed for gate in result.gates) else 1
