@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, seconds, whole
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, positive, seconds, whole
 from sim.engine.fleetplan import (
     CAPTURED,
     NO_ADAPTER_FLEET,
@@ -410,16 +410,6 @@ def _whole(flag: str, word: str) -> int:
         raise InputError(f"{flag}: {word!r}; expected a whole number, or several separated by commas") from None
 
 
-def _rate(flag: str, word: str) -> float:
-    try:
-        rate = float(word)
-    except ValueError:
-        rate = 0.0
-    if not 0.0 < rate < float("inf"):
-        raise InputError(f"{flag}: {word!r}; expected a number above 0, such as 2 or 0.5,1,2")
-    return rate
-
-
 def _route(flag: str, word: str) -> str:
     if word != CAPTURED:
         parse_route(word)
@@ -493,7 +483,7 @@ AXES = (
         float,
         "X",
         "times the captured rate; think times stay",
-        _rate,
+        positive,
         say=lambda rate: f"rate ×{rate:g}",
     ),
     Axis("num-gpu-blocks", int, "N", "KV blocks, the null block included"),
