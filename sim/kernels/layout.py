@@ -79,7 +79,7 @@ core; ``next_think_ms``: from its end to the first arrival that waits for it in 
 SHARE = record("place num_tokens depth samples")
 STEP = record("count total_tokens admitted preempted repeated_tokens")
 EVENT = record("code", times="time_ms")
-PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
+PREFIX_STATS = record("requests query_tokens hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
     "composed running num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions steps_drawn",

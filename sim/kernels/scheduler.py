@@ -342,16 +342,11 @@ def count_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None:
     stats, request = scheduler.stats[0], scheduler.requests[place]
     if request.cached_tokens < 0:
         request.cached_tokens = hit_tokens
-    if not scheduler.settings[0].enable_prefix_caching or request.prompt_logprobs:
-        return
-    if request.preemptions == 0:
+    caches = scheduler.settings[0].enable_prefix_caching and not request.prompt_logprobs
+    if caches and request.preemptions == 0:
         stats.requests += 1
         stats.query_tokens += request.num_tokens
         stats.hit_tokens += hit_tokens
-    else:
-        stats.preempted_requests += 1
-        stats.preempted_query_tokens += request.num_tokens
-        stats.preempted_hit_tokens += hit_tokens
 
 
 @kernel

@@ -47,24 +47,17 @@ class Step:
 
 @dataclass(slots=True)
 class PrefixStats:
-    """vLLM's prefix-cache counters over admissions, in tokens; admissions after a preemption apart, as in vLLM."""
+    """vLLM's prefix-cache counters over admissions, in tokens; not those after a preemption."""
 
     requests: int = 0
     query_tokens: int = 0
     hit_tokens: int = 0
-    preempted_requests: int = 0
-    preempted_query_tokens: int = 0
-    preempted_hit_tokens: int = 0
 
     def record(self, request: Request, hit_tokens: int) -> None:
         if request.preemptions == 0:
             self.requests += 1
             self.query_tokens += request.num_tokens
             self.hit_tokens += hit_tokens
-        else:
-            self.preempted_requests += 1
-            self.preempted_query_tokens += request.num_tokens
-            self.preempted_hit_tokens += hit_tokens
 
 
 class Scheduler:

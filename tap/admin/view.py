@@ -17,7 +17,7 @@ from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.modelview import Fact, ModelView, model_view
 from tap.admin.state import LiveState
 from tap.admin.survival import LEVELS, MIN_JUDGED, Survival
-from tap.admin.timeline import KEPT_SAMPLES, WINDOW_MINUTES
+from tap.admin.timeline import WINDOW_MINUTES
 from tap.ipc.feed import RecorderStats
 
 
@@ -99,8 +99,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     """Wall clock, HH:MM:SS UTC."""
     minutes: int
-    timeline_s: int
-    """Seconds of the tiles' lines."""
     tiles: list[Tile]
     by_turn: list[CohortCurve]
     by_uncached: list[CohortCurve]
@@ -124,7 +122,6 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         reasons=unready + unrecorded,
         at=datetime.now(UTC).strftime("%H:%M:%S UTC"),
         minutes=WINDOW_MINUTES,
-        timeline_s=KEPT_SAMPLES,
         tiles=tiles(state, curves, now_s),
         by_turn=[cohort(name, curves[name]) for name in MAIN if name in curves],
         by_uncached=[cohort(name, curve) for name, curve in curves.items() if name.startswith("uncached:")],
