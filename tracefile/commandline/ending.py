@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from tracefile.commandline.printing import printing_safely
 from tracefile.records.errors import InputError
@@ -27,6 +27,8 @@ _OF_THE_MACHINE = frozenset(
     )
 )
 """Errors of files, disks and permissions: not the program's."""
+MOST_SAID: Final = 4000
+"""Characters of an error's line."""
 
 
 def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
@@ -85,4 +87,9 @@ def _one_line(error: Exception) -> str:
         return f"not enough memory for this input ({error or 'no allocation'}); expected a smaller one, or more memory"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror}; expected room and permission"
-    return str(error).replace("\n", "\\n")
+    return _clipped(str(error)).replace("\n", "\\n")
+
+
+def _clipped(text: str) -> str:
+    """Return the text without its middle where a value of the input that it quotes fills the terminal."""
+    return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID // 2]} … {text[-MOST_SAID // 2 :]}"

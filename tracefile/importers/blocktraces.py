@@ -24,9 +24,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import msgspec
 import xxhash
 
-from tracefile.records.decoding import HEADER_START, NOT_JSON, convert_row, decode_row, parse_object
+from tracefile.records.decoding import (
+    HEADER_START,
+    NOT_JSON,
+    checked_prompt,
+    convert_row,
+    decode_row,
+    parse_object,
+)
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId, Time
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, Seconds, SessionId, Time
 
 if TYPE_CHECKING:
     from tracefile.records.batches import Batch
@@ -42,6 +49,8 @@ PARTIAL_BLOCK = "partial_block_hash"
 AIPERF_TEXTS = ("text_input", "messages", "payload")
 
 Length = Count
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""Id that is chained here."""
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True):
@@ -160,7 +169,7 @@ class AiperfMooncakeDecoder:
         self._count += 1
         before = self._sessions.get(found.session_id or "")
         request_id = RequestId(f"aiperf-{self._count}")
-        prompt_tokens = found.input_length + (before.tokens if before else 0)
+        prompt_tokens = checked_prompt(found.input_length + (before.tokens if before else 0), where)
         hashes = before.hashes if before else _hashes(found, where)
         turn = before.turn + 1 if before else 1
         if found.session_id is not None:
@@ -212,13 +221,13 @@ class BailianLine(msgspec.Struct, kw_only=True):
 
     chat_id: int
     parent_chat_id: int
-    timestamp: Time
+    timestamp: Seconds
     """Arrival in seconds from the trace's start."""
     input_length: Length
     output_length: Length
     type: str | None = None
     turn: Count | None = None
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
+    hash_ids: list[BlockId]
 
 
 class BailianDecoder:

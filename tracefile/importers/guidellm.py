@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tracefile.records.decoding import decode_row
-from tracefile.records.schema import Count, Meta, Ordinal, Record, RequestId, SessionId, Status, Time
+from tracefile.records.schema import Count, Meta, Ordinal, Record, RequestId, Seconds, SessionId, Status
 
 EXPECTED = "a guidellm report: benchmarks, each with requests"
 STATUS_OF_LIST: dict[str, Status] = {"successful": "ok", "incomplete": "client_abort", "errored": "error"}
@@ -19,12 +19,12 @@ STATUS_OF_LIST: dict[str, Status] = {"successful": "ok", "incomplete": "client_a
 class GuidellmTimings(msgspec.Struct, kw_only=True):
     """Moments of a request, in Unix seconds."""
 
-    targeted_start: Time | None = None
-    resolve_start: Time | None = None
-    request_start: Time | None = None
-    first_token_iteration: Time | None = None
-    request_end: Time | None = None
-    resolve_end: Time | None = None
+    targeted_start: Seconds | None = None
+    resolve_start: Seconds | None = None
+    request_start: Seconds | None = None
+    first_token_iteration: Seconds | None = None
+    request_end: Seconds | None = None
+    resolve_end: Seconds | None = None
 
 
 class GuidellmInfo(msgspec.Struct, kw_only=True):

@@ -6,15 +6,15 @@ an object that also says its block size. Messages and responses, where they were
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
-from tracefile.importers.wallclock import iso_unix_ns, midnight_ns
-from tracefile.records.decoding import convert_object, parse_object
+from tracefile.importers.wallclock import checked_ns, iso_unix_ns, midnight_ns
+from tracefile.records.decoding import convert_object, convert_row, parse_object
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Ordinal, Record, RequestId, SessionId
 
 IDS = "prefix_block_hashes"
 ID_LISTS = ("hashes", "block_hashes", "hash_ids", "ids")
@@ -40,8 +40,8 @@ class LitellmRow(msgspec.Struct, kw_only=True):
 class LitellmIds(msgspec.Struct, frozen=True):
     """Block ids of a prompt, and tokens in a block if the row says so."""
 
-    ids: Sequence[str]
-    block_size: int | None
+    ids: list[Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{1,16}$")]]
+    block_size: Ordinal | None
 
 
 def is_litellm(found: dict[str, Any]) -> bool:
@@ -65,13 +65,14 @@ class LitellmDecoder:
 
     def decode_all(self, line: bytes, where: str) -> list[Record]:
         row = convert_object(parse_object(line, where), LitellmRow, where)
-        found = _ids(_object(row.metadata))
+        found = _ids(_object(row.metadata, f"{where}: metadata"), f"{where}: metadata")
         start_ms = _unix_ms(row.startTime, f"{where}: startTime")
         if self._zero_ms is None:
             self._begin(start_ms, found)
         assert self._zero_ms is not None
         end_ms = None if row.endTime is None else _unix_ms(row.endTime, f"{where}: endTime")
-        first_ms = None if row.completionStartTime is None else _unix_ms(row.completionStartTime, where)
+        began = row.completionStartTime
+        first_ms = None if began is None else _unix_ms(began, f"{where}: completionStartTime")
         hashes, extra = self._hashes(found, row.prompt_tokens, where)
         record = Record(
             request_id=RequestId(row.request_id),
@@ -110,35 +111,38 @@ class LitellmDecoder:
             return None, {}
         if size != self.meta.block_size:
             raise InputError(f"{where}: block_size: {size}; expected {self.meta.block_size}, as in the first row")
-        try:
-            ids = [BlockHash(int(text, 16)) for text in found.ids]
-        except ValueError:
-            raise InputError(f"{where}: {IDS}: not hex digits; expected 16 of them an id") from None
+        ids = [BlockHash(int(text, 16)) for text in found.ids]
         full = min(len(ids), tokens // size)
         return ids[:full], ({PARTIAL_BLOCK: ids[full]} if len(ids) > full else {})
 
 
-def _ids(found: Any) -> LitellmIds | None:
-    """Block ids at any depth of an object."""
+def _ids(found: Any, where: str) -> LitellmIds | None:
+    """Block ids at any depth of an object; raises InputError if they are none."""
     if not isinstance(found, dict):
         return None
     here = found.get(IDS)
     if isinstance(here, list):
-        return LitellmIds(here, found.get("block_size"))
+        return _checked_ids(here, found.get("block_size"), where)
     if isinstance(here, dict):
         for name in ID_LISTS:
             if isinstance(here.get(name), list):
-                return LitellmIds(here[name], here.get("block_size"))
-    return next((ids for value in found.values() if (ids := _ids(value)) is not None), None)
+                return _checked_ids(here[name], here.get("block_size"), where)
+    return next((ids for value in found.values() if (ids := _ids(value, where)) is not None), None)
 
 
-def _object(metadata: dict[str, Any] | str | None) -> dict[str, Any]:
+def _checked_ids(ids: list[Any], block_size: Any, where: str) -> LitellmIds:
+    found = {"ids": ids, "block_size": block_size}
+    return convert_row(found, LitellmIds, f"{where}: {IDS}", "up to 16 hex digits an id, and a block_size of 1 or more")
+
+
+def _object(metadata: dict[str, Any] | str | None, where: str) -> dict[str, Any]:
     """Metadata as an object; exports of the database have it as text."""
     if isinstance(metadata, str):
-        return parse_object(metadata.encode(), "metadata")
+        return parse_object(metadata.encode("utf-8", "replace"), where)
     return metadata or {}
 
 
 def _unix_ms(at: str | float, where: str) -> float:
     """Milliseconds since 1970, of a number of seconds or of ISO 8601."""
-    return at * 1000 if isinstance(at, float | int) else iso_unix_ns(at, where) / 1e6
+    unix_ns = iso_unix_ns(at, where) if isinstance(at, str) else checked_ns(at * 1e9, where)
+    return unix_ns / 1e6

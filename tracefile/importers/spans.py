@@ -4,11 +4,12 @@ Source: the semantic conventions ``gen_ai.*`` (1.3x and the older names), and vL
 seconds. A span is a request if it tells prompt and output tokens. Its messages, if it has some, are dropped on sight.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracefile.importers.wallclock import iso_unix_ns, midnight_ns
+from tracefile.importers.wallclock import checked_ns, iso_unix_ns, midnight_ns
 from tracefile.records.decoding import first_told, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, RequestId, SessionId
@@ -23,6 +24,7 @@ TTFT_S = ("gen_ai.server.time_to_first_token", "gen_ai.latency.time_to_first_tok
 QUEUE_S = ("gen_ai.latency.time_in_queue",)
 FAILED = 2
 """Code of a span's status."""
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 Attributes = Mapping[str, Any]
 
@@ -116,7 +118,9 @@ def _spans(found: dict[str, Any], where: str) -> Iterator[Span]:
         yield _span(span, where)
 
 
-def _span(found: dict[str, Any], where: str) -> Span:
+def _span(found: Any, where: str) -> Span:
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: spans: {type(found).__name__}; expected a span's object")
     start, end = (found.get(new, found.get(old)) for new, old in (
         ("startTimeUnixNano", "start_time"),
         ("endTimeUnixNano", "end_time"),
@@ -150,8 +154,14 @@ def _value(typed: Any) -> Any:
         return None
     ((kind, value),) = typed.items()
     if kind == "arrayValue":
-        return [_value(item) for item in value.get("values", ())] if isinstance(value, dict) else []
-    return int(value) if kind == "intValue" and str(value).lstrip("-").isdigit() else value
+        values = value.get("values") if isinstance(value, dict) else None
+        return [_value(item) for item in values] if isinstance(values, list) else []
+    return int(value) if kind == "intValue" and _is_whole(value) else value
+
+
+def _is_whole(text: Any) -> bool:
+    """Return whether a text is a whole number of 64 bits in digits."""
+    return isinstance(text, str) and bool(_WHOLE.fullmatch(text))
 
 
 def _text(value: Any) -> str | None:
@@ -179,4 +189,4 @@ def _ms(told: Attributes, names: Sequence[str], where: str) -> float | None:
 
 def _unix_ns(at: Any, where: str) -> int:
     """Nanoseconds since 1970, of OTLP's number or of ISO 8601."""
-    return int(at) if isinstance(at, int) or (isinstance(at, str) and at.isdigit()) else iso_unix_ns(at, where)
+    return checked_ns(int(at), where) if isinstance(at, int) or _is_whole(at) else iso_unix_ns(at, where)

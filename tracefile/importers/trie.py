@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from tracefile.hashing.blockhash import invented_blocks
-from tracefile.records.decoding import decode_row
+from tracefile.records.decoding import checked_prompt, decode_row
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Count, HashInfo, Meta, Record, RequestId, SessionId
 
@@ -21,7 +21,7 @@ TRIE_BLOCK_SIZE = 16
 TRIE_KEYS = {"num_turns", "input_prompt_length", "assistant_response_length"}
 EXPECTED = "a trie workload of lengths of 0 or more"
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Latency = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class TrieRow(msgspec.Struct, kw_only=True):
@@ -31,7 +31,7 @@ class TrieRow(msgspec.Struct, kw_only=True):
     num_turns: Count
     assistant_response_length: list[Count]
     tool_call_output_length: list[Count]
-    tool_call_latency: list[Seconds]
+    tool_call_latency: list[Latency]
     final_assistant_response_length: Count
 
 
@@ -83,14 +83,14 @@ class TrieDecoder:
     def decode_all(self, line: bytes, where: str) -> list[Record]:
         row = decode_row(self._decoder.decode, line, where, EXPECTED)
         self._rows += 1
-        return list(self._records(trie_turns(row, where)))
+        return list(self._records(trie_turns(row, where), where))
 
-    def _records(self, turns: Iterator[TrieTurn]) -> Iterator[Record]:
+    def _records(self, turns: Iterator[TrieTurn], where: str) -> Iterator[Record]:
         name = f"trie-{self._rows}"
         tokens, arrival_ms = 0, 0.0
         for number, turn in enumerate(turns, start=1):
             arrival_ms += turn.tool_latency_ms or 0.0
-            prompt_tokens = tokens + turn.new_tokens
+            prompt_tokens = checked_prompt(tokens + turn.new_tokens, where)
             tokens = prompt_tokens + turn.output_tokens
             yield Record(
                 request_id=RequestId(f"{name}.{number}"),

@@ -10,6 +10,8 @@ from typing import Any, Final
 from tracefile.records.errors import InputError
 
 DAY_NS: Final = 86_400 * 10**9
+MOST_NS: Final = 2**63 - 1
+"""Latest moment that a signed 64-bit count of nanoseconds tells: in the year 2262."""
 
 
 def midnight_ns(unix_ns: int) -> int:
@@ -23,4 +25,11 @@ def iso_unix_ns(text: Any, where: str) -> int:
         found = datetime.fromisoformat(text)
     except (TypeError, ValueError):
         raise InputError(f"{where}: {text!r}; expected a time as 2026-11-22T10:00:00Z") from None
-    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000
+    return checked_ns(round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000, where)
+
+
+def checked_ns(unix_ns: float, where: str) -> int:
+    """Return a moment in whole nanoseconds since 1970; raises InputError if it is before that or after 2262."""
+    if not 0 <= unix_ns <= MOST_NS:
+        raise InputError(f"{where}: a time before 1970 or after 2262; expected one between them")
+    return round(unix_ns)

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from tracefile.importers.blocktraces import chained, split_ids
+from tracefile.importers.blocktraces import BlockId, chained, split_ids
 from tracefile.records.decoding import convert_row, decode_row
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Count, HashInfo, Meta, Ordinal, Record, RequestId, SessionId, Time
+from tracefile.records.schema import Count, HashInfo, Meta, Ordinal, Record, RequestId, Seconds, SessionId
 
 FINISH_REASONS = {"tool_use": "tool_calls", "end_turn": "stop"}
 EXPECTED = "a Weka trace: id, block_size and requests"
@@ -24,22 +24,22 @@ EXPECTED = "a Weka trace: id, block_size and requests"
 class WekaRequest(msgspec.Struct, kw_only=True):
     """Call of a model; times in seconds."""
 
-    t: Time
+    t: Seconds
     type: Literal["n", "s"]
     model: str | None = None
     input_length: Count = msgspec.field(name="in")
     output_length: Count = msgspec.field(name="out")
-    hash_ids: list[int] = []
+    hash_ids: list[BlockId] = []
     stop: str | None = None
-    api_time: Time | None = None
-    think_time: Time | None = None
-    ttft: Time | None = None
+    api_time: Seconds | None = None
+    think_time: Seconds | None = None
+    ttft: Seconds | None = None
 
 
 class WekaSubagent(msgspec.Struct, kw_only=True):
     """Agent that a conversation started."""
 
-    t: Time
+    t: Seconds
     agent_id: str
     requests: list[WekaRequest]
 

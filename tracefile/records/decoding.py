@@ -251,6 +251,13 @@ def decode_meta(found: dict[str, Any], where: str) -> Meta:
     return checked_meta(convert_object(found, Meta, f"{where}: meta"), where)
 
 
+def checked_prompt(tokens: int, where: str) -> int:
+    """Return the tokens of a prompt that a file's turns add up to; raises InputError if no engine takes as many."""
+    if tokens > MOST_TOKENS:
+        raise InputError(f"{where}: a session's prompt grows to {tokens:,} tokens; expected at most {MOST_TOKENS:,}")
+    return tokens
+
+
 def checked_meta(meta: Meta, where: str) -> Meta:
     """Return the header; raises InputError for sizes that no engine has."""
     if meta.block_size is not None and not 1 <= meta.block_size <= MOST_TOKENS:

@@ -234,6 +234,18 @@ def test_a_span_a_line_as_the_python_sdk_prints_them(tmp_path: Path) -> None:
     assert (record.prompt_tokens, record.output_tokens, record.status) == (4, 2, "ok")
 
 
+def span_of(tokens: Any) -> dict[str, Any]:
+    return SPAN | {"attributes": [{"key": "gen_ai.usage.input_tokens", "value": tokens}, SPAN["attributes"][1]]}
+
+
+def litellm_of(ids: dict[str, Any]) -> dict[str, Any]:
+    return LITELLM | {"metadata": {"prefix_block_hashes": ids}}
+
+
+def weka_of(**fields: Any) -> dict[str, Any]:
+    return WEKA | {"requests": [WEKA["requests"][0] | fields]}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -242,6 +254,23 @@ def test_a_span_a_line_as_the_python_sdk_prints_them(tmp_path: Path) -> None:
         ({"benchmarks": [{"requests": {"successful": [{}]}}]}, "expected a guidellm report"),
         (LITELLM | {"startTime": "yesterday"}, "startTime: 'yesterday'; expected a time"),
         (SPAN | {"startTimeUnixNano": "soon"}, "start: 'soon'; expected"),
+        (SPAN | {"startTimeUnixNano": "²"}, "start: '²'; expected"),
+        (SPAN | {"startTimeUnixNano": 10**400}, "start: a time before 1970 or after 2262"),
+        (SPAN | {"startTimeUnixNano": "9" * 5000}, "start: '9+'; expected"),
+        (SPAN | {"endTimeUnixNano": "9999-12-31T00:00:00Z"}, "end: a time before 1970 or after 2262"),
+        ({"resourceSpans": [{"scopeSpans": [{"spans": [5]}]}]}, "spans: int; expected a span's object"),
+        (span_of({"intValue": "9" * 5000}), "input_tokens: '9+'; expected a whole number"),
+        (span_of({"intValue": "²"}), "input_tokens: '²'; expected a whole number"),
+        (span_of({"arrayValue": {"values": 5}}), r"input_tokens: \[\]; expected a whole number"),
+        (LITELLM | {"startTime": 1e305}, "startTime: a time before 1970 or after 2262"),
+        (litellm_of({"hashes": [5], "block_size": 16}), r"prefix_block_hashes: Expected `str`, got `int` .*hex digits"),
+        (litellm_of({"hashes": ["f" * 17], "block_size": 16}), "prefix_block_hashes: .*expected up to 16 hex digits"),
+        (litellm_of({"hashes": ["f"], "block_size": 0}), "prefix_block_hashes: .*a block_size of 1 or more"),
+        (litellm_of({"hashes": ["f"], "block_size": "16"}), "prefix_block_hashes: .*a block_size of 1 or more"),
+        (weka_of(hash_ids=[-1, 2, 3]), r"requests: item 1: .*\$.hash_ids"),
+        (weka_of(hash_ids=[2**64, 2, 3]), r"requests: item 1: .*\$.hash_ids"),
+        (weka_of(t=1e15), r"requests: item 1: .*\$.t"),
+        (TRIE | {"input_prompt_length": 1 << 24}, "a session's prompt grows to 16,777,240 tokens; expected at most"),
         (DYNAMO | {"request": {"request_id": "r"}, "event_time_unix_ms": None}, "request_received_ms: missing"),
     ],
 )
