@@ -85,9 +85,16 @@ def _audited(arguments: argparse.Namespace) -> tuple[Audit | RadixAudit, str]:
     meta, records = load_trace(arguments.trace)
     if meta.engine is not None and meta.engine.name == "sglang":
         radix = audit_radix(meta, records, radix_settings(meta.engine, arguments))
+        _refuse_nothing(radix, arguments.trace)
         return radix, describe_radix(radix, str(arguments.trace))
     audit = audit_loaded(arguments.trace, meta, records, engine_overrides(arguments))
+    _refuse_nothing(audit, arguments.trace)
     return audit, describe(audit, arguments.trace)
+
+
+def _refuse_nothing(audit: Audited, path: Path) -> None:
+    if not audit.prompt_tokens:
+        raise InputError(f"{path}: prompt_tokens: no request with cached_tokens has any; {USAGE_ADVICE}")
 
 
 def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[str, Any]) -> Audit:

@@ -134,6 +134,12 @@ def test_a_trace_that_reports_nothing_is_refused(auditor: Auditor, truth: list[R
         auditor.run(silent)
 
 
+def test_a_trace_without_prompt_lengths_is_refused(auditor: Auditor, truth: list[Record]) -> None:
+    unknown = [msgspec.structs.replace(record, prompt_tokens=None) for record in truth]
+    with pytest.raises(InputError, match="prompt_tokens: no request with cached_tokens has any"):
+        auditor.run(unknown)
+
+
 def test_a_share_is_from_0_to_1(auditor: Auditor, truth: list[Record]) -> None:
     with pytest.raises(InputError, match=r"--min-exact-share: 98\.0; expected a share from 0 to 1"):
         auditor.run(truth, "--min-exact-share", "98")
