@@ -41,6 +41,8 @@ NORMALS = 1 << 12
 """Intervals of the table of normals, which ends at probabilities of a quarter of an interval."""
 WIDEST, PER_NORMAL = 5, 128
 """Range of the table of steps' logs, in standard deviations to each side, and its intervals per standard deviation."""
+WIDEST_LOG = 50.0
+"""Greatest log ratio to either side: a factor of 5e21, far from what overflows."""
 _LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"
 """Name of the steps' stream of draws; a request's stream is named by its id."""
@@ -72,6 +74,13 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise InputError("noise: levels and step_ms must ascend")
         if not self.step_ms[0] > 0.0:
             raise InputError(f"noise: step_ms: {self.step_ms[0]}; expected more than 0")
+        for name, ratios in (
+            ("step_log_ratio", (value for row in self.step_log_ratio for value in row)),
+            ("frontend_log_ratio", self.frontend_log_ratio),
+        ):
+            odd = next((value for value in ratios if not -WIDEST_LOG <= value <= WIDEST_LOG), None)
+            if odd is not None:
+                raise InputError(f"noise: {name}: {odd}; expected a log ratio from {-WIDEST_LOG:g} to {WIDEST_LOG:g}")
         if not (0.0 <= self.autocorrelated_share <= 1.0 and self.correlation_time_ms > 0.0):
             raise InputError(
                 f"noise: autocorrelated_share {self.autocorrelated_share}, correlation_time_ms "

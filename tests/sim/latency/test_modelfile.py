@@ -54,6 +54,18 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
             b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"autocorrelated_share": 1.5}}',
             "autocorrelated_share 1.5",
         ),
+        (
+            b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"step_log_ratio": [[1e9'
+            + b", 0" * 14
+            + b"]]}}",
+            "noise: step_log_ratio: 1000000000.0; expected a log ratio from -50 to 50",
+        ),
+        (
+            b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"frontend_log_ratio": [-51'
+            + b", 0" * 14
+            + b"]}}",
+            "noise: frontend_log_ratio: -51.0; expected",
+        ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "draws": [[1.0]]}', r"draws\[0\]: 1 numbers"),
         (
             b'{"parameters": {"t0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
