@@ -18,6 +18,7 @@ from tracefile import InputError, Record, RequestId, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.printing import printable
+from tracefile.files import reading
 from tracefile.storage import lines
 
 HEADER = {"meta": {"schema": "kvtape/1", "block_size": 4}}
@@ -107,6 +108,13 @@ def test_a_line_without_end_is_refused_within_bounds(
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1 << 20)
     (tmp_path / "t").write_bytes(compress(text(HEADER) + b"0" * (5 << 20)))
     with pytest.raises(InputError, match=":2: a line beyond 1 MiB"):
+        load_trace(tmp_path / "t")
+
+
+def test_a_value_over_many_lines_is_refused_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 1 << 20)
+    (tmp_path / "t").write_bytes(zstandard.compress(b'{"x": [\n' + b"1,\n" * (1 << 20)))
+    with pytest.raises(InputError, match=r":\d+: a JSON value over too many lines; expected one within 1 MiB"):
         load_trace(tmp_path / "t")
 
 

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 else:  # all formats, which flags need not
     recognition = LateModule("tracefile.importers.recognition")
 
+MAX_DOCUMENT_BYTES = 1 << 30
+"""Most memory for the lines of a file that is one JSON value over many lines."""
+LINE_OBJECT_BYTES = 41
+"""What a line takes beside its text: a bytes object, and its place in a list."""
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
 BLOCK_PARTS = 8
@@ -115,13 +119,25 @@ class LineTraceReader(TraceReader):
         """Return the lines of a file that is one JSON value over many lines, or an array; else its first line."""
         if first.lstrip()[:1] not in (b"{", b"[") or is_object(first):
             return [first]
-        whole = b"\n".join([first, *self._lines])
+        whole = b"\n".join([first, *self._bounded_lines()])
         if not whole.lstrip().startswith(b"["):
             return [whole] if is_object(whole) else [first]
         try:
             return [bytes(item) for item in msgspec.json.decode(whole, type=list[msgspec.Raw])] or [first]
         except NOT_JSON:
             return [first]
+
+    def _bounded_lines(self) -> Iterator[bytes]:
+        """Yield the lines that are left; raises InputError for too many of them: a few KB can unpack to gigabytes."""
+        room = MAX_DOCUMENT_BYTES
+        for line in self._lines:
+            room -= len(line) + LINE_OBJECT_BYTES
+            if room < 0:
+                expected = f"expected one within {MAX_DOCUMENT_BYTES >> 20} MiB, or a trace with a record a line"
+                raise InputError(
+                    f"{self._lines.path}:{self._lines.number}: a JSON value over too many lines; {expected}"
+                )
+            yield line
 
     def results(self) -> Iterator[Record | InputError]:
         yield from self._begun
