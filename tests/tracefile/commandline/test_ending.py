@@ -51,6 +51,15 @@ def test_an_end_is_an_exit_code_and_at_most_one_line(
     assert capsys.readouterr().err.startswith(said)
 
 
+def test_a_very_long_value_loses_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_command("x", raises(InputError(f"t:1: {'a' * 300_000}; expected a time")), [])
+    said = capsys.readouterr().err
+    assert len(said) < 4100
+    assert said.startswith("x: error: t:1: aaa")
+    assert said.endswith("aaa; expected a time\n")
+
+
 @pytest.mark.parametrize("error", [ImportError("no module"), OSError(errno.EINVAL, "no module")])
 def test_an_error_of_the_program_stays_one(error: Exception) -> None:
     with pytest.raises(type(error), match="no module"):
