@@ -55,6 +55,15 @@ def test_half_a_line_waits_for_its_other_half_and_a_bad_one_is_counted(tmp_path:
     followed.close()
 
 
+def test_a_later_header_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"meta": {"schema": "kvtape/1", "source": "tap"}}\n{"meta": 5}\n')
+    followed = FollowedTrace(path)
+    with pytest.raises(InputError, match=r"t\.jsonl:2: meta\.schema: None; this version reads"):
+        new(followed)
+    followed.close()
+
+
 def test_a_trace_of_another_tool_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')

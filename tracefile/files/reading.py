@@ -216,9 +216,8 @@ class LineTraceReader(TraceReader):
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; return the error if its records are on another clock or in other blocks."""
         where = self.where()
-        found = parse_object(line, where)["meta"]
         try:
-            later = decode_meta(found if isinstance(found, dict) else {}, where)
+            later = decode_meta(parse_object(line, where)["meta"], where)
             check_continues(self.meta, later, where)
         except InputError as error:
             return error

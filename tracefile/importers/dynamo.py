@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tracefile.importers.blocktraces import PARTIAL_BLOCK, split_ids
-from tracefile.importers.wallclock import midnight_ns
+from tracefile.importers.wallclock import elapsed, midnight_ns
 from tracefile.records.decoding import convert_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import (
@@ -197,7 +197,7 @@ def _times(end_ms: float | None, request: DynamoRequest, where: str) -> tuple[fl
     """Arrival and duration; of an arrival, a duration and an end, two are enough. Raises InputError."""
     received_ms, e2e_ms = request.request_received_ms, request.total_time_ms
     if received_ms is not None:
-        return received_ms, end_ms - received_ms if e2e_ms is None and end_ms is not None else e2e_ms
+        return received_ms, elapsed(received_ms, end_ms) if e2e_ms is None else e2e_ms
     if end_ms is None or e2e_ms is None:
         raise InputError(
             f"{where}: request.request_received_ms: missing; expected it, or event_time_unix_ms and a total"

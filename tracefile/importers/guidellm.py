@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tracefile.importers.wallclock import elapsed
 from tracefile.records.decoding import decode_row
 from tracefile.records.schema import Count, Meta, Ordinal, Record, RequestId, Seconds, SessionId, Status
 
@@ -117,8 +118,8 @@ def _record(request: GuidellmRequest, status: Status, prefix: str) -> Record:
         turn=turn if session is not None else None,
         arrival_ms=_ms(start_s),
         scheduled_ms=_ms(times.targeted_start),
-        ttft_ms=_between(start_s, times.first_token_iteration),
-        e2e_ms=_between(start_s, end_s),
+        ttft_ms=_between_ms(start_s, times.first_token_iteration),
+        e2e_ms=_between_ms(start_s, end_s),
         status=status,
         prompt_tokens=request.input_metrics.tokens(),
         output_tokens=request.output_metrics.tokens(),
@@ -131,8 +132,6 @@ def _ms(at_s: float | None) -> float | None:
     return None if at_s is None else at_s * 1000
 
 
-def _between(start_s: float | None, end_s: float | None) -> float | None:
-    """Milliseconds between two moments; null if either is unknown, or the later came first."""
-    if start_s is None or end_s is None or end_s < start_s:
-        return None
-    return round((end_s - start_s) * 1000, 3)
+def _between_ms(start_s: float | None, end_s: float | None) -> float | None:
+    taken_s = elapsed(start_s, end_s)
+    return None if taken_s is None else round(taken_s * 1000, 3)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
-from tracefile.importers.wallclock import checked_ns, iso_unix_ns, midnight_ns
+from tracefile.importers.wallclock import checked_ns, elapsed, iso_unix_ns, midnight_ns
 from tracefile.records.decoding import convert_object, convert_row, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Ordinal, Record, RequestId, SessionId
@@ -79,8 +79,8 @@ class LitellmDecoder:
             session_id=None if not row.session_id else SessionId(row.session_id),
             session_source=None if not row.session_id else "explicit",
             arrival_ms=start_ms - self._zero_ms,
-            ttft_ms=None if first_ms is None or first_ms == end_ms else first_ms - start_ms,
-            e2e_ms=None if end_ms is None else end_ms - start_ms,
+            ttft_ms=None if first_ms == end_ms else elapsed(start_ms, first_ms),
+            e2e_ms=elapsed(start_ms, end_ms),
             status="error" if row.status == "failure" else "ok",
             model=row.model or None,
             prompt_tokens=row.prompt_tokens,

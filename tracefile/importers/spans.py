@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracefile.importers.wallclock import checked_ns, iso_unix_ns, midnight_ns
+from tracefile.importers.wallclock import checked_ns, elapsed, iso_unix_ns, midnight_ns
 from tracefile.records.decoding import first_told, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, RequestId, SessionId
@@ -80,6 +80,7 @@ class SpansDecoder:
             self.meta = Meta(epoch_unix_ns=self._zero_ns)
         session = first_told(told, SESSION)
         reasons = told.get("gen_ai.response.finish_reasons")
+        taken_ns = elapsed(span.start_ns, span.end_ns)
         yield Record(
             request_id=RequestId(str(first_told(told, REQUEST) or span.span_id)),
             session_id=None if session is None else SessionId(str(session)),
@@ -88,7 +89,7 @@ class SpansDecoder:
             ttft_ms=_ms(told, TTFT_S, where),
             queue_ms=_ms(told, QUEUE_S, where),
             # A span that was given no end has its start's.
-            e2e_ms=None if span.end_ns in (None, span.start_ns) else (span.end_ns - span.start_ns) / 1e6,
+            e2e_ms=taken_ns / 1e6 if taken_ns else None,
             status="error" if span.failed else "ok",
             finish_reason=str(reasons[0]) if isinstance(reasons, list) and reasons else None,
             model=_text(first_told(told, MODEL)),

@@ -28,6 +28,11 @@ def iso_unix_ns(text: Any, where: str) -> int:
     return checked_ns(round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e6) * 1000, where)
 
 
+def elapsed(start: float | None, end: float | None) -> float | None:
+    """Return the time between two moments, in their unit; None if either is unknown, or the later came first."""
+    return None if start is None or end is None or end < start else end - start
+
+
 def checked_ns(unix_ns: float, where: str) -> int:
     """Return a moment in whole nanoseconds since 1970; raises InputError if it is before that or after 2262."""
     if not 0 <= unix_ns <= MOST_NS:

@@ -243,9 +243,9 @@ def convert_object(found: dict[str, Any], struct: type[Struct], where: str) -> S
         raise InputError(f"{where}: {_field_first(str(error))}") from None
 
 
-def decode_meta(found: dict[str, Any], where: str) -> Meta:
+def decode_meta(found: Any, where: str) -> Meta:
     """The header of a kvtape trace; raises InputError on another schema version."""
-    schema = found.get("schema")
+    schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA:
         raise InputError(f"{where}: meta.schema: {schema!r}; this version reads {SCHEMA!r}")
     return checked_meta(convert_object(found, Meta, f"{where}: meta"), where)

@@ -105,8 +105,7 @@ class _LineCount:
         if self.meta is None:
             if not is_object(line):
                 return False
-            found = parse_object(line, self._where).get("meta")
-            self.meta = decode_meta(found if isinstance(found, dict) else {}, self._where)
+            self.meta = decode_meta(parse_object(line, self._where).get("meta"), self._where)
             return True
         try:
             self._decoder.decode_without_faults(line, self._where)

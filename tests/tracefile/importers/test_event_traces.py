@@ -247,6 +247,25 @@ def weka_of(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("litellm", LITELLM | {"endTime": "2025-11-22T00:00:00Z", "completionStartTime": "2025-11-22T00:00:00.5Z"}),
+        ("otlp", SPAN | {"endTimeUnixNano": str((DAY_MS + 1_000) * 10**6)}),
+        (
+            "dynamo",
+            DYNAMO
+            | {"event_time_unix_ms": DAY_MS}
+            | {"request": DYNAMO["request"] | {"request_received_ms": DAY_MS + 5, "total_time_ms": None}},
+        ),
+    ],
+)
+def test_an_end_before_its_start_is_unknown(tmp_path: Path, form: TraceFormat, line: dict[str, Any]) -> None:
+    (record,), _ = read(tmp_path / "t", form, line)
+    assert record.e2e_ms is None
+    assert record.ttft_ms is None or record.ttft_ms >= 0
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         (TRIE | {"num_turns": 2}, "assistant_response_length: 1 of them; expected 2, as num_turns says"),
