@@ -113,11 +113,11 @@ def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains, grouping:
     for batch, hashes in batches:
         part = onebyone.lay_out(batch, hashes, chains)
         parts.append(part)
-        turns.append(batch.numbers("turn", len(COHORTS))[part.rows])
+        turns.append(batch.numbers("turn")[part.rows])  # 0: unknown; turns count from 1
         if members is not None:
             members.add(batch, part.rows)
     turn = np.concatenate(turns)
-    cohort = np.where(turn == len(COHORTS), 2, np.minimum(turn, 2) - 1)
+    cohort = np.where(turn == 0, 2, np.minimum(turn, 2) - 1)
     return Prompts(parts, cohort, members, chains.block_size)
 
 

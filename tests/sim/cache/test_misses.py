@@ -169,6 +169,12 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["evictions"] == [[0, 0], [2, 0]]
 
 
+def test_every_later_turn_is_in_one_cohort() -> None:
+    turns = [1, 2, 3, None, 4]
+    found = attribute(prompts([record(number, [1] * 8, 8, turn=turn) for number, turn in enumerate(turns)]), None)
+    assert {share.name: share.requests for share in found.cohorts} == {"turn 1": 1, "turns 2+": 3, "turn unknown": 1}
+
+
 def test_the_command_prints_shares_and_who_evicted_whom(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["misses", SIX, "--num-gpu-blocks", "5", "--by", "prefix"]) == 0
     lines = capsys.readouterr().out.splitlines()
