@@ -76,6 +76,8 @@ def run(flags: argparse.Namespace) -> int:
     if flags.steps is not None and flags.files is None:
         raise InputError(f"--steps {flags.steps}: without --files; expected --files DIR, whose timeline has the steps")
     run = trace.read_run(flags.trace)
+    for warning in run.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if flags.steps is not None:
         enginesteps.check_steps(flags.steps, flags.trace, run.meta)
     study = trace.study_chains(run, kv_bytes)

@@ -1,5 +1,6 @@
 """Metrics of many traces, an engine each: counts and samples add up, rates are sums, and a wall time is the longest."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,10 @@ def part_of(gpus: int | None, slos: Sequence[Slo]) -> Callable[[str], MetricsPar
 
 
 def _part(gpus: int | None, slos: Sequence[Slo], trace: str) -> MetricsPart:
-    return metrics_part(trace, read_run(Path(trace)), gpus, slos)
+    run = read_run(Path(trace))
+    for warning in run.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return metrics_part(trace, run, gpus, slos)
 
 
 def metrics_part(trace: str, run: Run, gpus: int | None = None, slos: Sequence[Slo] = ()) -> MetricsPart:

@@ -71,6 +71,16 @@ def test_bad_input_is_named(make_trace: MakeTrace, tmp_path: Path) -> None:
         main(["show", str(tmp_path / "absent")])
 
 
+@pytest.mark.parametrize("many", [[], ["--each-trace", "--procs", "1"]])
+def test_a_trace_cut_short_is_told(
+    make_trace: MakeTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str], many: list[str]
+) -> None:
+    trace = make_trace("a", sessions=12, turns=3)
+    trace.write_bytes(trace.read_bytes()[:-20])
+    assert main(["show", str(tmp_path if many else trace), *many]) == 0
+    assert f"warning: {trace}:37: torn last line skipped; its writer was cut short\n" in capsys.readouterr().err
+
+
 def test_slos_on_a_pair(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     traces = [f"a={make_trace('a', sessions=12, turns=3)}", f"b={make_trace('b', sessions=12, turns=3, slower=9.0)}"]
     quick = ["compare", *traces, "--bootstrap", "0"]
