@@ -274,16 +274,21 @@ def prefill_sentences(fit: PrefillFit | None) -> Iterator[str]:
     """Return the line through TTFT by uncached tokens in words, and the requests that it is of."""
     if fit is None:
         return
-    ends = "" if fit.low is None or fit.high is None else f" ({duration_ms(fit.low)} to {duration_ms(fit.high)})"
-    pace = "" if fit.tokens_per_s is None else f", {factor(fit.tokens_per_s)} tok/s"
-    yield (
-        f"prefill: {duration_ms(fit.ms_per_1000_tokens)} ms{ends} per 1,000 uncached tokens{pace}, "
-        f"and {duration(fit.intercept_ms)} with none"
-    )
+    yield _prefill_price(fit)
     yield (
         f"prefill of {fit.n:,} requests sent to an idle engine"
         if fit.idle
         else f"prefill of {fit.n:,} requests, waits in the queue included: {fit.idle_requests:,} found an idle engine"
+    )
+
+
+def _prefill_price(fit: PrefillFit) -> str:
+    if fit.tokens_per_s is None:
+        return "prefill: TTFT does not grow with uncached tokens: something else than prefill decides it"
+    ends = "" if fit.low is None or fit.high is None else f" ({duration_ms(fit.low)} to {duration_ms(fit.high)})"
+    return (
+        f"prefill: {duration_ms(fit.ms_per_1000_tokens)} ms{ends} per 1,000 uncached tokens, "
+        f"{factor(fit.tokens_per_s)} tok/s, and {duration(fit.intercept_ms)} with none"
     )
 
 

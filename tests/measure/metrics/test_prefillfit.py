@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measure.metrics.prefillfit import FEWEST_IDLE, fit_prefill, sent_idle
+from measure.metrics.tables import prefill_sentences
 from measure.runs import Run
 from tests.measure.metrics.made import request, run_of
 from tracefile import Record
@@ -54,6 +55,12 @@ def test_no_line_without_two_lengths() -> None:
     level = fit_prefill(run_of(prefills([(100, 5.0), (200, 5.0)])))
     assert level is not None
     assert (level.ms_per_1000_tokens, level.tokens_per_s, level.low) == (0.0, None, None)
+
+
+def test_a_line_that_falls_has_no_price() -> None:
+    said = list(prefill_sentences(fit_prefill(run_of(prefills([(100, 9.0), (200, 5.0)])))))
+    assert said[0] == "prefill: TTFT does not grow with uncached tokens: something else than prefill decides it"
+    assert said[1].startswith("prefill of 2 requests")
 
 
 def test_idle_is_told_by_times_where_the_writer_did_not_count() -> None:
