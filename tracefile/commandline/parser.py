@@ -97,7 +97,8 @@ def _default(action: argparse.Action) -> str:
 
 _METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X", duration: "TIME", seconds: "TIME", Path: "FILE"}
 _TOLD: Final = re.compile(r"\bdefault\b|\brequired\b")
-_NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
+_NEGATIVE_NUMBER: Final = re.compile(r"-\.?\d")
+"""Begins a value, such as ``-1s``: no flag begins with a digit."""
 _KINDS: Final = {"int": "a whole number", "float": "a number"}
 
 
@@ -118,6 +119,7 @@ class Parser(argparse.ArgumentParser):
         )
         self._handled_before = tuple(commands)
         self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
+        self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse's own knows no units
         self._config = self.add_argument(
             CONFIG,
             type=Path,
@@ -232,7 +234,7 @@ _HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")
 
 
 def _is_flag(word: str) -> bool:
-    return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE_NUMBER.fullmatch(word)
+    return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE_NUMBER.match(word)
 
 
 def _unexpected(word: str, words: Sequence[str]) -> str:

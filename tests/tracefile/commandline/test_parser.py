@@ -43,6 +43,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "t"], "tool run: error: missing: -o/--output; see tool run --help"),
         (["run", "t", "-o"], "tool run: error: -o/--output: expected one argument"),
         (["run", "t", "-o", "a", "--wait", "3"], "'3' has no unit; expected 3s, 3ms, 3m or 3h"),
+        (["run", "t", "-o", "a", "--wait", "-3s"], "tool run: error: --wait: '-3s'; expected a number and its unit"),
         (["run", "t", "-o", "a", "--number", "x"], "tool run: error: --number: 'x'; expected a whole number"),
         (["run", "t", "-o", "a", "--dialect", "llama.cpp"], "--dialect: 'llama.cpp' is now 'llamacpp'"),
         (["run", "t", "-o", "a", "--dialect", "vlm"], "expected one of vllm, sglang, llamacpp; did you mean vllm?"),
