@@ -290,9 +290,12 @@ def _check(args: argparse.Namespace, runs: Sequence[PlannedRun]) -> None:
 def _warm_up(text: str) -> WarmUp:
     if text.isdecimal():
         return WarmUp(requests=int(text) or None)
-    if DURATION.fullmatch(text):
+    if not DURATION.fullmatch(text):
+        raise InputError(f"--warm-up: {text!r}; expected a number of requests, or a time such as 10s")
+    try:
         return WarmUp(seconds=duration(text) or None)
-    raise InputError(f"--warm-up: {text!r}; expected a number of requests, or a time such as 10s")
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"--warm-up: {error}") from None
 
 
 def refuse_other_sweep(plan: SweepPlan, command: str) -> None:

@@ -1,6 +1,7 @@
 """Lengths as a number, a range or a distribution, drawn by position and rounded, so that all machines draw the same."""
 
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -85,9 +86,11 @@ def parse_pause(flag: str, text: str) -> LengthDistribution:
     bare = re.sub(r"^zipf:[^,]*,", "", DURATION.sub("", text.strip()))
     if number := next((found for found in re.findall(NUMBER, bare) if float(found)), None):
         raise InputError(f"{flag}: {text!r}: {number} has no unit; expected {number}s or {number}ms")
-    seconds = DURATION.sub(lambda found: f"{duration(found[0]):.9f}", text)
     try:
+        seconds = DURATION.sub(lambda found: f"{duration(found[0]):.9f}", text)
         return parse_lengths(flag, seconds, minimum=0, whole=False)
+    except ArgumentTypeError as error:
+        raise InputError(f"{flag}: {error}") from None
     except InputError:
         raise InputError(f"{flag}: {text!r}; expected times with units, such as 2s or 500ms, as {FORMS}") from None
 

@@ -128,6 +128,11 @@ def test_a_dry_run_prints_the_plan_and_asks_no_engine(tmp_path: Path, capsys: py
     assert not (tmp_path / "day").exists()
 
 
+def test_a_warm_up_has_an_end() -> None:
+    with pytest.raises(InputError, match="--warm-up: '99999d'; expected at most 36500d"):
+        parse_sweep(["--url", "http://a", "--rate", "2", "--number", "9", "--warm-up", "99999d"])
+
+
 @pytest.mark.parametrize(
     "load",
     [

@@ -13,6 +13,8 @@ UNIT_SECONDS: Final = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
+LONGEST_S: Final = 36_500 * 86_400
+"""A century: its nanoseconds fit into 64 bits."""
 MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d.*")
 NUMBER: Final = r"(?:\d+(?:\.\d+)?|\.\d+)"
 DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h|d)")
@@ -20,19 +22,25 @@ DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h|d)")
 
 def seconds(text: str) -> float:
     """Seconds of a duration, or of a number without a unit, as other load generators take it."""
-    return float(text) if re.fullmatch(NUMBER, text) else duration(text)
+    return _bounded(text, float(text)) if re.fullmatch(NUMBER, text) else duration(text)
 
 
 def duration(text: str) -> float:
     """Seconds of a duration, as the ``type`` of a flag; raises ArgumentTypeError."""
     found = DURATION.fullmatch(text)
     if found is not None:
-        return float(Decimal(found["number"]) * UNIT_SECONDS[found["unit"]])
+        return _bounded(text, float(Decimal(found["number"]) * UNIT_SECONDS[found["unit"]]))
     if re.fullmatch(NUMBER, text):
         if float(text) == 0.0:
             return 0.0
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}s, {text}ms, {text}m or {text}h")
     raise argparse.ArgumentTypeError(f"{text!r}; expected a number and its unit, such as 250ms, 30s, 5m, 1.5h or 30d")
+
+
+def _bounded(text: str, found_s: float) -> float:
+    if found_s > LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected at most {LONGEST_S // 86_400}d")
+    return found_s
 
 
 class Moment(float):

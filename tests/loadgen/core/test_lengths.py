@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.lengths import LengthDistribution, parse_lengths, quantities
+from loadgen.core.lengths import LengthDistribution, parse_lengths, parse_pause, quantities
 from tracefile import InputError
 
 BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
@@ -40,6 +40,11 @@ def test_a_span_of_seconds_may_be_broken() -> None:
 def test_bad_spans_name_their_flag(text: str) -> None:
     with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
         parse_lengths("--x", text, minimum=1, whole=True)
+
+
+def test_a_pause_is_no_longer_than_a_century() -> None:
+    with pytest.raises(InputError, match="--think: '99999d'; expected at most 36500d"):
+        parse_pause("--think", "1s:99999d")
 
 
 def test_a_uniform_span_holds_both_its_ends() -> None:

@@ -4,11 +4,11 @@ import argparse
 
 import pytest
 
-from tracefile.commandline.durations import duration
+from tracefile.commandline.durations import duration, seconds
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
+    ("text", "expected"),
     [
         ("30s", 30.0),
         ("5m", 300.0),
@@ -20,10 +20,11 @@ from tracefile.commandline.durations import duration
         ("0s", 0.0),
         ("0.1ms", 0.0001),
         ("33.3ms", 0.0333),
+        ("36500d", 3_153_600_000.0),
     ],
 )
-def test_a_duration_is_a_number_with_its_unit(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
+def test_a_duration_is_a_number_with_its_unit(text: str, expected: float) -> None:
+    assert duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1e3s", "1w", "1m30s", "nan", "inf", "5S"])
@@ -35,3 +36,9 @@ def test_other_texts_are_no_durations(text: str) -> None:
 def test_a_number_without_a_unit_is_refused_with_the_units_to_add() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"'30' has no unit; expected 30s, 30ms, 30m or 30h"):
         duration("30")
+
+
+def test_no_duration_is_longer_than_a_century() -> None:
+    for parse, text in ((duration, "36501d"), (duration, "99999999999999999999h"), (seconds, "4000000000")):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}'; expected at most 36500d"):
+            parse(text)
