@@ -115,10 +115,15 @@ def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Count
     if lengths.shape == "uniform":
         if low == high:
             return np.full(bits.shape, low, dtype=np.int64)
-        steps = (bits >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32)
-        return low + steps.astype(np.int64)
+        return low + _shares(bits >> np.uint64(32), high - low + 1)
     drawn = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
     return np.clip(drawn, low, high).astype(np.int64)
+
+
+def _shares(bits: Bits, most: int) -> Counts:
+    """``most`` times 32 random bits as a fraction, rounded down; in two halves, since hours in µs exceed 32 bits."""
+    above, below = divmod(most, 1 << 32)
+    return (bits * np.uint64(above) + (bits * np.uint64(below) >> np.uint64(32))).astype(np.int64)
 
 
 def quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:

@@ -52,6 +52,12 @@ def test_a_uniform_span_holds_both_its_ends() -> None:
     assert set(quantities(LengthDistribution(0.5, 0.5), BITS[:9], 1000).tolist()) == {500}
 
 
+def test_a_uniform_span_may_be_wider_than_32_bits() -> None:
+    micros = quantities(LengthDistribution(0, 10 * 3600), BITS, 1_000_000)  # ten hours
+    assert micros.mean() == pytest.approx(5 * 3600e6, rel=0.01)
+    assert micros.max() > 9.9 * 3600e6
+
+
 def test_normal_lengths_have_their_mean_and_deviation() -> None:
     drawn = quantities(LengthDistribution(1, 1e6, "normal", mean=500, sd=100), BITS)
     assert drawn.mean() == pytest.approx(500, rel=0.01)
