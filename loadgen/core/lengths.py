@@ -23,8 +23,8 @@ else:  # a length is parsed without numpy
 
 DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 
-UNBOUNDED = float(1 << 31)
-"""Upper end of a distribution without MAX: far beyond any context."""
+UNBOUNDED = float(1 << 24)
+"""Upper end of a distribution without MAX, and the most tokens that may be asked for: beyond any context."""
 
 NUMBER = r"\d+(?:\.\d+)?"
 FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zipf:S,MIN,MAX"
@@ -78,7 +78,12 @@ def parse_tokens(flag: str, text: str) -> LengthDistribution: ...
 def parse_tokens(flag: str, text: None) -> None: ...
 def parse_tokens(flag: str, text: str | None) -> LengthDistribution | None:
     """Parse a length in whole tokens, 1 or more. None: the flag was not given."""
-    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
+    if text is None:
+        return None
+    lengths = parse_lengths(flag, text, minimum=1, whole=True)
+    if max(lengths.high, lengths.mean) > UNBOUNDED:
+        raise InputError(f"{flag}: {text!r}; expected at most {UNBOUNDED:,.0f}")
+    return lengths
 
 
 def parse_pause(flag: str, text: str) -> LengthDistribution:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from engines.recognition import AUTO
 from loadgen.core.bodyfields import PLAIN, BodyFields
-from loadgen.core.lengths import LengthDistribution
+from loadgen.core.lengths import UNBOUNDED, LengthDistribution
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.core.vocabulary import ORDINARY, Vocabulary
@@ -304,6 +304,8 @@ def _check_shape(config: LoadConfig) -> None:
             f"--prefix-count, --prefix-tokens: {config.prefix_count} prefixes of {config.prefix_tokens} tokens; "
             "expected both above 0, or neither"
         )
+    if config.prefix_tokens > UNBOUNDED:
+        raise InputError(f"--prefix-tokens: {config.prefix_tokens}; expected at most {UNBOUNDED:,.0f}")
 
 
 def _check_dataset(config: LoadConfig) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.lengths import LengthDistribution, parse_lengths, parse_pause, quantities
+from loadgen.core.lengths import UNBOUNDED, LengthDistribution, parse_lengths, parse_pause, parse_tokens, quantities
 from tracefile import InputError
 
 BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
@@ -17,9 +17,9 @@ BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
     [
         ("7", LengthDistribution(7, 7)),
         ("64:11000", LengthDistribution(64, 11000)),
-        ("normal:500,100", LengthDistribution(1, 1 << 31, "normal", mean=500, sd=100)),
+        ("normal:500,100", LengthDistribution(1, UNBOUNDED, "normal", mean=500, sd=100)),
         ("normal:500,100,200,800", LengthDistribution(200, 800, "normal", mean=500, sd=100)),
-        ("lognormal:500,1000", LengthDistribution(1, 1 << 31, "lognormal", mean=500, sd=1000)),
+        ("lognormal:500,1000", LengthDistribution(1, UNBOUNDED, "lognormal", mean=500, sd=1000)),
         ("zipf:1.5,10,1000", LengthDistribution(10, 1000, "zipf", exponent=1.5)),
     ],
 )
@@ -40,6 +40,12 @@ def test_a_span_of_seconds_may_be_broken() -> None:
 def test_bad_spans_name_their_flag(text: str) -> None:
     with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
         parse_lengths("--x", text, minimum=1, whole=True)
+
+
+@pytest.mark.parametrize("text", ["16777217", "1:99999999999999999999", "lognormal:999999999,1"])
+def test_no_prompt_is_longer_than_any_context(text: str) -> None:
+    with pytest.raises(InputError, match=f"--prompt-tokens: '{text}'; expected at most 16,777,216"):
+        parse_tokens("--prompt-tokens", text)
 
 
 def test_a_pause_is_no_longer_than_a_century() -> None:

@@ -202,6 +202,7 @@ OPEN = ["--rate", "1", "--number", "1"]
         ([*OPEN, "--think=-1s"], "--think: '-1s'"),
         ([*OPEN, "--think", "1:5s"], "--think: '1:5s': 1 has no unit; expected 1s or 1ms"),
         ([*OPEN, "--prefix-count", "2"], "2 prefixes of 0 tokens"),
+        ([*OPEN, "--prefix-tokens", "99999999"], "--prefix-tokens: 99999999; expected at most 16,777,216"),
         ([*OPEN, "--vocab-high", "10"], "--vocab-low, --vocab-high"),
         ([*OPEN, "--turns", "2", "--min-turns", "1"], "--turns: with --min-turns or --max-turns"),
         ([*OPEN, "--min-turns", "3", "--max-turns", "2"], "--min-turns, --max-turns: '3:2'"),
