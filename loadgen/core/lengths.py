@@ -46,12 +46,12 @@ class LengthDistribution:
 
     def __str__(self) -> str:
         if self.shape == "uniform":
-            return f"{self.low:g}" if self.low == self.high else f"{self.low:g}:{self.high:g}"
-        ends = f"{self.low:g},{self.high:g}"
+            return f"{self.low:.12g}" if self.low == self.high else f"{self.low:.12g}:{self.high:.12g}"
+        ends = f"{self.low:.12g},{self.high:.12g}"
         if self.shape == "zipf":
-            return f"zipf:{self.exponent:g},{ends}"
+            return f"zipf:{self.exponent:.12g},{ends}"
         cut = "" if self.high == UNBOUNDED else f",{ends}"
-        return f"{self.shape}:{self.mean:g},{self.sd:g}{cut}"
+        return f"{self.shape}:{self.mean:.12g},{self.sd:.12g}{cut}"
 
 
 def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> LengthDistribution:

@@ -16,6 +16,7 @@ BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
     ("text", "span"),
     [
         ("7", LengthDistribution(7, 7)),
+        ("1000000:1048577", LengthDistribution(1_000_000, 1_048_577)),
         ("64:11000", LengthDistribution(64, 11000)),
         ("normal:500,100", LengthDistribution(1, UNBOUNDED, "normal", mean=500, sd=100)),
         ("normal:500,100,200,800", LengthDistribution(200, 800, "normal", mean=500, sd=100)),
