@@ -352,7 +352,7 @@ def _inputs(args: argparse.Namespace) -> list[Path]:
 def _check_numbers(args: argparse.Namespace) -> None:
     if args.block_size is not None:
         settings.at_least("--block-size", args.block_size, 1)
-    settings.at_least("--workers", args.workers, 1)
+    settings.check_workers(args.workers)
     settings.at_least("--route-kb", args.route_kb, promptstart.PIECE_BYTES / KIB)
     settings.at_least("--eject-after", args.eject_after, 0)
     settings.more_than_zero("--rotate-mb", args.rotate_mb)

@@ -23,6 +23,7 @@ from tap.prompts.promptstart import PIECE_TOKENS
 from tap.proxy.livepolicy import live_policy
 from tap.supervisor.upstreamlist import HealthCheck
 from tracefile.commandline.parser import same_named
+from tracefile.commandline.workers import usable_cores
 from tracefile.files.reading import open_trace
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
@@ -35,6 +36,8 @@ from wire.url import Origin, parse_listen, parse_url
 
 AUTO = "auto"
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
+WORKERS_A_CORE = 16
+"""More than that are a mistake in typing, and take the machine's memory from what else runs on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +249,14 @@ def checked_mode(text: str) -> int:
 def at_least(flag: str, value: float, least: float) -> None:
     if not value >= least:
         raise InputError(f"{flag} {value:g}: expected {least:g} or more")
+
+
+def check_workers(workers: int) -> None:
+    """Raise InputError unless so many processes are of use: each takes 50 MB, however few cores there are."""
+    at_least("--workers", workers, 1)
+    most = WORKERS_A_CORE * usable_cores()
+    if workers > most:
+        raise InputError(f"--workers {workers}: expected {most} at most, {WORKERS_A_CORE} for each core")
 
 
 def more_than_zero(flag: str, value: float | None) -> None:

@@ -126,6 +126,7 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
     ("flags", "said"),
     [
         (["--workers", "0"], "--workers 0: expected 1 or more"),
+        (["--workers", "99999"], "--workers 99999: expected "),
         (["-o", "none/t"], "--output none/t: cannot be written; expected a folder that is there and writable"),
         (["--rotate-mb", "0"], "--rotate-mb 0: expected more than 0"),
         (["--rotate-age", "0"], "--rotate-age 0: expected more than 0"),
