@@ -36,6 +36,8 @@ from wire.url import Origin, parse_listen, parse_url
 
 AUTO = "auto"
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
+LARGEST = 1 << 32
+"""Of any number of a flag: so many GiB are counted in 64 bits."""
 WORKERS_A_CORE = 16
 """More than that are a mistake in typing, and take the machine's memory from what else runs on it."""
 
@@ -249,6 +251,7 @@ def checked_mode(text: str) -> int:
 def at_least(flag: str, value: float, least: float) -> None:
     if not value >= least:
         raise InputError(f"{flag} {value:g}: expected {least:g} or more")
+    _at_most(flag, value)
 
 
 def check_workers(workers: int) -> None:
@@ -260,8 +263,16 @@ def check_workers(workers: int) -> None:
 
 
 def more_than_zero(flag: str, value: float | None) -> None:
-    if value is not None and not value > 0:
+    if value is None:
+        return
+    if not value > 0:
         raise InputError(f"{flag} {value:g}: expected more than 0")
+    _at_most(flag, value)
+
+
+def _at_most(flag: str, value: float) -> None:
+    if value > LARGEST:
+        raise InputError(f"{flag} {value:g}: expected {LARGEST} at most")
 
 
 @dataclass(frozen=True, slots=True)
