@@ -1,6 +1,7 @@
 """A client that reads slowly, or not at all: the upstream waits; what the tap holds stays within its bounds."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from tests.waiting import standstill
 
 PIECE = b"x" * 65536
-WANTED = 1024 * len(PIECE)
-BOUND = 24 << 20
-"""What the kernel's buffers on both sides hold at most, and the tap's own: far from all that is to come."""
+KERNEL = Path("/proc/sys/net/ipv4/tcp_rmem")
+BOUND = (int(KERNEL.read_text().split()[2]) if KERNEL.exists() else 16 << 20) + (8 << 20)
+"""Most bytes that a receive buffer grows to, by Linux's setting, and 8 MiB for other buffers and the tap's own."""
+PIECES = 2 * BOUND // len(PIECE)
+WANTED = PIECES * len(PIECE)
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
@@ -26,7 +29,7 @@ def test_the_upstream_is_held_back_and_every_byte_comes_in_the_end(rig: Any, fra
         nonlocal written
         await peer.head()
         peer.writer.write(b"HTTP/1.1 200 OK\r\n" + heads[framing] + b"\r\n")
-        for _ in range(1024):
+        for _ in range(PIECES):
             peer.writer.write(b"10000\r\n" + PIECE + b"\r\n" if framing == "chunked" else PIECE)
             await peer.writer.drain()
             written += len(PIECE)
@@ -102,7 +105,7 @@ def test_a_slow_upstream_holds_back_an_upload(rig: Any) -> None:
 
             async def upload() -> None:
                 nonlocal written
-                for _ in range(1024):
+                for _ in range(PIECES):
                     client.writer.write(PIECE)
                     await client.writer.drain()
                     written += len(PIECE)
