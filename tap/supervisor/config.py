@@ -26,6 +26,7 @@ from tracefile.commandline.parser import same_named
 from tracefile.commandline.workers import usable_cores
 from tracefile.files.reading import open_trace
 from tracefile.hashing.blockhash import HashKey
+from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
@@ -142,6 +143,10 @@ def checked_trace(path: str, *, overwrite: bool, resume: bool, inputs: Sequence[
     refuse_inputs(path, inputs)
     if overwrite and resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
+    if has_parquet_suffix(path):
+        raise InputError(
+            f"--output {path}: lines are recorded; expected .jsonl, for `tracefile convert` to put in columns"
+        )
     found = Path(path)
     if found.is_dir():
         raise InputError(f"--output {path}: is a directory; expected a file to write")

@@ -128,6 +128,7 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--workers", "0"], "--workers 0: expected 1 or more"),
         (["--workers", "99999"], "--workers 99999: expected "),
         (["-o", "none/t"], "--output none/t: cannot be written; expected a folder that is there and writable"),
+        (["-o", "t.parquet"], "--output t.parquet: lines are recorded; expected .jsonl"),
         (["--rotate-mb", "0"], "--rotate-mb 0: expected more than 0"),
         (["--rotate-mb", "inf"], "--rotate-mb inf: expected 4294967296 at most"),
         (["--queue-mb", "1e300"], "--queue-mb 1e+300: expected 4294967296 at most"),
