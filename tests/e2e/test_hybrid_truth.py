@@ -38,11 +38,12 @@ QWEN3_NEXT = SMALL | {
     **{"linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1},
     **{"mlp_only_layers": [], "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    "mamba_ssm_dtype": "float32",  # as vLLM's CPU backend takes it
+    "mamba_ssm_dtype": "float32",
 }
 ENGINE = {
     **{"max_model_len": 4096, "block_size": 32, "max_num_batched_tokens": 512, "max_num_seqs": 8},
     **{"num_gpu_blocks_override": 300, "enable_prefix_caching": True},
+    "mamba_ssm_cache_dtype": "float32",  # vLLM's own choice depends on the processor
 }
 
 

@@ -120,7 +120,7 @@ FALCON_H1 = NAMED | {
     **{"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "num_hidden_layers": 36},
     **{"hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
     **{"mamba_d_ssm": 3072, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256},
-    **{"mamba_d_conv": 4, "mamba_ssm_dtype": "float32"},  # as vLLM's CPU backend takes it
+    **{"mamba_d_conv": 4, "mamba_ssm_dtype": "float32"},
 }
 JAMBA = NAMED | {
     **{"architectures": ["JambaForCausalLM"], "model_type": "jamba", "num_hidden_layers": 32},

@@ -44,7 +44,7 @@ def groups_of(path: str) -> list[tuple[str, int]]:
     kind, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
     config = VllmConfig(
         model_config=model,
-        cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
+        cache_config=CacheConfig(block_size=16, enable_prefix_caching=True, mamba_ssm_cache_dtype="float32"),
         scheduler_config=SchedulerConfig(max_model_len=4096, is_encoder_decoder=False),
     )
     cache, hf, states = config.cache_config, model.hf_text_config, hasattr(kind, "get_mamba_state_shape_from_config")
