@@ -1,7 +1,8 @@
 """Signals while a command imports its modules: Ctrl-C exits with 130 and no traceback; SIGHUP does not end the tap.
 
-Imported first by every ``__main__``; ``run_command`` then makes Ctrl-C a KeyboardInterrupt again, and a tap that serves
-takes SIGHUP as a reload. Other programs that import these modules keep their own handlers.
+Imported first by every ``__main__``; the entry of the console scripts takes the signals. ``run_command`` then makes
+Ctrl-C a KeyboardInterrupt again, and a tap that serves takes SIGHUP as a reload. Other programs that import these
+modules keep their own handlers.
 """
 
 import os
@@ -32,7 +33,13 @@ def command_name() -> str | None:
     return sys.argv[1] if name == "kvtape" and len(sys.argv) > 1 else name
 
 
-if command_name() is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, exit_at_once)
-if command_name() == "tap" and hasattr(signal, "SIGHUP"):  # Windows has none
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def take_signals() -> None:
+    """Set both handlers, in a process that runs a command of this distribution."""
+    program = command_name()
+    if program is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, exit_at_once)
+    if program == "tap" and hasattr(signal, "SIGHUP"):  # Windows has none
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+take_signals()

@@ -116,22 +116,25 @@ def test_name_of_the_command_that_runs(argv: list[str], name: str | None, monkey
     assert interrupt.command_name() == name
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "number", "code"),
-    [("sim", "msgspec", signal.SIGINT, 130), ("tap", "msgspec", signal.SIGHUP, 7)],
-)
+@pytest.mark.parametrize("started", ["module", "script"])
+@pytest.mark.parametrize(("command", "number", "code"), [("sim", signal.SIGINT, 130), ("tap", signal.SIGHUP, 7)])
 def test_a_signal_while_modules_are_imported(
-    command: str, module: str, number: signal.Signals, code: int, tmp_path: Path
+    command: str, number: signal.Signals, code: int, started: str, tmp_path: Path
 ) -> None:
-    # In a module's place, one that gets the signal, and ends a process that goes on.
-    (tmp_path / f"{module}.py").write_text(f"import signal\nsignal.raise_signal({number:d})\nraise SystemExit(7)\n")
-    arguments = ["-m", command, *(["curve", "none"] if command == "sim" else [])]
+    # In msgspec's place, one that gets the signal, and ends a process that goes on.
+    (tmp_path / "msgspec.py").write_text(f"import signal\nsignal.raise_signal({number:d})\nraise SystemExit(7)\n")
+    script = tmp_path / "bin" / command
+    script.parent.mkdir()
+    script.write_text("from kvtape.entry import command\ncommand()\n")
+    start = ["-m", command] if started == "module" else [str(script)]
+    arguments = [*start, *(["curve", "none"] if command == "sim" else [])]
+    paths = [str(tmp_path), os.getcwd(), os.environ.get("PYTHONPATH", "")]
     # A process that a script started in the background has Ctrl-C ignored, and its children have, too.
     heard = f"import os, signal; signal.signal({number:d}, signal.SIG_DFL); "
     heard += f"os.execv({sys.executable!r}, {[sys.executable, *arguments]!r})"
     done = subprocess.run(
         [sys.executable, "-c", heard],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=60,
