@@ -20,7 +20,7 @@ from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import parse_evict
-from sim.vllm.hybridscheduler import cache_of
+from sim.vllm.hybrid import cache_of
 from sim.vllm.pool import BlockPool
 from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals

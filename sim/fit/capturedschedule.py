@@ -14,7 +14,7 @@ from statistics import median
 from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, SeenTimes, StepAhead
 from sim.latency.terms import step_row
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridscheduler import make_scheduler
+from sim.vllm.hybrid import make_scheduler
 from sim.vllm.pool import BlockPool
 from sim.vllm.rules import lookup_limit
 from sim.vllm.scheduler import Scheduler, Step

@@ -1,4 +1,4 @@
-"""The longest prefix hit that all KV groups agree on, as in ``sim.vllm.hybridcache``, compiled."""
+"""The longest prefix hit that all KV groups agree on, as in ``sim.vllm.hybrid``, compiled."""
 
 from typing import Any
 

@@ -17,7 +17,7 @@ from sim.kernels.pool import link_after, unlink
 from sim.vllm import rules
 from sim.vllm.config import EngineConfig
 from sim.vllm.groupcache import ChunkGroup, Group, RingGroup, WindowGroup
-from sim.vllm.hybridscheduler import cache_of
+from sim.vllm.hybrid import cache_of
 from sim.vllm.pool import BlockPool
 from sim.vllm.statecache import StateGroup
 from tracefile.records.arrays import UInt64Array

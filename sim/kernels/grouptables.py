@@ -1,6 +1,6 @@
 """Blocks of requests in several KV groups: taken, freed outside the window, copied and cached.
 
-The rules are those of ``sim.vllm.hybridcache``, ``groupcache`` and ``statecache``, function by function, compiled.
+The rules are those of ``sim.vllm.hybrid``, ``groupcache`` and ``statecache``, function by function, compiled.
 """
 
 from typing import Any

@@ -14,7 +14,7 @@ import pytest
 from engines.modelconfig import kv_groups
 from scripts.vllm_engine import HOME, ModelShape, running_vllm
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridscheduler import HybridScheduler
+from sim.vllm.hybrid import HybridScheduler
 from sim.vllm.kvgroups import parse_groups
 from sim.vllm.request import Request
 from tests.engines.test_modelconfig import OF_VLLM

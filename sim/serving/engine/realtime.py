@@ -22,7 +22,7 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import StepNoise
 from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
 from sim.serving.requests.output import Generation
-from sim.vllm.hybridscheduler import make_scheduler
+from sim.vllm.hybrid import make_scheduler
 from sim.vllm.scheduler import Step
 from wire.alarm import Sleeper
 

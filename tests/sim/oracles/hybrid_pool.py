@@ -2,8 +2,7 @@
 
 from sim.cache.hybrid import CHUNK_TOKENS
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridcache import HybridCache
-from sim.vllm.hybridscheduler import HybridScheduler
+from sim.vllm.hybrid import HybridCache, HybridScheduler
 from sim.vllm.kvgroups import KvLayout
 from sim.vllm.request import Request
 

@@ -11,7 +11,7 @@ from sim.kernels import scheduler as kernels
 from sim.kernels.compiling import variant
 from sim.kernels.layout import SimState
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridscheduler import make_scheduler
+from sim.vllm.hybrid import make_scheduler
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Step
 from sim.workload.arrivals import Arrivals

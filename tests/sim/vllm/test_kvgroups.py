@@ -3,7 +3,7 @@
 import pytest
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridscheduler import HybridScheduler
+from sim.vllm.hybrid import HybridScheduler
 from sim.vllm.kvgroups import KvGroup, parse_groups
 from sim.vllm.request import Request
 from tracefile.records.errors import InputError

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybridscheduler import HybridScheduler, make_scheduler
+from sim.vllm.hybrid import HybridScheduler, make_scheduler
 from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
