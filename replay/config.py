@@ -114,7 +114,7 @@ class ReplayConfig:
             if value is not None and not math.isfinite(value):
                 raise InputError(f"{flag}: {value:g}; expected seconds on the trace's clock")
         if self.start_s is not None and self.end_s is not None and self.end_s <= self.start_s:
-            raise InputError(f"--start, --end: {self.start_s:g} to {self.end_s:g}; expected a start before the end")
+            raise InputError(f"--end: {self.end_s:g}s, --start: {self.start_s:g}s; expected an end after the start")
 
 
 def parse_loras(pairs: list[str]) -> dict[str, str]:
@@ -149,7 +149,8 @@ def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) ->
             found.dialect.lora("", adapter)
     unused = sorted(set(config.loras) - survey.loras)
     if unused:
-        raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; expected one of {sorted(survey.loras)}")
+        known = f"expected one of {', '.join(sorted(survey.loras))}" if survey.loras else "it names no adapters"
+        raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; {known}")
 
 
 def advance_notes(survey: Survey, dialect: Dialect, config: ReplayConfig) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from measure.wording import count, duration
 from tracefile import InputError, Meta, Record, RequestId, TraceReader, open_trace, trace_digest
 from tracefile.records.schema import MOST_TOKENS
 from tracefile.study.checking import Rule, check_hashes, check_signs
@@ -20,6 +21,9 @@ HTTP_ERROR = 400
 MOST_CHOICES = 1 << 10
 LONGEST_MS = 366 * 24 * 3600 * 1000.0
 """Longest trace: beyond it, a clock was misread and the run would never end."""
+
+BEFORE = "before --start"
+AFTER = "after --end"
 
 RULES: tuple[Rule, ...] = (check_signs, check_hashes)
 
@@ -39,9 +43,9 @@ class Selection:
     def why_not(self, record: Record) -> str | None:
         arrival_ms = record.arrival_ms or 0.0
         if self.start_s is not None and arrival_ms < self.start_s * 1000:
-            return "before --start"
+            return BEFORE
         if self.end_s is not None and arrival_ms >= self.end_s * 1000:
-            return "after --end"
+            return AFTER
         return None
 
 
@@ -104,6 +108,8 @@ class _Seen:
         self._arrivals_ms = array("d")
         self._ends_ms = array("d")
         self._at = array("q")
+        self._latest_ms: float | None = None
+        """Of all arrivals, selected or not."""
         self.left_out: Counter[str] = Counter()
         self._hashed = False
         self._linked = False
@@ -121,6 +127,8 @@ class _Seen:
         check_record(record, self._block_size, where)
         if record.parent_id is not None:
             self._parents[record.request_id] = record.parent_id
+        if record.arrival_ms is not None:
+            self._latest_ms = max(record.arrival_ms, self._latest_ms or 0.0)
         reason = why_not(record, self._block_size) or selection.why_not(record)
         if reason is not None:
             self.left_out[reason] += 1
@@ -159,9 +167,7 @@ class _Seen:
             self.left_out["beyond --limit"] = len(beyond)
             del order[selection.limit :]
         if not order:
-            raise InputError(
-                f"{reader.path}: no request that can be sent; {dict(self.left_out) or 'it has no records'}"
-            )
+            raise InputError(f"{reader.path}: no request that can be sent; {self._why_none()}")
         return Survey(
             path=reader.path,
             meta=reader.meta,
@@ -179,6 +185,13 @@ class _Seen:
             beyond_limit=self._beyond_limit,
             hits_inside_blocks=self._hits_inside_blocks,
         )
+
+    def _why_none(self) -> str:
+        """Reasons of an empty selection; with ``--start`` or ``--end`` also where the arrivals end."""
+        reasons = ", ".join(f"{count(number)} {reason}" for reason, number in self.left_out.items())
+        if self._latest_ms is None or not any(reason in self.left_out for reason in (BEFORE, AFTER)):
+            return reasons or "it has no records"
+        return f"{reasons}; the last arrives at {duration(self._latest_ms)} on the trace's clock"
 
 
 def why_not(record: Record, block_size: int | None) -> str | None:

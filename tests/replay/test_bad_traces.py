@@ -85,7 +85,7 @@ REFUSED = {
     "a session that is no header": (text(line("a", session_id="ü")), ":2: session_id: "),
     "no header, no record": ("[]\n", ":1: "),
     "broken in its middle": (text(line("a"), '{"request_id": "b"', line("c")), ":3: not JSON"),
-    "nothing generates": (text(line("a", endpoint="/v1/embeddings")), "no request that can be sent; {'no generation"),
+    "nothing generates": (text(line("a", endpoint="/v1/embeddings")), "no request that can be sent; 1 no generation"),
     "nothing is known": (text({"request_id": "a"}), "no request that can be sent"),
 }
 

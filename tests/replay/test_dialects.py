@@ -152,7 +152,7 @@ def test_adapters_are_named_as_each_engine_knows_them(
         ("llamacpp", {}, "--lora-map: nothing for 'law'; expected law=… as llamacpp knows it"),
         ("llamacpp", {"law": "x"}, "--lora-map: 'x'; expected NAME=NUMBER for llama.cpp"),
         ("trtllm", {"law": "x"}, "expected NAME=ADAPTER:NUMBER:PATH for TensorRT-LLM"),
-        ("vllm", {"tax": "x"}, "--lora-map: 'tax' is not in the trace; expected one of ['law']"),
+        ("vllm", {"tax": "x"}, "--lora-map: 'tax' is not in the trace; expected one of law"),
     ],
 )
 def test_an_adapter_that_cannot_be_named_is_refused(
@@ -163,6 +163,14 @@ def test_an_adapter_that_cannot_be_named_is_refused(
     with pytest.raises(InputError) as error:
         require_adapters(survey_trace(source), Recognised(DIALECTS[name], ""), config)
     assert message in str(error.value)
+
+
+def test_a_map_of_adapters_needs_a_trace_with_adapters(traces: ModuleType, tmp_path: Path) -> None:
+    source = traces.written(tmp_path / "plain.jsonl", [traces.request("a")])
+    with pytest.raises(InputError, match="--lora-map: 'law' is not in the trace; it names no adapters"):
+        require_adapters(
+            survey_trace(source), Recognised(DIALECTS["vllm"], ""), traces.config(source, loras={"law": "x"})
+        )
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])

@@ -124,6 +124,13 @@ def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runne
     assert survey.left_out == {"before --start": 2, "after --end": 1}
 
 
+def test_a_window_without_arrivals_says_where_the_trace_ends(family: Path) -> None:
+    with pytest.raises(InputError) as error:
+        survey_trace(family, Selection(3600.0))
+    expected = "no request that can be sent; 5 before --start; the last arrives at 80 ms on the trace's clock"
+    assert str(error.value) == f"{family}: {expected}"
+
+
 def test_a_limit_counts_by_arrival(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     assert runner.play(traces.opened(family, limit=2).plan()).ids == ["root", "alone"]
     survey = survey_trace(family, Selection(limit=2))
@@ -316,7 +323,7 @@ def test_one_nonce_is_one_load(family: Path, traces: ModuleType, runner: ModuleT
         ({"speedup": 0.0}, "--speedup: 0"),
         ({"speedup": float("nan")}, "--speedup: nan"),
         ({"max_think_s": -1.0}, "--max-think: -1"),
-        ({"start_s": 5.0, "end_s": 5.0}, "--start, --end: 5 to 5"),
+        ({"start_s": 5.0, "end_s": 5.0}, "--end: 5s, --start: 5s; expected an end after the start"),
         ({"end_s": float("inf")}, "--end: inf"),
         ({"dialect": "tgi"}, "--dialect: 'tgi'; expected one of auto, vllm"),
         ({"closed_loop": True, "parallel": 1, "speedup": 2.0}, "--speedup: with --closed-loop"),
