@@ -62,7 +62,7 @@ def header_of(meta: Meta, usable_blocks: int) -> StepsHeader:
 
 def read_steps(path: Path) -> Iterator[EngineStep]:
     """Yield the steps in order. Raises InputError that names file, line and field."""
-    with LineReader(path) as lines:
+    with LineReader(path, expected="the steps of a sim run") as lines:
         for line in lines:
             if lines.number > 1:
                 where = f"{path}:{lines.number}"
@@ -71,7 +71,7 @@ def read_steps(path: Path) -> Iterator[EngineStep]:
 
 def check_steps(path: Path, trace: Path, meta: Meta) -> None:
     """Raise InputError unless the steps are those of the simulation that wrote ``trace``."""
-    with LineReader(path) as lines:
+    with LineReader(path, expected="the steps of a sim run") as lines:
         where = f"{path}:1"
         found = convert_object(parse_object(next(lines, b"{}"), where), StepsHeader, where)
     try:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def rows(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield rows as JSON text with their place: ``file:line``, or ``file: item 3`` of a single array."""
-    with LineReader(path) as lines:
+    with LineReader(path, expected="a dataset") as lines:
         stat = path.stat()
         items = _one_array(path, stat.st_mtime_ns, stat.st_size)
         if items is None:
@@ -58,7 +58,7 @@ def _is_row(line: bytes) -> bool:
 def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
     """Items of a file that is one array or one row; null: a row a line. Cached, because a dataset may be read again."""
     del mtime_ns, size  # another file of that name is another file
-    with LineReader(path) as lines:
+    with LineReader(path, expected="a dataset") as lines:
         first = next(lines, None)
         if first is None:
             raise InputError(f"{path}: empty; expected a dataset")

@@ -98,7 +98,7 @@ class RatePoint(msgspec.Struct):
 
 def read_rate_series(path: Path) -> tuple[tuple[float, float], ...]:
     points: list[tuple[float, float]] = []
-    with LineReader(path) as lines:
+    with LineReader(path, expected=f"CSV or JSONL with columns {' and '.join(COLUMNS)}") as lines:
         for where, found in _rows(path, lines):
             try:
                 point = msgspec.convert(found, RatePoint, strict=False)

@@ -20,9 +20,10 @@ class LineReader:
     ``number`` is the line last given (from 1). ``complete`` is false if it had no line end: then it may be torn.
     ``torn``, known once the lines are used up, says how a compressed stream was cut short. ``growing``: another process
     writes the file; b"" stands for the end of its whole lines so far, and the lines after it come when asked for again.
+    ``expected``: kind of file, for the error of one that does not open.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, growing: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, growing: bool = False, expected: str = "a trace file") -> None:
         self.path = os.fspath(path)
         self._growing = growing
         self.number = 0
@@ -31,7 +32,7 @@ class LineReader:
         try:
             self._file = open_file(self.path)
         except OSError as error:
-            raise InputError(f"{self.path}: {error.strerror or error}; expected a trace file") from error
+            raise InputError(f"{self.path}: {error.strerror or error}; expected {expected}") from error
         self._blocks = self._read_blocks()
         self._block: Iterator[bytes] = iter(())
         """Lines of the latest read that were not given yet."""

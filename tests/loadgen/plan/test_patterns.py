@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
+from loadgen.plan.arrivals import read_rate_series
 from tests.jsonoutput import json_of
 from tracefile import InputError, Record, load_trace
 
@@ -76,6 +77,11 @@ def test_a_bad_series_is_named(tmp_path: Path, text: str, message: str) -> None:
     flags = ["--url", "http://127.0.0.1:1", "-o", str(tmp_path / "t"), "--pattern", "series"]
     with pytest.raises(InputError, match=message):
         main([*flags, "--rate-series", str(tmp_path / "s")])
+
+
+def test_a_series_that_is_not_there_is_told_from_a_trace(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.csv: No such file or directory; expected CSV or JSONL with columns"):
+        read_rate_series(tmp_path / "none.csv")
 
 
 def test_a_cap_on_sessions_holds_back_those_that_arrive(engine: Any, tmp_path: Path) -> None:
