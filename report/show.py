@@ -14,11 +14,11 @@ from measure.metrics.flags import (
     checked_kv_bytes,
 )
 from report.output import add_picture_arguments, pictures_of
-from tracefile.commandline.configfile import refuse_beside
+from tracefile.commandline.configfile import refuse_beside, refuse_without
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
-from tracefile.study.parts import add_store_arguments, added_up
+from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     from measure import enginesteps
@@ -65,13 +65,15 @@ def run(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
-    if flags.each_trace:
+    if takes_each(flags):
         refuse_beside("--each-trace", flags, ("files", "steps", "html", "images", "overwrite"))
         part = added_up(flags, manytraces.part_of(gpus, limits))
         name = f"{len(part.traces):,} traces (quantiles within 0.1 %; rates are sums)"
         return _told(flags, manytraces.merged_metrics(part, limits, kv_bytes), name)
     if flags.files is not None:
         folder.check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
+    else:
+        refuse_without("--files", flags, ("overwrite",))
     pictures = pictures_of(flags, [flags.trace])
     if flags.steps is not None and flags.files is None:
         raise InputError(f"--steps {flags.steps}: without --files; expected --files DIR, whose timeline has the steps")

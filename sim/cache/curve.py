@@ -16,13 +16,13 @@ from sim.vllm.config import add_kv_groups
 from sim.vllm.eviction import EVICT_HELP
 from sim.workload.chain import engine_chains, hashed_batches, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
-from tracefile.commandline.configfile import refuse_beside
+from tracefile.commandline.configfile import refuse_beside, refuse_without
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 from tracefile.sessions import NO_CHAINS
-from tracefile.study.parts import add_store_arguments, added_up
+from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +45,7 @@ else:  # numpy, which the flags need not
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
 """Where ``--by`` looks unless it is told."""
+SAMPLING_FLAGS = ("exact_blocks", "sample_seed")
 
 
 EPILOG = """\
@@ -74,9 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sample", type=float, help="estimate from this share of blocks, as 0.01, in little memory")
     parser.add_argument(
-        "--exact-blocks", type=int, default=1 << 16, help="with --sample: count sizes up to N blocks exactly"
+        "--exact-blocks", type=int, help="with --sample: count sizes up to N blocks exactly (default 65536)"
     )
-    parser.add_argument("--sample-seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--sample-seed", type=int, help="seed of the sample (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
 
 
@@ -87,10 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
     evicts = [] if arguments.evict is None else comparing.parse_policies(arguments.evict)
-    if arguments.each_trace:
+    if takes_each(arguments):
         return _run_each(arguments, cache_tokens, kv_bytes)
     if arguments.sample is not None:
         return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
+    refuse_without("--sample", arguments, SAMPLING_FLAGS)
     curves, texts = [], []
     for accesses in workload_accesses.read_block_sizes(arguments.trace, block_sizes, grouping):
         curve = hitcurve.hit_curve(accesses)
@@ -112,7 +114,7 @@ def _kv_bytes(arguments: argparse.Namespace) -> int | None:
 
 
 def _run_each(arguments: argparse.Namespace, cache_tokens: list[int], kv_bytes: int | None) -> int:
-    refuse_beside("--each-trace", arguments, ("by", "evict", "sample", "block_sizes"))
+    refuse_beside("--each-trace", arguments, ("by", "evict", "sample", "block_sizes", *SAMPLING_FLAGS))
     curve = added_up(arguments, partial(_curve_of, parse_block_size(arguments.block_size)))
     found = {**curve_as_json(curve, []), "kv_bytes_per_token": kv_bytes, "policies": []}
     return _print(arguments, [found], [describe(curve, cache_tokens, [], kv_bytes)])
@@ -126,8 +128,9 @@ def _run_sampled(
     arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int], kv_bytes: int | None
 ) -> int:
     refuse_beside("--sample", arguments, ("by", "evict"), "it needs the whole trace")
+    given = {"exact_blocks": arguments.exact_blocks, "seed": arguments.sample_seed}
     sampling = sampledcurve.Sampling(
-        rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed
+        rate=arguments.sample, **{name: value for name, value in given.items() if value is not None}
     )
     curves, texts = [], []
     for block_size in block_sizes:

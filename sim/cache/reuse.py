@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Self
 from measure.cacheuse import Distribution, Window
 from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
+from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.durations import duration
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
-from tracefile.study.parts import add_store_arguments, added_up
+from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +41,7 @@ else:  # numpy, which the flags need not
 LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
 SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
+WINDOW_S = 60.0
 WINDOWS_SHOWN = 20
 _COUNTS = ("requests", "accesses", "distinct_blocks", "new_blocks", "seen_blocks")
 """Columns of a window."""
@@ -67,16 +69,20 @@ EPILOG = "examples:\n  sim reuse monday.jsonl.zst --window 5m\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
-    parser.add_argument("--window", type=duration, default="60s", help="duration of a window; none with --each-trace")
+    parser.add_argument("--window", type=duration, help="duration of a window (default 60s; none with --each-trace)")
     add_store_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not arguments.window:
+    if arguments.window == 0.0:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
-    block_size, window_ms = parse_block_size(arguments.block_size), 1e3 * arguments.window
-    if arguments.each_trace:
+    block_size, window_ms = (
+        parse_block_size(arguments.block_size),
+        1e3 * (WINDOW_S if arguments.window is None else arguments.window),
+    )
+    if takes_each(arguments):
+        refuse_beside("--each-trace", arguments, ("window",))
         found = merged_reuse(added_up(arguments, partial(_reuse_part, block_size)), window_ms, [])
     else:
         found = measure_reuse(workload_accesses.read_accesses(arguments.trace, block_size, needs_times=True), window_ms)

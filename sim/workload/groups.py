@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from tracefile.commandline.configfile import refuse_without
 from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
@@ -249,21 +250,26 @@ def _numbered(words: Sequence[str]) -> tuple[IntArray, list[str]]:
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=get_args(By), help="group requests by leading blocks, session or tenant")
     parser.add_argument(
-        "--tenant-field", default="model", metavar="FIELD", help=f"field that names the tenant: {_FIELDS}"
+        "--tenant-field", metavar="FIELD", help=f"field that names the tenant: {_FIELDS} (default model)"
     )
     parser.add_argument("--prefix-blocks", type=int, help="blocks of a prefix (default: as few as tell groups apart)")
-    parser.add_argument("--groups", type=int, default=10, help="show the N largest groups")
+    parser.add_argument("--groups", type=int, help="show the N largest groups (default 10)")
 
 
 def grouping_of(arguments: argparse.Namespace) -> Grouping | None:
+    """Return the grouping asked for; None: none. Raises InputError for a flag of another grouping."""
+    for by, name in (("tenant", "tenant_field"), ("prefix", "prefix_blocks")):
+        if arguments.by != by:
+            refuse_without(f"--by {by}", arguments, (name,))
     if arguments.by is None:
+        refuse_without("--by", arguments, ("groups",))
         return None
-    return Grouping(
-        by=arguments.by,
-        tenant_field=arguments.tenant_field,
-        prefix_blocks=arguments.prefix_blocks,
-        most=arguments.groups,
-    )
+    given = {
+        "tenant_field": arguments.tenant_field,
+        "prefix_blocks": arguments.prefix_blocks,
+        "most": arguments.groups,
+    }
+    return Grouping(by=arguments.by, **{name: value for name, value in given.items() if value is not None})
 
 
 def _tenant(record: Record, tenant_field: str) -> str:

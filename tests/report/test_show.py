@@ -111,6 +111,10 @@ def test_each_trace_of_a_store_adds_up(
     assert capsys.readouterr().out.startswith("2 traces (quantiles within 0.1 %; rates are sums): 45 of 46 requests")
     with pytest.raises(InputError, match="--html: given with --each-trace; expected one of them"):
         main([*store, "--html", str(tmp_path / "page.html")])
+    with pytest.raises(InputError, match="--procs: without --each-trace; expected both"):
+        main(["show", str(one), "--procs", "1"])
+    with pytest.raises(InputError, match="--overwrite: without --files; expected both"):
+        main(["show", str(one), "--overwrite"])
 
 
 def test_the_core_install_shows_a_trace_but_for_the_hit_curve(

@@ -25,6 +25,15 @@ def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str]
         raise InputError(f"{given[0]}: given with {flag}; expected one of them{why}")
 
 
+def refuse_without(
+    flag: str, arguments: argparse.Namespace, names: Iterable[str], reason: str = "expected both"
+) -> None:
+    """Raise InputError if one of the ``names``, as argparse keeps them, is given: it has an effect only with a flag."""
+    given = given_flags(arguments, names)
+    if given:
+        raise InputError(f"{given[0]}: without {flag}; {reason}")
+
+
 def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
     """Return the flags of the ``names``, as argparse keeps them, that have a value; a switch that is off has none."""
     values = ((name, getattr(arguments, name, None)) for name in names)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
+from tracefile.commandline.configfile import refuse_without
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
 from tracefile.records.errors import InputError
@@ -33,6 +34,13 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
         "their counts",
     )
     add_worker_arguments(group)
+
+
+def takes_each(arguments: argparse.Namespace) -> bool:
+    """Return whether the traces of a store are asked for. Raises InputError for flags of these alone."""
+    if not arguments.each_trace:
+        refuse_without("--each-trace", arguments, ("procs", "ray"))
+    return bool(arguments.each_trace)
 
 
 def added_up(arguments: argparse.Namespace, work: Callable[[str], Part]) -> Part:

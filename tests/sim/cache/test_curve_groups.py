@@ -150,6 +150,13 @@ def test_several_block_sizes_at_once(capsys: pytest.CaptureFixture[str]) -> None
         (["--cache-tokens", ""], "--cache-tokens"),
         (["--block-sizes", "6"], "not a multiple"),
         (["--by", "session", "--groups", "0"], "--groups: 0"),
+        (["--groups", "3"], "^--groups: without --by; expected both$"),
+        (["--by", "session", "--tenant-field", "lora"], "^--tenant-field: without --by tenant; expected both$"),
+        (["--by", "tenant", "--prefix-blocks", "3"], "^--prefix-blocks: without --by prefix; expected both$"),
+        (["--exact-blocks", "9"], "^--exact-blocks: without --sample; expected both$"),
+        (["--sample-seed", "9"], "^--sample-seed: without --sample; expected both$"),
+        (["--procs", "2"], "^--procs: without --each-trace; expected both$"),
+        (["--kv-groups", "full:4", "--groups", "3"], "^--groups: given with --kv-groups"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(arguments: list[str], told: str) -> None:

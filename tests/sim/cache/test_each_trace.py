@@ -95,6 +95,10 @@ def test_what_needs_a_whole_trace_is_refused(store: Path, flags: list[str]) -> N
         main(["curve", str(store), "--each-trace", *flags])
     with pytest.raises(InputError, match="--each-trace: given with --kv-groups"):
         main(["curve", str(store), "--each-trace", "--kv-groups", "full:16"])
+    with pytest.raises(InputError, match="--window: given with --each-trace"):
+        main(["reuse", str(store), "--each-trace", "--window", "1m"])
+    with pytest.raises(InputError, match="--ray: without --each-trace; expected both"):
+        main(["reuse", str(store / "c.jsonl"), "--ray", "auto"])
 
 
 def test_engines_of_two_block_sizes_are_no_sum(store: Path, tmp_path: Path) -> None:

@@ -205,6 +205,13 @@ def test_a_field_that_tells_no_tenant_is_refused(field: str) -> None:
         main(["misses", SIX, "--by", "tenant", "--tenant-field", field])
 
 
+def test_flags_of_groups_need_groups() -> None:
+    with pytest.raises(InputError, match=r"^--tenant-field: without --by tenant; expected both$"):
+        main(["misses", SIX, "--tenant-field", "lora"])
+    with pytest.raises(InputError, match=r"^--groups: without --by; expected both$"):
+        main(["misses", SIX, "--groups", "3"])
+
+
 def test_mooncake_hits_are_those_of_sim_pool() -> None:
     folder = os.environ.get("KVTAPE_DATA")
     if not folder:

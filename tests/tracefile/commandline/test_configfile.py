@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tracefile.commandline.configfile import given_flags, refuse_beside
+from tracefile.commandline.configfile import given_flags, refuse_beside, refuse_without
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
 
@@ -36,6 +36,13 @@ def test_a_flag_beside_one_that_excludes_it_is_named_with_the_reason() -> None:
     ):
         refuse_beside("--by", given, ("steps", "sample"), "it needs the whole trace")
     refuse_beside("--by", given, ("by", "steps"))
+
+
+def test_a_flag_that_needs_another_is_named_with_it() -> None:
+    given = argparse.Namespace(by=None, steps=False, sample=0.0)
+    with pytest.raises(InputError, match=r"^--sample: without --by; expected both$"):
+        refuse_without("--by", given, ("steps", "sample"))
+    refuse_without("--by", given, ("by", "steps"))
 
 
 def test_flags_come_from_the_table_of_the_command_and_the_command_line_wins(tmp_path: Path) -> None:
