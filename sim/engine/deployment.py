@@ -4,7 +4,7 @@ Nothing in a capture tells of these, so that each brings assumptions: a result c
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -267,6 +267,24 @@ DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
 """By flag: kind and metavar of its value, help, reader, field of ``Deployment``."""
 
 
+_TIERS, _WORKERS = ("host-blocks",), ("prefill-workers", "decode-workers")
+NEEDED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("host-gb-per-s", "host-latency", "tier-write", "tier-load"), _TIERS),
+    **dict.fromkeys(("disk-gb-per-s", "disk-latency", "prefetch"), ("disk-blocks",)),
+    **dict.fromkeys(("kv-link-gb-per-s", "kv-link-latency"), _WORKERS),
+    "kv-bytes-per-token": _TIERS + _WORKERS,
+    "tensor-parallel-overhead": ("tensor-parallel",),
+}
+"""By flag: those of which it needs one to have an effect."""
+
+
+def refuse_alone(given: Collection[str]) -> None:
+    """Raise InputError for a flag of a deployment beside none of those that it needs."""
+    for name, needed in NEEDED.items():
+        if name in given and not any(one in given for one in needed):
+            raise InputError(f"--{name}: without {' or '.join(f'--{one}' for one in needed)}; expected both")
+
+
 def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of a deployment."""
     group = parser.add_argument_group("deployment", "memory behind the pool, workers, GPUs (docs/capacity.md)")
@@ -280,8 +298,11 @@ def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
 def deployment_of(arguments: argparse.Namespace) -> Deployment:
     """Return the deployment that flags ask for. Raises InputError."""
     found: dict[str, Any] = {}
+    names: set[str] = set()
     for name, (kind, _, _, read, field) in DEPLOYMENT_FLAGS.items():
         given = getattr(arguments, name.replace("-", "_"))
         if given not in (None, False):
             found[field] = True if kind is bool else read(f"--{name}", given)
+            names.add(name)
+    refuse_alone(names)
     return Deployment(**found)

@@ -35,6 +35,7 @@ else:  # numpy, which the flags need not
 CAPTURED = "captured"
 """Route of a fleet whose requests go where they went in the capture."""
 NO_ADAPTER_FLEET = "--adapter-load: adapters are loaded by a fleet with a policy; expected --route POLICY"
+LONE_ROUTE = "without --replicas; expected both: one engine leaves no choice"
 MOST_REPLICAS = 512
 _TOKENS = 1000
 """Of the prefill by which engines of a mixed fleet are compared."""

@@ -17,6 +17,7 @@ from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import (
     CAPTURED,
+    LONE_ROUTE,
     NO_ADAPTER_FLEET,
     FleetPlan,
     deployed,
@@ -90,6 +91,9 @@ def asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
         raise InputError(NO_ADAPTER_FLEET)
     if arguments.regret is not None and (not asked or arguments.route == CAPTURED):
         raise InputError("--regret: nothing chooses an engine; expected --replicas with a policy in --route")
+    routed = arguments.route not in (None, CAPTURED) and not arguments.prefill_workers
+    if routed and arguments.replicas is None and not (arguments.event or arguments.adapter_load):
+        raise InputError(f"--route: {LONE_ROUTE}")
     if not asked and len(models) > 1:
         raise InputError(f"--latency-model: {len(models)} models for one engine; expected --replicas {len(models)}")
     return asked

@@ -22,9 +22,10 @@ from sim.fit.radixaudit import (
     describe_radix,
     radix_settings,
 )
-from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
+from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides, given_engine_flags
 from sim.vllm.settings import settle
 from sim.workload.chain import is_private
+from tracefile.commandline.configfile import given_flags
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.latenames import LateModule
@@ -83,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _audited(arguments: argparse.Namespace) -> tuple[Audit | RadixAudit, str]:
     """Return the audit by the rules of the capture's engine, and its description."""
     meta, records = load_trace(arguments.trace)
+    _refuse_other_engines(arguments, meta)
     if meta.engine is not None and meta.engine.name == "sglang":
         radix = audit_radix(meta, records, radix_settings(meta.engine, arguments))
         _refuse_nothing(radix, arguments.trace)
@@ -90,6 +92,15 @@ def _audited(arguments: argparse.Namespace) -> tuple[Audit | RadixAudit, str]:
     audit = audit_loaded(arguments.trace, meta, records, engine_overrides(arguments))
     _refuse_nothing(audit, arguments.trace)
     return audit, describe(audit, arguments.trace)
+
+
+def _refuse_other_engines(arguments: argparse.Namespace, meta: Meta) -> None:
+    """Raise InputError for a setting of another engine than the trace's."""
+    name = "vllm" if meta.engine is None or meta.engine.name is None else meta.engine.name
+    of_sglang = given_flags(arguments, ("kv_tokens", "page_size"))
+    given, own = (given_engine_flags(arguments), "vllm") if name == "sglang" else (of_sglang, "sglang")
+    if given:
+        raise InputError(f"{given[0]}: {arguments.trace} is audited as {name}'s; expected a trace of {own}")
 
 
 def _refuse_nothing(audit: Audited, path: Path) -> None:

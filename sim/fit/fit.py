@@ -11,8 +11,9 @@ from measure.wording import NOTHING
 from sim.fit import CachedSource
 from sim.latency.modelfile import Model, Parameter, load_model, save_model
 from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
-from sim.vllm.config import add_engine_flags, engine_overrides
+from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
 from tracefile import InputError
+from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named
 from tracefile.records.latenames import late_modules
@@ -24,6 +25,8 @@ else:  # numpy and the kernels, which the flags need not
     fitting, identification, pace, residuals, windows = late_modules(
         "sim.fit", "fitting identification pace residuals windows"
     )
+
+KEPT_SHAPE = "the model keeps its terms and its engine"
 
 EPILOG = """\
 examples:
@@ -97,6 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if None in paced or arguments.traces or arguments.window is not None:
         raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no TRACE")
+    refuse_beside("--pace-from", arguments, ("borrow_from", "residuals"), KEPT_SHAPE)
+    if arguments.term or given_engine_flags(arguments):
+        flag = "--term" if arguments.term else given_engine_flags(arguments)[0]
+        raise InputError(f"{flag}: given with --pace-from; expected one of them: {KEPT_SHAPE}")
     check_output(arguments.output, MODEL, paced, "--output")
     model = pace.paced_model(load_model(arguments.latency_model), arguments.pace_from)
     save_model(model, arguments.output)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from measure.wording import listed
-from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, combinations
+from sim.engine.deployment import refuse_alone
+from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, axes_in, combinations
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 
@@ -58,6 +59,8 @@ def read_grid(path: Path) -> Grid:
         axis, where = _axis(path, "base", key)
         chosen = axis.put(chosen, _value(axis, value, where))
     found = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()))
+    named = {axis.name for axis in found.axes} | set(axes_in(chosen))
+    _placed(lambda: refuse_alone(named), str(path))
     count = prod(len(values) for values in found.axes.values())
     if not found.axes or count > MOST_POINTS:
         raise InputError(f"{path}: axes: {count:,} points, all combinations; expected 2 to {MOST_POINTS:,}")

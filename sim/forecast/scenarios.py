@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, positive, seconds, whole
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, positive, refuse_alone, seconds, whole
 from sim.engine.fleetplan import (
     CAPTURED,
+    LONE_ROUTE,
     NO_ADAPTER_FLEET,
     FleetPlan,
     add_fleet_flags,
@@ -269,6 +270,8 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
         if route in (None, CAPTURED) and not scenario.events:
             return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment
         replicas = len(upstreams)
+    if replicas is None and route not in (None, CAPTURED) and not (scenario.events or scenario.adapter_load_s):
+        raise InputError(f"--route: {LONE_ROUTE}")
     told = None if replicas is None else str(replicas)
     found = fleet_plan(told, route, scenario.events, lambda: upstreams)
     if scenario.adapter_load_s and (found is None or found.route == CAPTURED):
@@ -355,13 +358,22 @@ def checked_members(members: int) -> int:
     return members
 
 
-def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED) -> list[Scenario]:
-    """Return every combination of the values given, over ``base``. Raises InputError naming the flag that is wrong."""
+def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED, searched: str = "") -> list[Scenario]:
+    """Return every combination of the values given, over ``base``; ``searched``: an axis that gets values later.
+
+    Raises InputError naming the flag that is wrong.
+    """
     choices = {axis: values for axis in AXES if (values := _asked(axis, arguments))}
+    refuse_alone({searched, *(axis.name for axis in choices), *axes_in(base)})
     count = prod(map(len, choices.values()))
     if count > MOST_SCENARIOS:
         raise InputError(f"{count} scenarios, all combinations; expected at most {MOST_SCENARIOS}")
     return [one for one in combinations(choices, base) if one.name_beside(base)]
+
+
+def axes_in(scenario: Scenario) -> list[str]:
+    """Names of the axes on which a scenario differs from the capture."""
+    return [axis.name for axis in AXES if axis.value_in(scenario) != axis.value_in(AS_CAPTURED)]
 
 
 def _asked(axis: "Axis", arguments: argparse.Namespace) -> list[Any]:

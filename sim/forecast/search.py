@@ -165,7 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
             model=arguments.latency_model,
             quantity=quantity,
             target=parse_target(arguments.target, arguments.confidence),
-            scenario=_only_one(scenarios_of(arguments), quantity),
+            scenario=_only_one(scenarios_of(arguments, searched=quantity), quantity),
             between=None if arguments.between is None else _between(arguments.between, quantity),
             tolerance=_checked_tolerance(arguments.tolerance, quantity),
             paced=arguments.replay_sessions,

@@ -10,7 +10,7 @@ from engines.routing import ROUTE_HELP, parse_route
 from sim.latency.modelfile import Model, Parameter, default_model, engine_with, load_model
 from sim.latency.terms import TERMS
 from sim.vllm.config import add_engine_flags, engine_overrides
-from tracefile.commandline.configfile import flag_of
+from tracefile.commandline.configfile import flag_of, refuse_without
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named
 from tracefile.records.errors import InputError
@@ -26,6 +26,7 @@ else:  # FastAPI and numpy, which the flags need not
     faults, service = late_modules("sim.serving.engine", "faults service")
 
 MAX_ENGINES = 64
+ROUTE = "round-robin"
 
 EPILOG = "examples:\n  sim serve --latency-model model.json --listen :8000\n"
 
@@ -55,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of outputs that call a tool, of those that may and need not",
     )
     add("--engines", type=int, default=1, help="engines, each with its own cache")
-    add("--route", default="round-robin", metavar="POLICY", help=ROUTE_HELP)
+    add("--route", metavar="POLICY", help=f"{ROUTE_HELP[:-1]}; default {ROUTE})")
     add("--adapter", action="append", default=[], metavar="NAME", help="a LoRA adapter to serve (repeatable)")
-    add("--adapter-load", type=duration, default="0", help="delay of a request that loads one, such as 200ms")
-    add("--max-loras", type=int, default=1, help="adapters resident on an engine at once")
+    add("--adapter-load", type=duration, help="delay of a request that loads one, such as 200ms (default 0)")
+    add("--max-loras", type=int, help="adapters resident on an engine at once (default 1)")
     add("--drain", type=duration, default="5s", help="time to end requests at SIGTERM")
     failing = parser.add_argument_group("what goes wrong on purpose")
     failing.add_argument(
@@ -95,8 +96,12 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
         raise InputError(f"--tool-share: {arguments.tool_share}; expected a share from 0 to 1")
     if not 1 <= arguments.engines <= MAX_ENGINES:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
-    if arguments.max_loras < 1:
+    if arguments.max_loras is not None and arguments.max_loras < 1:
         raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
+    if arguments.engines == 1:
+        refuse_without("--engines of 2 or more", arguments, ("route",))
+    if not arguments.adapter:
+        refuse_without("--adapter", arguments, ("adapter_load", "max_loras"))
     made = {
         "host": host,
         "port": port,
@@ -104,9 +109,11 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
         "model_name": arguments.model or model.model_name or "kvtape-sim",
         "speed": _read_speed(arguments.speed),
         "median_output_tokens": arguments.output_tokens,
-        "route": parse_route(arguments.route),
+        "route": parse_route(arguments.route or ROUTE),
         "adapters": service.Adapters(
-            names=tuple(arguments.adapter), load_ms=1e3 * arguments.adapter_load, slots=arguments.max_loras
+            names=tuple(arguments.adapter),
+            load_ms=1e3 * (arguments.adapter_load or 0.0),
+            slots=arguments.max_loras or 1,
         ),
         "faults": faults.parse_faults(arguments.fault, "--fault"),
         "drain_s": arguments.drain,

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from sim.vllm.eviction import BELADY, EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES, FreeRule
+from tracefile.commandline.configfile import flag_of
 from tracefile.records.errors import InputError
 
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -147,6 +148,12 @@ def add_kv_groups(parser: argparse._ActionsContainer) -> None:
 
 def add_evict(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--evict", metavar="POLICY", help=f"{EVICT_HELP} (default vllm)")
+
+
+def given_engine_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags of ``add_engine_flags`` that are given."""
+    names = (name for name in EngineConfig.__dataclass_fields__ if getattr(arguments, name) is not None)
+    return [flag_of(name.removeprefix("enable_")) for name in names]
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -25,13 +25,11 @@ def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str]
         raise InputError(f"{given[0]}: given with {flag}; expected one of them{why}")
 
 
-def refuse_without(
-    flag: str, arguments: argparse.Namespace, names: Iterable[str], reason: str = "expected both"
-) -> None:
+def refuse_without(flag: str, arguments: argparse.Namespace, names: Iterable[str]) -> None:
     """Raise InputError if one of the ``names``, as argparse keeps them, is given: it has an effect only with a flag."""
     given = given_flags(arguments, names)
     if given:
-        raise InputError(f"{given[0]}: without {flag}; {reason}")
+        raise InputError(f"{given[0]}: without {flag}; expected both")
 
 
 def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:

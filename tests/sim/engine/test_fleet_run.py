@@ -63,7 +63,7 @@ def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_pat
 def test_each_engines_steps_are_written(model: str, tmp_path: Path) -> None:
     """One engine behind a router takes the steps of an engine alone; a log, and a death in it, changes no result."""
     run(model, tmp_path / "a.jsonl", "--steps", str(tmp_path / "alone.jsonl"))
-    run(model, tmp_path / "b.jsonl", "--steps", str(tmp_path / "routed.jsonl"), "--route", "prefix")
+    run(model, tmp_path / "b.jsonl", "--steps", str(tmp_path / "routed.jsonl"), "--replicas", "1", "--route", "prefix")
     assert (tmp_path / "routed.0.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
     fleet = ("--replicas", "2", "--event", "kill:engine=1:at=2s:back=3s")
     expected = run(model, tmp_path / "c.jsonl", *fleet)
@@ -96,6 +96,7 @@ def test_a_file_that_is_there_is_refused_before_the_simulation(
     [
         (["--replicas", "0"], "--replicas: 0; expected a whole number from 1"),
         (["--replicas", "2", "--route", "best"], "unknown policy"),
+        (["--route", "overlap"], "--route: without --replicas; expected both"),
         (["--route", "captured"], "names no upstream"),
         (["--replicas", "2", "--event", "kill:engine=2:at=1s"], "engine=2; expected 0 to 1"),
         (["--regret", "regret.jsonl"], "--regret: nothing chooses an engine"),

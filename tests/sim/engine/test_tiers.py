@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, refuse_alone
 from sim.engine.dispatch import RoutedLoad
 from sim.engine.fleet import Fleet, FleetEngine
 from sim.engine.fleetplan import deployed, run_fleet, workers_plan
@@ -302,6 +302,21 @@ def test_a_link_of_no_bandwidth_is_refused() -> None:
     _, _, _, read, _ = DEPLOYMENT_FLAGS["host-gb-per-s"]
     with pytest.raises(InputError, match="--host-gb-per-s: '0'; expected a number above 0"):
         read("--host-gb-per-s", "0")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["host-latency"], "--host-latency: without --host-blocks; expected both"),
+        (["prefetch", "host-blocks"], "--prefetch: without --disk-blocks; expected both"),
+        (["kv-link-latency"], "--kv-link-latency: without --prefill-workers or --decode-workers; expected both"),
+        (["tensor-parallel-overhead"], "--tensor-parallel-overhead: without --tensor-parallel; expected both"),
+    ],
+)
+def test_a_flag_of_a_layout_that_is_not_there_is_refused(given: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}$"):
+        refuse_alone(given)
+    refuse_alone([*given, "host-blocks", "disk-blocks", "prefill-workers", "tensor-parallel"])
 
 
 @pytest.mark.parametrize("said", [{"replicas": "4"}, {"events": ["kill 0 at 5s"]}])

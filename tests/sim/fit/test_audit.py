@@ -145,6 +145,11 @@ def test_a_share_is_from_0_to_1(auditor: Auditor, truth: list[Record]) -> None:
         auditor.run(truth, "--min-exact-share", "98")
 
 
+def test_a_setting_of_another_engine_is_refused(auditor: Auditor, truth: list[Record]) -> None:
+    with pytest.raises(InputError, match=r"^--page-size: .* is audited as vllm's; expected a trace of sglang$"):
+        auditor.run(truth, "--page-size", "4")
+
+
 def everyone(records: list[Record]) -> list[int]:
     return [key for record in records for key in (*(record.block_hashes or ()), *(record.output_block_hashes or ()))]
 

@@ -61,6 +61,11 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
         (["-o", "x"], "TRACE: none; expected captures of one engine"),
         (["--pace-from", "c", "-o", "x"], "--pace-from: expected --pace-from CAPTURE --latency-model MODEL"),
         (["t", "--pace-from", "c", "--latency-model", "m", "-o", "x"], "--pace-from: .* no TRACE"),
+        (["--pace-from", "c", "--latency-model", "m", "-o", "x", "--residuals"], "--residuals: given with --pace-from"),
+        (
+            ["--pace-from", "c", "--latency-model", "m", "-o", "x", "--no-prefix-caching"],
+            "--prefix-caching: given with --pace-from; expected one of them: the model keeps its terms",
+        ),
     ],
 )
 def test_half_a_request_for_a_pace_is_refused(argv: list[str], message: str) -> None:

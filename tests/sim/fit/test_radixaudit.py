@@ -9,7 +9,18 @@ from sim.cache.pool import count_radix_hits, page_chains
 from sim.fit.radixaudit import RadixAudit, audit_radix
 from sim.sglang.config import RadixConfig
 from sim.workload.chain import finest_records
-from tracefile import BlockHasher, Engine, HashInfo, HashKey, Meta, Record, RequestId, TraceWriter, open_trace
+from tracefile import (
+    BlockHasher,
+    Engine,
+    HashInfo,
+    HashKey,
+    InputError,
+    Meta,
+    Record,
+    RequestId,
+    TraceWriter,
+    open_trace,
+)
 from tracefile.hashing.branches import BranchFinder
 
 KEY = HashKey(bytes(range(32)))
@@ -112,6 +123,10 @@ def test_the_command_takes_the_settings_of_the_header(tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     assert "2 of 2 requests (100.0%) have the cached tokens that the rules of SGLang's radix cache give them" in said
     assert "500 tokens in pages of 1; what prompts share is known to the token" in said
+    with pytest.raises(
+        InputError, match=r"^--block-size: .*t\.jsonl is audited as sglang's; expected a trace of vllm$"
+    ):
+        main(["audit", str(path), "--block-size", "16"])
     with open_trace(path) as reader:
         meta, records = finest_records(reader, 1)
         counts = count_radix_hits(records, page_chains(meta, 1, None), RadixConfig())

@@ -163,6 +163,8 @@ def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.Cap
         (["--replicas", "2", "--route", "overlap,best"], "unknown policy"),
         (["--replicas", "2", "--event", "kill:engine=7:at=1s"], "engine=7; expected 0 to 1"),
         (["--route", "captured"], "names no upstream"),
+        (["--route", "session"], "--route: without --replicas; expected both"),
+        (["--host-latency", "1ms"], "--host-latency: without --host-blocks; expected both"),
         (["--mixed-with", "slow.json"], "--mixed-with: slow.json for one engine; expected --replicas 2 or more"),
         (["--replicas", "2", "--mixed-with", "none.json"], "none.json: No such file"),
         (["--adapter-load", "1s"], "--adapter-load: adapters are loaded by a fleet with a policy"),

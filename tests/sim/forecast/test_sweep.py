@@ -171,6 +171,7 @@ def test_a_journal_of_another_sweep_is_refused(folder: Path, tmp_path: Path) -> 
         ("[axes]\nrate = [1, 1.0]", "axes.rate: [1, 1.0]; expected each value once"),
         ("[axes]\nrate = [-1]", "axes.rate: '-1'; expected a number above 0"),
         ("[axes]\nroute = ['best']", "axes.route: "),
+        ("[axes]\nprefetch = [true, false]", "--prefetch: without --disk-blocks; expected both"),
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
         ("[axes]\nrate = {from = 2, to = 1, steps = 3}", "axes.rate: {'from': 2, 'to': 1, 'steps': 3}; expected 0 <"),
         ("[axes]\nroute = {from = 2, to = 1, steps = 3}", "axes.route: "),

@@ -397,6 +397,8 @@ def test_a_port_alone_listens_on_all_addresses() -> None:
         ),
         (("--no-chunked-prefill",), "max_num_batched_tokens: 2048 is too small without chunked prefill"),
         (("--output-tokens", "0"), "--output-tokens"),
+        (("--route", "prefix"), "--route: without --engines of 2 or more; expected both"),
+        (("--max-loras", "2"), "--max-loras: without --adapter; expected both"),
     ],
 )
 def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
