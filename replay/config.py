@@ -76,6 +76,8 @@ class ReplayConfig:
             raise InputError("--closed-loop: without --parallel; expected how many at a time")
         if self.closed_loop and self.speedup != 1.0 and not self.replay_sessions:
             raise InputError("--speedup: with --closed-loop, which keeps no times; expected one of the two")
+        if self.max_think_s is not None and not self.replay_sessions:
+            raise InputError("--max-think: without --replay-sessions, which alone waits for pauses; expected both")
         if not self.nonce:
             raise InputError("--nonce: empty; expected a word")
 

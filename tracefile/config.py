@@ -67,9 +67,10 @@ def _add_readers(actions: Actions) -> None:
     for flag, name, told in (("--from", "from_s", "from then on"), ("--until", "to_s", "before then")):
         help_text = f"list files with arrivals {told}, in UTC, such as 2026-11-20 or 2026-11-20T14:00 (default: all)"
         ls.add_argument(flag, dest=name, type=moment, metavar="DATE", help=help_text)
-    ls.add_argument("--segments", action="store_true", help="list each file, not each trace")
-    ls.add_argument("--paths", action="store_true", help="print the files' paths alone, for tracefile join")
-    ls.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of a table")
+    form = ls.add_mutually_exclusive_group()
+    form.add_argument("--segments", action="store_true", help="list each file, not each trace")
+    form.add_argument("--paths", action="store_true", help="print the files' paths alone, for tracefile join")
+    form.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of a table")
     info = _reader(actions, "info", "summarise a trace: counts, time span, sessions, shared prefixes", "")
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
     _reader(actions, "check", "check a trace against the schema; exit 1 and list the lines that break a rule", "")

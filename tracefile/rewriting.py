@@ -146,6 +146,8 @@ def synthesize_trace(config: Config, reader: TraceReader) -> int:
     """Scale the trace; only it and the conversations that have turns to come are in memory."""
     digest = trace_digest(config.trace)
     if config.mean_session:
+        if config.spread != 1.0:
+            raise InputError("--spread: without --scale; expected both: mean sessions are as many as the trace's")
         return _write_mean_sessions(config, reader, digest)
     assert config.scale is not None
     scale = Scale(times=config.scale, spread=config.spread, seed=config.seed)

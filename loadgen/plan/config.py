@@ -227,6 +227,7 @@ def _check_pattern(config: LoadConfig) -> None:
     _only_with("--burst-size, --burst-every", config.burst_size or config.burst_every_s, pattern, "burst")
     _only_with("--steps, --step-duration", config.steps or config.step_s, pattern, "staircase")
     _only_with("--rate-series", config.rate_series, pattern, "series")
+    _only_with("--rate-between", config.rate_between == "lines", pattern, "series")
     _only_with("--spacing", config.spacing, pattern, *CHANGING)
     _only_with("--rate A:B", config.rate_to is not None, pattern, "staircase", "ramp")
     if pattern in ("burst", "series"):
@@ -314,6 +315,10 @@ def _check_dataset(config: LoadConfig) -> None:
             raise InputError(f"--dataset: {config.dataset} without a file; expected {config.dataset}:PATH")
         _refuse("--min-turns, --max-turns", config.min_turns or config.max_turns, "random sessions, which have turns")
         _refuse("--first-turn-length", config.first_turn_tokens, "random sessions; expected --prompt-tokens")
+        if config.tool_role == "tool" and config.tool_latency_s is None:
+            raise InputError(
+                "--tool-role: tool without --tool-latency: random sessions have no tool outputs; expected both"
+            )
         if config.tool_latency_s is not None and (config.single_turns or config.think_s is not None):
             raise InputError(
                 "--tool-latency: expected it with --turns of 2 or more, and without --think: later turns of random "

@@ -323,6 +323,7 @@ def test_one_nonce_is_one_load(family: Path, traces: ModuleType, runner: ModuleT
         ({"speedup": 0.0}, "--speedup: 0"),
         ({"speedup": float("nan")}, "--speedup: nan"),
         ({"max_think_s": -1.0}, "--max-think: -1"),
+        ({"max_think_s": 1.0}, "--max-think: without --replay-sessions, which alone waits for pauses; expected both"),
         ({"start_s": 5.0, "end_s": 5.0}, "--end: 5s, --start: 5s; expected an end after the start"),
         ({"end_s": float("inf")}, "--end: inf"),
         ({"dialect": "tgi"}, "--dialect: 'tgi'; expected one of auto, vllm"),

@@ -214,6 +214,8 @@ def test_the_mean_session_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[
         record("b1", 70.0, "b", prompt_tokens=13, block_hashes=[BlockHash(1), BlockHash(3)], output_tokens=2),
     )
     out = tmp_path / "o"
+    with pytest.raises(InputError, match="--spread: without --scale; expected both"):
+        main(["synthesize", path, "--mean-session", "--spread", "0.5", "-o", str(out)])
     assert main(["synthesize", path, "--mean-session", "-o", str(out)]) == 0
     meta, records = load_trace(out)
     assert (meta.block_size, meta.workload and meta.workload.extra) == (4, {"mean_session": True})

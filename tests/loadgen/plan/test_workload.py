@@ -232,6 +232,8 @@ OPEN = ["--rate", "1", "--number", "1"]
             "--steps: 1; expected 2",
         ),
         (["--pattern", "series", "--number", "1"], "--rate-series: missing"),
+        ([*OPEN, "--rate-between", "lines"], "--rate-between: with --pattern poisson; expected --pattern series"),
+        ([*OPEN, "--turns", "2", "--tool-role", "tool"], "--tool-role: tool without --tool-latency"),
         ([*CLOSED, "--pattern", "constant"], "--rate: missing; expected arrivals a second with --pattern constant"),
         ([*CLOSED, "--dataset", "nosuch:f"], "--dataset: 'nosuch:f'; expected random, or NAME:PATH"),
         ([*CLOSED, "--dataset", "trie"], "--dataset: trie without a file; expected trie:PATH"),

@@ -133,6 +133,9 @@ def test_the_table_and_the_object_name_files_from_the_store(store: Path, capsys:
     assert main(["ls", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert ([one["requests"] for one in told["traces"]], len(told["files"])) == ([2, 3], 5)
+    with pytest.raises(SystemExit):
+        main(["ls", str(store), "--json", "--paths"])
+    assert "--paths: not allowed with argument --json" in capsys.readouterr().err
     assert main(["ls", str(store), "--segments"]) == 0
     assert str(store / "host-1") not in capsys.readouterr().out.partition("bytes")[2]
 
