@@ -41,6 +41,7 @@ from sim.fit.variants import (
     with_chosen_terms,
 )
 from sim.latency.modelfile import FitTrace, Model, Parameter, model_digest
+from sim.latency.requestsample import first_shared, request_sample
 from sim.latency.terms import PREFILL_TOKENS, TERMS, FrontendPlacement, column
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
@@ -90,11 +91,32 @@ class Fitted:
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    if len(set(config.traces)) < len(config.traces):
-        raise InputError(f"{config.traces[0]}: a trace is given twice; expected each once")
+    digests = digests_of(config.traces)
     lender = None if config.borrow_from is None else read_lender(config.borrow_from)
     loaded = {str(path): load_trace(path) for path in config.traces}
-    return fit_records(config, loaded, [trace_digest(path) for path in config.traces], lender)
+    _refuse_overlap(loaded)
+    return fit_records(config, loaded, digests, lender)
+
+
+def digests_of(traces: Sequence[Path]) -> list[str]:
+    """Return the traces' digests. Raises InputError for one given twice, under another name too."""
+    first: dict[str, Path] = {}
+    for path in traces:
+        digest = trace_digest(path)
+        if digest in first:
+            raise InputError(f"{path}: the same trace as {first[digest]}; expected each trace once")
+        first[digest] = path
+    return list(first)
+
+
+def _refuse_overlap(loaded: Loaded) -> None:
+    """Raise InputError for a trace with requests of another one, as a part of it has."""
+    name_of: dict[str, str] = {}
+    for path, (_, records) in loaded.items():
+        shared = first_shared(name_of, records)
+        if shared is not None:
+            raise InputError(f"{path}: has requests of {name_of[shared]}; expected traces without common requests")
+        name_of |= dict.fromkeys(request_sample(records), path)
 
 
 def fit_records(
@@ -115,7 +137,12 @@ def fit_records(
         print(f"sim fit: assumed, because no trace and no flag says: {told}", file=to or sys.stderr)
     solved = _solve(config, loaded, settings, lender)
     sources = [
-        FitTrace(digest=digest, name=Path(path).name, requests=len(capture.fitted))
+        FitTrace(
+            digest=digest,
+            name=Path(path).name,
+            requests=len(capture.fitted),
+            sample=_fitted_sample(loaded[path][1], config.held_out.get(Path(path), frozenset())),
+        )
         for digest, path, capture in zip(digests, loaded, solved.captures, strict=True)
     ]
     model = _model_of(solved, config, settings, metas, sources)
@@ -125,6 +152,10 @@ def fit_records(
         unidentified = [one for one in unidentified if one.name not in solved.loan.names]
     pace = None if solved.loan is None else solved.loan.pace
     return Fitted(model, unidentified, solved.best.forecast, solved.best, solved.captures, pace)
+
+
+def _fitted_sample(records: Sequence[Record], held_out: frozenset[int]) -> list[str]:
+    return request_sample(record for place, record in enumerate(records) if place not in held_out)
 
 
 @dataclass(frozen=True, slots=True)

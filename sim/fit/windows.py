@@ -21,7 +21,7 @@ import numpy as np
 from measure.cohorts import ALL
 from measure.fitindex import INDEX, Estimate, FittedWindow, WindowErrors, read_windows, write_windows
 from sim.fit.borrowing import Lender, read_lender
-from sim.fit.fitting import FitConfig, Fitted, fit_records
+from sim.fit.fitting import FitConfig, Fitted, digests_of, fit_records
 from sim.fit.pace import Pace, measure_pace
 from sim.fit.residuals import Errors, cohort_errors
 from sim.fit.variants import forecast
@@ -260,6 +260,8 @@ def fit_windows(config: FitConfig, length_s: float) -> int:
         raise InputError(
             f"--cached {config.cached}: expected factual with --window: no window knows the pool before it"
         )
+    if len(config.traces) > 1:
+        digests_of(config.traces)  # refuses one given twice
     known = {window.window: window for window in _open_folder(config.output)}
     if others := {window.length_s for window in known.values()} - {length_s}:
         raise InputError(

@@ -16,8 +16,9 @@ from sim.fit.fit import add_fit_flags, fit_and_save
 from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model
+from sim.latency.requestsample import first_shared, request_sample
 from sim.vllm.config import add_engine_flags
-from tracefile import InputError, load_trace, trace_digest
+from tracefile import InputError, load_trace, open_trace, trace_digest
 from tracefile.commandline.printing import print_json
 from tracefile.records.arrays import IntArray
 from tracefile.records.latenames import LateModule
@@ -119,11 +120,21 @@ def _read_config(arguments: argparse.Namespace) -> CalibrateConfig:
 
 
 def _refuse_shared(traces: Sequence[Path], gates: Sequence[Path]) -> None:
-    fitted = {trace_digest(path) for path in traces}
+    fitted, names = {trace_digest(path) for path in traces}, dict[str, Path]()
+    for path in traces:
+        with open_trace(path) as reader:
+            names |= dict.fromkeys(request_sample(reader), path)
     for path in gates:
         if trace_digest(path) in fitted:
             raise InputError(
                 f"--against {path}: the same trace as one to fit; expected a trace that the fit does not use"
+            )
+        with open_trace(path) as reader:
+            shared = first_shared(names, reader)
+        if shared is not None:
+            raise InputError(
+                f"--against {path}: has requests of {names[shared]}, one to fit; expected a trace that the fit does "
+                "not use"
             )
 
 

@@ -175,6 +175,7 @@ def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: st
     digest = trace_digest(path)
     model.refuse_fit_traces(digest, path)
     meta, records = load_trace(path)
+    model.refuse_fit_requests(records, path)
     fitted = model.engine
     if fitted.kv_groups is None and kv_groups is not None and other_attention(meta) is not None:
         fitted = engine_with(fitted, {"kv_groups": kv_groups, "block_size": parse_groups(kv_groups).match_unit})
@@ -245,6 +246,7 @@ def _other_engine(captured: Captured, scenario: Scenario, engine: EngineConfig, 
     if path not in captured.others:
         model = load_model(Path(path))
         model.refuse_fit_traces(captured.digest, captured.path)
+        model.refuse_fit_requests(captured.records, captured.path)
         captured.others[path] = captured_engine(model.engine, captured.meta, captured.records), model
     own, model = captured.others[path]
     if own.kv_groups is not None:

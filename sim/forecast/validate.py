@@ -16,7 +16,7 @@ from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
-from tracefile import InputError, Meta, trace_digest
+from tracefile import InputError, Meta, open_trace, trace_digest
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
@@ -212,6 +212,8 @@ def validate(config: ValidateConfig, model: Model) -> "Compared":
     others = {**again, **config.also}
     for path in (*others.values(), *cold.values()):
         model.refuse_fit_traces(trace_digest(path), path)
+        with open_trace(path) as reader:
+            model.refuse_fit_requests(reader, path)
     captured = read_captured(config.trace, model, paced=config.replay_sessions)
     runs = {label: recording.load_run(label, path) for label, path in {CAPTURED: config.trace, **others}.items()}
     whole, judged = runs[CAPTURED], config.judged

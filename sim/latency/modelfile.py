@@ -1,7 +1,7 @@
 """model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from sim.latency.noise import Noise
+from sim.latency.requestsample import first_shared
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
+from tracefile.records.schema import Record
 from tracefile.storage.output import MODEL, replace_output
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
     """``trace_digest``: SHA-256 over the record lines."""
     name: str
     requests: int
+    sample: list[str] = []
+    """Hashes of some of its requests (``request_sample``). Empty: written before these were kept."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +136,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
                     f"{os.fspath(path)}: the model was fitted on this very trace ({trace.name}, digest "
                     f"{digest[:12]}…); expected a trace it has not seen"
                 )
+
+    def refuse_fit_requests(self, records: Iterable[Record], path: str | os.PathLike[str]) -> None:
+        """Raise InputError if some of the requests are in a trace that the model was fitted on."""
+        name_of = {mark: trace.name for trace in self.fitted_on for mark in trace.sample}
+        shared = first_shared(name_of, records)
+        if shared is not None:
+            raise InputError(
+                f"{os.fspath(path)}: has requests of {name_of[shared]}, which the model was fitted on; expected a "
+                "trace it has not seen"
+            )
 
 
 def engine_with(config: EngineConfig, overrides: Mapping[str, Any]) -> EngineConfig:

@@ -23,8 +23,9 @@ from sim.fit.residuals import Requests, baseline_errors, locate_misfit, requests
 from sim.fit.variants import choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
+from sim.latency.requestsample import request_sample
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 from tracefile.records.arrays import FloatArray
 
 
@@ -241,14 +242,19 @@ def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
     alike = [record for record in synthetic.calibration(11, prompts=0, mixed=200) if record.prompt_tokens == 700]
     same = write(tmp_path / "same.jsonl", synthetic.capture(alike, truth), engine_of(truth))
     unsettled = write(tmp_path / "unsettled.jsonl", records, None)
-    smaller = write(tmp_path / "smaller.jsonl", records, engine_of(truth, num_gpu_blocks=9))
+    later = [msgspec.structs.replace(record, arrival_ms=(record.arrival_ms or 0.0) + 1.0) for record in records]
+    smaller = write(tmp_path / "smaller.jsonl", later, engine_of(truth, num_gpu_blocks=9))
     good = write(tmp_path / "good.jsonl", records, engine_of(truth))
+    copy = write(tmp_path / "copy.jsonl.zst", records, engine_of(truth))
     for traces, message in (
         ((few,), "only 12 requests"),
         ((same,), "about one size"),
         ((unsettled,), "--num-gpu-blocks"),
         ((good, smaller), "num_gpu_blocks: 9, but 4096"),
-        ((good, good), "given twice"),
+        ((good, good), "good.jsonl: the same trace as .*good.jsonl; expected each trace once"),
+        ((good, copy), "copy.jsonl.zst: the same trace as .*good.jsonl; expected each trace once"),
+        ((few, good), "good.jsonl: has requests of .*few.jsonl; expected traces without common requests"),
+        ((good, few), "few.jsonl: has requests of .*good.jsonl; expected traces without common requests"),
     ):
         with pytest.raises(InputError, match=message):
             fit_traces(FitConfig(traces, tmp_path / "model.json", {}))
@@ -272,6 +278,7 @@ def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsy
     assert fit_command.run(parser.parse_args([str(path), *flags])) == 0
     model = load_model(tmp_path / "m.json")
     assert model.fitted_on[0].name == "trace.jsonl.zst"
+    assert model.fitted_on[0].sample == request_sample(load_trace(path)[1])
     assert model.diagnostics["assumed_settings"] == {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
     seen = capsys.readouterr()
     assert "baseline constant ttft" in seen.out

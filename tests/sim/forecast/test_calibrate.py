@@ -135,6 +135,15 @@ def test_refusals(captures: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[
     assert not Path("never.json").exists()
 
 
+def test_a_part_of_a_capture_to_fit_is_no_capture_to_validate_on(captures: Path, tmp_path: Path) -> None:
+    meta, records = load_trace(captures / "fit.jsonl")
+    with TraceWriter(tmp_path / "part.jsonl", meta) as writer:
+        for record in records[40:60]:
+            writer.write(record)
+    with pytest.raises(InputError, match=r"--against .*part\.jsonl: has requests of .*fit\.jsonl, one to fit"):
+        calibrate(captures, tmp_path / "model.json", "--against", str(tmp_path / "part.jsonl"))
+
+
 def test_too_few_sessions_to_hold_some_out_are_refused(captures: Path, tmp_path: Path) -> None:
     meta, records = load_trace(captures / "fit.jsonl")
     with TraceWriter(tmp_path / "fit.jsonl", meta) as writer:

@@ -18,6 +18,7 @@ from sim.__main__ import command, main
 from sim.forecast.ensemble import members
 from sim.forecast.saturation import BEYOND_LOG_SD
 from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_model, save_model
+from sim.latency.requestsample import request_sample
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
 
@@ -46,9 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> P
         records = synthetic.capture(synthetic.calibration(1, prompts=24, mixed=60), served, seed=luck)
         told = Engine(block_size=32, num_gpu_blocks=4096, enable_prefix_caching=engine.enable_prefix_caching)
         write(folder / f"{name}.jsonl", records, Meta(source="tap", block_size=32, engine=told))
-    fitted = msgspec.structs.replace(
-        model, fitted_on=[FitTrace(digest=trace_digest(folder / "a.jsonl"), name="a.jsonl", requests=108)]
-    )
+    meta, records = load_trace(folder / "a.jsonl")
+    write(folder / "part.jsonl", records[40:60], meta)
+    sample = request_sample(records)
+    source = FitTrace(digest=trace_digest(folder / "a.jsonl"), name="a.jsonl", requests=108, sample=sample)
+    fitted = msgspec.structs.replace(model, fitted_on=[source])
     save_model(fitted, folder / "fitted.json")
     return folder
 
@@ -265,10 +268,16 @@ def test_bad_input_is_one_line_and_2(
     assert "the model was fitted on this very trace (a.jsonl" in capsys.readouterr().err
 
 
+def test_a_part_of_a_fitted_trace_judges_nothing(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"part\.jsonl: has requests of a\.jsonl, which the model was fitted on"):
+        main(["validate", str(folder / "part.jsonl"), "--latency-model", str(folder / "fitted.json")])
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--repeat", "a.jsonl"], "fitted on this very trace"),
+        (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, which the model was fitted on"),
         (["--members", "0"], "--members 0: expected 1 or more"),
         (["--also", "captured=b.jsonl"], "a label of its own"),
     ],

@@ -1,0 +1,28 @@
+"""The sample of a trace's requests: parts share it, other captures of the same load do not."""
+
+import pytest
+
+from sim.latency.requestsample import MOST, first_shared, request_sample
+from tracefile import Record, RequestId
+
+
+def requests(number: int, e2e_ms: float = 5.0) -> list[Record]:
+    return [Record(request_id=RequestId(str(one)), arrival_ms=float(one), e2e_ms=e2e_ms) for one in range(number)]
+
+
+@pytest.mark.parametrize("part", [slice(0, 500), slice(9_500, 10_000), slice(0, 10_000, 20)])
+def test_a_part_of_one_in_twenty_is_known(part: slice) -> None:
+    sample = request_sample(requests(10_000))
+    assert (len(sample), len(set(sample))) == (MOST, MOST)
+    assert first_shared(sample, requests(10_000)[part]) in sample
+    assert first_shared(request_sample(requests(10_000)[part]), requests(10_000)) is not None
+
+
+def test_another_capture_of_the_same_load_is_not() -> None:
+    assert first_shared(request_sample(requests(300)), requests(300, e2e_ms=6.0)) is None
+
+
+def test_requests_without_times_are_in_no_sample() -> None:
+    unknown = [Record(request_id=RequestId("a"), arrival_ms=0.0)]
+    assert request_sample(unknown) == []
+    assert first_shared([], unknown) is None
