@@ -33,6 +33,7 @@ MOST_SAID: Final = 4000
 
 def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
     """Call ``main`` with ``argv``, by default the command line, and exit with its code; InputError: one line and 2."""
+    _open_standard_streams()
     with printing_safely():
         try:
             _raise_interrupts()
@@ -53,6 +54,15 @@ def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[
                 if isinstance(error, OSError) and error.filename is None:
                     _drop_output()
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Open those that are closed, as by ``>&-``, on the null device, or the first socket would take their number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free: this one
 
 
 def _is_ours(error: Exception) -> bool:

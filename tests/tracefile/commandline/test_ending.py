@@ -101,6 +101,18 @@ def test_output_can_be_closed(trace: Path) -> None:
     assert shell(f"tracefile cat {trace} >&-") == (0, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_no_socket_takes_the_number_of_a_closed_stream(closed: str) -> None:
+    """libuv ends the process where it closes one of these numbers, in children too."""
+    text = (
+        "import socket, subprocess, sys; from tracefile.commandline.ending import run_command\n"
+        "own = lambda: socket.socket().fileno()\n"
+        "child = [sys.executable, '-c', 'import socket; raise SystemExit(socket.socket().fileno())']\n"
+        "run_command('x', lambda argv: min(own(), subprocess.run(child).returncode))"
+    )
+    assert shell(f'"{sys.executable}" -c "{text}" {closed}') == (3, "")
+
+
 def test_other_programs_keep_their_handler_of_ctrl_c() -> None:
     assert interrupt.command_name() is None
     assert signal.getsignal(signal.SIGINT) is not interrupt.exit_at_once
