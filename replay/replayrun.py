@@ -107,7 +107,7 @@ def asked_of(config: ReplayConfig, survey: Survey, found: Recognised) -> list[As
     captured = sorted({text_api_of(each) or "completions" for each in survey.endpoints}) or ["completions"]
     apis: Sequence[Api] = captured if config.api == "auto" else [config.api]
     config.fields.check(apis)
-    return [Asked(api, config.fields, found.dialect, config.vocabulary) for api in apis]
+    return [Asked(api, config.fields, found.dialect, config.vocabulary, str(config.source)) for api in apis]
 
 
 def report(

@@ -33,6 +33,8 @@ class Asked:
     fields: BodyFields
     dialect: Dialect
     vocabulary: Vocabulary
+    lengths: str = "--prompt-tokens, --output-tokens"
+    """Name of what decides the lengths, for errors."""
 
     @property
     def path(self) -> str:
@@ -76,14 +78,15 @@ def field_notes(asked: Asked, statuses_unread: int) -> list[str]:
 
 def refusal(control: ControlClient, model: str, asked: Asked, errors: Counter[str]) -> str:
     """Likely reason for an engine that refuses every request, with these errors."""
-    return _refused_field(control, model, asked) or _refused_prompt(control, model, asked.vocabulary, errors)
+    return _refused_field(control, model, asked) or _refused_prompt(control, model, asked, errors)
 
 
-def _refused_prompt(control: ControlClient, model: str, vocabulary: Vocabulary, errors: Counter[str]) -> str:
+def _refused_prompt(control: ControlClient, model: str, asked: Asked, errors: Counter[str]) -> str:
+    vocabulary = asked.vocabulary
     if errors["http_413"]:
         return (
-            "--prompt-tokens: the requests are too large for the server (HTTP 413); expected shorter ones, or a higher "
-            "limit of a gateway (nginx: client_max_body_size)"
+            f"{asked.lengths}: the requests are too large for the server (HTTP 413); expected shorter ones, or a "
+            "higher limit of a gateway (nginx: client_max_body_size)"
         )
     body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
     response = control.post("/v1/completions", body)
@@ -91,8 +94,8 @@ def _refused_prompt(control: ControlClient, model: str, vocabulary: Vocabulary, 
         return f"--url: {control.url}: {response.refusal or control.access.refusal(refused[0])}"
     if response.is_success:
         return (
-            "--prompt-tokens, --output-tokens: the engine refuses these requests but takes a short one of the same "
-            "vocabulary; expected lengths within its context"
+            f"{asked.lengths}: the engine refuses these requests but takes a short one of the same vocabulary; "
+            f"expected lengths within its context{_context(control)}"
         )
     plain = control.post("/v1/completions", msgspec.json.encode({"model": model, "prompt": [1], "max_tokens": 1}))
     if plain.is_success:
@@ -103,6 +106,11 @@ def _refused_prompt(control: ControlClient, model: str, vocabulary: Vocabulary, 
     if plain.refusal:
         return f"--url: {control.url}: {plain.refusal}"
     return _refused_ids(control, model, plain.status)
+
+
+def _context(control: ControlClient) -> str:
+    most = control.facts().engine.max_model_len
+    return "" if most is None else f" of {most:,} tokens, prompt and output together (max_model_len)"
 
 
 def _refused_ids(control: ControlClient, model: str, status: int) -> str:

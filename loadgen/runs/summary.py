@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from engines.facts import EngineFacts, PrefixCounters
 from loadgen.core.capacity import load_capacity
@@ -14,7 +15,7 @@ from loadgen.text.prefixtruth import TruthReport
 from measure.metrics.results import TraceMetrics
 from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
-from measure.runs import load_run
+from measure.runs import STATUSES, Run, load_run
 from tracefile import InputError
 from wire.native import forms
 
@@ -101,19 +102,31 @@ def end_run(
     prefix_truth: TruthReport | None = None,
 ) -> Ending:
     """Measure the run's trace and sum the run up. ``facts``: the engine's before and after it."""
-    metrics, lacking = _measured(trace, outcome, flags)
+    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended else None
+    metrics, lacking = _measured(run, flags)
+    notes = [*length_notes(run, outcome, facts[0].engine.max_model_len), *notes]
     summary = summarize(outcome, metrics, pattern=pattern, trace=trace, facts=facts, notes=notes)
     return Ending(outcome, msgspec.structs.replace(summary, prefix_truth=prefix_truth), lacking)
 
 
-def _measured(trace: Path, outcome: RunOutcome, flags: RunFlags) -> tuple[TraceMetrics | None, InputError | None]:
-    if not outcome.tally.ended:
+def _measured(run: Run | None, flags: RunFlags) -> tuple[TraceMetrics | None, InputError | None]:
+    if run is None:
         return None, None
-    run = load_run(trace.name, trace, named=False, reuse=True)
     try:
         return measure_run(run, slos=flags.slos), None
     except InputError as error:
         return measure_run(run), error
+
+
+def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list[str]:
+    """Note on refused requests that ask for more tokens than ``most``, the engine's ``max_model_len``."""
+    refused = outcome.tally.errors["http_400"]
+    if run is None or most is None or not refused:
+        return []
+    asked = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
+    longer = min(int(((run.status == STATUSES.index("error")) & (asked > most)).sum()), refused)
+    told = f"longer than the engine's max_model_len of {most:,} tokens, prompt and output together"
+    return [f"{longer} of {refused} requests refused with HTTP 400 are {told}"] if longer else []
 
 
 def summarize(

@@ -291,6 +291,14 @@ def test_bad_input_is_one_line_and_2(tmp_path: Path, source: str) -> None:
     assert source in err
 
 
+def test_prompts_beyond_the_engines_length_are_refused_with_it(start_sim_server: Any, tmp_path: Path) -> None:
+    source = written(tmp_path / "s", [request(f"r{at}", prompt_tokens=90, block_hashes=[1]) for at in range(3)], 16)
+    with start_sim_server("--speed", "max", "--max-model-len", "64") as url:
+        expected = r"^\S+/s: the engine refuses .* of 64 tokens, prompt and output together \(max_model_len\)$"
+        with pytest.raises(InputError, match=expected):
+            main([str(source), "--url", url, "-o", str(tmp_path / "t")])
+
+
 def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_path: Path) -> None:
     endpoints = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", None)
     shape: dict[str, Any] = {"prompt_tokens": 90, "output_tokens": 4, "block_hashes": [1, 2, 3, 4, 5]}

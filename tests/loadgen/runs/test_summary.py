@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from engines.facts import EngineFacts, PrefixCounters
 from loadgen.runs.outcome import RunOutcome, ShardUse
-from loadgen.runs.summary import Summary, summarize, summary_lines
+from loadgen.runs.summary import Summary, length_notes, summarize, summary_lines
 from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.tally import Tally
@@ -47,6 +48,17 @@ def summary_of(run: RunOutcome) -> Summary:
     before, after = (EngineFacts(Engine(), counters=counted) for counted in counters)
     facts, notes = (before, after), ["mind the gap"]
     return summarize(run, METRICS, pattern="poisson", trace=Path("t.jsonl"), facts=facts, notes=notes)
+
+
+def test_requests_beyond_the_engines_length_are_named() -> None:
+    lengths = {"status": "error", "output_tokens": None, "prompt_tokens": 90}
+    run = run_of([request("a", 0.0, max_tokens=10, **lengths), request("b", 1.0, max_tokens=11, **lengths)])
+    refused = replace(driven(), tally=Tally(errors=Counter(http_400=2)))
+    assert length_notes(run, refused, 100) == [
+        "1 of 2 requests refused with HTTP 400 are longer than the engine's max_model_len of 100 tokens, prompt and "
+        "output together"
+    ]
+    assert length_notes(run, refused, 101) == length_notes(run, refused, None) == length_notes(run, driven(), 9) == []
 
 
 def test_the_summary_in_lines() -> None:
