@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from measure.metrics.flags import add_slo_arguments
+from measure.metrics.flags import add_slo_arguments, checked_bootstrap
 from report.output import add_picture_arguments, pictures_of
+from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_json
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_picture_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap")
     parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
     parser.add_argument(
         "--gate",
@@ -77,8 +78,7 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _config(flags: argparse.Namespace) -> "comparison.CompareConfig":
-    if flags.bootstrap < 0:
-        raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
+    checked_bootstrap(flags.bootstrap)
     traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
     return comparison.CompareConfig(
         traces=traces,

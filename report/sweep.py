@@ -3,10 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
+from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_bootstrap, checked_gpus
 from report.output import add_picture_arguments, pictures_of
+from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_result
-from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
@@ -40,14 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpus_argument(parser)
     add_slo_arguments(parser, "[LABEL.]")
     parser.add_argument("--mixed", action="store_true", help="compare runs of other models, engines or workloads too")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap")
     parser.add_argument("--bootstrap", type=int, default=200, help="draws for intervals")
 
 
 def run(flags: argparse.Namespace) -> int:
     """Print a sweep; 1 if no load of a label meets the SLOs."""
-    if flags.bootstrap < 0:
-        raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
+    checked_bootstrap(flags.bootstrap)
     left_out: list[str] = []
     planned = inputs.plan_runs(flags.runs, left_out)
     pictures = pictures_of(flags, [run.path for run in planned if run.path.exists()])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from tracefile.commandline.durations import duration, duration_or_moment, moment
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.parser import Parser, seed
 from tracefile.exporters.formats import TARGETS
 from tracefile.records.schema import TraceFormat
 
@@ -158,7 +158,7 @@ def _add_synthesize(actions: Actions) -> None:
         metavar="SHARE",
         help="share of the added conversations that get new prefixes; the rest reuse existing ones",
     )
-    synthesis.add_argument("--seed", type=int, default=0, help="seed of draws and new hashes")
+    synthesis.add_argument("--seed", type=seed, default=0, help="seed of draws and new hashes")
     _writes(synthesis, default="/dev/stdout")
 
 

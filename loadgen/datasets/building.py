@@ -21,7 +21,7 @@ from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, 
 from loadgen.datasets.swesmith import row_sessions
 from loadgen.text.tokenizer import LocalTokenizer
 from tracefile import InputError
-from tracefile.commandline.parser import Parser
+from tracefile.commandline.parser import Parser, seed
 from tracefile.commandline.progress import counted
 from tracefile.files.writing import write_lines
 from tracefile.importers.trie import TrieTurn, trie_row
@@ -57,7 +57,7 @@ def parser() -> Parser:
     made.add_argument("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of later turns (default 500)")
     made.add_argument("--min-turns", type=int, help="fewest turns of a session (default 1)")
     made.add_argument("--max-turns", type=int, help="most turns; swe-smith draws between the two")
-    made.add_argument("--seed", type=int, default=0, help="seed of drawn lengths and turns")
+    made.add_argument("--seed", type=seed, default=0, help="seed of drawn lengths and turns")
     made.add_argument("--workers", type=int, default=1, help="processes that count tokens")
     return made
 

@@ -36,6 +36,9 @@ STAGED_PROMPT = LengthDistribution(64, 10_000)
 """Of ``--pattern calibration``, shortest to longest."""
 STAGED_PARALLEL = 8
 STAGED_ROUNDS = 3
+MOST_GROUPED = 1 << 14
+"""Sessions of a group: a thousand groups are planned at once."""
+MOST_RATE = 1e6
 LEAST_RANGE = 8
 """Least ratio of the longest to the shortest prompt, so that sizes tell costs apart."""
 
@@ -202,6 +205,8 @@ class LoadConfig:
 
 def _check_numbers(config: LoadConfig) -> None:
     _check_positive("--rate", config.rate)
+    if max(config.rate or 0.0, config.rate_to or 0.0) > MOST_RATE:
+        raise InputError(f"--rate: {config.rate:g}; expected at most {MOST_RATE:,.0f} a second")
     _check_positive("--duration", config.duration_s)
     _check_positive("--number", config.number)
     _check_positive("--parallel", config.parallel)
@@ -291,8 +296,8 @@ def _check_bounds(config: LoadConfig) -> None:
 
 
 def _check_groups(config: LoadConfig) -> None:
-    if config.group_size < 1:
-        raise InputError(f"--group-size: {config.group_size}; expected 1 or more")
+    if not 1 <= config.group_size <= MOST_GROUPED:
+        raise InputError(f"--group-size: {config.group_size}; expected 1 to {MOST_GROUPED}")
     if config.group_gap_s is not None and (config.group_size == 1 or not config.open_loop):
         raise InputError("--group-gap: expected it with --group-size of 2 or more, and --rate")
 

@@ -8,6 +8,7 @@ from tracefile.records.errors import InputError
 
 EXAMPLE: Final = "ttft.p99<=500ms"
 """Of an SLO."""
+MOST_DRAWS: Final = 100_000
 
 
 def add_slo_arguments(parser: argparse._ActionsContainer, label: str = "") -> None:
@@ -37,6 +38,13 @@ def checked_kv_bytes(kv_bytes: int | None) -> int | None:
     if kv_bytes is not None and kv_bytes < 1:
         raise InputError(f"--kv-bytes-per-token: {kv_bytes}; expected a positive number of bytes")
     return kv_bytes
+
+
+def checked_bootstrap(draws: int) -> int:
+    """Return the number; raises InputError below 0 and beyond any use."""
+    if not 0 <= draws <= MOST_DRAWS:
+        raise InputError(f"--bootstrap: {draws}; expected 0 to {MOST_DRAWS}")
+    return draws
 
 
 def checked_gpus(gpus: int | None) -> int | None:

@@ -17,6 +17,7 @@ from sim.vllm.eviction import EVICT_HELP
 from sim.workload.chain import engine_chains, hashed_batches, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
 from tracefile.commandline.configfile import refuse_beside, refuse_without
+from tracefile.commandline.parser import seed
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 from tracefile.records.errors import InputError
@@ -45,6 +46,7 @@ else:  # numpy, which the flags need not
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
 """Where ``--by`` looks unless it is told."""
+MOST_NUMBER = 1 << 53
 SAMPLING_FLAGS = ("exact_blocks", "sample_seed")
 
 
@@ -77,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact-blocks", type=int, help="with --sample: count sizes up to N blocks exactly (default 65536)"
     )
-    parser.add_argument("--sample-seed", type=int, help="seed of the sample (default 0)")
+    parser.add_argument("--sample-seed", type=seed, help="seed of the sample (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
 
 
@@ -163,8 +165,8 @@ def parse_numbers(text: str | None, flag: str) -> list[int]:
         numbers = sorted({int(part) for part in text.split(",")}) if text is not None else []
     except ValueError:
         numbers = [0]
-    if numbers and numbers[0] < 1:
-        raise InputError(f"{flag}: {text!r}; expected positive numbers with commas between")
+    if numbers and not 1 <= numbers[0] <= numbers[-1] <= MOST_NUMBER:
+        raise InputError(f"{flag}: {text!r}; expected numbers from 1 to {MOST_NUMBER} with commas between")
     return numbers
 
 

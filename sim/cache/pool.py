@@ -17,7 +17,7 @@ from measure.wording import factor
 from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import add_evict, add_free_rule, add_kv_groups
+from sim.vllm.config import MOST, add_evict, add_free_rule, add_kv_groups
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
@@ -343,14 +343,14 @@ def parse_usable_blocks(text: str) -> int | None:
         blocks = int(text)
     except ValueError:
         blocks = 0
-    if blocks < 2:
-        raise InputError(f"--num-gpu-blocks: {text!r}; expected 2 or more blocks, the null block included, or inf")
+    if not 2 <= blocks <= MOST:
+        raise InputError(f"--num-gpu-blocks: {text!r}; expected 2 to {MOST} blocks, the null block included, or inf")
     return blocks - 1
 
 
 def parse_block_size(block_size: int | None) -> int | None:
-    if block_size is not None and block_size < 1:
-        raise InputError(f"--block-size: {block_size}; expected a positive number of tokens")
+    if block_size is not None and not 1 <= block_size <= MOST:
+        raise InputError(f"--block-size: {block_size}; expected 1 to {MOST} tokens")
     return block_size
 
 

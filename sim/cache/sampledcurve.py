@@ -33,6 +33,8 @@ GROUPS = 16
 T_95 = 2.131
 """Student's t for 95 % and 15 degrees of freedom."""
 BATCH = 1 << 12
+MOST_EXACT = 1 << 24
+"""Of which each takes some 50 bytes."""
 SIZES = 200
 _WORD = (1 << 64) - 1
 
@@ -48,8 +50,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise InputError(f"--sample: {self.rate:g}; expected a share of blocks above 0 and up to 1")
-        if self.exact_blocks < 1:
-            raise InputError(f"--exact-blocks: {self.exact_blocks}; expected 1 or more")
+        if not 1 <= self.exact_blocks <= MOST_EXACT:
+            raise InputError(f"--exact-blocks: {self.exact_blocks}; expected 1 to {MOST_EXACT}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
+from tracefile.commandline.parser import seed
 from tracefile.files.writing import check_new, lines_file, new_writer
 from tracefile.records.arrays import FloatArray
 from tracefile.records.latenames import LateModule, late_modules
@@ -203,7 +204,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the noise")
     parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
     parser.add_argument(
         "--steps",

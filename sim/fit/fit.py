@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, get_args
 
+from measure.metrics.flags import checked_bootstrap
 from measure.table import table_lines
 from measure.wording import NOTHING
 from sim.fit import CachedSource
@@ -15,7 +16,7 @@ from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_fla
 from tracefile import InputError
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import same_named
+from tracefile.commandline.parser import same_named, seed
 from tracefile.records.latenames import late_modules
 from tracefile.storage.output import MODEL, check_output
 
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
     pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions; 0: none")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap")
     add_fit_flags(parser)
     add_engine_flags(parser)
 
@@ -113,8 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
     """Read the command line. Raises InputError that names the flag."""
-    if arguments.bootstrap < 0:
-        raise InputError(f"--bootstrap: {arguments.bootstrap}; expected 0 or more")
+    checked_bootstrap(arguments.bootstrap)
     terms = arguments.term
     if arguments.borrow_from is not None and (terms or arguments.frontend != "auto"):
         raise InputError("--term, --api-server: given with --borrow-from, whose model decides both; expected neither")

@@ -19,6 +19,7 @@ from sim.latency.modelfile import FitTrace, Model
 from sim.latency.requestsample import first_shared, request_sample
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, open_trace, trace_digest
+from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_json
 from tracefile.records.arrays import IntArray
 from tracefile.records.latenames import LateModule
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="model.json to write")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals")
-    parser.add_argument("--seed", type=int, default=0, help="seed of resampling, the ensemble and held-out sessions")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of resampling, the ensemble and held-out sessions")
     add_fit_flags(parser)
     add_engine_flags(parser)
     add_validation_flags(parser)

@@ -30,6 +30,7 @@ from sim.vllm.kvgroups import parse_groups, read_groups
 from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import other_attention, refuse_other_attention
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.commandline.parser import seed
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
@@ -343,7 +344,7 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
         default=32,
         help="forecasts of each load, each with its own parameters and noise; more: finer intervals",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the members and their noise")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the members and their noise")
 
 
 def checked_confidence(confidence: float) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from measure.metrics.flags import checked_bootstrap
 from report.compare.results import Forecast as Facts
 from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
@@ -17,6 +18,7 @@ from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, open_trace, trace_digest
+from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
@@ -108,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_flags(parser)
     add_validation_flags(parser)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the ensemble and of resampling")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the ensemble and of resampling")
     parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
 
 
@@ -180,9 +182,9 @@ def keep_gates(path: Path, model: Model, trace: str, compared: "Compared") -> No
 
 def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
     """Flags that validation of any capture shares. Raises InputError that names the flag."""
-    for name, least in (("members", 1), ("bootstrap", 0)):
-        if getattr(arguments, name) < least:
-            raise InputError(f"--{name} {getattr(arguments, name)}: expected {least} or more")
+    checked_bootstrap(arguments.bootstrap)
+    if arguments.members < 1:
+        raise InputError(f"--members {arguments.members}: expected 1 or more")
     return ValidateConfig(
         trace=trace,
         overrides=engine_overrides(arguments),

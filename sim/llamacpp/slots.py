@@ -15,6 +15,9 @@ from typing import Final, NamedTuple
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
 
+MOST_SLOTS: Final = 4096
+"""More than llama.cpp has: 256 sequences."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotConfig:
@@ -32,8 +35,8 @@ class SlotConfig:
     """``--cache-ram`` in tokens: the bound of the prompt cache. None: no bound. 0: no prompt cache."""
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise InputError(f"--slots: {self.slots}; expected 1 or more")
+        if not 1 <= self.slots <= MOST_SLOTS:
+            raise InputError(f"--slots: {self.slots}; expected 1 to {MOST_SLOTS}")
         if not 0.0 <= self.slot_prompt_similarity <= 1.0:
             raise InputError(f"--slot-prompt-similarity: {self.slot_prompt_similarity:g}; expected 0 to 1")
         if self.cache_ram_tokens is not None and self.cache_ram_tokens < 0:

@@ -12,7 +12,7 @@ from sim.latency.terms import TERMS
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile.commandline.configfile import flag_of, refuse_without
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import same_named
+from tracefile.commandline.parser import same_named, seed
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 from wire.errors import WireError
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help="what clients call it (default: the model.json's, or kvtape-sim)")
     add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer (default: a built-in vocabulary)")
     add("--speed", default="1", metavar="X|max", help="virtual seconds per real one, such as 10; max: no sleeping")
-    add("--seed", type=int, default=0, help="seed of outputs and noise")
+    add("--seed", type=seed, default=0, help="seed of outputs and noise")
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")
     add(
         "--output-tokens", type=float, default=200.0, metavar="N", help="median tokens of outputs that end on their own"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracefile.records.errors import InputError
+from tracefile.records.schema import MOST_TOKENS
 
 DEFAULT_CHUNK = 8192
 """SGLang's own on GPUs of 80 GB and more."""
@@ -27,8 +28,8 @@ class RadixConfig:
     evict: str = "lru"
 
     def __post_init__(self) -> None:
-        if self.page_size < 1:
-            raise InputError(f"--page-size: {self.page_size}; expected a positive number of tokens")
+        if not 1 <= self.page_size <= MOST_TOKENS:
+            raise InputError(f"--page-size: {self.page_size}; expected 1 to {MOST_TOKENS} tokens")
         chunk = self.chunked_prefill_size
         if chunk is not None and (chunk < 1 or chunk % self.page_size):
             raise InputError(

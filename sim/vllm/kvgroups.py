@@ -12,6 +12,7 @@ from typing import Final, Literal, get_args
 
 from engines.modelconfig import kv_groups
 from tracefile.records.errors import InputError
+from tracefile.records.schema import MOST_TOKENS
 
 Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2", "ring"]
 """``full``, ``mla``: every earlier token. ``window``: the last tokens. ``chunk``: those of the current chunk.
@@ -20,6 +21,7 @@ Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2", "ring"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _STATE: Final = ("mamba", "mamba2")
 _GROUP: Final = re.compile(r"(\w+)(?:\(([\w/]*)\))?:(\d+)(?:\*(\d+))?")
+MOST_GROUPS: Final = 1000
 GRAMMAR: Final = "full:16+window(1024):16*3, for example"
 
 
@@ -162,4 +164,6 @@ def _parse_group(word: str) -> list[KvGroup]:
         raise InputError(f"kv_groups: {word!r}; expected {GRAMMAR}; kinds: {', '.join(KINDS)}")
     if not int(found[3]) or 0 in spans or found[4] == "0":
         raise InputError(f"kv_groups: {word!r}; expected positive numbers of tokens and groups")
+    if max(int(found[3]), *spans, 0) > MOST_TOKENS or int(found[4] or 1) > MOST_GROUPS:
+        raise InputError(f"kv_groups: {word!r}; expected at most {MOST_TOKENS} tokens and {MOST_GROUPS} groups")
     return [KvGroup(kind, int(found[3]), sum(spans), draft)] * int(found[4] or 1)

@@ -26,6 +26,7 @@ from sim.forecast.scenarios import checked_members
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, open_trace
 from tracefile.commandline.durations import duration
+from tracefile.commandline.parser import seed
 from tracefile.files.reading import FollowedTrace, wait_for_more
 from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=duration, default="10m", help="time that is judged")
     parser.add_argument("--every", type=duration, default="1m", help="time between judgements")
     parser.add_argument("--members", type=int, default=20, help="forecasts per judgement")
-    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise")
+    parser.add_argument("--seed", type=seed, default=0, help="of the members and their noise")
     parser.add_argument("-o", "--output", type=Path, metavar="STATE", help="JSON file to keep the last judgement in")
     parser.add_argument("--json", action="store_true", help="print a JSON object per judgement; words go to stderr")
     add_engine_flags(parser)

@@ -67,6 +67,14 @@ def same_named(kind: type, source: object) -> dict[str, Any]:
     return {name: getattr(source, name) for name in kind.__annotations__ if hasattr(source, name)}
 
 
+def seed(text: str) -> int:
+    """Seed of draws, as the ``type`` of a flag; raises ArgumentTypeError."""
+    found = int(text) if text.isdecimal() else -1
+    if not 0 <= found <= MOST_WHOLE:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 0 to {MOST_WHOLE}")
+    return found
+
+
 class _Help(argparse.HelpFormatter):
     """Help that tells the default of every flag with a value, and keeps the lines of examples."""
 
@@ -95,10 +103,12 @@ def _default(action: argparse.Action) -> str:
     return f"default {value:g}" if isinstance(value, float) else f"default {value}".replace("%", "%%")
 
 
-_METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X", duration: "TIME", seconds: "TIME", Path: "FILE"}
+_METAVARS: Final[Mapping[Any, str]] = {int: "N", seed: "N", float: "X", duration: "TIME", seconds: "TIME", Path: "FILE"}
 _TOLD: Final = re.compile(r"\bdefault\b|\brequired\b")
 _NEGATIVE_NUMBER: Final = re.compile(r"-\.?\d")
 """Begins a value, such as ``-1s``: no flag begins with a digit."""
+MOST_WHOLE: Final = 2**63 - 1
+"""Of a flag's whole number: arrays, files and clocks count in 64 bits."""
 _KINDS: Final = {"int": "a whole number", "float": "a number"}
 
 
@@ -174,6 +184,12 @@ class Parser(argparse.ArgumentParser):
         text = text.replace("the following arguments are required: ", "missing: ")
         hint = "" if _HINTED.search(text) else f"; see {self.prog} --help"
         self.exit(2, f"{self.prog}: error: {text}{hint}\n")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        value = super()._get_value(action, arg_string)
+        if action.type is int and abs(value) > MOST_WHOLE:
+            raise argparse.ArgumentError(action, f"{arg_string!r}; expected at most {MOST_WHOLE}")
+        return value
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

@@ -106,6 +106,9 @@ Due = tuple[float, int, int, int]
 """When, which conversation, which of its turns, which copy."""
 
 
+MOST_TIMES = 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Size and spread of a synthetic trace."""
@@ -117,8 +120,8 @@ class Scale:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.times < math.inf:
-            raise InputError(f"--scale: {self.times}; expected more than 0")
+        if not 0 < self.times <= MOST_TIMES:
+            raise InputError(f"--scale: {self.times:g}; expected more than 0 and at most {MOST_TIMES}")
         if not 0 <= self.spread <= 1:
             raise InputError(f"--spread: {self.spread}; expected 0 to 1")
 

@@ -229,7 +229,7 @@ def test_a_workloads_own_latencies_give_way_to_the_flags(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--group-size", "0"], "--group-size: 0; expected 1 or more"),
+        (["--group-size", "0"], "--group-size: 0; expected 1 to 16384"),
         (["--group-gap", "1s"], "--group-gap: expected it with --group-size"),
         (["--pattern", "rollouts", "--group-gap", "2"], "--group-gap: '2': 2 has no unit"),
         (["--tool-latency", "1s"], "--tool-latency: expected it with --turns of 2 or more"),

@@ -146,6 +146,7 @@ def test_several_block_sizes_at_once(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--block-sizes", "4,x"], "--block-sizes: '4,x'"),
         (["--block-sizes", "0"], "--block-sizes: '0'"),
+        (["--cache-tokens", "99999999999999999999"], "--cache-tokens: '99999999999999999999'; expected numbers from 1"),
         (["--block-sizes", "4", "--block-size", "8"], "given with --block-size"),
         (["--cache-tokens", ""], "--cache-tokens"),
         (["--block-sizes", "6"], "not a multiple"),

@@ -185,11 +185,14 @@ def test_a_torn_last_line_is_read_around_and_said(tmp_path: Path, capsys: pytest
     [
         (
             ["--num-gpu-blocks", "1"],
-            "--num-gpu-blocks: '1'; expected 2 or more blocks, the null block included",
+            "--num-gpu-blocks: '1'; expected 2 to 2147483647 blocks, the null block included",
         ),
         (["--num-gpu-blocks", "many"], "--num-gpu-blocks: 'many'; expected"),
         (["--block-size", "6"], "block size 6: not a multiple of the trace's 4"),
-        (["--block-size", "0"], "--block-size: 0; expected a positive number"),
+        (["--block-size", "0"], "--block-size: 0; expected 1 to 2147483647 tokens"),
+        (["--block-size", "400000000000"], "--block-size: 400000000000; expected 1 to"),
+        (["--num-gpu-blocks", "99999999999999999999"], "--num-gpu-blocks: '99999999999999999999'; expected 2 to"),
+        (["--kv-groups", "full:4*99999999999"], "expected at most 16777216 tokens and 1000 groups"),
     ],
 )
 def test_bad_flags_are_named(arguments: list[str], message: str) -> None:

@@ -121,6 +121,7 @@ def test_the_command_prints_intervals(capsys: pytest.CaptureFixture[str]) -> Non
         (["--sample", "1.5"], "--sample: 1.5"),
         (["--sample", "nan"], "--sample: nan"),
         (["--sample", "0.1", "--exact-blocks", "0"], "--exact-blocks: 0"),
+        (["--sample", "0.1", "--exact-blocks", "99999999999"], "--exact-blocks: 99999999999; expected 1 to 16777216"),
         (["--sample", "0.1", "--by", "session"], "--by: given with --sample"),
     ],
 )

@@ -205,7 +205,8 @@ def test_six_requests_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "llamacpp", "--slots", "0"], "--slots: 0; expected 1 or more"),
+        (["--engine", "llamacpp", "--slots", "0"], "--slots: 0; expected 1 to 4096"),
+        (["--engine", "llamacpp", "--slots", "99999999999"], "--slots: 99999999999; expected 1 to 4096"),
         (["--engine", "llamacpp", "--slot-prompt-similarity", "2"], "--slot-prompt-similarity: 2; expected 0 to 1"),
         (["--engine", "llamacpp", "--cache-ram-tokens", "-1"], "--cache-ram-tokens: -1; expected 0 or more"),
         (["--engine", "llamacpp", "--num-gpu-blocks", "17"], "--num-gpu-blocks: llama.cpp has no pool of blocks"),

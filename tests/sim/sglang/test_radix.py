@@ -166,6 +166,7 @@ def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--page-size", "6", "--chunked-prefill-size", "-1"], "--page-size: 6 neither divides"),
         (["--page-size", "0"], "--page-size: 0; expected"),
+        (["--page-size", "99999999999"], "--page-size: 99999999999; expected 1 to 16777216 tokens"),
         (["--kv-tokens", "0"], "--kv-tokens: 0; expected"),
         (["--kv-tokens", "64", "--num-gpu-blocks", "17"], "expected one of them"),
         (["--page-size", "4", "--chunked-prefill-size", "6"], "--chunked-prefill-size: 6; expected a multiple"),

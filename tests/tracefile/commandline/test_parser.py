@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import VERSION, Parser
+from tracefile.commandline.parser import VERSION, Parser, seed
 
 
 def parser() -> Parser:
@@ -18,6 +18,7 @@ def parser() -> Parser:
     run.add_argument("--wait", type=duration, default="30s")
     run.add_argument("--dialect", choices=["vllm", "sglang", "llamacpp"])
     run.add_argument("--number", type=int, default=-1)
+    run.add_argument("--seed", type=seed)
     run.add_argument("--json", action="store_true")
     commands.add_parser("search")
     return made
@@ -44,7 +45,15 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "t", "-o"], "tool run: error: -o/--output: expected one argument"),
         (["run", "t", "-o", "a", "--wait", "3"], "'3' has no unit; expected 3s, 3ms, 3m or 3h"),
         (["run", "t", "-o", "a", "--wait", "-3s"], "tool run: error: --wait: '-3s'; expected a number and its unit"),
+        (
+            ["run", "t", "-o", "a", "--seed", "-1"],
+            "--seed: '-1'; expected a whole number from 0 to 9223372036854775807",
+        ),
         (["run", "t", "-o", "a", "--number", "x"], "tool run: error: --number: 'x'; expected a whole number"),
+        (
+            ["run", "t", "-o", "a", "--number", "9223372036854775808"],
+            "--number: '9223372036854775808'; expected at most 9223372036854775807",
+        ),
         (["run", "t", "-o", "a", "--dialect", "llama.cpp"], "--dialect: 'llama.cpp' is now 'llamacpp'"),
         (["run", "t", "-o", "a", "--dialect", "vlm"], "expected one of vllm, sglang, llamacpp; did you mean vllm?"),
         (["run", "t", "-o", "a", "more"], "tool run: error: 'more': one argument too many; see tool run --help"),

@@ -202,7 +202,9 @@ def test_memory_follows_the_source_not_the_result() -> None:
     assert len({record.request_id for record in first}) == 10
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--scale", "0"), ("--scale", "nan"), ("--spread", "1.5")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--scale", "0"), ("--scale", "1e11"), ("--scale", "nan"), ("--spread", "1.5")]
+)
 def test_a_scale_that_is_none_is_refused(tmp_path: Path, flag: str, value: str) -> None:
     path = write(tmp_path / "a.jsonl", small_trace(3))
     flags = {"--scale": "2"} | {flag: value}
