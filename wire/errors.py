@@ -14,10 +14,11 @@ LossKind = Literal[
     "tls_failed",
     "upstream_closed",
     "bad_response",
+    "response_too_large",
     "timeout",
     "deadline",
 ]
-"""Reason for a lost exchange: no connection, a close by the server, a malformed response, or the end of a run."""
+"""Reason for a lost exchange: no connection, a close by the server, a bad or overlong response, a run's end."""
 
 Outcome = Literal["ok", "client_abort", "upstream_abort", "timeout", "error"]
 """End of an exchange. ok: a whole response, whatever its status. error: no connection, or not HTTP."""

@@ -13,6 +13,17 @@ from wire.url import Origin, parse_url
 Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
 
+MOST_RESPONSE_BYTES = 64 << 20
+"""Bound for every response, which is kept until its end."""
+LEAST_RESPONSE_BYTES = 1 << 20
+"""Bytes that every response may have: errors, keep-alives, engines that know no ``max_tokens``."""
+BYTES_PER_TOKEN = 1024
+"""Bound for an output token: engines' events have 150 to 500 bytes."""
+BYTES_PER_REQUEST_BYTE = 64
+"""Bound for what a response repeats of its request: a prompt's ids, text and instructions, some of them thrice."""
+LOGPROBS_TIMES = 8
+"""Factor of both where log probabilities may be asked for: with 20 others, a token's event has 3 KB."""
+
 
 def session_headers(names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of ``--session-header``, or the usual one; raises InputError for a name that none may have."""
@@ -40,6 +51,13 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     turn: int | None = None
     n: int | None = None
     priority: int | None = None
+
+    def most_response_bytes(self) -> int:
+        """Return the bytes that its response cannot exceed, unless the server answers something else."""
+        expected = BYTES_PER_TOKEN * self.max_tokens * (self.n or 1) + BYTES_PER_REQUEST_BYTE * len(self.body)
+        if b"logprobs" in self.body:
+            expected *= LOGPROBS_TIMES
+        return min(LEAST_RESPONSE_BYTES + expected, MOST_RESPONSE_BYTES)
 
 
 def request_headers(

@@ -5,6 +5,7 @@ msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for 
 
 import msgspec
 
+from loadgen.core.request import MOST_RESPONSE_BYTES
 from wire.errors import LossKind, Outcome
 from wire.tls import SYSTEM_TLS, Tls
 
@@ -32,6 +33,8 @@ class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Latest start; null: however late."""
     whole: bool = False
     """True if the response is not streamed: its first read is no token."""
+    most_bytes: int = MOST_RESPONSE_BYTES
+    """Response bytes from which on the request is given up."""
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True, tag=True):

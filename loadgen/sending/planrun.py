@@ -202,13 +202,14 @@ class PlanRun:
         send = planned.send
         request = send.build()
         data = self._writer.write(request)
-        share = sent_share(send.due_ms, request)
+        share, most_bytes = sent_share(send.due_ms, request), request.most_response_bytes()
         if len(data) > LARGE_BODY_BYTES:  # the sender has it; here it is not needed any more
             request = msgspec.structs.replace(request, body=b"")
         self._given[planned.number] = Given(planned, request, share)
         self._lookahead.gave(len(data))
         until_ns = None if send.until_ms is None else self._clocks.t0_ns + round(send.until_ms * 1e6)
-        return Order(planned.number, planned.at_ns, data, send.due_ms is None, until_ns, not request.stream)
+        fills, whole = send.due_ms is None, not request.stream
+        return Order(planned.number, planned.at_ns, data, fills, until_ns, whole, most_bytes)
 
     def _settle(self, most: int) -> None:
         for _ in range(min(most, len(self._ended))):

@@ -1,5 +1,6 @@
 """Run of one request: its connection's events, with the time of every read."""
 
+import itertools
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol
@@ -7,6 +8,11 @@ from typing import Protocol
 from loadgen.sending.crossing import Ended, Order
 from wire.client.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind, Outcome
+
+READ_BYTES = 128
+"""Memory of a read beside its bytes."""
+BEGINNING_BYTES = 64 << 10
+"""Bytes kept of a response that is given up for its length."""
 
 
 class Owner(Protocol):
@@ -31,6 +37,8 @@ class RequestRun:
         "end_ns",
         "error_kind",
         "held",
+        "kept_bytes",
+        "most_bytes",
         "number",
         "outcome",
         "reads",
@@ -38,7 +46,6 @@ class RequestRun:
         "sent_ns",
         "started_ns",
         "status",
-        "told_bytes",
         "told_reads",
         "whole",
     )
@@ -56,7 +63,8 @@ class RequestRun:
         self.outcome: Outcome = "ok"
         self.error_kind: LossKind | None = None
         self.reads: list[tuple[int, bytes]] = []
-        self.told_reads = self.told_bytes = 0
+        self.kept_bytes = self.told_reads = 0
+        self.most_bytes = order.most_bytes
         self._request = order.data
         self._owner = owner
         self._connection: ServerConnection | None = None
@@ -72,6 +80,12 @@ class RequestRun:
         if self._connection is not None:
             self._connection.abort()
         self._end(outcome, kind)
+
+    def give_up_overlong(self) -> None:
+        """Keep the response's beginning alone: the shard would read millions of events."""
+        sizes = itertools.accumulate(len(data) for _, data in self.reads)
+        self.reads = [read for read, size in zip(self.reads, sizes, strict=True) if size <= BEGINNING_BYTES]
+        self.give_up("error", "response_too_large")
 
     def summary(self) -> Ended:
         return Ended(
@@ -99,7 +113,11 @@ class RequestRun:
         """Keep a read, unless it held only framing."""
         del raw
         if data:
-            self.reads.append((at_ns, data))
+            self.kept_bytes += READ_BYTES + len(data)
+            if self.kept_bytes > self.most_bytes:
+                self.give_up_overlong()
+            else:
+                self.reads.append((at_ns, data))
 
     def response_end(self) -> None:
         self._end("ok", None)

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import heapq
 import itertools
+import os
 import socket
 import sys
 import time
@@ -40,8 +41,10 @@ from wire.loop import run
 from wire.process import FrameSocket, parent_socket
 from wire.url import parse_url
 
-MAX_RESPONSE_BYTES = 64 << 20
-"""Bound for one response, which is kept until its end: 128,000 output tokens in events of 500 bytes."""
+MOST_KEPT_BYTES = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 32)
+"""Bound for all responses in flight; the shard needs as much again. Without a flood: millions of tokens."""
+BATCH_BYTES = 8 << 20
+"""Responses that are handed over at once."""
 SPARE = 4
 """Idle connections kept open beyond those in use."""
 
@@ -157,6 +160,7 @@ class Sender:
         self._in_flight: dict[int, RequestRun] = {}  # in order of their start, so that the first is the oldest
         self._started = 0
         self._ended: list[Ended] = []
+        self._ended_bytes = 0
         self._expired: list[int] = []
         self._alarm = Alarm(self._advance, clock)
         self._beat = Alarm(self._on_beat, clock)
@@ -225,6 +229,9 @@ class Sender:
         del self._in_flight[request.number]
         self._will_hand_over()
         self._ended.append(request.summary())
+        self._ended_bytes += request.kept_bytes
+        if self._ended_bytes > BATCH_BYTES:
+            self._hand_over()
         while self._held and (self._parallel is None or len(self._in_flight) < self._parallel):
             self._start(self._held.popleft(), self._clock(), held=True)
         self._on_free()
@@ -244,7 +251,7 @@ class Sender:
     def _hand_over(self) -> None:
         if self._ended or self._expired:
             self._deliver(Batch(self._ended, self._expired, self._started, len(self._in_flight)))
-            self._ended, self._expired = [], []
+            self._ended, self._ended_bytes, self._expired = [], 0, []
 
     def _on_beat(self) -> None:
         now_ns = self._clock()
@@ -252,6 +259,7 @@ class Sender:
         self._next_beat_ns = max(self._next_beat_ns, now_ns - BEAT_NS) + BEAT_NS
         self._beat.set(self._next_beat_ns)
         self._give_up_the_late(now_ns)
+        self._give_up_the_largest()
         self._beats += 1
         if self._beats % BEATS_PER_PULSE == 0:
             self._deliver(self._pulse())
@@ -265,10 +273,20 @@ class Sender:
         ):
             request.give_up("timeout", "timeout")
 
+    def _give_up_the_largest(self) -> None:
+        kept = sum(request.kept_bytes for request in self._in_flight.values())
+        if kept <= MOST_KEPT_BYTES:
+            return
+        for request in sorted(self._in_flight.values(), key=lambda request: -request.kept_bytes):
+            if kept <= MOST_KEPT_BYTES:
+                break
+            kept -= request.kept_bytes
+            request.give_up_overlong()
+
     def _pulse(self) -> Pulse:
         first_reads_ns: list[int] = []
         gaps_ns: list[int] = []
-        for request in list(self._in_flight.values()):
+        for request in self._in_flight.values():
             reads, told = request.reads, request.told_reads
             if len(reads) == told:
                 continue
@@ -278,9 +296,6 @@ class Sender:
                 new = reads[max(0, told - 1) :]
                 gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
             request.told_reads = len(reads)
-            request.told_bytes += sum(len(data) for _, data in reads[told:])
-            if request.told_bytes > MAX_RESPONSE_BYTES:
-                request.give_up("error", "bad_response")
         delays_ns, self._delays_ns = self._delays_ns, []
         cpu_ns = time.process_time_ns() - self._cpu_before_ns
         return Pulse(self._started, len(self._in_flight), cpu_ns, delays_ns, first_reads_ns, gaps_ns)

@@ -39,6 +39,9 @@ class ScriptedEngine:
     """Streams a first token and then nothing."""
     stalls_from: float = float("inf")
     """The completion requests from this one on, from 0, stall; those before are answered, however late they come."""
+    floods: bool = False
+    """Streams tokens without end, as fast as they are read."""
+    flooded_bytes: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
     """HTTP status of the nth completion request, from 0; others are answered."""
     cuts: set[int] = field(default_factory=set)
@@ -175,6 +178,8 @@ class ScriptedEngine:
         await asyncio.sleep(self.first_token_s)
         if body.get("stream"):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            if self.floods:
+                await self._flood(path, writer)
             for index, token in enumerate(answer):
                 extra = {"prompt_token_ids": prompt} if index == 0 else {}
                 _event(writer, {"choices": [self._choice(path, token, index == len(answer) - 1) | extra]})
@@ -197,6 +202,14 @@ class ScriptedEngine:
             writer.write(self._response(200, {"choices": [choice], "usage": usage}))
         await writer.drain()
         return True
+
+    async def _flood(self, path: str, writer: asyncio.StreamWriter) -> None:
+        data = b"data: " + json.dumps({"choices": [self._choice(path, 7, last=False)]}).encode() + b"\n\n"
+        chunks = (b"%x\r\n%b\r\n" % (len(data), data)) * 2000
+        while True:
+            writer.write(chunks)
+            await writer.drain()
+            self.flooded_bytes += len(chunks)
 
     def _prompt(self, path: str, body: Json) -> list[int]:
         if path == "/v1/completions":

@@ -148,6 +148,28 @@ def test_a_failed_turn_ends_its_session(engine: Any, tmp_path: Path) -> None:
     assert cut.output_tokens == 1
 
 
+def test_a_response_without_end_is_given_up_and_the_next_follow(engine: Any, tmp_path: Path) -> None:
+    engine.floods = True
+    flags = ["--rate", "100", "--number", "12", "--parallel", "4", "--output-tokens", "16", "--prompt-tokens", "64"]
+    assert load(engine, tmp_path / "t.jsonl", flags) == 1
+    _, records = load_trace(tmp_path / "t.jsonl")
+    assert [(record.status, record.error, record.http_status) for record in records] == [
+        ("error", "response_too_large", 200)
+    ] * 12
+    assert all((record.ttft_ms or 0) > 0 for record in records)
+    # 1 MiB for each is read; the rest lies in the sockets' buffers.
+    assert engine.flooded_bytes < 12 * (32 << 20)
+
+
+def test_a_timeout_holds_against_responses_without_end(engine: Any, tmp_path: Path) -> None:
+    engine.floods = True
+    flags = ["--rate", "100", "--number", "6", "--output-tokens", "100000", "--prompt-tokens", "64"]
+    assert load(engine, tmp_path / "t.jsonl", [*flags, "--timeout", "300ms"]) == 1
+    _, records = load_trace(tmp_path / "t.jsonl")
+    assert {record.error for record in records} <= {"timeout", "response_too_large"}
+    assert len(records) == 6
+
+
 def test_a_closed_loop_keeps_so_many_in_flight(engine: Any, tmp_path: Path) -> None:
     engine.first_token_s = 0.02
     assert load(engine, tmp_path / "t", ["--parallel", "3", "--number", "9"]) == 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadgen.core.plan import Response, Send
@@ -47,6 +48,8 @@ class Bench:
     service_ms: dict[str, float] = field(default_factory=dict)
     """How long each request takes; 10 unless named."""
     statuses: dict[str, int] = field(default_factory=dict)
+    drips_bytes: dict[str, int] = field(default_factory=dict)
+    """Size of the reads that a response has each millisecond until its end; none unless named."""
     timeout_ms: float | None = None
     built: list[tuple[float, str]] = field(default_factory=list)
     sent: list[tuple[float, str]] = field(default_factory=list)
@@ -95,6 +98,13 @@ class Bench:
         assert self.sender is not None
         self.sender.check_integrity()
         self.loop.call_later(self.service_ms.get(name, 10.0) / 1000, self.answer, request, name)
+        if name in self.drips_bytes:
+            self.drip(request, self.drips_bytes[name])
+
+    def drip(self, request: RequestRun, size: int) -> None:
+        if not request.end_ns:
+            request.response_body(self.loop.now_ns(), b"", b"x" * size)
+            self.loop.call_later(0.001, self.drip, request, size)
 
     def answer(self, request: RequestRun, name: str) -> None:
         if request.end_ns:
@@ -278,29 +288,46 @@ def test_a_request_that_takes_too_long_is_given_up_within_a_beat(bench: Runner) 
 
 
 def test_a_response_without_end_is_given_up_at_its_bound(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.sending.sender.MAX_RESPONSE_BYTES", 100_000)
+    monkeypatch.setattr("loadgen.core.request.LEAST_RESPONSE_BYTES", 100_000)
 
     async def test(at: Bench) -> None:
-        def start(request: RequestRun) -> None:
-            Bench.start(at, request)
-            if at.names[request.number] == "endless":
-                drip(request)
-
-        def drip(request: RequestRun) -> None:
-            if not request.end_ns:
-                request.reads.append((at.loop.now_ns(), b"x" * 1000))
-                at.loop.call_later(0.001, drip, request)
-
         at.service_ms["endless"] = 60_000
-        at.start = start  # type: ignore[method-assign]
+        at.drips_bytes["endless"] = 1000
         await at.run([at.send("endless", 0), at.send("quick", 100)])
 
     done = bench(test)
     assert [(record.request_id, record.status, record.error) for record in done.records] == [
+        ("endless", "error", "response_too_large"),
         ("quick", "ok", None),
-        ("endless", "error", "bad_response"),
     ]
-    assert 100 < (done.records[1].e2e_ms or 0) < 1000
+    # A read counts 1,128 bytes: 100,000 + 2 tokens of 1,024 + 64 for each of the body's 20 bytes.
+    assert done.records[0].e2e_ms == pytest.approx(91, abs=2)
+
+
+def test_the_largest_responses_are_given_up_where_all_are_too_much(
+    bench: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.sending.sender.MOST_KEPT_BYTES", 400_000)
+
+    async def test(at: Bench) -> None:
+        at.service_ms |= {"huge": 60_000, "large": 400, "usual": 400}
+        at.drips_bytes |= {"huge": 1500, "large": 500, "usual": 100}
+        await at.run([at.send("huge", 0), at.send("large", 0), at.send("usual", 0)])
+
+    assert [(record.request_id, record.error) for record in bench(test).records] == [
+        ("huge", "response_too_large"),
+        ("large", None),
+        ("usual", None),
+    ]
+
+
+def test_a_request_for_log_probabilities_may_have_more() -> None:
+    plain = planned("a")
+    bodies = (plain.body, plain.body + b',"logprobs":20')
+    bounds = [msgspec.structs.replace(plain, body=body, max_tokens=2000).most_response_bytes() for body in bodies]
+    # 1 MiB, 1 KiB a token, 64 bytes a byte of the body; both of them eight times.
+    assert bounds == [2**20 + 2000 * 1024 + 64 * 14, 2**20 + 8 * (2000 * 1024 + 64 * 28)]
+    assert msgspec.structs.replace(plain, max_tokens=10**9).most_response_bytes() == 64 << 20
 
 
 def test_a_plan_without_end_is_asked_for_one_root_at_a_time(bench: Runner) -> None:
