@@ -15,10 +15,12 @@ import msgspec
 from tracefile.hashing.blockhash import invented_blocks
 from tracefile.records.decoding import checked_prompt, decode_row
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Count, HashInfo, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId
 
 TRIE_BLOCK_SIZE = 16
 TRIE_KEYS = {"num_turns", "input_prompt_length", "assistant_response_length"}
+MOST_ROW_BLOCKS = 1 << 24
+"""Bound for the blocks of a row's prompts, each of which repeats all before it: 500 turns up to 1M tokens."""
 EXPECTED = "a trie workload of lengths of 0 or more"
 
 Latency = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -88,10 +90,20 @@ class TrieDecoder:
     def _records(self, turns: Iterator[TrieTurn], where: str) -> Iterator[Record]:
         name = f"trie-{self._rows}"
         tokens, arrival_ms = 0, 0.0
+        blocks: list[BlockHash] = []
+        row_blocks = 0
         for number, turn in enumerate(turns, start=1):
             arrival_ms += turn.tool_latency_ms or 0.0
             prompt_tokens = checked_prompt(tokens + turn.new_tokens, where)
             tokens = prompt_tokens + turn.output_tokens
+            num_blocks = prompt_tokens // TRIE_BLOCK_SIZE
+            row_blocks += num_blocks
+            if row_blocks > MOST_ROW_BLOCKS:
+                raise InputError(
+                    f"{where}: num_turns: the prompts of {number:,} turns have {row_blocks:,} blocks;"
+                    f" expected at most {MOST_ROW_BLOCKS:,} in a row"
+                )
+            blocks += invented_blocks(self._rows, len(blocks), (tokens - 1) // TRIE_BLOCK_SIZE)
             yield Record(
                 request_id=RequestId(f"{name}.{number}"),
                 session_id=SessionId(name),
@@ -103,8 +115,6 @@ class TrieDecoder:
                 prompt_tokens=prompt_tokens,
                 output_tokens=turn.output_tokens,
                 tokens_source="estimate",
-                block_hashes=invented_blocks(self._rows, 0, prompt_tokens // TRIE_BLOCK_SIZE),
-                output_block_hashes=invented_blocks(
-                    self._rows, prompt_tokens // TRIE_BLOCK_SIZE, (tokens - 1) // TRIE_BLOCK_SIZE
-                ),
+                block_hashes=blocks[:num_blocks],
+                output_block_hashes=blocks[num_blocks:],
             )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tracefile import InputError, Record, TraceFormat, load_trace, open_trace
+from tracefile.hashing.blockhash import invented_blocks
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
 
 DAY_MS = 1_763_769_600_000  # 2025-11-22T00:00:00Z
@@ -200,6 +201,7 @@ def test_trie_rows_become_sessions_that_share_nothing(tmp_path: Path) -> None:
     # 47 computed tokens end within the third block, which the second prompt fills.
     assert (len(second.block_hashes or []), first.output_block_hashes) == (3, [])
     assert (second.block_hashes or [])[:2] == first.block_hashes
+    assert (second.block_hashes, second.output_block_hashes) == (invented_blocks(1, 0, 3), invented_blocks(1, 3, 7))
     assert not set(first.block_hashes or []) & set(other.block_hashes or [])
     assert warnings == []
 
@@ -232,6 +234,11 @@ def test_a_span_a_line_as_the_python_sdk_prints_them(tmp_path: Path) -> None:
     (record,), _ = read(tmp_path / "t", "otlp", span)
     assert (record.request_id, record.arrival_ms, record.ttft_ms, record.e2e_ms) == ("0x1", 1000.0, 125.0, 500.0)
     assert (record.prompt_tokens, record.output_tokens, record.status) == (4, 2, "ok")
+
+
+def trie_of(prompt_tokens: int, num_turns: int) -> dict[str, Any]:
+    lists = ("assistant_response_length", "tool_call_output_length", "tool_call_latency")
+    return TRIE | dict.fromkeys(lists, [0] * num_turns) | {"num_turns": num_turns, "input_prompt_length": prompt_tokens}
 
 
 def span_of(tokens: Any) -> dict[str, Any]:
@@ -290,6 +297,7 @@ def test_an_end_before_its_start_is_unknown(tmp_path: Path, form: TraceFormat, l
         (weka_of(hash_ids=[2**64, 2, 3]), r"requests: item 1: .*\$.hash_ids"),
         (weka_of(t=1e15), r"requests: item 1: .*\$.t"),
         (TRIE | {"input_prompt_length": 1 << 24}, "a session's prompt grows to 16,777,240 tokens; expected at most"),
+        (trie_of(1 << 19, 1000), "num_turns: the prompts of 512 turns have 16,793,344 blocks; expected at most"),
         (DYNAMO | {"request": {"request_id": "r"}, "event_time_unix_ms": None}, "request_received_ms: missing"),
     ],
 )
