@@ -15,10 +15,13 @@ def known(counts: IntArray) -> FloatArray:
     return np.where(counts == UNKNOWN, np.nan, counts)
 
 
+LEAST_WHOLE: Final = 1e-9
+"""Of counts and of times in ms or s; less is what a file says that no clock told."""
+
+
 def ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
-    """Return part / whole, NaN where the whole is 0 or unknown."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(whole > 0, part / whole, np.nan)
+    """Return part / whole, NaN where the whole is next to 0 or unknown."""
+    return part / np.where(whole > LEAST_WHOLE, whole, np.nan)
 
 
 def ttft_from_schedule_ms(run: Run) -> FloatArray:

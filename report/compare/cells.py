@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from measure.metrics.requests import LEAST_WHOLE
 from measure.quantiles import ROUNDING
 from measure.resampling import FEWEST_UNITS, FEWEST_UNITS_ABOVE, effective_units, interval, resample, t_quantile
 from measure.runs import Run
@@ -171,7 +172,7 @@ def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArra
 
 def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     t, o = truth.values_ms[at], other.values_ms[at]
-    if np.isnan(t) or np.isnan(o) or t <= 0:
+    if np.isnan(t) or np.isnan(o) or t <= LEAST_WHOLE:
         return None
     inside = _inside_band(t, truth, other, at) if other.members else None
     if not (np.isfinite(t) and np.isfinite(o)):
@@ -180,7 +181,7 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     known = all(cell.members or np.isfinite(cell.high_ms[at]) for cell in (truth, other))
     if known and truth.drawn_ms is not None and other.drawn_ms is not None:
         drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
-        kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > 0)
+        kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > LEAST_WHOLE)
         low, high = interval(((drawn_o[kept] - drawn_t[kept]) / drawn_t[kept])[:, None])
     signed = float((o - t) / t)
     return QuantileError(
@@ -213,7 +214,7 @@ def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
 
 def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArray) -> DurationError:
     """Add errors per joined request; under MIN_CELL of them, only their number."""
-    both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > 0)
+    both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > LEAST_WHOLE)
     t, o = truth_ms[both], other_ms[both]
     values: dict[str, float] = {}
     if len(t) >= MIN_CELL:

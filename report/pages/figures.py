@@ -100,7 +100,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def _labelled(ticks: Sequence[float], gap: float) -> list[bool]:
     """Return whether each tick has a label: the first, then powers of ten, then others, ``gap`` apart."""
-    places = np.log10(np.array(ticks) / ticks[0]) / np.log10(ticks[-1] / ticks[0])
+    logs = np.log10(ticks)
+    places = (logs - logs[0]) / (logs[-1] - logs[0])
     kept: list[int] = []
     for number in sorted(range(len(ticks)), key=lambda number: (number > 0, np.log10(ticks[number]) % 1 > 1e-9)):
         if all(abs(places[number] - places[other]) >= gap for other in kept):

@@ -24,6 +24,7 @@ from sim.kernels import layout
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
+from sim.latency.noise import WIDEST_LOG
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
 from tracefile.records.arrays import FloatArray, IntArray
@@ -90,7 +91,8 @@ def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> 
     shares = (random.permutation(count) + 1.0) / (count + 1)
     scores = stdtrit(model.drift_freedom, shares) if model.drift_freedom else ndtri(shares)
     farther = beyond_log_sd * ndtri((random.permutation(count) + 1.0) / (count + 1)) if beyond_log_sd else 0.0
-    speeds = np.exp(model.drift_log_sd * scores + farther).tolist()
+    logs = model.drift_log_sd * scores + farther
+    speeds = np.exp(np.clip(logs, -WIDEST_LOG, WIDEST_LOG)).tolist()
     return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
 
 

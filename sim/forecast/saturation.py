@@ -98,7 +98,9 @@ def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
     if not until:
         return np.nan
     work_ms = float((run.counts[:until] * run.costs)[:, ~_columns(run, "step")].sum())
-    return work_ms / float(ends_ms[until - 1] - run.state.timeline.starts_ms[0]) if work_ms else 1.0
+    span_ms = float(ends_ms[until - 1] - run.state.timeline.starts_ms[0])
+    # Steps far shorter than their distance from time 0 have no span.
+    return work_ms / span_ms if work_ms and span_ms else 1.0
 
 
 def _at_once(arrivals: Arrivals) -> Arrivals:

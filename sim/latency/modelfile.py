@@ -23,6 +23,10 @@ else:  # which loads OpenSSL
     hashlib = LateModule("hashlib")
 
 MODEL_SCHEMA: Literal["kvtape-model/2"] = "kvtape-model/2"
+MOST_COST = 1e9
+"""Of a file's parameter: 11 days for one step, token or request."""
+MOST_DRIFT = 5.0
+"""Of a file's ``drift_log_sd``: a factor of 150 between two captures."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -212,13 +216,25 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             raise InputError(
                 f"schema: {schema}; expected {MODEL_SCHEMA}: parameters were renamed, so run sim fit again"
             )
-        return msgspec.json.decode(data, type=Model)
+        return _usable(msgspec.json.decode(data, type=Model))
     except msgspec.ValidationError as error:
         raise InputError(f"{os.fspath(path)}: {error}") from None
     except msgspec.DecodeError as error:
         raise InputError(f"{os.fspath(path)}: not JSON ({error}); expected a model.json") from None
     except InputError as error:
         raise InputError(f"{os.fspath(path)}: {error}") from None
+
+
+def _usable(model: Model) -> Model:
+    """Return the model; raises InputError for numbers that no engine has, and that overflow in forecasts."""
+    values = {f"parameters.{name}.value": value for name, value in model.cost_by_name.items()}
+    values |= {f"draws[{number}]": max(draw, default=0.0) for number, draw in enumerate(model.draws)}
+    for field, value in values.items():
+        if value > MOST_COST:
+            raise InputError(f"{field}: {value:g}; expected at most {MOST_COST:g}")
+    if model.drift_log_sd > MOST_DRIFT:
+        raise InputError(f"drift_log_sd: {model.drift_log_sd:g}; expected at most {MOST_DRIFT:g}")
+    return model
 
 
 def encode_model(model: Model) -> bytes:

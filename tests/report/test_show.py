@@ -81,6 +81,18 @@ def test_a_trace_cut_short_is_told(
     assert f"warning: {trace}:37: torn last line skipped; its writer was cut short\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("field", ["itl_ms", "ttft_ms", "e2e_ms", "arrival_ms"])
+@pytest.mark.parametrize("value", [1e-320, 1e15])
+def test_times_that_no_clock_tells_are_no_warnings(make_trace: MakeTrace, field: str, value: float) -> None:
+    """Warnings are errors in tests."""
+    usual, odd = make_trace("usual", sessions=12, turns=3), make_trace("odd", sessions=12, turns=3)
+    header, *lines = odd.read_text().splitlines()
+    told = [value, value] if field == "itl_ms" else value
+    odd.write_text("\n".join([header, *(json.dumps(json.loads(line) | {field: told}) for line in lines)]) + "\n")
+    assert main(["show", str(odd), "--html", str(odd.with_suffix(".html"))]) == 0
+    assert main(["compare", f"odd={odd}", f"usual={usual}"]) in {0, 1}
+
+
 def test_slos_on_a_pair(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     traces = [f"a={make_trace('a', sessions=12, turns=3)}", f"b={make_trace('b', sessions=12, turns=3, slower=9.0)}"]
     quick = ["compare", *traces, "--bootstrap", "0"]

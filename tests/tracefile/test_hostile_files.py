@@ -127,12 +127,13 @@ ODD = [
     ("turn", 0, "0; expected 1 or more"),
     ("max_tokens", -1, "-1; expected 0 or more"),
     ("arrival_ms", 1e300, "1e+300; expected at most 1e+15"),
+    ("itl_ms", [1.0, 1e308], "1e+308; expected at most 1e+15"),
 ]
 
 
 @pytest.mark.parametrize(("field", "value", "what"), ODD)
 def test_a_value_out_of_bounds_is_a_finding_and_unknown_to_readers(
-    field: str, value: float, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    field: str, value: Any, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(text(HEADER, RECORD, RECORD | {"request_id": "odd", field: value}))
@@ -140,7 +141,7 @@ def test_a_value_out_of_bounds_is_a_finding_and_unknown_to_readers(
     assert f"{path}:3: {field}: {what}\n" in capsys.readouterr().out
     first, odd = load_trace(path)[1]
     assert first.prompt_tokens == 9
-    assert getattr(odd, field) is None
+    assert not getattr(odd, field)
     said = capsys.readouterr().err
     assert said == (
         f"warning: {path}: 1 records have values out of bounds, read as unknown; the first: {path}:3: {field}: {what}\n"
@@ -171,12 +172,18 @@ def test_columns_with_values_out_of_bounds_are_read_without_them(tmp_path: Path)
     tracefile(["convert", str(lined), str(columns)])
     about = {b"kvtape": pq.ParquetFile(columns).metadata.metadata[b"kvtape"]}
     table = pq.read_table(columns).replace_schema_metadata(about)
-    for name, values in (("prompt_tokens", [9, 2**40]), ("arrival_ms", [float("nan"), float("inf")])):
+    odd = {
+        "prompt_tokens": [9, 2**40],
+        "arrival_ms": [float("nan"), float("inf")],
+        "itl_ms": [[2.0], [3.0, float("inf")]],
+    }
+    for name, values in odd.items():
         at = table.column_names.index(name)
         table = table.set_column(at, table.schema.field(name), pa.array(values, table.schema.field(name).type))
     pq.write_table(table, columns)
     records = load_trace(columns)[1]
     assert [(record.prompt_tokens, record.arrival_ms) for record in records] == [(9, None), (None, None)]
+    assert [record.itl_ms for record in records] == [[2.0], []]
     at = table.column_names.index("prompt_blocks")
     pq.write_table(table.set_column(at, "prompt_blocks", pa.array([2, 7], pa.int32())), columns)
     with pytest.raises(InputError, match="row 2: prompt_blocks: 7 hashes"):

@@ -342,7 +342,8 @@ def out_of_bounds_in(columns: dict[str, pa.Array]) -> list[str]:
     for name, bounds in record_bounds().items():
         if name not in columns:
             continue
-        ends = pc.min_max(columns[name]).as_py()
+        values = columns[name]
+        ends = pc.min_max(pc.list_flatten(values) if pa.types.is_list(values.type) else values).as_py()
         if ends["min"] is not None and not bounds.least <= ends["min"] <= ends["max"] <= bounds.most:
             found.append(name)
     return found

@@ -26,13 +26,15 @@ _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`
 
 
 class Bounds(NamedTuple):
-    """Least and greatest value of a field."""
+    """Least and greatest value of a field, or of a list's items."""
 
     least: float
     most: float
 
     def fault(self, value: Any) -> str | None:
-        """Return the value and what was expected, if it is a number out of bounds; else None."""
+        """Return the value and what was expected, if it is a number out of bounds, or a list with one; else None."""
+        if isinstance(value, list):
+            return next((fault for item in value if (fault := self.fault(item)) is not None), None)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or self.least <= value <= self.most:
             return None
         limit = f"{self.least:g} or more" if value < self.least else f"at most {self.most:.10g}"
@@ -47,6 +49,7 @@ def record_bounds() -> dict[str, Bounds]:
     bounds = {}
     for field in found.fields:
         for kind in field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,):
+            kind = kind.item_type if isinstance(kind, inspect.ListType) else kind  # noqa: PLW2901
             if isinstance(kind, (inspect.IntType, inspect.FloatType)) and kind.ge is not None and kind.le is not None:
                 bounds[field.name] = Bounds(kind.ge, kind.le)
     return bounds

@@ -151,7 +151,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """From arrival to the first response body byte. Null: none came."""
     ttft_ms: Time | None = None
     """From arrival to the first token. Null: none came, or the response was not streamed."""
-    itl_ms: list[float] = []
+    itl_ms: list[Time] = []
     """Gap before each later token-bearing read. Empty: at most one read carried tokens."""
     itl_tokens: list[int] = []
     """Tokens of each such read, parallel to ``itl_ms``; the first read's count is output − Σ."""

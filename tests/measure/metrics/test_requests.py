@@ -86,8 +86,9 @@ def test_itl_and_tbc_are_one_sample_only_while_every_read_has_one_token() -> Non
 
 
 def test_a_share_of_nothing_is_unknown() -> None:
-    assert ratio(np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.0, 0.0, np.nan, 2.0])) == pytest.approx(
-        [np.nan, np.nan, np.nan, 0.5], nan_ok=True
+    wholes = np.array([0.0, 0.0, np.nan, 1e-320, 2.0])
+    assert ratio(np.array([1.0, 0.0, 1.0, 1.0, 1.0]), wholes) == pytest.approx(
+        [np.nan, np.nan, np.nan, np.nan, 0.5], nan_ok=True
     )
 
 

@@ -71,7 +71,19 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
             b'{"parameters": {"t0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
             "0 or",
         ),
+        (
+            b'{"parameters": {"t0_ms": {"value": 1e300, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}',
+            r"parameters.t0_ms.value: 1e\+300; expected at most 1e\+09",
+        ),
+        (
+            b'{"parameters": {"t0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[1e10]]}',
+            r"draws\[0\]: 1e\+10; expected at most",
+        ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_log_sd": -0.1}', "drift_log_sd: -0.1"),
+        (
+            b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_log_sd": 6}',
+            "drift_log_sd: 6; expected at most 5",
+        ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_freedom": -1}', "drift_freedom: -1"),
     ],
 )
