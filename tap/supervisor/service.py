@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import os
 import socket
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -19,10 +18,11 @@ from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.ipc.stderr import say
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.config import Runtime, TapConfig, checked_certificate, recorder_setup, trace_under
+from tap.supervisor.config import TapConfig, checked_certificate, recorder_setup, trace_under
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers, watch_model
+from tap.supervisor.runtimefolder import runtime_folder
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import UpstreamList, read_upstreams
 from tap.supervisor.waitingroom import reach_upstreams
@@ -229,8 +229,6 @@ async def _sample(file: SampleFile, origin: Origin, access: Access, said: set[st
     return msgspec.convert({"at_ms": at_ms, "upstream": str(origin), **gauges}, EngineSample)
 
 
-MAX_SOCKET_PATH = 103
-"""Bytes of a ``sockaddr_un`` path on every system."""
 FLUSH_TIMEOUT_S = 60.0
 
 
@@ -429,19 +427,6 @@ def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -
     began_ns = setup.meta.epoch_unix_ns
     meta = msgspec.structs.replace(setup.meta, epoch_unix_ns=None if began_ns is None else began_ns - before_ns)
     return SampleFile(config.trace, meta, setup.epoch_ns - before_ns, config.resume)
-
-
-@contextlib.contextmanager
-def runtime_folder() -> Iterator[Runtime]:
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="tap-")
-    except OSError as error:
-        raise InputError(f"no folder for temporary files ({error.strerror}); expected a writable $TMPDIR") from None
-    with folder as path:
-        runtime = Runtime(Path(path))
-        if len(runtime.recorder_socket) > MAX_SOCKET_PATH:
-            raise InputError(f"{path}: too long a path for sockets; expected a shorter $TMPDIR")
-        yield runtime
 
 
 def _close_account(trace: str, account: Account) -> None:

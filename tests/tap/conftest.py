@@ -28,7 +28,8 @@ from tap.proxy.upstreams import Upstreams
 from tap.supervisor.account import Account, Ledger
 from tap.supervisor.config import TapConfig, dialect, recorder_setup
 from tap.supervisor.processes import RecorderProcess
-from tap.supervisor.service import recording, runtime_folder
+from tap.supervisor.runtimefolder import runtime_folder
+from tap.supervisor.service import recording
 from tests.warmstart import WarmProcess, warm_children, warm_process
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import trustme
 
 from scripts.proxybench.processes import ended
 from tap.supervisor.config import trace_under
+from tap.supervisor.runtimefolder import runtime_folder
 from tap.supervisor.service import handed_listeners
 from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, upstream_of
 from tests.waiting import until
@@ -313,7 +316,36 @@ def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: A
     done = asyncio.run(scenario())
     assert done.returncode == 2
     assert done.stderr == f"tap: error: the {name} process ended before it was ready\n"
-    assert not list(lab.folder.glob("tap-*")), "its folder is gone"
+    assert not list(lab.folder.glob("kvtape-tap-*")), "its folder is gone"
+
+
+def test_a_killed_taps_folder_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ("killed", "young", "others", "link", "live")
+    killed, young, others, link, live = (tmp_path / f"kvtape-tap-{name}" for name in names)
+    for folder in (killed, young, others, live, tmp_path / "linked"):
+        folder.mkdir()
+        (folder / "counts").touch()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(folder / "recorder.sock"))
+    link.symlink_to(tmp_path / "linked")
+    (others / "notes.txt").touch()
+    for folder in (killed, others, live):
+        os.utime(folder, (0, 0))
+    lock = os.open(live, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with runtime_folder() as runtime, runtime_folder() as second:
+        os.utime(runtime.folder, (0, 0))
+        assert {path.name for path in tmp_path.iterdir()} == {
+            *(folder.name for folder in (young, others, link, live, runtime.folder, second.folder)),
+            "linked",
+        }
+        with runtime_folder():
+            assert runtime.folder.is_dir(), "its tap lives"
+        assert [path.name for path in others.iterdir()] == ["notes.txt"]
+        assert len(list((tmp_path / "linked").iterdir())) == len(list(live.iterdir())) == 2
+    os.close(lock)
+    assert not runtime.folder.exists()
 
 
 def test_a_folder_too_deep_for_sockets_is_refused(lab: Any) -> None:
