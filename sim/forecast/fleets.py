@@ -13,9 +13,10 @@ from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import CAPTURED, FleetPlan, deployed, run_fleet
 from sim.forecast import ensemble
+from sim.forecast.captured import Captured, Load, plan
 from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, extrapolations, run_point
-from sim.forecast.scenarios import AS_CAPTURED, Captured, Load, plan
+from sim.forecast.scenarios import AS_CAPTURED
 from sim.kernels import layout
 from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model

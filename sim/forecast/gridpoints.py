@@ -18,9 +18,10 @@ from report.pages.whatif import LEVELS, Span, ttft
 from report.sweeps.grid import COST, EVEN, THROUGHPUT, GridPoint, GridSweep, Mark
 from report.sweeps.pareto import pareto_set
 from sim.engine.deployment import Deployment
+from sim.forecast.captured import Captured, plan_as
 from sim.forecast.effectgates import measure_name
 from sim.forecast.grid import Grid
-from sim.forecast.scenarios import AXES, Captured, Scenario, plan_as
+from sim.forecast.scenarios import AXES, Scenario
 from sim.forecast.summary import span_of
 from tracefile.records.arrays import FloatArray
 

@@ -16,18 +16,15 @@ from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
+from sim.forecast.captured import Captured, Load, plan, read_captured
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     AXIS_OF,
-    Captured,
-    Load,
     Scenario,
     add_forecast_flags,
     add_scenario_flags,
     checked_confidence,
     checked_members,
-    plan,
-    read_captured,
     scenarios_of,
 )
 from sim.latency.modelfile import Model, load_model, model_digest

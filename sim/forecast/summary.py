@@ -12,10 +12,10 @@ from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_wai
 from measure.wording import listed, signed_percent
 from report.compare.gates import BELOW_SATURATION, IN_SATURATION
 from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
+from sim.forecast.captured import Captured, Load
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.fleets import point_of
 from sim.forecast.saturation import Demand, PointRun
-from sim.forecast.scenarios import Captured, Load
 from sim.kernels import layout
 from sim.latency.modelfile import Model
 from tracefile import Record

@@ -18,18 +18,10 @@ from measure.cohorts import ALL
 from measure.metrics.flags import add_gpus_argument, checked_gpus
 from report.output import add_picture_arguments, pictures_of
 from report.sweeps.grid import GridSweep, sweep_lines
+from sim.forecast.captured import Captured, Load, plan, read_captured
 from sim.forecast.effectgates import parse_slo
 from sim.forecast.grid import Grid, read_grid
-from sim.forecast.scenarios import (
-    Captured,
-    Load,
-    Scenario,
-    add_forecast_flags,
-    checked_confidence,
-    checked_members,
-    plan,
-    read_captured,
-)
+from sim.forecast.scenarios import Scenario, add_forecast_flags, checked_confidence, checked_members
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import verdict_sentence
 from tracefile.commandline.printing import print_result

@@ -13,7 +13,8 @@ import msgspec
 from measure.metrics.flags import checked_bootstrap
 from report.compare.results import Forecast as Facts
 from report.output import Pictures, add_picture_arguments, pictures_of
-from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
+from sim.forecast.captured import Captured, plan, read_captured
+from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides

@@ -15,19 +15,16 @@ from measure.thresholds import Threshold
 from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, TiersSaid, WhatIf, describe
+from sim.forecast.captured import Captured, Load, plan_as, read_captured
 from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
-    Captured,
-    Load,
     Scenario,
     add_forecast_flags,
     add_scenario_flags,
     checked_members,
     parse_base,
-    plan_as,
-    read_captured,
     scenarios_of,
 )
 from sim.latency.modelfile import Model, load_model, model_digest

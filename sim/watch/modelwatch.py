@@ -11,7 +11,7 @@ import numpy as np
 
 from measure.modelstate import CacheRow, ModelState, TtftRow
 from sim.fit.pace import Pace, with_pace
-from sim.forecast.scenarios import captured_engine
+from sim.forecast.captured import captured_engine
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.settings import refuse_other_attention

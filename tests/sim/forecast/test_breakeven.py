@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sim.engine.tiers import TierTraffic
+from sim.forecast.captured import Load, plan
 from sim.forecast.ensemble import members
-from sim.forecast.scenarios import Load, Scenario, plan
+from sim.forecast.scenarios import Scenario
 from sim.forecast.whatif import break_even_gb_per_s, tiers_said
 from sim.latency.modelfile import load_model, make_model
 from sim.vllm.config import EngineConfig

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from sim.__main__ import main
-from sim.forecast.scenarios import AS_CAPTURED, Scenario, parse_base, plan, read_captured
+from sim.forecast.captured import plan, read_captured
+from sim.forecast.scenarios import AS_CAPTURED, Scenario, parse_base
 from sim.latency.modelfile import Parameter, default_model, load_model, save_model
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 

@@ -9,16 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.forecast.scenarios import (
-    Captured,
-    Scenario,
-    add_scenario_flags,
-    at_rate,
-    parse_base,
-    plan,
-    read_captured,
-    scenarios_of,
-)
+from sim.forecast.captured import Captured, at_rate, plan, read_captured
+from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, scenarios_of
 from sim.latency.modelfile import default_model, engine_with, save_model
 from sim.workload.arrivals import NOBODY
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload

@@ -12,9 +12,10 @@ import pytest
 from report.pages.forecastpages import render_search
 from report.pages.search import Quantity, Search, answer_sentence, describe
 from sim.__main__ import main
+from sim.forecast.captured import plan, read_captured
 from sim.forecast.ensemble import forecast, members
 from sim.forecast.fleets import forecast_load
-from sim.forecast.scenarios import Scenario, parse_base, plan, read_captured
+from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.search import SearchConfig, Target, parse_target, search
 from sim.latency.modelfile import default_model, load_model, make_model, save_model
 from sim.vllm.config import EngineConfig

@@ -1,0 +1,266 @@
+"""A capture, and its load planned under a scenario: arrivals, engines, their fleet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.engine.deployment import Deployment
+from sim.engine.fleetplan import (
+    CAPTURED,
+    LONE_ROUTE,
+    NO_ADAPTER_FLEET,
+    FleetPlan,
+    fleet_plan,
+    upstream_names,
+    workers_plan,
+)
+from sim.forecast.scenarios import Scenario
+from sim.latency.modelfile import Model, engine_with, load_model
+from sim.vllm.config import EngineConfig
+from sim.vllm.kvgroups import parse_groups
+from sim.vllm.settings import other_attention, refuse_other_attention
+from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.records.latenames import LateModule, late_modules
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sim.engine import dispatch as dispatching
+    from sim.engine import simstate
+    from sim.workload import arrivalorder
+    from sim.workload import arrivals as planning
+    from sim.workload.arrivals import Arrivals
+else:  # numpy, which the flags need not
+    np = LateModule("numpy")
+    dispatching, simstate = late_modules("sim.engine", "dispatch simstate")
+    arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
+
+AS_DEPLOYED = Deployment()
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A trace, ready to be planned under scenarios."""
+
+    path: Path
+    digest: str
+    meta: Meta
+    records: Sequence[Record]
+    engine: EngineConfig
+    """The engine's settings: those that the trace tells or shows, else the model's."""
+    paced: bool
+    """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
+    planned: "dict[tuple[int, bool, bool], tuple[Arrivals, float]]" = field(default_factory=dict, compare=False)
+    """Arrivals as captured and where the capture ends, by what they depend on: kept, as scenarios share them."""
+    others: dict[str, tuple[EngineConfig, Model]] = field(default_factory=dict, compare=False)
+    """Settings and model of other engines, by the model's path: kept, too."""
+
+    @property
+    def cold(self) -> bool:
+        """True if its prompts were made to share nothing, whatever hashes its records keep."""
+        return bool(self.meta.workload and self.meta.workload.cold_prompts)
+
+    @property
+    def has_turns(self) -> bool:
+        return any(record.parent_id is not None or (record.turn or 1) > 1 for record in self.records)
+
+    @cached_property
+    def upstreams(self) -> list[str]:
+        """Servers of the capture."""
+        return upstream_names(record.upstream for record in self.records)
+
+    @property
+    def tail_ms(self) -> float:
+        last_ms = max((record.arrival_ms or 0.0 for record in self.records), default=0.0)
+        return max(max((record.end_ms() or 0.0 for record in self.records), default=0.0) - last_ms, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEngine:
+    """Settings and model of every second engine of a mixed fleet."""
+
+    engine: EngineConfig
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A scenario's planned arrivals and engine."""
+
+    scenario: Scenario
+    arrivals: "Arrivals"
+    engine: EngineConfig
+    horizon_ms: float
+    """Where the capture would have ended: as long after the last planned arrival as it did."""
+    fleet: FleetPlan | None = None
+    """None: one engine."""
+    deployment: Deployment = AS_DEPLOYED
+    other: OtherEngine | None = None
+    """None: all engines are equal."""
+
+    @property
+    def most_blocks(self) -> int:
+        """Different blocks that the load can ever fill, and a partial one of each request."""
+        arrivals = self.arrivals
+        private = int((arrivals.full_blocks - arrivals.known).sum())
+        return len(np.unique(arrivals.hashes)) + private + int(arrivals.runs.sum())
+
+    @property
+    def serves(self) -> bool:
+        """True if an engine can serve some request that waits for no other, or the capture tells its end."""
+        roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
+        engines = [self.engine] if self.other is None else [self.engine, self.other.engine]
+        return not roots.runs.all() or any(simstate.servable(roots, engine).any() for engine in engines)
+
+
+def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: str | None = None) -> Captured:
+    """Read a trace that the model was not fitted on. ``paced`` None: as it was.
+
+    ``kv_groups``: of the capture's engine, where its header tells of several and the model of one.
+    """
+    digest = trace_digest(path)
+    model.refuse_fit_traces(digest, path)
+    meta, records = load_trace(path)
+    model.refuse_fit_requests(records, path)
+    fitted = model.engine
+    if fitted.kv_groups is None and kv_groups is not None and other_attention(meta) is not None:
+        fitted = engine_with(fitted, {"kv_groups": kv_groups, "block_size": parse_groups(kv_groups).match_unit})
+    if fitted.kv_groups is None:
+        refuse_other_attention(meta, path, "sim fit --kv-groups, sim what-if --base kv-groups=GROUPS")
+    if not records:
+        raise InputError(f"{path}: no records; expected at least one request")
+    if paced is None:
+        paced = _was_paced(meta, records)
+    if paced:
+        records = arrivalorder.linked_records(meta, records, path)
+    return Captured(path, digest, meta, records, captured_engine(fitted, meta, records), paced)
+
+
+def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record]) -> EngineConfig:
+    """Return the settings told, else ``fitted``; blocks and the longest request at least as the trace has them."""
+    told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
+    told["block_size"] = told["block_size"] if fitted.kv_groups is None else fitted.block_size
+    engine = engine_with(fitted, told)
+    if meta.block_size is not None and told["block_size"] is None and engine.block_size % meta.block_size:
+        blocks = {"num_gpu_blocks": told["num_gpu_blocks"]} if told["num_gpu_blocks"] else {}
+        engine = engine_with(engine, _same_memory(engine, {"block_size": meta.block_size, **blocks}))
+    served = (record for record in records if record.status == "ok")
+    longest = max((record.context_tokens() for record in served), default=0)
+    if told["max_model_len"] is None and engine.enable_chunked_prefill and longest > (engine.max_model_len or longest):
+        engine = engine_with(engine, {"max_model_len": longest})
+    return engine
+
+
+def plan_as(name: str, captured: Captured, scenario: Scenario) -> Load:
+    """Plan as ``plan`` does; its InputError begins with ``name``."""
+    try:
+        return plan(captured, scenario)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def plan(captured: Captured, scenario: Scenario) -> Load:
+    """Plan the capture's load under ``scenario``. Raises InputError naming a setting that no engine could have."""
+    engine, fleet, deployment = engines_asked(captured, scenario)
+    cold = scenario.cold_prompts or captured.cold
+    key = (engine.block_size, cold, engine.enable_prefix_caching)
+    if key not in captured.planned:
+        arrivals = planning.plan_arrivals(
+            captured.meta,
+            list(captured.records),
+            engine.block_size,
+            path=str(captured.path),
+            cold_prompts=cold,
+            replay_sessions=captured.paced,
+            needs_hashes=engine.enable_prefix_caching,
+        )
+        captured.planned[key] = arrivals, captured.tail_ms
+    arrivals, tail_ms = captured.planned[key]
+    arrivals = at_rate(arrivals, scenario.rate)
+    horizon_ms = float(arrivals.arrival_ms.max()) + tail_ms
+    deployment.require_room(arrivals, engine.block_size)
+    if engine.kv_groups is not None and fleet is not None:
+        raise InputError(f"--kv-groups: {engine.kv_groups}; expected one group in a fleet of engines")
+    other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)
+    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment, other)
+
+
+def _other_engine(captured: Captured, scenario: Scenario, engine: EngineConfig, fleet: FleetPlan | None) -> OtherEngine:
+    path = str(scenario.mixed_with)
+    if fleet is None or len(fleet.names) == 1:
+        raise InputError(f"--mixed-with: {path} for one engine; expected --replicas 2 or more")
+    if path not in captured.others:
+        model = load_model(Path(path))
+        model.refuse_fit_traces(captured.digest, captured.path)
+        model.refuse_fit_requests(captured.records, captured.path)
+        captured.others[path] = captured_engine(model.engine, captured.meta, captured.records), model
+    own, model = captured.others[path]
+    if own.kv_groups is not None:
+        raise InputError(f"--mixed-with: {path}: KV groups {own.kv_groups}; expected a model with one group in a fleet")
+    own = engine_with(own, _same_memory(own, scenario.settings))
+    own = engine_with(own, Deployment(**scenario.deployment).engine(own, scenario.settings))
+    if own.block_size != engine.block_size:
+        raise InputError(
+            f"--mixed-with: {path}: blocks of {own.block_size} tokens beside {engine.block_size}; expected --block-size"
+        )
+    return OtherEngine(own, model)
+
+
+def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:
+    """Return the settings of a scenario's engines, their fleet (the capture's unless others are asked), and layout."""
+    deployment = Deployment(**scenario.deployment)
+    engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
+    engine = engine_with(engine, deployment.engine(engine, scenario.settings))
+    upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
+    if deployment.workers:
+        return engine, workers_plan(deployment, route, replicas, scenario.events), deployment
+    if replicas is None and len(upstreams) > 1:
+        if route in (None, CAPTURED) and not scenario.events:
+            return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment
+        replicas = len(upstreams)
+    if replicas is None and route not in (None, CAPTURED) and not (scenario.events or scenario.adapter_load_s):
+        raise InputError(f"--route: {LONE_ROUTE}")
+    told = None if replicas is None else str(replicas)
+    found = fleet_plan(told, route, scenario.events, lambda: upstreams)
+    if scenario.adapter_load_s and (found is None or found.route == CAPTURED):
+        raise InputError(NO_ADAPTER_FLEET)
+    if found is not None:
+        found = replace(found, adapters=dispatching.AdapterLoad(scenario.max_loras, 1e3 * scenario.adapter_load_s))
+    return engine, found, deployment
+
+
+def at_rate(arrivals: "Arrivals", rate: float) -> "Arrivals":
+    """Divide offsets from the first arrival by ``rate``; think times stay."""
+    if rate == 1.0:
+        return arrivals
+    first_ms = arrivals.arrival_ms.min()
+    return replace(arrivals, arrival_ms=first_ms + (arrivals.arrival_ms - first_ms) / rate)
+
+
+def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
+    """True where there are sessions, unless a replay sent every request at its recorded time."""
+    at_recorded_times = meta.workload is not None and meta.workload.pattern == "replay"
+    return not at_recorded_times and any(record.parent_id is not None for record in records)
+
+
+def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    found, groups = dict(settings), settings.get("kv_groups", engine.kv_groups)
+    if settings.get("kv_groups") is not None:
+        found["block_size"] = parse_groups(groups).match_unit
+    if (found.get("block_size") or 0) < 1 or "num_gpu_blocks" in found:
+        return found
+    (before, groups_before), (after, groups_after) = (
+        _block_of(engine.kv_groups, engine.block_size),
+        _block_of(groups, found["block_size"]),
+    )
+    return {**found, "num_gpu_blocks": engine.usable_blocks * before * groups_after // (after * groups_before) + 1}
+
+
+def _block_of(groups: str | None, block_size: int) -> tuple[int, int]:
+    """Tokens that a block holds, those of the largest, and groups among whose layers the model's are divided."""
+    if groups is None:
+        return block_size, 1
+    layout = parse_groups(groups)
+    return max(group.block_size for group in layout.groups), len(layout.groups)
