@@ -361,3 +361,13 @@ def test_a_traces_digest_is_of_its_record_lines(tmp_path: Path) -> None:
         assert trace_digest(tmp_path / name) == hashlib.sha256(records).hexdigest()
     (tmp_path / "other").write_bytes(records.replace(b"9", b"8"))
     assert trace_digest(tmp_path / "other") != trace_digest(tmp_path / "plain")
+
+
+def test_a_digest_of_csv_is_of_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
+    (tmp_path / "b.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44")
+    row = hashlib.sha256(b"2023-11-16 18:15:46,374,44\n").hexdigest()
+    assert trace_digest(tmp_path / "a.csv") == trace_digest(tmp_path / "b.csv") == row
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"c\.csv:1: begins with 'a,b'; expected a trace"):
+        trace_digest(tmp_path / "c.csv")
