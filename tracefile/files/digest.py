@@ -14,15 +14,15 @@ from tracefile.storage.remote import given_path
 from tracefile.storage.segments import open_lines, trace_files
 
 if TYPE_CHECKING:
-    from tracefile.importers import recognition
-else:  # all formats of traces, of which most have no columns
-    recognition = LateModule("tracefile.importers.recognition")
+    from tracefile.files import reading
+else:  # for the few files whose first line is no object
+    reading = LateModule("tracefile.files.reading")
 
 
 def trace_digest(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 over the record lines as they stand in the file, uncompressed, each with a line end.
 
-    Headers, of CSV the columns, are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
+    Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
     and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
     columns says its own: that of the lines our writers write of its records. Raises InputError for a pipe.
     """
@@ -34,14 +34,14 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     digest = hashlib.sha256()
     for file in trace_files(path):
         with open_lines(file) as lines:
-            in_columns = False
+            whole = False  # CSV, or one JSON value over many lines: every line counts
             for line in lines:
-                if lines.number == 1 and not line.startswith(b"{"):
-                    in_columns = recognition.recognise(line, f"{file}:1")[0] in recognition.CSV_FORMATS
+                if lines.number == 1 and not is_object(line):
+                    reading.open_trace(file).close()  # raises InputError for what is no trace
+                    whole = True
+                elif lines.number == 1 and "meta" in parse_object(line, f"{file}:1"):
                     continue
-                if lines.number == 1 and "meta" in parse_object(line, f"{file}:1"):
-                    continue
-                if not lines.complete and not in_columns and not is_object(line):
+                if not lines.complete and not whole and not is_object(line):
                     break
                 if not is_header(line):
                     digest.update(line)
