@@ -3,6 +3,7 @@
 import contextlib
 import heapq
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -175,6 +176,9 @@ def _write_mean_sessions(config: Config, reader: TraceReader, digest: str) -> in
 
 def join_traces(config: Config) -> int:
     """Copy the records of one trace after another, or merge them on one clock."""
+    for place, trace in enumerate(config.traces):
+        if os.path.realpath(trace) in map(os.path.realpath, config.traces[:place]):
+            raise InputError(f"{trace}: given twice; expected each trace once")
     metas = [_first_meta(trace) for trace in config.traces]
     if config.align:
         return _align(config, metas)

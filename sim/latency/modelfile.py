@@ -218,7 +218,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             )
         return _usable(msgspec.json.decode(data, type=Model))
     except msgspec.ValidationError as error:
-        raise InputError(f"{os.fspath(path)}: {error}") from None
+        raise InputError(f"{os.fspath(path)}: {error}; expected a model.json, as sim fit writes it") from None
     except msgspec.DecodeError as error:
         raise InputError(f"{os.fspath(path)}: not JSON ({error}); expected a model.json") from None
     except InputError as error:

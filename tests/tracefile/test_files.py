@@ -294,6 +294,8 @@ def test_a_writer_never_overwrites_unasked(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none/a\.jsonl: cannot write"):
         TraceWriter(tmp_path / "none" / "a.jsonl", META)
+    with pytest.raises(InputError, match="is a directory; expected a file to write"):
+        TraceWriter(tmp_path, META)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")

@@ -206,4 +206,6 @@ def _open(path: str, flags: int) -> int:
 
 
 def _unwritable(where: str, error: OSError) -> InputError:
+    if isinstance(error, IsADirectoryError):
+        return InputError(f"{where}: is a directory; expected a file to write")
     return InputError(f"{where}: cannot write ({error.strerror or error}); expected a writable folder")
