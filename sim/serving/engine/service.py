@@ -152,6 +152,10 @@ class Fleet:
         return max(engine.clock_ms() for engine in self.engines) / 1e3
 
 
+MOST_REQUEST_TOKENS = 1 << 22
+"""Bound for a request's prompts and outputs, each choice with its prompt: 256 choices of 16,384 tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """State shared by all endpoints."""
@@ -187,9 +191,15 @@ class Service:
             raise ApiError(f"min_tokens ({fields.min_tokens}) must not exceed max_tokens ({max_tokens})")
         if fields.stream_options is not None and not fields.stream:
             raise ApiError("stream_options: only with stream = true", param="stream_options")
+        prompts = [(prompt, self._limits(fields, len(prompt), max_tokens)) for prompt in asked.prompts]
+        tokens = choices * sum(len(prompt) + limits.max_tokens for prompt, limits in prompts)
+        if tokens > MOST_REQUEST_TOKENS:
+            raise ApiError(
+                f"n, prompts and max_tokens ask for up to {tokens} tokens; expected at most {MOST_REQUEST_TOKENS}",
+                param="n",
+            )
         planned = []
-        for prompt in asked.prompts:
-            limits = self._limits(fields, len(prompt), max_tokens)
+        for prompt, limits in prompts:
             prompt_ids = np.array(prompt, dtype="<u4")
             planned += [self._generation(asked, prompt_ids, limits, choice, on_progress) for choice in range(choices)]
         for place, generation in enumerate(planned):

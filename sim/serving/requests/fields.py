@@ -99,7 +99,7 @@ def decode_body(body: bytes, shape: type[Shape]) -> Shape:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise ApiError(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from None
 
 
@@ -116,7 +116,7 @@ def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
             prompts = msgspec.json.decode(data, type=list[list[int]])
         else:
             prompts = [msgspec.json.decode(data, type=list[int])]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ApiError("prompt: expected a text, a list of token ids, or a list of either", param="prompt") from None
     if not prompts or not all(prompts):
         raise ApiError("prompt: must not be empty", param="prompt")

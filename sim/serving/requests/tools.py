@@ -11,7 +11,8 @@ from sim.serving.requests.errors import ApiError
 from sim.serving.requests.vocabulary import Vocabulary
 
 MAX_DEPTH = 6
-MAX_ITEMS, MAX_CHARACTERS = 32, 512
+MAX_ITEMS, MAX_CHARACTERS, MAX_VALUES = 32, 512, 4096
+MAX_NUMBER = float(1 << 53)
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "juniper", "kelp", "lark")
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 
@@ -46,15 +47,30 @@ def named_choice(function: Any) -> str:
 
 def draw_arguments(schema: Any, seed: int) -> dict[str, Any]:
     """Return arguments that a schema allows, as far as its keywords are plain; none for a value that is no schema."""
-    draws = np.random.default_rng(seed)
+    draws = _Draws(np.random.default_rng(seed))
     try:
         value = _draw(schema, schema, draws, 0) if isinstance(schema, dict) else {}
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _draw(schema: Any, root: Any, draws: np.random.Generator, depth: int) -> Any:
+@dataclass(slots=True)
+class _Draws:
+    """Random numbers of one call, and the values that it may still have."""
+
+    random: np.random.Generator
+    left: int = MAX_VALUES
+
+    def take(self) -> None:
+        """Count one value; raises ValueError above the bound: a schema that contains itself asks for billions."""
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("too many values")
+
+
+def _draw(schema: Any, root: Any, draws: _Draws, depth: int) -> Any:
+    draws.take()
     schema = _resolve(schema, root, depth)
     if "const" in schema:
         return schema["const"]
@@ -68,17 +84,17 @@ def _draw(schema: Any, root: Any, draws: np.random.Generator, depth: int) -> Any
     return _draw_scalar(kind, schema, draws)
 
 
-def _draw_array(schema: dict[str, Any], root: Any, draws: np.random.Generator, depth: int) -> list[Any]:
+def _draw_array(schema: dict[str, Any], root: Any, draws: _Draws, depth: int) -> list[Any]:
     least = min(int(schema.get("minItems", 1)), MAX_ITEMS)
     count = max(least, min(2, int(schema.get("maxItems", 2)))) if depth < MAX_DEPTH else least
     return [_draw(schema.get("items", {}), root, draws, depth + 1) for _ in range(count)]
 
 
-def _draw_scalar(kind: str, schema: dict[str, Any], draws: np.random.Generator) -> Any:
+def _draw_scalar(kind: str, schema: dict[str, Any], draws: _Draws) -> Any:
     if kind in ("integer", "number"):
         return _draw_number(schema, draws, whole=kind == "integer")
     if kind == "boolean":
-        return bool(draws.integers(2))
+        return bool(draws.random.integers(2))
     return None if kind == "null" else _draw_text(schema, draws)
 
 
@@ -107,33 +123,33 @@ def _kind(schema: dict[str, Any]) -> str:
     return "object" if "properties" in schema else "string"
 
 
-def _draw_object(schema: dict[str, Any], root: Any, draws: np.random.Generator, depth: int) -> dict[str, Any]:
+def _draw_object(schema: dict[str, Any], root: Any, draws: _Draws, depth: int) -> dict[str, Any]:
     properties = schema.get("properties")
     required = set(schema.get("required") or ())
     drawn = {}
     for name, inner in (properties if isinstance(properties, dict) else {}).items():
-        if name in required or (depth < MAX_DEPTH and draws.integers(2)):
+        if name in required or (depth < MAX_DEPTH and draws.random.integers(2)):
             drawn[name] = _draw(inner, root, draws, depth + 1)
     return drawn
 
 
-def _draw_number(schema: dict[str, Any], draws: np.random.Generator, *, whole: bool) -> int | float:
+def _draw_number(schema: dict[str, Any], draws: _Draws, *, whole: bool) -> int | float:
     low = float(schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1))
     high = float(schema.get("maximum", schema.get("exclusiveMaximum", low + 101) - 1))
-    share = float(draws.random())
-    value = low + share * max(high - low, 0.0)
+    share = float(draws.random.random())
+    value = min(max(low + share * max(high - low, 0.0), -MAX_NUMBER), MAX_NUMBER)
     return int(value) if whole else round(value, 2)
 
 
-def _draw_text(schema: dict[str, Any], draws: np.random.Generator) -> str:
-    words = [str(_pick(_WORDS, draws)) for _ in range(1 + int(draws.integers(3)))]
+def _draw_text(schema: dict[str, Any], draws: _Draws) -> str:
+    words = [str(_pick(_WORDS, draws)) for _ in range(1 + int(draws.random.integers(3)))]
     text = " ".join(words).ljust(min(int(schema.get("minLength", 0)), MAX_CHARACTERS), ".")
     longest = schema.get("maxLength")
     return text if longest is None else text[: int(longest)]
 
 
-def _pick(values: Sequence[Any], draws: np.random.Generator) -> Any:
-    return values[int(draws.integers(len(values)))]
+def _pick(values: Sequence[Any], draws: _Draws) -> Any:
+    return values[int(draws.random.integers(len(values)))]
 
 
 @dataclass(frozen=True, slots=True)

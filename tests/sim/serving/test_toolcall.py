@@ -54,6 +54,14 @@ def test_drawn_arguments_keep_to_their_schema(seed: int) -> None:
     assert draw_arguments(SCHEMA, seed) == drawn
 
 
+MANY = {"type": "array", "minItems": 32, "items": {"$ref": "#/$defs/x"}}
+
+
+def test_a_number_fits_into_64_bits(vocabulary: Vocabulary) -> None:
+    schema = {"properties": {"a": {"type": "integer", "minimum": 1e30}}, "required": ["a"]}
+    assert draw_call(Tool("f", schema), vocabulary, 1).arguments == '{"a":9007199254740992}'
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -66,6 +74,10 @@ def test_drawn_arguments_keep_to_their_schema(seed: int) -> None:
         {"properties": 3},
         {"properties": {"a": {"type": "integer", "minimum": "x"}}, "required": ["a"]},
         {"type": "object", "required": 5},
+        {"properties": {"a": {"enum": {"x": 1}}}, "required": ["a"]},
+        {"properties": {"a": {"anyOf": {"x": 1}}}, "required": ["a"]},
+        # 32 to the power of 12 values.
+        {"$defs": {"x": MANY}, "properties": {"a": MANY}, "required": ["a"]},
     ],
 )
 def test_a_tool_without_a_usable_schema_takes_no_arguments(schema: Any) -> None:
