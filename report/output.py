@@ -12,8 +12,11 @@ from tracefile.storage.output import PAGE, Name, check_output, replace_output
 
 
 def write_page(path: Path, html: str) -> None:
-    """Write an HTML page and say so on stderr. Raises InputError naming ``--html`` if it cannot be written."""
-    replace_output(path, html.encode(), PAGE)
+    """Write an HTML page and say so on stderr; bytes of a file name that are no text become "?".
+
+    Raises InputError naming ``--html`` if it cannot be written.
+    """
+    replace_output(path, html.encode(errors="replace"), PAGE)
     print(f"page: {path}", file=sys.stderr)
 
 

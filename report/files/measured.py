@@ -11,6 +11,7 @@ from measure.metrics.columns import Table, parts
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import Slo
 from measure.runs import UNKNOWN, Run
+from tracefile.records.encoding import encode_document
 from tracefile.records.extras import is_lacking, lacking
 
 if TYPE_CHECKING:  # numba, which a trace without hashes need not load
@@ -48,7 +49,7 @@ Writer = Callable[[Measured, Path], None]
 
 
 def write_json(path: Path, told: Any) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+    path.write_bytes(encode_document(told))
 
 
 def write_jsonl(table: Table, path: Path) -> None:

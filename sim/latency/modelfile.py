@@ -12,6 +12,7 @@ from sim.latency.noise import Noise
 from sim.latency.requestsample import first_shared
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
+from tracefile.records.encoding import encode_document
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Record
@@ -239,7 +240,7 @@ def _usable(model: Model) -> Model:
 
 def encode_model(model: Model) -> bytes:
     """The file's bytes: the same model gives the same ones."""
-    return msgspec.json.format(msgspec.json.encode(model), indent=2) + b"\n"
+    return encode_document(model)
 
 
 def save_model(model: Model, path: str | os.PathLike[str]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from measure.wording import listed
 from sim.latency.modelfile import Model, model_digest
+from tracefile.records.encoding import encode_named
 from tracefile.records.schema import Meta
 
 
@@ -48,7 +49,7 @@ def keep_verdict(model: Path, verdict: Verdict) -> None:
     path = verdicts_path(model)
     try:
         with path.open("ab") as file:
-            file.write(msgspec.json.encode(verdict) + b"\n")
+            file.write(encode_named(verdict) + b"\n")
     except OSError as error:
         print(f"sim: {path}: {error.strerror}; forecasts of this model cannot tell its verdict", file=sys.stderr)
 

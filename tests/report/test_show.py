@@ -1,6 +1,7 @@
 """``report show``: tables, one JSON object, SLOs as exit codes."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -91,6 +92,33 @@ def test_times_that_no_clock_tells_are_no_warnings(make_trace: MakeTrace, field:
     odd.write_text("\n".join([header, *(json.dumps(json.loads(line) | {field: told}) for line in lines)]) + "\n")
     assert main(["show", str(odd), "--html", str(odd.with_suffix(".html"))]) == 0
     assert main(["compare", f"odd={odd}", f"usual={usual}"]) in {0, 1}
+
+
+def test_a_file_name_that_is_no_text_is_shown(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = make_trace("a", sessions=12, turns=3)
+    odd, page = trace.rename(trace.parent / os.fsdecode(b"a\xff.jsonl")), trace.with_suffix(".html")
+    assert main(["show", str(odd), "--html", str(page)]) == 0
+    assert "a?.jsonl" in page.read_text()
+    capsys.readouterr()
+    assert main(["show", str(odd), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "kvtape-metrics/1"
+
+
+HOSTILE = "<a href='https://x/'></script><script>\u2028\u202e\x1b[31m"
+
+
+def test_names_in_a_trace_stay_text(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = make_trace("a", sessions=12, turns=3)
+    header, *lines = map(json.loads, trace.read_text().splitlines())
+    header["meta"] |= {"model": HOSTILE, "engine": {"name": "vllm", "version": HOSTILE}}
+    names = dict.fromkeys(("model", "lora", "endpoint", "finish_reason", "error", "session_id"), HOSTILE)
+    lines = [line | names | {"upstream": f"{HOSTILE}{number % 2}"} for number, line in enumerate(lines)]
+    trace.write_text("\n".join(map(json.dumps, [header, *lines])) + "\n")
+    page = trace.with_suffix(".html")
+    assert main(["show", str(trace), "--html", str(page)]) == 0
+    assert HOSTILE[:8] not in page.read_text()
+    assert HOSTILE.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;") in page.read_text()
+    assert not set("\u2028\u202e\x1b") & set(capsys.readouterr().out)
 
 
 def test_slos_on_a_pair(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:

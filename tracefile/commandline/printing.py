@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
-import msgspec
+from tracefile.records.encoding import encode_document
 
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 _MARKS = r"\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -16,7 +16,7 @@ _UNSAFE = re.compile(rf"[{_CONTROLS}{_MARKS}\ud800-\udfff]")
 
 def print_json(value: object) -> None:
     """Print a value as one indented JSON object."""
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    print(encode_document(value).decode(), end="")
 
 
 def print_result(result: object, lines: Iterable[str], *, as_json: bool) -> None:

@@ -16,6 +16,27 @@ NESTED: dict[type[msgspec.Struct], dict[str, type[msgspec.Struct]]] = {
 _encoder = msgspec.json.Encoder()
 
 
+def encode_document(value: Any) -> bytes:
+    """Return a value as JSON, indented, with a newline; bytes of file names that are no text become ``?``."""
+    return msgspec.json.format(encode_named(value), indent=2) + b"\n"
+
+
+def encode_named(value: Any) -> bytes:
+    """Return a value with names of files as JSON; their bytes that are no text become ``?``."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_with_texts(msgspec.to_builtins(value)))
+
+
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_with_texts(key): _with_texts(each) for key, each in value.items()}
+    return [_with_texts(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
 @cache
 def known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
     """Names of the JSON fields of a Struct, without ``extra``."""

@@ -1,6 +1,7 @@
 """``sim search`` against every value tried, on loads small enough for it."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,14 @@ def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, caps
     assert found["outcome"] == "none holds"
     assert found["answer"] is None
     assert [one["value"] for one in found["evaluated"]] == [found["high"]]  # the rest is harder
+
+
+def test_a_file_name_that_is_no_text_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / os.fsdecode(b"a\xff.jsonl")
+    odd.write_bytes((folder / "shared.jsonl").read_bytes())
+    argv = ["search", str(odd), "--latency-model", str(folder / "model.json"), "--members", "2", "--json"]
+    assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=500ms"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace"] == "a?.jsonl"
 
 
 def test_an_end_that_holds_is_not_passed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
