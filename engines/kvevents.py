@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tracefile.hashing.blockhash import BlockHasher
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash
 
@@ -225,7 +226,7 @@ class EventFollower:
         self.batches += 1
         try:
             batch = _batches.decode(payload)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             self.faults += 1
             return None
         for event in batch.events:

@@ -16,6 +16,7 @@ import msgspec
 
 from engines.routing.load import least_costly
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 
 
@@ -52,7 +53,7 @@ def read_costs(path: str | os.PathLike[str]) -> RoutingCosts:
         model = msgspec.json.decode(Path(path).read_bytes(), type=_ModelFile)
     except OSError as error:
         raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json") from None
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InputError(f"{os.fspath(path)}: {error}; expected a model.json") from None
     values = {name: parameter.value for name, parameter in model.parameters.items()}
     return routing_costs(values, model.engine.max_num_batched_tokens)

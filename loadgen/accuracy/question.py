@@ -24,6 +24,7 @@ from loadgen.text.prompts import hash_request
 from loadgen.text.spoken import PATHS
 from measure.table import table_lines
 from tracefile import BlockHasher, HashKey, Record, RequestId, keyed_id
+from tracefile.records.decoding import NOT_JSON
 
 SEED = 1234
 """lm-eval's own: an engine that draws its outputs from it draws the same here."""
@@ -148,7 +149,7 @@ def likelihood(body: bytes, start: int, end: int) -> Likelihood | None:
     """Return the likelihood of the prompt's tokens ``start`` to ``end`` from an echoed completion; null: not told."""
     try:
         logprobs = _decode(body).choices[0].logprobs
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+    except (*NOT_JSON, IndexError):
         return None
     if logprobs is None or min(len(logprobs.token_logprobs), len(logprobs.top_logprobs)) < end:
         return None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tracefile import InputError
+from tracefile.records.decoding import NOT_JSON
 from tracefile.storage.lines import LineReader
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ def decode(row: bytes, kind: type[T], where: str, expected: str) -> T:
     """A row as ``kind``; raises InputError naming where it is, the field, and what was expected."""
     try:
         return msgspec.json.decode(row, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise InputError(f"{where}: {_field_first(str(error))}; expected {expected}") from None
 
 
@@ -49,7 +50,7 @@ def _is_row(line: bytes) -> bool:
             return True
         first, *_ = msgspec.json.decode(line, type=list[msgspec.Raw]) or [msgspec.Raw(b"null")]
         message = msgspec.json.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return False
     return isinstance(message, dict) and "role" in message
 
@@ -69,7 +70,7 @@ def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | 
         return [msgspec.Raw(whole)]
     try:
         return msgspec.json.decode(whole, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise InputError(f"{path}: not JSON ({error}); expected one array, or one object a line") from None
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from loadgen.core.draws import Stream, draw_each
 from loadgen.core.lengths import standard_normal, uniform
 from tracefile import InputError
+from tracefile.records.decoding import NOT_JSON
 from tracefile.storage.lines import LineReader
 
 Counts = npt.NDArray[np.int64]
@@ -122,7 +123,7 @@ def _rows(path: Path, lines: LineReader) -> Iterator[tuple[str, Any]]:
         if line.lstrip().startswith(b"{"):
             try:
                 yield where, msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
+            except NOT_JSON as error:
                 raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
             continue
         cells = [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig", "replace")]))]

@@ -22,6 +22,7 @@ from engines.tokenization import (
 )
 from loadgen.text.tokenizer import LocalTokenizer, Message, TokenizerError
 from tracefile import InputError
+from tracefile.records.decoding import NOT_JSON
 
 Response = TypeVar("Response")
 EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}
@@ -77,7 +78,7 @@ class EngineTokenizer:
             raise TokenizerError(f"the engine's {path} gave {response.status_text}")
         try:
             return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
+        except NOT_JSON as error:
             raise TokenizerError(f"the engine's {path} answers with {EXPECTED[path]}") from error
 
 

@@ -12,6 +12,7 @@ from measure import wording
 from measure.cacheuse import CacheUse, CauseShare, Distribution, PolicyHits, Window
 from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, plain
 from report.pages.page import render
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 
 File = TypeVar("File")
@@ -119,7 +120,7 @@ def _read(path: Path) -> CurveFile | MissesFile | ReuseFile:
         return msgspec.json.decode(path.read_bytes(), type=CurveFile | MissesFile | ReuseFile)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; expected a file") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise InputError(f"{path}: {error}; expected what sim curve, misses or reuse prints with --json") from None
 
 

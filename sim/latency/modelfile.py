@@ -12,6 +12,7 @@ from sim.latency.noise import Noise
 from sim.latency.requestsample import first_shared
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.encoding import encode_document
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
@@ -220,7 +221,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         return _usable(msgspec.json.decode(data, type=Model))
     except msgspec.ValidationError as error:
         raise InputError(f"{os.fspath(path)}: {error}; expected a model.json, as sim fit writes it") from None
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InputError(f"{os.fspath(path)}: not JSON ({error}); expected a model.json") from None
     except InputError as error:
         raise InputError(f"{os.fspath(path)}: {error}") from None

@@ -10,6 +10,7 @@ import msgspec
 
 from measure.wording import listed
 from sim.latency.modelfile import Model, model_digest
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.encoding import encode_named
 from tracefile.records.schema import Meta
 
@@ -64,7 +65,7 @@ def read_verdicts(path: Path, model: Model) -> list[Verdict]:
     for line in lines:
         try:
             verdict = msgspec.json.decode(line, type=Verdict)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             continue
         if verdict.model_digest == digest:
             found.append(verdict)

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from tracefile.records.decoding import NOT_JSON
+
 _CONTENT_LOOP = re.compile(
     r"""\bfor\s+\w+\s+in\s+(?:\w+\.content\b|\w+\[\s*['"]content['"]\s*\]|content\b)""",
 )
@@ -131,7 +133,7 @@ def _tool_call(call: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             arguments = {}
     return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 from tracefile.storage.durable import replace_durably
 from tracefile.storage.lines import LineReader
@@ -22,6 +23,8 @@ MANIFEST_SCHEMA = "kvtape-segments/1"
 PART_SUFFIX = ".part"
 PARQUET_SUFFIX = ".parquet"
 TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
+
+MOST_NAME_BYTES = 255
 
 _UNDER_KEY = re.compile("-k[0-9a-f]{8}$")
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(\.(gz|zst|zstd))?)$")
@@ -119,11 +122,19 @@ def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
     """Return a manifest by its content; raises InputError, naming the path, if it is none."""
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise InputError(f"{path}: {error}; expected a manifest of segments") from None
+    for segment in manifest.segments:
+        if not _is_file_name(segment.name):
+            raise InputError(f"{path}: segments: name: {segment.name!r}; expected a file's name, without a folder")
     if manifest.schema != MANIFEST_SCHEMA:
         raise InputError(f"{path}: schema: {manifest.schema!r}; this version reads {MANIFEST_SCHEMA!r}")
     return manifest
+
+
+def _is_file_name(name: str) -> bool:
+    """Return whether a name can be of a file beside the manifest."""
+    return 0 < len(os.fsencode(name)) <= MOST_NAME_BYTES and name not in {".", ".."} and not {"/", "\0"} & set(name)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

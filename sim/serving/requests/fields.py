@@ -9,6 +9,7 @@ import msgspec
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Message, Vocabulary
+from tracefile.records.decoding import NOT_JSON
 
 Shape = TypeVar("Shape")
 ToolChoice = Literal["none", "auto", "required"]
@@ -99,7 +100,7 @@ def decode_body(body: bytes, shape: type[Shape]) -> Shape:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise ApiError(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ApiError(f"the body is not JSON: {error}") from None
 
 
@@ -116,7 +117,7 @@ def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
             prompts = msgspec.json.decode(data, type=list[list[int]])
         else:
             prompts = [msgspec.json.decode(data, type=list[int])]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         raise ApiError("prompt: expected a text, a list of token ids, or a list of either", param="prompt") from None
     if not prompts or not all(prompts):
         raise ApiError("prompt: must not be empty", param="prompt")

@@ -39,6 +39,8 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     ("content", "named"),
     [
         (b"{", "not JSON"),
+        (b'{"x":' * 100_000, "not JSON"),
+        (b'{"parameters": {"\xff": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "not JSON"),
         (b"[]", "Expected `object`"),
         (
             b'{"schema": "kvtape-model/9", "parameters": {}, "engine": {"num_gpu_blocks": 9}}',

@@ -34,8 +34,9 @@ def test_content_is_joined_for_one_template_and_kept_apart_for_the_other() -> No
 def test_tool_calls_carry_their_arguments_as_a_mapping_and_tool_results_are_text() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     broken = {"id": "2", "type": "function", "function": {"name": "g", "arguments": "{"}}
+    deep = {"id": "3", "type": "function", "function": {"name": "h", "arguments": '{"a":' * 100_000}}
     messages = [
-        {"role": "assistant", "content": None, "tool_calls": [call, broken]},
+        {"role": "assistant", "content": None, "tool_calls": [call, broken, deep]},
         {
             "role": "tool",
             "tool_call_id": "1",
@@ -43,7 +44,7 @@ def test_tool_calls_carry_their_arguments_as_a_mapping_and_tool_results_are_text
         },
     ]
     shaped = template_messages(messages, PARTS)
-    assert [each["function"]["arguments"] for each in shaped[0]["tool_calls"]] == [{"a": 1}, {}]
+    assert [each["function"]["arguments"] for each in shaped[0]["tool_calls"]] == [{"a": 1}, {}, {}]
     assert shaped[1] == {"role": "tool", "content": "x\ny", "tool_call_id": "1"}
 
 

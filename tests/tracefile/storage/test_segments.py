@@ -168,6 +168,19 @@ def test_a_manifest_is_checked(trace: Path) -> None:
     path.write_text('{"segments": [{"name": 1}]}')
     with pytest.raises(InputError, match="expected a manifest"):
         read_manifest(path)
+    path.write_text('{"segments": ' + "[" * 100_000)
+    with pytest.raises(InputError, match="expected a manifest"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../other.jsonl", "/etc/passwd", "a\0b", "a" * 256])
+def test_a_manifest_names_files_beside_it_alone(trace: Path, name: str) -> None:
+    path = manifest_path(trace)
+    found = msgspec.json.decode(path.read_bytes())
+    found["segments"][0]["name"] = name
+    path.write_bytes(msgspec.json.encode(found))
+    with pytest.raises(InputError, match=r"segments: name: .*; expected a file's name"):
+        open_trace(trace.parent)
 
 
 @pytest.mark.parametrize(
