@@ -11,7 +11,7 @@ from pathlib import Path
 from tap.supervisor.config import Runtime
 from tracefile.records.errors import InputError
 
-PREFIX = "kvtape-tap-"
+PREFIX = "kvtap-"
 MAX_SOCKET_PATH = 103
 """Bytes of a ``sockaddr_un`` path on every system."""
 LEAST_AGE_S = 60.0

@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -299,8 +299,17 @@ def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritte
     assert lab.records == []
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Folder whose path leaves room for a socket's, as pytest's own does not everywhere."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("module", ["recorder.recorder", "proxy.worker", "admin"])
-def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: Any, module: str) -> None:
+def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(
+    lab: Any, module: str, short_folder: Path
+) -> None:
     name = module.rpartition(".")[2]
     (lab.folder / "sitecustomize.py").write_text(
         f"import os, sys\nif 'tap.{module}' in sys.orig_argv:\n    os._exit(3)\n"
@@ -311,24 +320,24 @@ def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: A
             flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--workers", "2")
             more = ("--admin", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids")
             path = f"{lab.environment()['PYTHONPATH']}:{lab.folder}"
-            return await asyncio.to_thread(run_tap, lab, *flags, *more, PYTHONPATH=path, TMPDIR=str(lab.folder))
+            return await asyncio.to_thread(run_tap, lab, *flags, *more, PYTHONPATH=path, TMPDIR=str(short_folder))
 
     done = asyncio.run(scenario())
     assert done.returncode == 2
     assert done.stderr == f"tap: error: the {name} process ended before it was ready\n"
-    assert not list(lab.folder.glob("kvtape-tap-*")), "its folder is gone"
+    assert not list(short_folder.iterdir()), "its folder is gone"
 
 
-def test_a_killed_taps_folder_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_killed_taps_folder_is_removed_by_the_next(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
     names = ("killed", "young", "others", "link", "live")
-    killed, young, others, link, live = (tmp_path / f"kvtape-tap-{name}" for name in names)
-    for folder in (killed, young, others, live, tmp_path / "linked"):
+    killed, young, others, link, live = (short_folder / f"kvtap-{name}" for name in names)
+    for folder in (killed, young, others, live, short_folder / "linked"):
         folder.mkdir()
         (folder / "counts").touch()
         with socket.socket(socket.AF_UNIX) as sock:
             sock.bind(str(folder / "recorder.sock"))
-    link.symlink_to(tmp_path / "linked")
+    link.symlink_to(short_folder / "linked")
     (others / "notes.txt").touch()
     for folder in (killed, others, live):
         os.utime(folder, (0, 0))
@@ -336,14 +345,14 @@ def test_a_killed_taps_folder_is_removed_by_the_next(tmp_path: Path, monkeypatch
     fcntl.flock(lock, fcntl.LOCK_EX)
     with runtime_folder() as runtime, runtime_folder() as second:
         os.utime(runtime.folder, (0, 0))
-        assert {path.name for path in tmp_path.iterdir()} == {
+        assert {path.name for path in short_folder.iterdir()} == {
             *(folder.name for folder in (young, others, link, live, runtime.folder, second.folder)),
             "linked",
         }
         with runtime_folder():
             assert runtime.folder.is_dir(), "its tap lives"
         assert [path.name for path in others.iterdir()] == ["notes.txt"]
-        assert len(list((tmp_path / "linked").iterdir())) == len(list(live.iterdir())) == 2
+        assert len(list((short_folder / "linked").iterdir())) == len(list(live.iterdir())) == 2
     os.close(lock)
     assert not runtime.folder.exists()
 
