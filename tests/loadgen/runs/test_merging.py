@@ -86,7 +86,7 @@ def test_parts_stay_until_the_merged_trace_is_there(folder: Path) -> None:
     trace = folder / "t.jsonl"
     part = write(part_of(trace, 0), [record("a", 0, 10)])
     trace.mkdir()  # what cannot be replaced by a file
-    with pytest.raises(InputError, match="expected a writable folder"):
+    with pytest.raises(InputError, match="is a directory; expected a file to write"):
         merge_parts(trace, [part], META)
     assert sorted(os.listdir(folder)) == ["t.jsonl", "t.jsonl.shard0.jsonl"]
 
