@@ -14,6 +14,7 @@ from measure.cache.chains import Chains
 from measure.cache.reusable import PromptChains, reusable_tokens
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
+from tracefile.outputs import InferredOutputs, infer_outputs, inferred_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.batches import Batch, RecordBatch, without_collector
 from tracefile.records.errors import InputError
@@ -229,7 +230,8 @@ def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False,
     block hashes, too.
     """
     with open_trace(path) as reader, without_collector():
-        run = _collect(label, path.name, reader.meta, reader.batches(), reuse=reuse, kept=chains)
+        inferred = inferred_outputs(reader) if reuse or chains else None
+        run = _collect(label, path.name, reader.meta, reader.batches(), inferred, reuse=reuse, kept=chains)
         # The end of a run completes what its header says of the load.
         meta = msgspec.structs.replace(reader.meta, workload=reader.latest_meta.workload)
         warnings = tuple(reader.warnings)
@@ -242,13 +244,22 @@ def make_run(
     label: str, file: str, meta: Meta, records: Iterable[Record], *, reuse: bool = False, chains: bool = False
 ) -> Run:
     """Return records as columns, without a digest; ``reuse`` and ``chains`` as in ``load_run``."""
-    return _collect(label, file, meta, [RecordBatch(list(records))], reuse=reuse, kept=chains)
+    some = list(records)
+    inferred = infer_outputs(meta, some) if reuse or chains else None
+    return _collect(label, file, meta, [RecordBatch(some)], inferred, reuse=reuse, kept=chains)
 
 
 def _collect(
-    label: str, file: str, meta: Meta, batches: Iterable[Batch], *, reuse: bool = False, kept: bool = False
+    label: str,
+    file: str,
+    meta: Meta,
+    batches: Iterable[Batch],
+    inferred: InferredOutputs | None,
+    *,
+    reuse: bool,
+    kept: bool,
 ) -> Run:
-    columns, read = _Columns(), PromptChains(meta.block_size or 0, compiled=kept)
+    columns, read = _Columns(), PromptChains(meta.block_size or 0, compiled=kept, inferred=inferred)
     reuse = (reuse or kept) and bool(meta.block_size)
     for batch in batches:
         columns.add(batch)

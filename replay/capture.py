@@ -17,6 +17,7 @@ from tracefile import (
 )
 from tracefile.hashing.branches import Branch, own_branch, tail_key
 from tracefile.hashing.tokenchains import Branches, branches_of
+from tracefile.outputs import infer_outputs
 from tracefile.records.schema import HashSource, SessionSource
 
 
@@ -69,10 +70,13 @@ def load_requests(
     output_substitution: bool = True,
 ) -> list[Captured]:
     """Requests of one shard, in order of arrival. ``output_substitution``: sharers of output blocks stay together."""
-    read = partial(read_kept, survey, selection)
+    read: Callable[[], Iterator[Record]] = partial(read_kept, survey, selection)
     if sessions and survey.meta.block_size is not None and not survey.links_known:
         linked = infer_sessions(read(), survey.block_size).records
         read = partial(iter, linked)
+    if output_substitution:
+        inferred, recorded = infer_outputs(survey.meta, read()), read
+        read = lambda: map(inferred.fill, recorded())  # noqa: E731
     has = _membership(read, shard, survey.block_size, output_substitution=output_substitution)
     own = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
     own.sort(key=lambda request: request.offset_ms)

@@ -1,268 +1,321 @@
-"""Sessions: the parent of each request, by explicit session ids first, else by the hash chains.
+"""Sessions: the parent of each request, by explicit session ids first, else by its prompt.
 
-The rules, for a request R that arrived at t. A request's *chain* is its prompt's full blocks and, where the answer's
-ids are known, its output's; it *ends* on the chain's last block.
+The rules, for a request R that arrived at t. A request's *chain* is its prompt's full blocks and, where the output's
+ids are known, its output's.
 
 1. R names its session: its parent is the request of that session, likewise named, that ended last at or before t.
-2. Else the candidates are the requests that ended at or before t, gave at least one token, and whose whole chain of
-   one block or more is a proper prefix of R's prompt (fewer full blocks than R's). The parent is the one with the
-   longest chain; of several with the same chain, the one that ended last, and R is counted as *ambiguous*.
-   Requests that overlap R are its branches, never its parents.
-3. A candidate that ends on a prefix which others share for reasons of their own is no parent (a stand-alone request
-   that holds just the system prompt), and the next longest chain is tried. The block E on which requests end is such
-   a shared prefix if none of them ends there within its own answer (then only who saw the answer can go on from it),
-   and either
-   (a) a request goes on past E that arrived before the first of them had ended: it can have continued none; or
-   (b) two requests go on past E differently in the very next block. Continuations of one request agree on its answer.
-   Where the answer is too short to fill that block, (b) turns down true branches: no trace can tell the two apart.
+2. Else the candidates are the requests that ended at or before t, gave at least one token, and whose complete prompt is
+   a proper prefix of R's prompt. The parent is the one whose chain R repeats furthest: into its output as far as that
+   came back unaltered, else to the end of its prompt. Of several, the one that ended last, and R is counted as
+   *ambiguous*. Requests that overlap R are its branches, never its parents.
+3. Where only blocks are known, a prompt that ends on block E may be one that others share for reasons of their own (a
+   stand-alone request that holds just the system prompt); it is then no parent, unless R repeats its output. E is such
+   a shared prefix if
+   (a) a prompt goes on past E that arrived before the first of those that end there had ended: it continues none; or
+   (b) two prompts go on past E differently in the very next block. Continuations of one request agree on its output.
+   Where the output is too short to fill that block, (b) turns down true branches: no block hash can tell the two apart.
 4. No parent: R begins a session of its own, named after it, as turn 1. Without hashes or times nothing is said.
 
-Known online and offline: by finish order every candidate of R is known when R is given, so rules 1 and 2 give the same
-links either way. Rule 3 rests on requests that may come later: online a link holds on the evidence given so far, R's
-own included; offline (``infer_sessions``) on the whole trace's. So the first continuation of a prefix not yet known
-to be shared is linked online and may not be offline. Think time is the arrival minus the parent's end.
+Where the token ids of a chat's prompt are given (``prompt_ids``), rule 2 compares tokens in place of blocks, and rule 3
+is not needed: a chat's prompt ends with the template's tokens that begin the answer, which no other conversation has.
+Of these tokens, as many as R ends with too may have changed but for the first (templates of thinking models begin an
+answer with ``<think>`` and remove it from later prompts).
 
-A turn that adds less than a block to the one before, or whose answer comes back altered (reasoning removed, other
-tokens for the same text), cannot be told and begins a session of its own.
+By finish order every candidate of R is known when R is given. Rule 3 rests on requests that may come later: online a
+link holds on the evidence given so far, R's own included; offline (``infer_sessions``) on that of the complete trace.
+Think time is the arrival minus the parent's end.
+
+A turn whose prompt lacks the beginning of the one before (compacted, truncated, edited early on) begins a session of
+its own: no trace can tell it. So does one that adds less than a block, where only blocks are known.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from tracefile.boundedmap import BoundedMap
-from tracefile.records.schema import BlockHash, Record, RequestId, SessionId, SessionSource
+from tracefile.hashing.blockhash import TOKEN_BYTES, packed_tokens
+from tracefile.hashing.chain import Chain, chain_of, repeated_output
+from tracefile.promptends import (
+    ENDS_KEPT,
+    HEADER_TOKENS,
+    HEADERS_COMPARED,
+    Candidate,
+    Ended,
+    Ending,
+    Ends,
+    Rest,
+    backwards,
+    by_output,
+    common_bytes,
+    rank,
+    rests_of,
+)
+from tracefile.records.schema import BlockHash, Continuation, Record, SessionId, SessionSource
 
 NO_CHAINS = "no request was found to continue another, so each is a session of one turn"
 """Words for a trace without a later turn."""
 MAX_BLOCKS = 1_000_000
 MAX_SESSIONS = 100_000
-ENDS_KEPT = 1024
-"""Requests remembered that ended on one block or in one session; the earliest are forgotten first."""
-
-
-class Ended(NamedTuple):
-    """A request that may be continued."""
-
-    end_ms: float
-    request_id: RequestId
-    session_id: SessionId | None
-    turn: int
-
-
-@dataclass(slots=True)
-class Ending:
-    """The requests that end on one block (or in one session), by end, and what is known of who goes on from there."""
-
-    shared: bool = False
-    """Rule 3's (a) or (b) was seen."""
-    answered: bool = False
-    """One of them ends within its own answer: rule 3 does not apply."""
-    first_end_ms: float = float("inf")
-    continuation: BlockHash | None = None
-    """The next block of those that went on."""
-    ended: list[Ended] = field(default_factory=list)
-
-    def add(self, request: Ended) -> None:
-        """Remember one more; given in finish order, that is at the end."""
-        if not self.ended or self.ended[-1].end_ms <= request.end_ms:
-            self.ended.append(request)
-        else:
-            self.ended.insert(bisect_right(self.ended, request.end_ms, key=_end_ms), request)
-        if len(self.ended) > 2 * ENDS_KEPT:
-            del self.ended[:ENDS_KEPT]
-
-    def count_by(self, at_ms: float) -> int:
-        """Return the number of requests that had ended at ``at_ms``: the first ones of ``ended``."""
-        if self.ended and self.ended[-1].end_ms <= at_ms:
-            return len(self.ended)
-        return bisect_right(self.ended, at_ms, key=_end_ms)
-
-    def passed(self, arrival_ms: float, following: BlockHash | None) -> None:
-        """Take note of a request that goes on past here with block ``following`` (None: with what, is not known)."""
-        if arrival_ms < self.first_end_ms:
-            self.shared = True
-        elif following is not None:
-            self.continuation = self.continuation or following
-            self.shared = self.shared or following != self.continuation
-
-
-def _end_ms(request: Ended) -> float:
-    return request.end_ms
-
-
-Endings = Sequence[tuple[int, Ending]]
-"""Those on a request's own chain, by the position of their block in it."""
-
-
-class Chain(NamedTuple):
-    """Hash chain of a record."""
-
-    prompt: Sequence[BlockHash]
-    """The prompt's blocks, as far as their hashes are true."""
-    blocks: Sequence[BlockHash]
-    """Those and the output's."""
-    whole: bool
-    """No full block of the prompt is missing, so the chain's end is the request's."""
-
-    @property
-    def answered(self) -> bool:
-        """Return whether the chain ends on a block that holds some of the answer."""
-        return len(self.blocks) > len(self.prompt)
-
-
-def chain_of(record: Record, block_size: int) -> Chain:
-    """The record's chain; empty where it has no hashes."""
-    hashes = record.block_hashes or []
-    prompt = hashes if record.hashable_blocks is None else hashes[: record.hashable_blocks]
-    full = len(hashes) if record.prompt_tokens is None else record.prompt_tokens // block_size
-    whole = len(prompt) >= full
-    output = record.output_block_hashes if whole and record.output_block_hashes else []
-    return Chain(prompt, [*prompt, *output] if output else prompt, whole)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInference:
-    """A trace with its sessions told."""
+    """A trace with its sessions."""
 
     records: list[Record]
     """In the order given."""
     inferred: int
-    """Links that the hash chains told."""
+    """Links by prompts."""
     ambiguous: int
-    """Those of them where several requests had the parent's chain."""
+    """Those of them where several requests could be the parent."""
     shared_prefix: int
-    """Requests for which a longer chain was turned down as a shared prefix (rule 3)."""
+    """Requests for which a longer prompt was turned down as a shared prefix (rule 3)."""
 
 
 class SessionIndex:
     """Links records in finish order at the cost of their chains, in bounded memory: the long unused is forgotten."""
 
-    def __init__(self, block_size: int, *, max_blocks: int = MAX_BLOCKS, max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        engine_block_size: int | None = None,
+        max_blocks: int = MAX_BLOCKS,
+        max_sessions: int = MAX_SESSIONS,
+    ) -> None:
         self.block_size = block_size
+        self.engine_block_size = engine_block_size or block_size
+        """Of cached tokens."""
         self.inferred = 0
         self.ambiguous = 0
         self.shared_prefix = 0
-        self._blocks: BoundedMap[BlockHash, Ending | None] = BoundedMap(max_blocks)
-        """Every block seen with one after it (None), or with requests that end on it."""
+        self._blocks: BoundedMap[Hashable, Ends | None] = BoundedMap(max_blocks)
+        """Every block past which a prompt goes on (None: nothing ends there); prompts under a block by their model."""
+        self._rests: BoundedMap[Rest, Ending] = BoundedMap(max_blocks)
         self._sessions: BoundedMap[SessionId, Ending] = BoundedMap(max_sessions)
 
-    def link(self, record: Record) -> Record:
-        """Return the record with session, parent, turn and think time as far as known; what was set is kept."""
-        told = _without_inference(record)
-        chain = chain_of(told, self.block_size)
-        return self._place(told, chain, self._note_passage(told, chain))
+    def link(self, record: Record, prompt_ids: Sequence[int] | None = None) -> Record:
+        """Return the record with session, parent, turn and think time as far as known; what was set is kept.
+
+        ``prompt_ids``: of a chat whose prompt ends with the tokens that begin the answer. Null: not known.
+        """
+        record = _without_inference(record)
+        self._note_evidence(record)
+        return self._link(record, prompt_ids)
 
     def learn(self, record: Record) -> None:
         """Take the record, given in finish order, as evidence of shared prefixes, without linking it."""
-        chain = chain_of(record, self.block_size)
-        self._note_passage(record, chain)
-        self._note_ending(record, chain)
+        self._note_evidence(record)
 
     def link_learnt(self, record: Record) -> Record:
         """``link`` for a record that ``learn`` was given before."""
-        told = _without_inference(record)
-        chain = chain_of(told, self.block_size)
-        found = [(at, ending) for at, block in enumerate(chain.prompt) if (ending := self._blocks.get(block))]
-        return self._place(told, chain, found)
+        return self._link(_without_inference(record), None)
 
     def recall(self, record: Record) -> None:
         """Take a record as it was linked, by an index that is gone; given in finish order."""
-        chain = chain_of(record, self.block_size)
-        self._note_passage(record, chain)
-        self._remember(record, chain)
+        self._note_evidence(record)
+        self._remember(record, chain_of(record, self.block_size), None)
 
     def check_integrity(self) -> None:
         self._blocks.check_integrity()
+        self._rests.check_integrity()
         self._sessions.check_integrity()
         assert self.ambiguous <= self.inferred
-        for ending in (*self._blocks.values(), *self._sessions.values()):
-            ends = [request.end_ms for request in ending.ended] if ending else []
-            assert ends == sorted(ends)
-            assert len(ends) <= 2 * ENDS_KEPT
+        of_blocks = [
+            ending
+            for ends in self._blocks.values()
+            if ends is not None
+            for ending in (ends.outputs, ends.prompts)
+            if ending is not None
+        ]
+        for ending in (*of_blocks, *self._rests.values(), *self._sessions.values()):
+            times = [request.end_ms for request in ending.ended]
+            assert times == sorted(times)
+            assert len(times) <= 2 * ENDS_KEPT
 
-    def _place(self, record: Record, chain: Chain, endings: Endings) -> Record:
+    def _note_evidence(self, record: Record) -> None:
+        """Note where the prompt goes on past others' ends, and that prompts end on its last block."""
+        chain = chain_of(record, self.block_size)
+        if record.arrival_ms is not None:
+            passed = chain.passed
+            for at, ends in self._blocks.touch_all(passed, None):
+                assert ends is not None
+                ends.passed = True
+                if ends.prompts is not None:
+                    ends.prompts.passed(record.arrival_ms, chain.prompt[at + 1] if at + 1 < len(chain.prompt) else None)
+        if chain.prompt and self._may_be_parent(record, chain):
+            ending = self._prompts_on(chain.prompt[-1])
+            ending.first_end_ms = min(ending.first_end_ms, record.end_ms() or 0.0)
+
+    def _ends(self, block: Hashable) -> Ends:
+        """Return what ends on a block, which is among the youngest from now on."""
+        found = self._blocks.get(block)
+        ends = Ends(passed=block in self._blocks) if found is None else found
+        self._blocks[block] = ends
+        return ends
+
+    def _prompts_on(self, block: BlockHash) -> Ending:
+        """Return the prompts that end on a block."""
+        ends = self._ends(block)
+        if ends.prompts is None:
+            # A prompt known to have gone on past here finished earlier, so arrived before this end: rule 3 (a).
+            ends.prompts = Ending(shared=ends.passed)
+        return ends.prompts
+
+    def _may_be_parent(self, record: Record, chain: Chain) -> bool:
+        """Return whether a prompt can continue the record, by its chain."""
+        known = record.block_hashes is not None and chain.whole
+        return known and record.end_ms() is not None and gave_answer(record)
+
+    def _link(self, record: Record, prompt_ids: Sequence[int] | None) -> Record:
+        chain = chain_of(record, self.block_size)
+        tokens = None if prompt_ids is None or not chain.whole else packed_tokens(prompt_ids)
         if record.session_id is not None:
-            record = self._link_explicit(record, record.session_id)
+            record = self._link_explicit(record, chain, record.session_id)
         elif record.block_hashes is not None and record.arrival_ms is not None:
-            record = self._link_by_chain(record, chain, endings, record.arrival_ms)
-        self._remember(record, chain)
+            record = self._link_by_prompt(record, chain, tokens, record.arrival_ms)
+        self._remember(record, chain, tokens)
         return record
 
-    def _note_passage(self, record: Record, chain: Chain) -> Endings:
-        """Take note of where the record goes on past others' ends, which it gives."""
-        blocks = chain.blocks
-        if record.arrival_ms is None or not blocks:
-            return []
-        endings = self._blocks.touch_all(blocks[:-1] if chain.whole else blocks, None)
-        found = [(at, ending) for at, ending in endings if ending is not None]
-        for at, ending in found:
-            ending.passed(record.arrival_ms, blocks[at + 1] if at + 1 < len(blocks) else None)
-        return found
-
-    def _note_ending(self, record: Record, chain: Chain) -> Ending | None:
-        """Take note of where the record ends; None if it cannot be anyone's parent by its chain."""
-        end_ms = record.end_ms()
-        if end_ms is None or not chain.whole or not chain.blocks or not gave_answer(record):
-            return None
-        last = chain.blocks[-1]
-        ending = self._blocks.get(last)
-        if ending is None:
-            # A request known to have gone on past here finished earlier, so arrived before this end: rule 3 (a).
-            ending = Ending(shared=last in self._blocks)
-        self._blocks[last] = ending
-        ending.first_end_ms = min(ending.first_end_ms, end_ms)
-        ending.answered = ending.answered or chain.answered
-        return ending
-
-    def _link_explicit(self, record: Record, session_id: SessionId) -> Record:
+    def _link_explicit(self, record: Record, chain: Chain, session_id: SessionId) -> Record:
         source = record.session_source or "explicit"
         if record.turn is not None or record.parent_id is not None or record.arrival_ms is None:
             return msgspec.structs.replace(record, session_source=source)
-        ending = self._sessions.touch(session_id, Ending())
-        count = ending.count_by(record.arrival_ms)
-        return _continued(record, session_id, source, ending.ended[count - 1] if count else None)
+        ended = self._sessions.touch(session_id, Ending()).by(record.arrival_ms)
+        return self._continued(record, chain, session_id, source, ended[-1] if ended else None)
 
-    def _link_by_chain(self, record: Record, chain: Chain, endings: Endings, arrival_ms: float) -> Record:
-        ending = self._longest_ending(chain, endings, arrival_ms)
-        if ending is None:
-            return _continued(record, SessionId(f"chain-{record.request_id}"), "inferred", None)
-        count = ending.count_by(arrival_ms)
-        parent = ending.ended[count - 1]
+    def _link_by_prompt(self, record: Record, chain: Chain, tokens: bytes | None, arrival_ms: float) -> Record:
+        found = self._longest(chain, tokens, arrival_ms, (record.model, record.lora))
+        if found is None:
+            return self._continued(record, chain, SessionId(f"chain-{record.request_id}"), "inferred", None)
         self.inferred += 1
-        self.ambiguous += count > 1
-        return _continued(record, parent.session_id, "inferred", parent)
+        self.ambiguous += found.ambiguous
+        return self._continued(record, chain, found.parent.session_id, "inferred", found.parent)
 
-    def _longest_ending(self, chain: Chain, endings: Endings, arrival_ms: float) -> Ending | None:
-        """Return the block on which rule 2's candidates with the longest chain end, after rule 3."""
-        if not endings:
-            return None
-        longest = len(chain.prompt) - (1 if chain.whole else 0)
+    def _longest(
+        self, chain: Chain, tokens: bytes | None, arrival_ms: float, root: tuple[str | None, str | None]
+    ) -> Candidate | None:
+        """Return rule 2's parent, after rule 3."""
+        best: Candidate | None = None
         turned_down = 0
-        found = None
-        for at, ending in reversed(endings):
-            if at >= longest or not ending.count_by(arrival_ms):
+        begins = [(-1, root), *enumerate(chain.prompt)] if tokens is not None else list(enumerate(chain.prompt))
+        for at, block in reversed(begins):
+            if best is not None and best.repeated >= (at + 2) * self.block_size + HEADER_TOKENS:
+                break  # what ends earlier is shorter
+            ends = self._blocks.get(block)
+            if ends is None:
                 continue
-            if ending.answered or not ending.shared:
-                found = ending
-                break
-            turned_down = 1
-        self.shared_prefix += turned_down
-        return found
+            repeated = (at + 1) * self.block_size
+            found = list(by_output(ends, at, repeated, arrival_ms))
+            if tokens is not None:
+                found += self._by_tokens(block, ends.rests, tokens, repeated * TOKEN_BYTES, arrival_ms)
+            if ends.prompts is not None and at < len(chain.passed) and (ended := ends.prompts.by(arrival_ms)):
+                if ends.prompts.shared:
+                    turned_down = turned_down or repeated
+                else:
+                    found.append(Candidate(repeated, ended[-1], len(ended) > 1))
+            best = max([best, *found] if best else found, key=rank, default=None)
+        self.shared_prefix += turned_down > (best.repeated if best else 0)
+        return best
 
-    def _remember(self, record: Record, chain: Chain) -> None:
+    def _remember(self, record: Record, chain: Chain, tokens: bytes | None) -> None:
         end_ms = record.end_ms()
         if end_ms is None:
             return
-        request = Ended(end_ms, record.request_id, record.session_id, record.turn or 1)
+        request = Ended(
+            end_ms,
+            record.request_id,
+            record.session_id,
+            record.turn or 1,
+            record.prompt_tokens or len(chain.prompt) * self.block_size,
+            record.output_tokens,
+            chain.prompt[-1] if chain.prompt and chain.whole else None,
+            len(chain.prompt) + len(chain.output),
+            chain.output[-1] if chain.output else None,
+        )
         if record.session_source == "explicit" and record.session_id is not None:
             self._sessions.touch(record.session_id, Ending()).add(request)
-        ending = self._note_ending(record, chain)
-        if ending is not None:
-            ending.add(request)
+        if not self._may_be_parent(record, chain):
+            return
+        self._remember_output(request, chain)
+        if tokens is not None:
+            self._remember_tokens(request, chain, tokens, (record.model, record.lora))
+        elif chain.prompt:
+            self._prompts_on(chain.prompt[-1]).add(request)
+
+    def _remember_output(self, request: Ended, chain: Chain) -> None:
+        """Add the request to those of each block of its output; one object serves a run of blocks."""
+        joined: dict[int, Ending] = {}
+        for block in chain.output:
+            ends = self._ends(block)
+            before = ends.outputs
+            ending = joined.get(id(before))
+            if ending is None:
+                ending = joined[id(before)] = Ending(ended=[] if before is None else list(before.ended))
+                ending.add(request)
+            ends.outputs = ending
+
+    def _remember_tokens(self, request: Ended, chain: Chain, tokens: bytes, root: Hashable) -> None:
+        """Add the request under the last block before its final HEADER_TOKENS."""
+        count = len(tokens) // TOKEN_BYTES
+        at = min(max(count - HEADER_TOKENS, 0) // self.block_size, len(chain.prompt))
+        block = chain.prompt[at - 1] if at else root
+        request = request._replace(rest=tokens[at * self.block_size * TOKEN_BYTES :])
+        self._ends(block).rests.add(len(request.rest))
+        for rest in rests_of(block, request.rest):
+            self._rests.touch(rest, Ending()).add(request)
+
+    def _continued(
+        self,
+        record: Record,
+        chain: Chain,
+        session_id: SessionId | None,
+        source: SessionSource,
+        parent: Ended | None,
+    ) -> Record:
+        """The record as the turn after ``parent``; None: as the first of its session."""
+        if parent is None or record.arrival_ms is None:
+            return msgspec.structs.replace(record, session_id=session_id, session_source=source, turn=1)
+        return msgspec.structs.replace(
+            record,
+            session_id=session_id,
+            session_source=source,
+            parent_id=parent.request_id,
+            turn=parent.turn + 1,
+            think_ms=record.arrival_ms - parent.end_ms,
+            continuation=self._continuation(record, chain, parent),
+        )
+
+    def _continuation(self, record: Record, chain: Chain, parent: Ended) -> Continuation | None:
+        """Return how the parent's output came back in the record's prompt; null: not known."""
+        full = parent.prompt_tokens // self.block_size
+        if parent.prompt_end is not None and parent.prompt_end not in chain.prompt[full - 1 : full]:
+            return "altered"
+        if parent.output_end is not None:
+            return "exact" if parent.output_end in chain.prompt[parent.blocks - 1 : parent.blocks] else "altered"
+        lengths = (parent.prompt_tokens, parent.output_tokens or 0)
+        return repeated_output(lengths, record.cached_tokens, self.block_size, self.engine_block_size).continuation
+
+    def _by_tokens(
+        self, block: Hashable, sizes: Iterable[int], tokens: bytes, start: int, arrival_ms: float
+    ) -> Iterator[Candidate]:
+        """Yield the requests whose prompts ``tokens`` goes on from; ``start`` bytes are in blocks up to ``block``."""
+        for size in sizes:
+            rest = tokens[start : start + size]
+            if start + size >= len(tokens):
+                continue
+            complete, headless = (self._rests.get(key) for key in rests_of(block, rest))
+            if complete is not None and (ended := complete.by(arrival_ms)):
+                yield Candidate((start + size) // TOKEN_BYTES, ended[-1], len(ended) > 1)
+                continue
+            latest = () if headless is None else headless.by(arrival_ms)[-HEADERS_COMPARED:]
+            for request in latest:
+                repeated = common_bytes(request.rest, rest)
+                header = common_bytes(backwards(request.rest), backwards(tokens))
+                if len(request.rest) == size and repeated > size - header:
+                    yield Candidate((start + repeated) // TOKEN_BYTES, request, ambiguous=False)
 
 
 def infer_sessions(records: Iterable[Record], block_size: int) -> SessionInference:
@@ -294,19 +347,5 @@ def _without_inference(record: Record) -> Record:
     if record.session_source != "inferred":
         return record
     return msgspec.structs.replace(
-        record, session_id=None, session_source=None, parent_id=None, turn=None, think_ms=None
-    )
-
-
-def _continued(record: Record, session_id: SessionId | None, source: SessionSource, parent: Ended | None) -> Record:
-    """The record as the turn after ``parent``; None: as the first of its session."""
-    if parent is None or record.arrival_ms is None:
-        return msgspec.structs.replace(record, session_id=session_id, session_source=source, turn=1)
-    return msgspec.structs.replace(
-        record,
-        session_id=session_id,
-        session_source=source,
-        parent_id=parent.request_id,
-        turn=parent.turn + 1,
-        think_ms=record.arrival_ms - parent.end_ms,
+        record, session_id=None, session_source=None, parent_id=None, turn=None, think_ms=None, continuation=None
     )

@@ -13,6 +13,7 @@ from tracefile.records.batches import NO_LIST, Batch
 
 if TYPE_CHECKING:
     from measure.cache.interning import Interner
+    from tracefile.outputs import InferredOutputs
 
 AT_ONCE: Final = 1 << 14
 """Requests whose blocks are laid out at a time."""
@@ -26,6 +27,8 @@ class PromptChains:
     compiled: bool = False
     """True: hashes are numbered as they come, first ones first, in memory that follows the distinct ones. False: they
     are sorted at the end, without the import of a compiler."""
+    inferred: "InferredOutputs | None" = None
+    """Null: outputs without hashes stay so."""
     _interner: "Interner | None" = None
     _values: list[npt.NDArray[Any]] = field(default_factory=list)
     _starts: list[IntArray] = field(default_factory=list)
@@ -36,7 +39,7 @@ class PromptChains:
     _count: int = 0
 
     def add(self, batch: Batch) -> None:
-        hashes = batch.hashes()
+        hashes = batch.hashes() if self.inferred is None else self.inferred.fill_hashes(batch, batch.hashes())
         prompts = np.where(hashes.prompt_blocks == NO_LIST, NO_HASHES, hashes.prompt_blocks)
         self._values.append(self._numbered(hashes.values) if self.compiled else hashes.values)
         self._starts.append(hashes.starts + self._count)

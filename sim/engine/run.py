@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sim.workload import arrivals as planning
     from sim.workload.arrivalorder import Order, Part
     from sim.workload.arrivals import Arrivals
+    from tracefile import outputs
     from tracefile.records import batches
     from tracefile.records.batches import Batch
 else:  # numpy, which the flags need not
@@ -58,6 +59,7 @@ else:  # numpy, which the flags need not
     )
     arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
     batches = LateModule("tracefile.records.batches")
+    outputs = LateModule("tracefile.outputs")
 
 
 ROUNDING_MS = 0.001
@@ -376,6 +378,7 @@ def predicted_records(
 def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> "Iterator[Part]":
     trace: Path = arguments.trace
     plan = planning.BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)
+    plan.inferred = None if arguments.cold_prompts else outputs.inferred_outputs(reader)
     batches, order = sessions_of(reader, trace) if arguments.replay_sessions else roots_of(reader, trace)
     parts = arrivalorder.in_parts(plan.every(batches), order)
     first = next(parts, None)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.workload.arrivals import NOBODY, Arrivals, parents_of, require_times
+from tracefile.outputs import infer_outputs
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import Batch
 from tracefile.records.errors import InputError
@@ -130,11 +131,12 @@ def _placed(batch: Arrivals, order: Order, first: int) -> Arrivals:
 
 
 def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:
-    """Return ``records`` with their sessions: as recorded, else inferred from block hashes."""
+    """Return ``records`` with their sessions: as recorded, else inferred from block hashes, the outputs' with them."""
     if any(record.parent_id is not None for record in records):
         return records
     if meta.block_size is None or all(record.block_hashes is None for record in records):
         raise InputError(f"{path}: --replay-sessions: no sessions and no block hashes to infer them from")
     inference = infer_sessions(records, meta.block_size)
     print(f"{path}: no sessions recorded; inferred from block hashes", file=sys.stderr)
-    return list(inference.records)
+    inferred = infer_outputs(meta, inference.records)
+    return list(map(inferred.fill, inference.records))

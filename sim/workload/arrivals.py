@@ -14,6 +14,7 @@ import numpy as np
 from measure.cache.chains import chain_places, leading_places
 from sim.vllm.request import Request
 from sim.workload.chain import FIRST_PRIVATE, Chains, known_blocks
+from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch, RecordBatch
 from tracefile.records.errors import InputError
@@ -173,6 +174,8 @@ class BatchPlan:
     chains: Chains
     path: str | Path
     cold_prompts: bool = False
+    inferred: InferredOutputs | None = None
+    """Null: outputs without hashes stay so."""
     hashed: bool = False
     """Any record so far had hashes."""
 
@@ -225,7 +228,7 @@ class BatchPlan:
         """Count the ``full`` blocks whose hashes the trace has, and return these hashes, request after request."""
         if self.cold_prompts:
             return np.zeros(len(batch), np.int64), np.empty(0, np.uint64)
-        hashes = batch.hashes()
+        hashes = batch.hashes() if self.inferred is None else self.inferred.fill_hashes(batch, batch.hashes())
         self.hashed = self.hashed or bool((hashes.prompt_blocks != NO_LIST).any())
         known = np.minimum(known_blocks(batch, hashes, self.chains), full)
         return known, hashes.values[leading_places(hashes.starts, known, self.chains.factor)]
@@ -243,6 +246,7 @@ def plan_arrivals(
 ) -> Arrivals:
     """Turn records into arrivals, in their order. Raises InputError naming the record that cannot be simulated."""
     batch, plan = RecordBatch(records), BatchPlan(Chains(meta, block_size), path, cold_prompts)
+    plan.inferred = None if cold_prompts else infer_outputs(meta, records)
     arrivals = plan.arrivals(batch)
     if needs_hashes:
         plan.require_hashes()

@@ -20,11 +20,13 @@ from tracefile.records.schema import Meta, Record
 if TYPE_CHECKING:
     import numpy as np
 
+    from tracefile import outputs
     from tracefile.hashing import tokenchains
     from tracefile.records import batches
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
+    outputs = LateModule("tracefile.outputs")
     tokenchains = LateModule("tracefile.hashing.tokenchains")
     batches = LateModule("tracefile.records.batches")
 
@@ -119,12 +121,15 @@ def is_private(key: int) -> bool:
 
 
 def hashed_records(reader: TraceReader) -> Iterator[Record]:
-    """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes."""
-    hashed = False
+    """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes.
+
+    Outputs of unknown ids get the hashes that later prompts have (``tracefile.outputs``).
+    """
+    hashed, inferred = False, outputs.inferred_outputs(reader)
     for record in reader:
         hashed = hashed or record.block_hashes is not None
         if record.prompt_tokens:
-            yield record
+            yield inferred.fill(record)
     end_reading(reader, hashed=hashed)
 
 
@@ -147,13 +152,13 @@ def end_reading(reader: TraceReader, *, hashed: bool) -> None:
 
 
 def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
-    """Yield batches and their chains; at the end, print warnings. Raises InputError if no record had hashes."""
-    hashed = False
+    """Yield batches and their chains, as ``hashed_records``."""
+    hashed, inferred = False, outputs.inferred_outputs(reader)
     with batches.without_collector():
         for batch in reader.batches():
             hashes = batch.hashes()
             hashed = hashed or bool((hashes.prompt_blocks != batches.NO_LIST).any())
-            yield batch, hashes
+            yield batch, inferred.fill_hashes(batch, hashes)
     end_reading(reader, hashed=hashed)
 
 

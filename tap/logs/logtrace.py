@@ -146,7 +146,7 @@ def read_log(args: Namespace) -> int:
             made = maker.make(exchange)
             if made.unhashed is not None:
                 unhashed[made.unhashed] += 1
-            record = sessions.link(made.record)
+            record = sessions.link(made.record, made.chat_ids)
             _add_parting(partings, hasher, exchange, record, args.model)
             writer.write(record)
     _say(args, rows, writer.count, unhashed)

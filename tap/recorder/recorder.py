@@ -152,7 +152,7 @@ class Recorder:
             resume=setup.resume,
             retention=Retention(setup.keep_s, setup.keep_bytes, uploads=setup.upload is not None),
         )
-        self._sessions = SessionIndex(setup.block_size)
+        self._sessions = SessionIndex(setup.block_size, engine_block_size=_block_size(setup.meta.engine))
         self._named = setup.trace
         found_before = self._trace.recorded if setup.carry.found is None else setup.carry.found
         self._before = min(found_before, self._trace.recorded)
@@ -193,7 +193,7 @@ class Recorder:
         self._taken.received += 1
         try:
             made = self._maker.make(exchange)
-            record = self._sessions.link(made.record)
+            record = self._sessions.link(made.record, made.chat_ids)
             if self._feeds is not None:
                 self._feeds.index.learn(exchange, record)
             if self._meter is not None:
@@ -212,6 +212,7 @@ class Recorder:
 
     def change_engine(self, engine: Engine | None) -> None:
         self._trace.change_meta(msgspec.structs.replace(self._trace.meta, engine=engine))
+        self._sessions.engine_block_size = _block_size(engine) or self._sessions.block_size
 
     def push(self, now_s: float) -> None:
         if self._meter is not None:
@@ -353,6 +354,10 @@ class Recorder:
         if sent:
             self._uploader.offer(manifest, again=True)
         return bool(sent)
+
+
+def _block_size(engine: Engine | None) -> int | None:
+    return None if engine is None else engine.block_size
 
 
 def _new_meter(setup: RecorderSetup, feeds: CacheFeeds | None) -> RecordMeter | None:

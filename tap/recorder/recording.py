@@ -20,6 +20,8 @@ from wire.answer import GENERATING, parse_answer
 from wire.completion import Completion
 from wire.jsonsize import fits_in_memory
 
+CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+"""APIs whose prompts a chat template makes."""
 USAGE = b'"usage":'
 """Within a JSON string its quotes would be escaped."""
 
@@ -119,6 +121,8 @@ class MadeRecord(NamedTuple):
     """Reason for no hashes. Null: it has hashes."""
     prompt_count_matches: bool | None
     """True if the number of our prompt ids is the engine's usage. Null: one of the two is unknown."""
+    chat_ids: Sequence[int] | None = None
+    """Token ids of a chat's prompt, which ends with those that begin the answer. Null: unknown, or no chat."""
 
 
 @dataclass
@@ -220,7 +224,9 @@ class RecordMaker:
             self._fill_branch(record, start, prompt, output_ids)
         known = usage_tokens is not None and prompt.token_count is not None and not prompt.solved
         matches = usage_tokens == prompt.token_count if known else None
-        return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
+        is_chat = shape.endpoint in CHATS and shape.body.get("add_generation_prompt") is not False
+        ids = prompt.token_ids if is_chat and prompt.token_count == record.prompt_tokens else None
+        return MadeRecord(record, prompt.unhashed, matches, ids)
 
     def _fill_branch(self, record: Record, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]) -> None:
         if record.block_hashes is None or record.hashable_blocks is not None:

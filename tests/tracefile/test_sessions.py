@@ -234,7 +234,7 @@ def test_memory_stays_within_its_bound(limit: int) -> None:
 
 
 def test_many_requests_on_one_block_are_forgotten_from_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracefile.sessions.ENDS_KEPT", 4)
+    monkeypatch.setattr("tracefile.promptends.ENDS_KEPT", 4)
     index = SessionIndex(B)
     for i in range(100):
         index.link(request(f"r{i}", i, i + 0.5, [1], [2], session="s" if i % 2 else None))
@@ -300,34 +300,37 @@ def oracle_parent(child: Record, evidence: list[Record]) -> str | None:
         same = [r for r in evidence if r.session_id == child.session_id and end(r) <= arrival]
         return max(same, key=end).request_id if same else None
     prompt, _, whole = oracle_chain(child)
-    enders = [r for r in evidence if oracle_chain(r)[2] and oracle_chain(r)[1] and r.status == "ok"]
-    candidates = []
+    enders = [r for r in evidence if oracle_chain(r)[2] and r.status == "ok"]
+    by_output: list[tuple[int, bool, Record]] = []
+    by_prompt: list[tuple[int, Record]] = []
     for r in enders:
-        chain = oracle_chain(r)[1]
-        proper = len(chain) < len(prompt) or (not whole and len(chain) == len(prompt))
-        if (
-            end(r) <= arrival
-            and proper
-            and prompt[: len(chain)] == chain
-            and not oracle_shared(chain, enders, evidence)
-        ):
-            candidates.append(r)
-    return max(candidates, key=lambda r: (len(oracle_chain(r)[1]), end(r))).request_id if candidates else None
+        own, chain, _ = oracle_chain(r)
+        if end(r) > arrival or prompt[: len(own)] != own:
+            continue
+        common = next(
+            (i for i, pair in enumerate(zip(prompt, chain, strict=False)) if pair[0] != pair[1]),
+            min(len(prompt), len(chain)),
+        )
+        goes_on = len(own) < len(prompt) or (not whole and len(own) == len(prompt))
+        if common > len(own):
+            by_output.append((common, common == len(chain), r))
+        if own and goes_on and not oracle_shared(own, enders, evidence):
+            by_prompt.append((len(own), r))
+    best = [max(by_output, key=lambda one: (one[0], one[1], end(one[2])))[::2]] if by_output else []
+    best += [max(by_prompt, key=lambda one: (one[0], end(one[1])))] if by_prompt else []
+    return max(best, key=lambda one: (one[0], end(one[1])))[1].request_id if best else None
 
 
-def oracle_shared(chain: list[BlockHash], enders: list[Record], evidence: list[Record]) -> bool:
-    here = [r for r in enders if oracle_chain(r)[1] == chain]
-    if any(len(oracle_chain(r)[1]) > len(oracle_chain(r)[0]) for r in here):
-        return False
-    first_end = min(end(r) for r in here)
+def oracle_shared(prompt: list[BlockHash], enders: list[Record], evidence: list[Record]) -> bool:
+    first_end = min(end(r) for r in enders if oracle_chain(r)[0] == prompt)
     following = set()
     for r in evidence:
-        _, blocks, whole = oracle_chain(r)
-        goes_on = len(blocks) > len(chain) or (not whole and len(blocks) == len(chain))
-        if blocks[: len(chain)] == chain and goes_on:
+        other, _, whole = oracle_chain(r)
+        goes_on = len(other) > len(prompt) or (not whole and len(other) == len(prompt))
+        if other[: len(prompt)] == prompt and goes_on:
             if (r.arrival_ms or 0.0) < first_end:
                 return True
-            following.update(blocks[len(chain) : len(chain) + 1])
+            following.update(other[len(prompt) : len(prompt) + 1])
     return len(following) > 1
 
 

@@ -32,8 +32,9 @@ Source = Literal["tap", "client", "replay", "sim"]
 Status = Literal["ok", "error", "client_abort", "upstream_abort", "timeout"]
 TokensSource = Literal["usage", "tokenizer", "estimate"]
 HashSource = Literal["engine", "tokenizer", "bytes"]
-OutputHashSource = Literal["engine", "tokenizer", "text"]
+OutputHashSource = Literal["engine", "tokenizer", "inferred", "text"]
 """``text`` is what version 0.1 wrote for ``tokenizer``."""
+Continuation = Literal["exact", "altered"]
 SessionSource = Literal["explicit", "inferred"]
 HashAlgorithm = Literal["xxh3_64", "blake2b"]
 TraceFormat = Literal[
@@ -227,9 +228,13 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     hash_source: HashSource | None = None
     """Whose token ids were hashed. Null: no hashes."""
     output_hash_source: OutputHashSource | None = None
-    """Whose ids of the answer: the engine's, or those of its text tokenized afresh. Null: no output hashes."""
+    """Whose ids of the output: the engine's, or those of its text tokenized afresh; ``inferred``: a reader took the
+    blocks from the next turn's prompt. Null: no output hashes."""
     think_ms: Time | None = None
     """Arrival minus the parent's end. Null: a session's first, or unknown."""
+    continuation: Continuation | None = None
+    """How the parent's prompt and output came back in this prompt: ``exact`` as they were, or ``altered`` (reasoning
+    removed, other tokens for the same text). Null: no parent, or not known."""
 
     extra: dict[str, Any] = {}
     """Unknown fields as they were read; written back at the record's top level."""

@@ -1,0 +1,202 @@
+"""Sessions of clients that name none, beside those that the clients had: precision and recall of the links."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tracefile.conversations import (
+    ASSISTANT,
+    END,
+    THINK,
+    USER,
+    B,
+    Client,
+    Sent,
+    agent,
+    altered,
+    chat,
+    compacted,
+    exact,
+    message,
+    record_of,
+    retried,
+    rollouts,
+    thinking,
+    traffic,
+)
+from tracefile import Record, SessionIndex, infer_sessions
+from tracefile.promptends import HEADER_TOKENS
+
+CLIENTS: dict[str, Client] = {
+    "chats": partial(chat, again=exact),
+    "chats, other tokens": partial(chat, again=altered),
+    "short questions": partial(chat, again=altered, shortest=1),
+    "agents": agent,
+    "thinking": thinking,
+    "thinking, header removed": lambda r: thinking(r, THINK),
+    "compaction": compacted,
+    "retries and edits": retried,
+    "rollouts": rollouts,
+}
+KNOWN_BY_OUTPUT = {"rollouts"}
+"""Which of several answers to one prompt was continued is told by their ids alone."""
+
+
+def links(sent: Sequence[Sent], told: Sequence[Record]) -> tuple[float, float]:
+    """Precision and recall of the parents."""
+    truth = {one.name: one.parent.name for one in sent if one.parent is not None}
+    made = {str(record.request_id): record.parent_id for record in told if record.parent_id is not None}
+    right = sum(made.get(name) == parent for name, parent in truth.items())
+    return right / len(made), right / len(truth)
+
+
+def by_tokens(sent: Sequence[Sent], records: Sequence[Record]) -> list[Record]:
+    index = SessionIndex(B)
+    told = [index.link(record, one.prompt) for record, one in zip(records, sent, strict=True)]
+    index.check_integrity()
+    return told
+
+
+@pytest.mark.parametrize("output_ids", [False, True], ids=["usage", "ids"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_links_of_chats_are_the_clients_where_prompts_are_known_to_the_token(name: str, output_ids: bool) -> None:
+    sent = traffic(CLIENTS[name], seed=1)
+    precision, recall = links(sent, by_tokens(sent, [record_of(one, output_ids=output_ids) for one in sent]))
+    if name in KNOWN_BY_OUTPUT and not output_ids:
+        assert min(precision, recall) < 0.99  # the trace cannot tell
+    else:
+        assert min(precision, recall) >= 0.99
+
+
+@pytest.mark.parametrize("name", sorted(CLIENTS.keys() - KNOWN_BY_OUTPUT))
+def test_links_by_blocks_alone_are_right_and_nearly_complete(name: str) -> None:
+    # A prompt whose last full block is of the system prompt alone, or of a header that is removed, is not found again.
+    sent = traffic(CLIENTS[name], seed=2)
+    precision, recall = links(sent, infer_sessions([record_of(one, output_ids=False) for one in sent], B).records)
+    assert precision >= (0.9 if "header" in name else 0.99)
+    assert recall >= (0.9 if "header" in name else 0.97)
+
+
+def test_the_degree_says_whether_the_output_came_back_as_it_was() -> None:
+    for again, expected in ((exact, {"exact"}), (altered, {"altered", "exact"})):
+        sent = traffic(partial(chat, again=again), seed=3, sessions=40)
+        told = by_tokens(sent, [record_of(one, output_ids=True) for one in sent])
+        degrees = {record.continuation for record in told if record.parent_id is not None}
+        assert degrees - {None} == expected  # None: the output fills no block
+
+
+def one_chat(name: str, at_ms: float, prompt: list[int], output: list[int] | None = None) -> tuple[Record, list[int]]:
+    sent = Sent(prompt, output or [9] * 4, None, name=name, arrival_ms=at_ms, end_ms=at_ms + 10)
+    return record_of(sent, output_ids=output is not None), prompt
+
+
+def parents(*requests: tuple[Record, list[int]]) -> list[str | None]:
+    index = SessionIndex(B)
+    return [index.link(record, prompt).parent_id for record, prompt in requests]
+
+
+HI = message(USER, [50, 51])
+
+
+def test_a_prompt_shorter_than_a_block_is_continued() -> None:
+    first = [*HI, ASSISTANT]
+    assert parents(one_chat("a", 0, first), one_chat("b", 20, [*first, 60, END, *HI, ASSISTANT])) == [None, "a"]
+
+
+def test_of_another_model_nothing_is_continued() -> None:
+    first, second = one_chat("a", 0, [*HI, ASSISTANT]), one_chat("b", 20, [*HI, ASSISTANT, 60, END, *HI, ASSISTANT])
+    second[0].model = "another"
+    assert parents(first, second) == [None, None]
+
+
+def test_a_short_question_that_differs_is_another_session_s() -> None:
+    system = list(range(100, 100 + 2 * B))
+    yes, no = ([*system, *message(USER, [word]), ASSISTANT] for word in (70, 71))
+    assert parents(one_chat("yes", 0, yes), one_chat("no", 20, [*no, 60, END, *HI, ASSISTANT])) == [None, None]
+
+
+def test_a_longer_last_message_is_no_continuation() -> None:
+    # "yes" and "yes, but …": the template's end of a message does not follow the first's text in the second.
+    system = list(range(100, 100 + 2 * B))
+    short, longer = [*system, USER, 70, END, ASSISTANT], [*system, USER, 70, 71, 72, END, ASSISTANT]
+    assert parents(one_chat("short", 0, short), one_chat("longer", 20, longer)) == [None, None]
+
+
+def test_the_same_prompt_again_is_no_continuation() -> None:
+    prompt = [*range(100, 140), ASSISTANT]
+    assert parents(one_chat("a", 0, prompt), one_chat("again", 20, prompt)) == [None, None]
+
+
+def test_a_header_that_later_prompts_lack_is_passed_over_wherever_blocks_end() -> None:
+    for length in range(30, 30 + 2 * B):
+        history = [*range(100, 100 + length), END]
+        later = [*history, ASSISTANT, 60, END, *HI, ASSISTANT, THINK]
+        asked = one_chat("a", 0, [*history, ASSISTANT, THINK], [9] * 40)
+        assert parents(asked, one_chat("b", 200, later)) == [None, "a"]
+
+
+def test_memory_of_prompts_known_to_the_token_is_bounded() -> None:
+    index = SessionIndex(B, max_blocks=64)
+    system = list(range(100, 100 + 2 * B))
+    for number in range(300):
+        index.link(*one_chat(f"r{number}", 20 * number, [*system, USER, 1000 + number, END, ASSISTANT]))
+        index.check_integrity()
+
+
+@st.composite
+def overlapping(draw: st.DrawFn) -> list[tuple[Record, list[int], list[int]]]:
+    """Records by their ends, with prompt and output, many of which begin as others do."""
+    texts: list[list[int]] = [[1] * 5]
+    requests = []
+    for number in range(draw(st.integers(1, 9))):
+        text = draw(st.sampled_from(texts))
+        cut = draw(st.integers(1, len(text)))
+        prompt = [
+            *text[:cut],
+            *draw(st.lists(st.integers(1, 2), max_size=2 * B)),
+            *draw(st.sampled_from([[3], [3, 4]])),
+        ]
+        output = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2 * B))
+        arrival_ms = float(draw(st.integers(0, 30)))
+        end_ms = arrival_ms + draw(st.integers(1, 15)) + number / 100
+        sent = Sent(prompt, output, None, name=f"r{number}", arrival_ms=arrival_ms, end_ms=end_ms)
+        requests.append((record_of(sent, output_ids=draw(st.booleans())), prompt, output))
+        texts += [prompt, [*prompt, *output]]
+    return sorted(requests, key=lambda one: one[0].end_ms() or 0.0)
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+
+
+def oracle(child: Record, prompt: list[int], earlier: list[tuple[Record, list[int], list[int]]]) -> str | None:
+    """The parent by the rules read off one by one, over all tokens of every earlier request."""
+    found: list[tuple[int, bool, float, str]] = []
+    for record, other, output in earlier:
+        end_ms, shared = record.end_ms() or 0.0, common(other, prompt)
+        if end_ms > (child.arrival_ms or 0.0):
+            continue
+        if record.output_block_hashes is not None:
+            chain = [*other, *output[:-1]]
+            blocks = common(chain, prompt) // B
+            if blocks > len(other) // B:
+                found.append((blocks * B, blocks == len(chain) // B, end_ms, record.request_id))
+        header = common(other[::-1][:HEADER_TOKENS], prompt[::-1])
+        is_continued = shared == len(other) or shared > len(other) - header
+        if is_continued and len(other) < len(prompt):
+            found.append((shared, True, end_ms, record.request_id))
+    return max(found)[3] if found else None
+
+
+@settings(max_examples=300, deadline=None)
+@given(overlapping())
+def test_links_by_tokens_are_the_oracle_s(trace: list[tuple[Record, list[int], list[int]]]) -> None:
+    index = SessionIndex(B)
+    for number, (record, prompt, _) in enumerate(trace):
+        assert index.link(record, prompt).parent_id == oracle(record, prompt, trace[:number])
+    index.check_integrity()

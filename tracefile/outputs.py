@@ -1,0 +1,92 @@
+"""Outputs that later prompts repeat: a turn's prompt has the blocks that hold its parent's output.
+
+Where an engine does not report the ids of an output, the blocks that decode filled have no hashes of their own. The
+next turn's prompt has them behind the parent's prompt, up to the output's length. A client may have changed the output
+(reasoning removed, other tokens for the same text). The engine's cached tokens show how far it came back as it was
+generated: a prefix hit that ends inside the output ends where the two differ.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from tracefile.files.reading import open_trace
+from tracefile.hashing.chain import repeated_output
+from tracefile.records.batches import Batch, Hashes
+from tracefile.records.reader import TraceReader
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
+
+
+class InferredOutputs:
+    """Output hashes of the requests without any, from the prompts of their next turns."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._block_size = meta.block_size or 1
+        self._engine_block_size = (meta.engine and meta.engine.block_size) or self._block_size
+        self._open: dict[RequestId, tuple[int, int, BlockHash | None]] = {}
+        """Requests without output hashes: prompt and output tokens, the prompt's last full block, if any."""
+        self._outputs: dict[RequestId, list[BlockHash]] = {}
+
+    def learn(self, record: Record) -> None:
+        """Add a record, after its parent."""
+        prompt = record.block_hashes
+        if prompt is None or record.prompt_tokens is None:
+            return
+        if record.hashable_blocks is not None:
+            prompt = prompt[: record.hashable_blocks]
+        parent = None if record.parent_id is None else self._open.get(record.parent_id)
+        if parent is not None and record.parent_id is not None:
+            prompt_tokens, output_tokens, last = parent
+            output = repeated_output(
+                (prompt_tokens, output_tokens), record.cached_tokens, self._block_size, self._engine_block_size
+            )
+            begins = prompt[: output.first][-1:]
+            is_continued = begins == [last] if last is not None else record.session_source == "inferred"
+            if is_continued and output.end - output.first > len(self._outputs.get(record.parent_id, ())):
+                self._outputs[record.parent_id] = prompt[output.first : output.end]
+        is_complete = len(prompt) == record.prompt_tokens // self._block_size
+        if is_complete and record.output_block_hashes is None and record.output_tokens and record.n is None:
+            self._open[record.request_id] = record.prompt_tokens, record.output_tokens, prompt[-1] if prompt else None
+
+    def fill(self, record: Record) -> Record:
+        """Return the record with the output hashes that were inferred for it."""
+        output = self._outputs.get(record.request_id)
+        if output is None:
+            return record
+        return msgspec.structs.replace(record, output_block_hashes=output, output_hash_source="inferred")
+
+    def fill_hashes(self, batch: Batch, hashes: Hashes) -> Hashes:
+        """Return the chains of a batch with the output hashes that were inferred for its requests."""
+        if not self._outputs:
+            return hashes
+        outputs = [self._outputs.get(RequestId(name or "")) for name in batch.words("request_id")]
+        rows = [row for row, output in enumerate(outputs) if output is not None]
+        if not rows:
+            return hashes
+        counts = np.array([len(output or ()) for output in outputs])
+        prompt_ends = hashes.starts + np.maximum(hashes.prompt_blocks, 0)
+        values = [np.array(outputs[row], np.uint64) for row in rows]
+        return Hashes(
+            np.insert(hashes.values, np.repeat(prompt_ends[rows], counts[rows]), np.concatenate(values)),
+            hashes.starts + np.cumsum(counts) - counts,
+            hashes.prompt_blocks,
+            np.where(counts > 0, counts, hashes.output_blocks),
+        )
+
+
+def infer_outputs(meta: Meta, records: Iterable[Record]) -> InferredOutputs:
+    """Inferred outputs of records in finish order; none of other tools' traces."""
+    inferred = InferredOutputs(meta)
+    if meta.block_size is not None and meta.source is not None:
+        for record in records:
+            inferred.learn(record)
+    return inferred
+
+
+def inferred_outputs(reader: TraceReader) -> InferredOutputs:
+    """``infer_outputs`` of the complete trace, which is read a second time."""
+    if reader.meta.source is None:
+        return InferredOutputs(reader.meta)
+    with open_trace(reader.path) as again:
+        return infer_outputs(again.meta, again)
