@@ -1,0 +1,104 @@
+"""Ordinary chats of OpenAI's client on real engines: their sessions without names, their sharing, and their replay."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.conftest import RunTap
+from tracefile import Record, load_trace
+
+SESSIONS, TURNS = 10, 4
+WORDS = [
+    "cache",
+    "block",
+    "prefix",
+    "token",
+    "model",
+    "server",
+    "batch",
+    "queue",
+    "latency",
+    "prompt",
+    "engine",
+    "page",
+]
+VARIABLES = {"vllm": "KVTAPE_VLLM", "sglang": "KVTAPE_SGLANG_URL", "llamacpp": "KVTAPE_LLAMACPP"}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=pytest.mark.engines),
+        pytest.param("llamacpp", marks=pytest.mark.engines),
+    ]
+)
+def engine_url(request: pytest.FixtureRequest) -> str:
+    url = os.environ.get(VARIABLES[request.param])
+    if url is None:
+        pytest.skip(f"{VARIABLES[request.param]} names no running engine")
+    return url
+
+
+def text(r: random.Random, least: int, most: int) -> str:
+    return " ".join(r.choice(WORDS) for _ in range(r.randint(least, most)))
+
+
+async def chat(client: openai.AsyncOpenAI, model: str, number: int, named: bool) -> None:
+    """Streams of one conversation, whose answers are sent back as they came."""
+    r = random.Random(number)
+    messages: list[Any] = [{"role": "system", "content": text(random.Random(number % 2), 300, 300)}]
+    headers = {"X-Session-ID": f"chat {number}"} if named else {}
+    await asyncio.sleep(2 * r.random())
+    for _ in range(TURNS):
+        messages.append({"role": "user", "content": text(r, 20, 120)})
+        stream = await client.chat.completions.create(
+            model=model, messages=messages, stream=True, max_tokens=r.randint(30, 100), extra_headers=headers
+        )
+        answer = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        messages.append({"role": "assistant", "content": answer})
+        await asyncio.sleep(0.2 + r.random() / 2)
+
+
+async def chats(url: str, named: bool) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0) as client:
+        model = (await client.models.list()).data[0].id
+        await asyncio.gather(*(chat(client, model, number, named) for number in range(SESSIONS)))
+
+
+def cached(records: list[Record]) -> dict[str, int | None]:
+    return {record.request_id: record.cached_tokens for record in records}
+
+
+def run(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("inject", "named"), [("usage", False), ("usage,token-ids", False), ("usage", True)])
+def test_chats_replay_to_the_token(tmp_path: Path, run_tap: RunTap, engine_url: str, inject: str, named: bool) -> None:
+    captured, replayed = tmp_path / "captured.jsonl", tmp_path / "replayed.jsonl"
+    for path in ("/reset_prefix_cache", "/flush_cache"):
+        httpx.post(engine_url + path)  # what the engine has: the capture begins with an empty cache
+    with run_tap(engine_url, captured, "--tokenizer", "engine", "--inject", inject) as url:
+        asyncio.run(chats(url, named))
+    _, records = load_trace(captured)
+    assert [record.status for record in records] == ["ok"] * SESSIONS * TURNS
+    turns = sorted(record.turn or 0 for record in records)
+    assert turns == sorted([*range(1, TURNS + 1)] * SESSIONS)
+    assert len({record.session_id for record in records}) == SESSIONS
+    audit = json.loads(run("sim", "audit", str(captured), "--json"))
+    assert audit["exact_share"] >= 0.95
+    run("replay", str(captured), "--url", engine_url, "--replay-sessions", "-o", str(replayed))
+    was, now = cached(records), cached(load_trace(replayed)[1])
+    assert sum(now.get(name) == tokens for name, tokens in was.items()) >= 0.95 * len(was)
