@@ -17,7 +17,7 @@ from tracefile import (
 )
 from tracefile.hashing.branches import Branch, own_branch, tail_key
 from tracefile.hashing.tokenchains import Branches, branches_of
-from tracefile.outputs import infer_outputs
+from tracefile.outputs import infer_outputs, inferred_outputs
 from tracefile.records.schema import HashSource, SessionSource
 
 
@@ -97,7 +97,7 @@ def read_branches(survey: Survey) -> Branches | None:
     if survey.meta.hash is None or not survey.meta.hash.branches:
         return None
     with open_trace(survey.path) as reader:
-        return branches_of(reader, survey.block_size)
+        return branches_of(map(inferred_outputs(reader).fill, reader), survey.block_size)
 
 
 def _membership(

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from tracefile.files.reading import open_trace
+from tracefile.hashing.branches import tail_key
 from tracefile.hashing.chain import repeated_output
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.reader import TraceReader
@@ -19,7 +20,10 @@ from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 
 class InferredOutputs:
-    """Output hashes of the requests without any, from the prompts of their next turns."""
+    """Output hashes of the requests without any, from the prompts of their next turns.
+
+    Where an engine caches single tokens, a next turn's hit also tells how far it repeats the block after those.
+    """
 
     def __init__(self, meta: Meta) -> None:
         self._block_size = meta.block_size or 1
@@ -27,6 +31,8 @@ class InferredOutputs:
         self._open: dict[RequestId, tuple[int, int, BlockHash | None]] = {}
         """Requests without output hashes: prompt and output tokens, the prompt's last full block, if any."""
         self._outputs: dict[RequestId, list[BlockHash]] = {}
+        self._within: dict[RequestId, RequestId] = {}
+        """Requests whose cached tokens end within a block of the trace, in the output of their parent."""
 
     def learn(self, record: Record) -> None:
         """Add a record, after its parent."""
@@ -45,16 +51,32 @@ class InferredOutputs:
             is_continued = begins == [last] if last is not None else record.session_source == "inferred"
             if is_continued and output.end - output.first > len(self._outputs.get(record.parent_id, ())):
                 self._outputs[record.parent_id] = prompt[output.first : output.end]
+            hit = record.cached_tokens or 0
+            is_within = is_continued and hit // self._block_size == output.end and hit % self._block_size > 0
+            if is_within and prompt_tokens <= hit and hit > (record.branch_tokens or 0):
+                self._within[record.request_id] = record.parent_id
+                self._outputs.setdefault(record.parent_id, [])
         is_complete = len(prompt) == record.prompt_tokens // self._block_size
         if is_complete and record.output_block_hashes is None and record.output_tokens and record.n is None:
             self._open[record.request_id] = record.prompt_tokens, record.output_tokens, prompt[-1] if prompt else None
 
     def fill(self, record: Record) -> Record:
         """Return the record with the output hashes that were inferred for it."""
-        output = self._outputs.get(record.request_id)
+        parent_id, output = self._within.get(record.request_id), self._outputs.get(record.request_id)
+        if parent_id is not None:
+            record = self._branched(record, parent_id)
         if output is None:
             return record
         return msgspec.structs.replace(record, output_block_hashes=output, output_hash_source="inferred")
+
+    def _branched(self, record: Record, parent_id: RequestId) -> Record:
+        """Return the record with its branch off the parent's output: the block behind the parent's known ones."""
+        prompt_tokens, _, last = self._open[parent_id]
+        output, tokens = self._outputs.get(parent_id, []), record.cached_tokens or 0
+        if prompt_tokens // self._block_size + len(output) != tokens // self._block_size:
+            return record  # another turn repeats more of the output: the blocks of its prompt are known
+        block = tail_key(output[-1:] or ([] if last is None else [last]), parent_id)
+        return msgspec.structs.replace(record, branch_tokens=tokens, branch_hash=block)
 
     def fill_hashes(self, batch: Batch, hashes: Hashes) -> Hashes:
         """Return the chains of a batch with the output hashes that were inferred for its requests."""

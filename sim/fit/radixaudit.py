@@ -22,8 +22,10 @@ from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Engine, Meta, Record
 
 if TYPE_CHECKING:
+    from tracefile import outputs
     from tracefile.hashing import tokenchains
 else:  # numpy, which the flags need not
+    outputs = LateModule("tracefile.outputs")
     tokenchains = LateModule("tracefile.hashing.tokenchains")
 
 _SHOWN = 20
@@ -146,6 +148,7 @@ def radix_settings(engine: Engine | None, arguments: argparse.Namespace) -> Radi
 def audit_radix(meta: Meta, records: Sequence[Record], config: RadixConfig) -> RadixAudit:
     """Run the trace's requests at their times through the radix cache, and compare."""
     size = meta.block_size or 1
+    records = list(map(outputs.infer_outputs(meta, records).fill, records))
     if config.page_size < size and meta.hash is not None and meta.hash.branches:
         resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(records, size))
         meta, records = resizing.meta(meta), list(map(resizing.record, records))

@@ -138,8 +138,9 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     meta, size = reader.meta, reader.meta.block_size or 1
     if page_size >= size or meta.hash is None or not meta.hash.branches:
         return meta, hashed_records(reader)
+    inferred = outputs.inferred_outputs(reader)
     with open_trace(reader.path) as whole:
-        resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(whole, size))
+        resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(map(inferred.fill, whole), size))
     return resizing.meta(meta), map(resizing.record, hashed_records(reader))
 
 
