@@ -85,7 +85,7 @@ class Ends:
     prompts: Ending | None = None
     """Requests whose prompts end on the block, where only blocks are known."""
     rests: set[int] = field(default_factory=set)
-    """Bytes of prompts of known tokens that end behind the block."""
+    """Tokens behind the block of the prompts of known tokens that end there."""
 
 
 class Rest(NamedTuple):
@@ -125,11 +125,12 @@ def by_output(ends: Ends, at: int, repeated: int, arrival_ms: float) -> Iterator
     yield Candidate(repeated, (complete or ended)[-1], len(complete or ended) > 1)
 
 
-def common_bytes(one: bytes, other: bytes) -> int:
-    """Length in bytes of the tokens with which both begin."""
-    longest = min(len(one), len(other))
-    steps = range(0, longest, TOKEN_BYTES)
-    return next((at for at in steps if one[at : at + TOKEN_BYTES] != other[at : at + TOKEN_BYTES]), longest)
+def common_tokens(one: bytes, other: bytes) -> int:
+    """Count the tokens with which both begin."""
+    longest = min(len(one), len(other)) // TOKEN_BYTES
+    steps = range(0, longest * TOKEN_BYTES, TOKEN_BYTES)
+    differ = (at // TOKEN_BYTES for at in steps if one[at : at + TOKEN_BYTES] != other[at : at + TOKEN_BYTES])
+    return next(differ, longest)
 
 
 def backwards(tokens: bytes) -> bytes:

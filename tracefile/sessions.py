@@ -29,7 +29,7 @@ A turn whose prompt lacks the beginning of the one before (compacted, truncated,
 its own: no trace can tell it. So does one that adds less than a block, where only blocks are known.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -48,7 +48,7 @@ from tracefile.promptends import (
     Rest,
     backwards,
     by_output,
-    common_bytes,
+    common_tokens,
     rank,
     rests_of,
 )
@@ -72,6 +72,10 @@ class SessionInference:
     """Those of them where several requests could be the parent."""
     shared_prefix: int
     """Requests for which a longer prompt was turned down as a shared prefix (rule 3)."""
+
+
+PassedEnds = list[tuple[int, Ends]]
+"""Ends past which a prompt goes on, by the index of their block."""
 
 
 class SessionIndex:
@@ -102,21 +106,25 @@ class SessionIndex:
         ``prompt_ids``: of a chat whose prompt ends with the tokens that begin the answer. Null: not known.
         """
         record = _without_inference(record)
-        self._note_evidence(record)
-        return self._link(record, prompt_ids)
+        chain = chain_of(record, self.block_size)
+        return self._link(record, chain, self._note_evidence(record, chain), prompt_ids)
 
     def learn(self, record: Record) -> None:
         """Take the record, given in finish order, as evidence of shared prefixes, without linking it."""
-        self._note_evidence(record)
+        self._note_evidence(record, chain_of(record, self.block_size))
 
     def link_learnt(self, record: Record) -> Record:
         """``link`` for a record that ``learn`` was given before."""
-        return self._link(_without_inference(record), None)
+        record = _without_inference(record)
+        chain = chain_of(record, self.block_size)
+        passed = [(at, ends) for at, block in enumerate(chain.passed) if (ends := self._blocks.get(block))]
+        return self._link(record, chain, passed, None)
 
     def recall(self, record: Record) -> None:
         """Take a record as it was linked, by an index that is gone; given in finish order."""
-        self._note_evidence(record)
-        self._remember(record, chain_of(record, self.block_size), None)
+        chain = chain_of(record, self.block_size)
+        self._note_evidence(record, chain)
+        self._remember(record, chain, None)
 
     def check_integrity(self) -> None:
         self._blocks.check_integrity()
@@ -135,19 +143,19 @@ class SessionIndex:
             assert times == sorted(times)
             assert len(times) <= 2 * ENDS_KEPT
 
-    def _note_evidence(self, record: Record) -> None:
-        """Note where the prompt goes on past others' ends, and that prompts end on its last block."""
-        chain = chain_of(record, self.block_size)
+    def _note_evidence(self, record: Record, chain: Chain) -> PassedEnds:
+        """Note where the prompt goes on past others' ends, which it returns, and that prompts end on its last block."""
+        found: PassedEnds = []
         if record.arrival_ms is not None:
-            passed = chain.passed
-            for at, ends in self._blocks.touch_all(passed, None):
-                assert ends is not None
+            found = [(at, ends) for at, ends in self._blocks.touch_all(chain.passed, None) if ends is not None]
+            for at, ends in found:
                 ends.passed = True
                 if ends.prompts is not None:
                     ends.prompts.passed(record.arrival_ms, chain.prompt[at + 1] if at + 1 < len(chain.prompt) else None)
         if chain.prompt and self._may_be_parent(record, chain):
             ending = self._prompts_on(chain.prompt[-1])
             ending.first_end_ms = min(ending.first_end_ms, record.end_ms() or 0.0)
+        return found
 
     def _ends(self, block: Hashable) -> Ends:
         """Return what ends on a block, which is among the youngest from now on."""
@@ -169,13 +177,12 @@ class SessionIndex:
         known = record.block_hashes is not None and chain.whole
         return known and record.end_ms() is not None and gave_answer(record)
 
-    def _link(self, record: Record, prompt_ids: Sequence[int] | None) -> Record:
-        chain = chain_of(record, self.block_size)
-        tokens = None if prompt_ids is None or not chain.whole else packed_tokens(prompt_ids)
+    def _link(self, record: Record, chain: Chain, passed: PassedEnds, prompt_ids: Sequence[int] | None) -> Record:
+        tokens = prompt_ids if chain.whole else None
         if record.session_id is not None:
             record = self._link_explicit(record, chain, record.session_id)
         elif record.block_hashes is not None and record.arrival_ms is not None:
-            record = self._link_by_prompt(record, chain, tokens, record.arrival_ms)
+            record = self._link_by_prompt(record, chain, passed, tokens, record.arrival_ms)
         self._remember(record, chain, tokens)
         return record
 
@@ -186,8 +193,15 @@ class SessionIndex:
         ended = self._sessions.touch(session_id, Ending()).by(record.arrival_ms)
         return self._continued(record, chain, session_id, source, ended[-1] if ended else None)
 
-    def _link_by_prompt(self, record: Record, chain: Chain, tokens: bytes | None, arrival_ms: float) -> Record:
-        found = self._longest(chain, tokens, arrival_ms, (record.model, record.lora))
+    def _link_by_prompt(
+        self, record: Record, chain: Chain, passed: PassedEnds, tokens: Sequence[int] | None, arrival_ms: float
+    ) -> Record:
+        root = (record.model, record.lora)
+        ends: list[tuple[int, Hashable, Ends]] = [(at, chain.prompt[at], one) for at, one in passed]
+        for at, block in ((-1, root), *((at, chain.prompt[at]) for at in range(len(chain.passed), len(chain.prompt)))):
+            if (one := self._blocks.get(block)) is not None:
+                ends.insert(0 if at < 0 else len(ends), (at, block, one))
+        found = self._longest(chain, ends, tokens, arrival_ms)
         if found is None:
             return self._continued(record, chain, SessionId(f"chain-{record.request_id}"), "inferred", None)
         self.inferred += 1
@@ -195,22 +209,22 @@ class SessionIndex:
         return self._continued(record, chain, found.parent.session_id, "inferred", found.parent)
 
     def _longest(
-        self, chain: Chain, tokens: bytes | None, arrival_ms: float, root: tuple[str | None, str | None]
+        self,
+        chain: Chain,
+        ends_on: Sequence[tuple[int, Hashable, Ends]],
+        tokens: Sequence[int] | None,
+        arrival_ms: float,
     ) -> Candidate | None:
-        """Return rule 2's parent, after rule 3."""
+        """Return rule 2's parent, after rule 3; ``ends_on``: what ends on which block of the prompt, in its order."""
         best: Candidate | None = None
         turned_down = 0
-        begins = [(-1, root), *enumerate(chain.prompt)] if tokens is not None else list(enumerate(chain.prompt))
-        for at, block in reversed(begins):
+        for at, block, ends in reversed(ends_on):
             if best is not None and best.repeated >= (at + 2) * self.block_size + HEADER_TOKENS:
                 break  # what ends earlier is shorter
-            ends = self._blocks.get(block)
-            if ends is None:
-                continue
             repeated = (at + 1) * self.block_size
             found = list(by_output(ends, at, repeated, arrival_ms))
             if tokens is not None:
-                found += self._by_tokens(block, ends.rests, tokens, repeated * TOKEN_BYTES, arrival_ms)
+                found += self._by_tokens(block, ends.rests, tokens, repeated, arrival_ms)
             if ends.prompts is not None and at < len(chain.passed) and (ended := ends.prompts.by(arrival_ms)):
                 if ends.prompts.shared:
                     turned_down = turned_down or repeated
@@ -220,7 +234,7 @@ class SessionIndex:
         self.shared_prefix += turned_down > (best.repeated if best else 0)
         return best
 
-    def _remember(self, record: Record, chain: Chain, tokens: bytes | None) -> None:
+    def _remember(self, record: Record, chain: Chain, tokens: Sequence[int] | None) -> None:
         end_ms = record.end_ms()
         if end_ms is None:
             return
@@ -247,23 +261,22 @@ class SessionIndex:
 
     def _remember_output(self, request: Ended, chain: Chain) -> None:
         """Add the request to those of each block of its output; one object serves a run of blocks."""
-        joined: dict[int, Ending] = {}
+        before: Ending | None = None
+        ending: Ending | None = None
         for block in chain.output:
             ends = self._ends(block)
-            before = ends.outputs
-            ending = joined.get(id(before))
-            if ending is None:
-                ending = joined[id(before)] = Ending(ended=[] if before is None else list(before.ended))
+            if ending is None or ends.outputs is not before:
+                before = ends.outputs
+                ending = Ending(ended=[] if before is None else list(before.ended))
                 ending.add(request)
             ends.outputs = ending
 
-    def _remember_tokens(self, request: Ended, chain: Chain, tokens: bytes, root: Hashable) -> None:
+    def _remember_tokens(self, request: Ended, chain: Chain, tokens: Sequence[int], root: Hashable) -> None:
         """Add the request under the last block before its final HEADER_TOKENS."""
-        count = len(tokens) // TOKEN_BYTES
-        at = min(max(count - HEADER_TOKENS, 0) // self.block_size, len(chain.prompt))
+        at = min(max(len(tokens) - HEADER_TOKENS, 0) // self.block_size, len(chain.prompt))
         block = chain.prompt[at - 1] if at else root
-        request = request._replace(rest=tokens[at * self.block_size * TOKEN_BYTES :])
-        self._ends(block).rests.add(len(request.rest))
+        request = request._replace(rest=packed_tokens(tokens[at * self.block_size :]))
+        self._ends(block).rests.add(len(request.rest) // TOKEN_BYTES)
         for rest in rests_of(block, request.rest):
             self._rests.touch(rest, Ending()).add(request)
 
@@ -299,23 +312,26 @@ class SessionIndex:
         return repeated_output(lengths, record.cached_tokens, self.block_size, self.engine_block_size).continuation
 
     def _by_tokens(
-        self, block: Hashable, sizes: Iterable[int], tokens: bytes, start: int, arrival_ms: float
+        self, block: Hashable, sizes: Collection[int], tokens: Sequence[int], start: int, arrival_ms: float
     ) -> Iterator[Candidate]:
-        """Yield the requests whose prompts ``tokens`` goes on from; ``start`` bytes are in blocks up to ``block``."""
+        """Yield the requests whose prompts ``tokens`` goes on from; ``start`` of them are in blocks up to ``block``."""
+        if not sizes:
+            return
+        behind = packed_tokens(tokens[start : start + max(sizes)])
+        own_end = backwards(packed_tokens(tokens[-HEADER_TOKENS:]))
         for size in sizes:
-            rest = tokens[start : start + size]
+            rest = behind[: size * TOKEN_BYTES]
             if start + size >= len(tokens):
                 continue
             complete, headless = (self._rests.get(key) for key in rests_of(block, rest))
             if complete is not None and (ended := complete.by(arrival_ms)):
-                yield Candidate((start + size) // TOKEN_BYTES, ended[-1], len(ended) > 1)
+                yield Candidate(start + size, ended[-1], len(ended) > 1)
                 continue
-            latest = () if headless is None else headless.by(arrival_ms)[-HEADERS_COMPARED:]
-            for request in latest:
-                repeated = common_bytes(request.rest, rest)
-                header = common_bytes(backwards(request.rest), backwards(tokens))
-                if len(request.rest) == size and repeated > size - header:
-                    yield Candidate((start + repeated) // TOKEN_BYTES, request, ambiguous=False)
+            for request in () if headless is None else headless.by(arrival_ms)[-HEADERS_COMPARED:]:
+                repeated = common_tokens(request.rest, rest)
+                header = common_tokens(backwards(request.rest), own_end)
+                if len(request.rest) == len(rest) and repeated > size - header:
+                    yield Candidate(start + repeated, request, ambiguous=False)
 
 
 def infer_sessions(records: Iterable[Record], block_size: int) -> SessionInference:
