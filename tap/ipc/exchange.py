@@ -53,6 +53,9 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Key of the trace that is written. Null: none is open yet."""
     file: str | None = None
     """File being written, if another one took the trace's name. Null: the trace's own."""
+    responses: dict[str, int] = {}
+    """Complete responses of generations (``all``), ``streams`` among them, and those that lack something:
+    ``streams_without_usage``, ``without_cached_tokens``, ``without_token_times``."""
 
 
 class BoardSize(msgspec.Struct, array_like=True, frozen=True):
