@@ -116,8 +116,6 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Request headers that records keep, in lower case."""
     max_body_bytes: int = 16 << 20
     """Largest body that is read, decoded."""
-    inject: list[Injection] = []
-    """Additions of the relay to requests."""
     dialect: DialectName = "vllm"
     engine_url: str | None = None
     """Engine for ``--tokenizer engine``. Null: no upstream known."""
@@ -212,6 +210,8 @@ class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
     """It gets no requests."""
     healthy: bool = True
     """By its checks; True without checks."""
+    dialect: DialectName | None = None
+    """Engine whose fields ``--inject`` may add to its requests. Null: none may be added."""
 
 
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -253,7 +253,7 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     keep_headers: list[str]
     """Request headers that records keep, in lower case."""
     inject: list[Injection]
-    dialect: DialectName
+    """Additions to requests, as far as each upstream's dialect has them."""
     drain_s: float
     """Time for requests in flight if the supervisor is suddenly gone."""
 
