@@ -69,7 +69,13 @@ def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -
     """Return the file: a table for each command that has settings of this engine."""
     tls = ("ca", "cert", "key")
     tables: dict[str, Mapping[str, object]] = {
-        "tap": {"upstream": url, "listen": f"127.0.0.1:{TAP_PORT}", "output": "captured.jsonl.zst", **access},
+        "tap": {
+            "upstream": url,
+            "listen": f"127.0.0.1:{TAP_PORT}",
+            "output": "captured.jsonl.zst",
+            "inject": "auto",
+            **access,
+        },
         # Through the tap, so that the load is captured; the tap itself speaks plain HTTP here.
         "loadgen": {
             "url": f"http://127.0.0.1:{TAP_PORT}",

@@ -6,7 +6,8 @@
 
 Per actor: other clients' added wait for a small request due every 5 ms, the data plane's CPU seconds, the peak memory
 of each process of the tap. Exit code 1: the added p99 is above 20 ms and above nginx's, or a process outgrew
-docs/tap-operations.md. On two cores an actor also takes time from the client that measures: nginx's row shows how much.
+docs/before-production.md. On two cores an actor also takes time from the client that measures: nginx's row shows how
+much.
 """
 
 import argparse
@@ -36,7 +37,7 @@ MAX_ADDED_MS = 20.0
 QUEUE_MB = 64
 SLACK = 1.1
 SIZES_MB = {"tap": 60, "worker": 50 + QUEUE_MB, "recorder": 40 + 150 + QUEUE_MB, "admin": 110}
-"""docs/tap-operations.md, Sizing."""
+"""docs/before-production.md, Sizing."""
 FULL_MB, QUICK_MB = 20.0, 2.0
 """Size of a payload; trailers, trailer lines and the gzip bomb are three times that."""
 

@@ -39,7 +39,7 @@ EPILOG = """\
 "tap read-log" makes a trace of a request log, as if a tap had recorded it.
 
 examples:
-  tap --upstream http://localhost:8000 --listen :8001 --tokenizer engine --inject usage -o monday.jsonl.zst
+  tap --upstream http://localhost:8000 --listen :8001 --tokenizer engine --inject auto -o monday.jsonl.zst
   tap --upstreams engines.txt --route session --workers 2 -o tap.jsonl.zst --resume --rotate-age 1h
 """
 
@@ -239,8 +239,9 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "--inject",
         action="append",
         default=[],
-        metavar="usage|token-ids",
-        help="request usage or token ids where clients did not, and remove them from responses; may be repeated",
+        metavar="auto|usage|token-ids",
+        help="request usage or token ids where clients did not, and remove them from responses; auto: both, as far as "
+        "each upstream's engine has them; may be repeated",
     )
     group.add_argument(
         "--dialect",
@@ -328,6 +329,7 @@ def read_config(argv: Sequence[str]) -> "settings.TapConfig":
         "max_body_bytes": int(args.max_body_mb * MIB),
         "queue_bytes": int(args.queue_mb * MIB),
         "inject": settings.checked_injection(args.inject, args.dialect),
+        "inject_auto": settings.AUTO in settings.injection_words(args.inject),
         "engine_metrics_s": args.engine_metrics_interval,
         "admin": None if args.admin is None else settings.checked_listen("--admin", args.admin),
         "latency_model": settings.checked_latency_model(

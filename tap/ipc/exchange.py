@@ -53,6 +53,9 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Key of the trace that is written. Null: none is open yet."""
     file: str | None = None
     """File being written, if another one took the trace's name. Null: the trace's own."""
+    responses: dict[str, int] = {}
+    """Complete responses of generations (``all``), ``streams`` among them, and those that lack something:
+    ``streams_without_usage``, ``without_cached_tokens``, ``without_token_times``."""
 
 
 class BoardSize(msgspec.Struct, array_like=True, frozen=True):
@@ -113,8 +116,6 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Request headers that records keep, in lower case."""
     max_body_bytes: int = 16 << 20
     """Largest body that is read, decoded."""
-    inject: list[Injection] = []
-    """Additions of the relay to requests."""
     dialect: DialectName = "vllm"
     engine_url: str | None = None
     """Engine for ``--tokenizer engine``. Null: no upstream known."""
@@ -209,6 +210,8 @@ class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
     """It gets no requests."""
     healthy: bool = True
     """By its checks; True without checks."""
+    dialect: DialectName | None = None
+    """Engine whose fields ``--inject`` may add to its requests. Null: none may be added."""
 
 
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -250,7 +253,7 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     keep_headers: list[str]
     """Request headers that records keep, in lower case."""
     inject: list[Injection]
-    dialect: DialectName
+    """Additions to requests, as far as each upstream's dialect has them."""
     drain_s: float
     """Time for requests in flight if the supervisor is suddenly gone."""
 

@@ -1,7 +1,7 @@
 """The engine's own tokenizer over HTTP, from the recorder process: ``--tokenizer engine``.
 
-Equal prompts are asked once, a failed one not again, and an engine that does not answer is left alone for a while. A
-prompt without ids counts as unhashed, by the kind of failure.
+Equal prompts are asked once, a failed one not again, and an engine that does not answer, or has no such path, is left
+alone for a while. A prompt without ids counts as unhashed, by the kind of failure.
 """
 
 import secrets
@@ -16,8 +16,9 @@ import xxhash
 from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, LateError
 from engines.dialect import DialectName
+from engines.facts import first_model
 from engines.recognition import DIALECTS
-from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
+from engines.tokenization import APPLY_TEMPLATE, PROBE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.tokenizer import MAX_TEXT_CHARS, RecentIds
 from tracefile.boundedmap import BoundedMap
@@ -27,7 +28,9 @@ PAUSE_S = 10.0
 """Time for which an engine that cannot be asked is left alone."""
 MAX_IDS = 2_000_000
 MAX_FAILURES = 10_000
-NO_SUCH_SERVICE = frozenset({401, 403, 404, 405, 501})
+NOT_FOUND = 404
+"""Status of a missing path, and of a model that the engine does not serve."""
+NO_SUCH_SERVICE = frozenset({401, 403, 405, 501})
 """Statuses that further questions would get as well."""
 
 
@@ -54,6 +57,8 @@ class EngineTokenizer:
         self.recent = RecentIds(MAX_IDS)
         self._failures: BoundedMap[bytes, str] = BoundedMap(MAX_FAILURES)
         self._refusals: set[str] = set()
+        self._tokenizing: set[str] = set()
+        """Engines that have tokenized before: their 404 is about one question."""
         self._resume_at: dict[str, float] = {}
         """Time at which an unreachable engine is asked again."""
 
@@ -102,8 +107,10 @@ class EngineTokenizer:
             raise self._failure(digest, "unreachable", pause=True) from None
         if response.status != 200:
             self._say_refusal(path, response.refusal)
-            kind_of_failure = f"http_{response.status}"
-            raise self._failure(digest, kind_of_failure, pause=response.status in NO_SUCH_SERVICE)
+            status = response.status
+            pause = status in NO_SUCH_SERVICE or (status == NOT_FOUND and not self._tokenizes())
+            raise self._failure(digest, f"http_{status}", pause=pause)
+        self._tokenizing.add(self._url)
         try:
             return msgspec.json.decode(response.content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -114,6 +121,20 @@ class EngineTokenizer:
         if calls is None:
             calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s, self._access)
         return calls
+
+    def _tokenizes(self) -> bool:
+        """Return whether the engine has the path: it tokenized before, or does so for the first model that it lists."""
+        if self._url not in self._tokenizing:
+            question = text_question(PROBE, special=False, as_content=self._as_content)
+            try:
+                model = first_model(self._calls().get("/v1/models").text)
+                named = {} if model is None else {"model": model}
+                response = self._calls().post(TOKENIZE, msgspec.json.encode({**named, **question}))
+            except CallError:
+                return False
+            if response.is_success:
+                self._tokenizing.add(self._url)
+        return self._url in self._tokenizing
 
     def _say_refusal(self, path: str, refusal: str) -> None:
         """Print a refusal for want of a key, once; the account has its status only."""

@@ -6,7 +6,7 @@ its Content-Length precedes it. The recorder gets every byte as the engine sent 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +21,7 @@ from tap.proxy.responsefilter import ResponseFilter
 from tap.proxy.routedrelay import RoutedRelays, picked
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
-from wire.client.connection import ResponseHead
+from wire.client.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind
 from wire.head import Header, header_values
 from wire.requesthead import RequestHead
@@ -140,16 +140,15 @@ class HeldResponse:
 
 @dataclass(eq=False)
 class InjectingRelays(RoutedRelays):
-    """Relays that inject into requests where possible."""
+    """Relays that inject into requests, as each one's upstream allows."""
 
     wanted: frozenset[Injection] = field(kw_only=True)
-    dialect: DialectName = field(kw_only=True)
     passed_by: Counter[str] = field(init=False, default_factory=Counter)
     """Requests left unchanged and responses passed with additions, by reason."""
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> Relay:
         endpoint = recorded_endpoint(head.target) if head.method == b"POST" else None
-        if endpoint is None or endpoint not in INJECTABLE or wants_websocket(head):
+        if endpoint not in INJECTABLE or wants_websocket(head) or not self._has_dialect:
             return super().new_relay(head, client)
         reason = self._reason_to_pass_by(head)
         if reason is not None:
@@ -159,6 +158,10 @@ class InjectingRelays(RoutedRelays):
         relay = kind(self, head, client, endpoint)
         relay.begin()
         return relay
+
+    @property
+    def _has_dialect(self) -> bool:
+        return any(upstream.dialect is not None for upstream in self.upstreams.all)
 
     def count_passed_by(self, reason: str) -> None:
         self.passed_by[reason] += 1
@@ -185,20 +188,18 @@ def new_relays(
     max_body_bytes: int,
     keep_headers: Sequence[str] = (),
     *,
-    wanted: Iterable[Injection],
-    dialect: DialectName,
+    wanted: Collection[Injection],
 ) -> Relays:
-    askable = frozenset(injection for injection in wanted if can_inject(dialect, injection))
-    if not askable:
+    if not wanted:
         kind = RoutedRelays if upstreams.policy.reads_prompt else Relays
         return kind(upstreams, link, budget, max_body_bytes, keep_headers)
-    return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=askable, dialect=dialect)
+    return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=frozenset(wanted))
 
 
 class InjectingRelay(Relay):
     """Relay of a request whose body may be changed, and of its response."""
 
-    __slots__ = ("_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size")
+    __slots__ = ("_body", "_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size")
 
     _relays: InjectingRelays
 
@@ -212,6 +213,8 @@ class InjectingRelay(Relay):
         self._pieces: list[bytes] = []
         """The same reads without chunk framing."""
         self._size = 0
+        self._body: bytes | None = None
+        """The complete request, until its upstream is known and reached."""
         self._filter: ResponseFilter | None = None
         """Null: the response passes unchanged."""
         self._held: HeldResponse | None = None
@@ -241,16 +244,21 @@ class InjectingRelay(Relay):
         super().request_end()
         if self._raws is None or self._ended:
             return
-        body = b"".join(self._pieces)
-        asking, added = inject(body, self._endpoint, self._relays.dialect, self._relays.wanted)
-        if not added:
-            self._send(self._raws)
-            return
-        self._filter = ResponseFilter(added, self._relays.dialect)
-        if self._copy is not None:
-            self._copy.add_injected(sorted(added))
-        self._head = with_length(self._head, len(asking))
-        self._send([asking])
+        self._body = b"".join(self._pieces)
+        self._send(self._raws)
+
+    def _start(self, server: ServerConnection) -> None:
+        """Add what the upstream that was reached takes: another one may be another engine."""
+        body, self._body = self._body, None
+        dialect = self._assignment.upstream.dialect
+        if body is not None and dialect is not None:
+            asking, added = inject(body, self._endpoint, dialect, self._relays.wanted)
+            if added:
+                self._filter = ResponseFilter(added, dialect)
+                if self._copy is not None:
+                    self._copy.add_injected(sorted(added))
+                self._head, self._unsent = with_length(self._head, len(asking)), [asking]
+        super()._start(server)
 
     def _pass_by(self, reason: str, raws: list[bytes]) -> None:
         self._relays.count_passed_by(reason)

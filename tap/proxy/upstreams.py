@@ -48,6 +48,7 @@ class Upstream:
         "adapters",
         "base_path",
         "counts",
+        "dialect",
         "draining",
         "ejection",
         "engine",
@@ -90,7 +91,7 @@ class Upstream:
             connect_timeout_s=CONNECT_TIMEOUT_S,
         )
         board = board or UpstreamBoard()
-        self.slot = entry.slot
+        self.slot, self.dialect = entry.slot, entry.dialect
         self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
         self.counts = board.row(worker)[entry.slot * CELLS : (entry.slot + 1) * CELLS]
         """This worker's part of the counts."""
@@ -129,6 +130,7 @@ class Upstream:
         """Take its state from the supervisor; one that was out and is back has an empty cache."""
         if (self.stopped and not entry.stopped) or (entry.healthy and not self.healthy):
             self.lose_cache()
+        self.dialect = entry.dialect
         self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
 
     def lose_cache(self) -> None:

@@ -117,7 +117,6 @@ class Worker:
             setup.max_body_bytes,
             setup.keep_headers,
             wanted=setup.inject,
-            dialect=setup.dialect,
         )
         self._server = Server(self._relays.new_relay)
         own = setup.certificate

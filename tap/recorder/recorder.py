@@ -32,6 +32,7 @@ from tracefile.records.errors import InputError, failure_words
 from tracefile.records.schema import Engine, Record
 from tracefile.sessions import SessionIndex
 from tracefile.storage.segments import manifest_path
+from wire.answer import GENERATING
 from wire.process import parent_socket, split_frames
 
 READ_BYTES = 1 << 20
@@ -223,7 +224,7 @@ class Recorder:
         self._trace.follow()
         if news and self._trace.flush():
             self._is_news = False
-            self._flushed = msgspec.structs.replace(self._taken, unhashed=dict(self._taken.unhashed))
+            self._flushed = copy.deepcopy(self._taken)
         news = self._account_for_left_files() or news
         if self._trace.rotate_if_due():
             news = True
@@ -314,11 +315,13 @@ class Recorder:
             taken.prompt_counts_checked = round(taken.prompt_counts_checked * share)
             taken.prompt_counts_matched = round(taken.prompt_counts_matched * share)
             taken.unhashed = {reason: round(count * share) for reason, count in taken.unhashed.items()}
+            taken.responses = {kind: round(count * share) for kind, count in taken.responses.items()}
 
     def _count(self, made: MadeRecord) -> None:
         taken = self._taken
         taken.recorded += 1
         taken.refused_counts += REFUSED in made.record.extra
+        self._count_lacking(made.record)
         if made.record.block_hashes is None:
             reason = made.unhashed or "unknown"
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + 1
@@ -327,6 +330,21 @@ class Recorder:
         if made.prompt_count_matches is not None:
             taken.prompt_counts_checked += 1
             taken.prompt_counts_matched += made.prompt_count_matches
+
+    def _count_lacking(self, record: Record) -> None:
+        """Count a complete response, and what its record lacks."""
+        if record.endpoint not in GENERATING or record.status != "ok":
+            return
+        kinds = {
+            "all": True,
+            "streams": record.stream,
+            "streams_without_usage": record.stream and record.tokens_source != "usage",
+            "without_cached_tokens": record.cached_tokens is None,
+            "without_token_times": record.ttft_ms is None,
+        }
+        for kind, counts in kinds.items():
+            if counts:
+                self._taken.responses[kind] = self._taken.responses.get(kind, 0) + 1
 
     def _count_unreported(self, found: Sequence[Record]) -> None:
         """Count the records that an earlier recorder had written and not reported: the last ones of ``found``."""
@@ -337,6 +355,8 @@ class Recorder:
         self._lose(max(0, taken.recorded - recorded))
         taken.recorded = recorded
         taken.hashed += hashed
+        for record in unreported:
+            self._count_lacking(record)
         if hashed < len(unreported):
             reason = "recorder_restarted"
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + len(unreported) - hashed

@@ -95,6 +95,8 @@ class TapConfig:
     max_body_bytes: int
     queue_bytes: int
     inject: frozenset[Injection]
+    inject_auto: bool
+    """Each upstream is asked for the injections that its own dialect has."""
     dialect: DialectName | None
     """Null: by the engine's metrics, else vllm."""
     engine_facts: bool
@@ -222,12 +224,20 @@ def checked_kv_events(
     return tuple(found.values())
 
 
+def injection_words(texts: Sequence[str]) -> list[str]:
+    return [word for text in texts for word in text.split(",")]
+
+
 def checked_injection(words: Sequence[str], dialect: DialectName | None) -> frozenset[Injection]:
     known = get_args(Injection)
-    wanted = [word for text in words for word in text.split(",")]
+    wanted = injection_words(words)
+    if AUTO in wanted and len(wanted) > 1:
+        raise InputError("--inject auto: asks for all that the engine has; expected it alone")
+    if AUTO in wanted:
+        return frozenset(known)
     for word in wanted:
         if word not in known:
-            raise InputError(f"--inject {word}: expected {' or '.join(known)}")
+            raise InputError(f"--inject {word}: expected auto, {' or '.join(known)}")
     if wanted and dialect == "trtllm":
         raise InputError("--inject: TensorRT-LLM refuses fields that it does not know; expected another --dialect")
     if "token-ids" in wanted and dialect is not None and "token-ids" not in DIALECTS[dialect].injectable:
@@ -342,7 +352,6 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         "epoch_ns": epoch_ns,
         "socket": runtime.recorder_socket,
         "keep_headers": list(config.keep_headers),
-        "inject": sorted(config.inject),
         "dialect": dialect(config, facts),
         "engine_url": str(facts.origin or config.upstreams[0]),
         "admin_socket": None if config.admin is None else runtime.admin_socket,
@@ -384,7 +393,6 @@ def worker_setup(
         "queue_bytes": config.queue_bytes // config.workers,
         "keep_headers": list(config.keep_headers),
         "inject": sorted(config.inject),
-        "dialect": dialect(config, facts),
     }
     return WorkerSetup(**(same_named(WorkerSetup, config) | made))
 
@@ -415,10 +423,12 @@ def dialect(config: TapConfig, facts: EngineFacts) -> DialectName:
 def check_injection(config: TapConfig, facts: EngineFacts) -> None:
     """Raise InputError if the engine cannot be asked for the injections, or is unknown."""
     spoken = config.dialect or facts.dialect
+    if config.inject_auto:
+        return
     if config.inject and spoken is None:
         raise InputError(
             "--inject: the upstream does not tell its engine, and some engines refuse unknown fields; "
-            "expected --dialect"
+            "expected --dialect, or --inject auto"
         )
     checked_injection(sorted(config.inject), spoken)
     if spoken == "sglang" and "token-ids" in config.inject and config.tokenizer == "ids":

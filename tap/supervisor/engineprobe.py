@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engines.control import PAGE_TIMEOUT_S, ControlClient
+from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.readiness import Readiness, readiness_notes, readiness_of, target_words
 from engines.recognition import DIALECTS
@@ -42,7 +43,10 @@ def _probed(config: TapConfig, facts: EngineFacts, origin: Origin) -> Probed:
     evidence = "" if known else "no evidence of another engine"
     words = [*target_words(str(origin), config.model or facts.model, facts, found, evidence)[1:]]
     words.append(f"tokenizer {config.tokenizer}{why}")
+    if config.inject and known and (asked := config.inject & DIALECTS[known].injectable):
+        words.append(f"asks for {' and '.join(sorted(asked))}")
     notes = [*readiness_notes(found), *([] if config.tokenizer != "bytes" or not why else [BYTES])]
+    notes += _not_asked(config, known)
     return Probed(config, " · ".join(words), notes + _unknown(config, facts, known=known is not None))
 
 
@@ -50,6 +54,26 @@ BYTES = (
     "--tokenizer bytes: hashes of text show its shared prefixes in bytes, not in the engine's tokens; expected "
     "--tokenizer DIR, the model's own, for exact blocks"
 )
+
+
+COSTS: Mapping[str, str] = {
+    "usage": "streams have no cached tokens and estimated lengths where clients do not ask for usage",
+    "token-ids": "the blocks of outputs are not hashed",
+}
+
+
+def _not_asked(config: TapConfig, known: DialectName | None) -> list[str]:
+    """Return a note on what the engine could be asked for and is not, with what that costs."""
+    if config.inject_auto and known is None:
+        return [
+            "--inject auto asks for nothing: no engine is recognised, and some refuse unknown fields; --dialect NAME"
+        ]
+    if config.inject_auto and known is not None and not DIALECTS[known].injectable:
+        return [f"--inject auto asks for nothing: {known} refuses unknown fields"]
+    askable = DIALECTS[known or "openai"].injectable - config.inject
+    lacking = [injection for injection in COSTS if injection in askable]
+    costs = "; ".join(COSTS[injection] for injection in lacking)
+    return [f"no --inject {','.join(lacking)}: {costs}; expected --inject auto"] if lacking else []
 
 
 def _tokenizer(config: TapConfig, facts: EngineFacts, control: ControlClient) -> tuple[str, str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from engines.access import OPEN, Access
 from engines.calls import CallError, Calls
+from engines.dialect import DialectName
+from engines.recognition import DIALECTS
 from tap.ipc.exchange import UpstreamEntry
 from tap.supervisor.upstreamlist import HealthCheck, UpstreamList
 from tracefile.records.errors import InputError
@@ -27,9 +29,13 @@ class _Health:
 class Fleet:
     """Upstreams of a tap."""
 
-    def __init__(self, listed: UpstreamList, slots: int) -> None:
-        """``slots``: most upstreams, as many as the workers' shared memory has room for."""
-        self.slots = slots
+    def __init__(self, listed: UpstreamList, slots: int, dialect: DialectName | None = None) -> None:
+        """``slots``: most upstreams, as many as the workers' shared memory has room for.
+
+        ``dialect``: of all upstreams. Null: each one's own, once it is learnt.
+        """
+        self.slots, self._dialect = slots, dialect
+        self._dialects: dict[Origin, DialectName] = {}
         self.origins: tuple[Origin, ...] = ()
         self.draining: frozenset[Origin] = frozenset()
         self.stopped: frozenset[Origin] = frozenset()
@@ -51,7 +57,20 @@ class Fleet:
         self.origins, self.draining, self.stopped = listed
         for origin in self.origins:
             self._slots[origin] = self._slot(origin)
+        self._dialects = {origin: told for origin, told in self._dialects.items() if origin in self.origins}
         self._health = {origin: self._health.get(origin, _Health()) for origin in self.origins}
+
+    def learn(self, origin: Origin, dialect: DialectName | None) -> bool:
+        """Take an upstream's dialect, null if it did not tell; return True if it is another than before."""
+        if dialect is None or self._dialect is not None or self._dialects.get(origin) == dialect:
+            return False
+        self._dialects[origin] = dialect
+        return True
+
+    def _askable(self, origin: Origin) -> DialectName | None:
+        """Return the dialect of an upstream that takes additional fields."""
+        dialect = self._dialect or self._dialects.get(origin)
+        return dialect if dialect is not None and DIALECTS[dialect].injectable else None
 
     def entries(self) -> list[UpstreamEntry]:
         return [
@@ -61,6 +80,7 @@ class Fleet:
                 draining=origin in self.draining,
                 stopped=origin in self.stopped,
                 healthy=self._health[origin].healthy,
+                dialect=self._askable(origin),
             )
             for origin in self.origins
         ]

@@ -26,7 +26,7 @@ from tap.ipc.exchange import (
 )
 from tap.ipc.stderr import say
 from tap.supervisor.account import Ledger
-from tap.supervisor.config import Runtime, TapConfig, board_size, trace_under, worker_setup
+from tap.supervisor.config import Runtime, TapConfig, board_size, dialect, trace_under, worker_setup
 from tap.supervisor.fleet import Fleet
 from tap.supervisor.restarting import LONG_LIFE_S, REAP_S, ChildProcess, RestartingChild, backoff_s
 from tap.supervisor.upstreamlist import UpstreamList
@@ -61,7 +61,9 @@ class Workers:
         self._cut = 0
         self._children = [self._child(number) for number in range(config.workers)]
         self._board_size = board_size(config, facts)
-        self.fleet = Fleet(UpstreamList(config.upstreams, config.draining, config.stopped), self._board_size.slots)
+        listed = UpstreamList(config.upstreams, config.draining, config.stopped)
+        spoken = config.dialect if config.inject_auto else dialect(config, facts)
+        self.fleet = Fleet(listed, self._board_size.slots, spoken)
         self._board = runtime.map_board(self._board_size)
 
     def _child(self, number: int) -> RestartingChild:

@@ -112,10 +112,14 @@ async def watch_engines(
     origins: Callable[[], Sequence[Origin]],
     known: Engine | None,
     changed: Callable[[Engine], None],
+    *,
     every_s: float = POLL_S,
     access: Access = OPEN,
+    learnt: Callable[[Origin, EngineFacts], None] = lambda *_: None,
 ) -> None:
     """Ask all engines every ``every_s``, for ever; ``changed`` gets the new engine of the header.
+
+    ``learnt`` gets all that each upstream told.
 
     The first upstream that answers stands for all; an upstream that differs from it is reported on stderr, once.
     """
@@ -124,6 +128,8 @@ async def watch_engines(
         await asyncio.sleep(every_s)
         asked = tuple(origins())
         answers = await asyncio.gather(*(learn_engine_facts(origin, access) for origin in asked))
+        for origin, facts in zip(asked, answers, strict=True):
+            learnt(origin, facts)
         told = [
             (origin, engine) for origin, facts in zip(asked, answers, strict=True) if (engine := facts.known_engine)
         ]
@@ -240,7 +246,7 @@ async def serve(config: TapConfig) -> None:
     if config.resume:
         config = replace(config, trace=trace_under(key, config.trace))
     config, reached = await reach_upstreams(config, signals, listeners, pages)
-    facts = await learn(config, reached)
+    facts, *others = await learn(config, reached)
     probed = await probe_engine(config, facts, reached[0])
     config = probed.config
     with runtime_folder() as runtime:
@@ -249,6 +255,8 @@ async def serve(config: TapConfig) -> None:
         admin = AdminProcess(config, pages[0], runtime, setup.block_size) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, key=key, listeners=listeners)
+            for origin, told in zip(reached, (facts, *others), strict=False):
+                workers.fleet.learn(origin, told.dialect)
             service = Service(config, ledger, recorder, workers, facts.known_engine, named=named)
             try:
                 await workers.start()
@@ -265,15 +273,17 @@ async def serve(config: TapConfig) -> None:
             await admin.finish()
 
 
-async def learn(config: TapConfig, reached: Sequence[Origin]) -> EngineFacts:
+async def learn(config: TapConfig, reached: Sequence[Origin]) -> Sequence[EngineFacts]:
+    """Return facts of the first upstream, and with ``--inject auto`` those of the others that were reached."""
     for origin in config.upstreams:
         if origin not in reached:
             say(f"upstream {origin} cannot be reached; it gets requests once it can")
     if not config.engine_facts:
-        return EngineFacts(origin=reached[0])
-    facts = await learn_engine_facts(reached[0], config.access)
-    if facts.problem is not None:
-        say(f"upstream {reached[0]}{facts.problem}; until then the trace's header lacks what this page tells")
+        return [EngineFacts(origin=reached[0])]
+    asked = reached if config.inject_auto else reached[:1]
+    facts = await asyncio.gather(*(learn_engine_facts(origin, config.access) for origin in asked))
+    if facts[0].problem is not None:
+        say(f"upstream {reached[0]}{facts[0].problem}; until then the trace's header lacks what this page tells")
     return facts
 
 
@@ -301,7 +311,10 @@ class Service:
         if self._config.log_interval_s:
             going.append(self._report_regularly())
         if self._config.engine_facts:
-            going.append(watch_engines(self._upstreams, self._engine, self._engine_changed, access=self._config.access))
+            access, learnt = self._config.access, self._learnt
+            going.append(
+                watch_engines(self._upstreams, self._engine, self._engine_changed, access=access, learnt=learnt)
+            )
         if self._config.engine_metrics_s:
             going.append(sample_engines(samples, self._upstreams, self._config.engine_metrics_s, self._config.access))
         if self._config.health_check is not None:
@@ -378,6 +391,12 @@ class Service:
 
     def _upstreams(self) -> Sequence[Origin]:
         return self._fleet.origins
+
+    def _learnt(self, origin: Origin, facts: EngineFacts) -> None:
+        """Ask another upstream for what ``--inject auto`` adds, or one that is another engine for that one's."""
+        if self._config.inject_auto and self._fleet.learn(origin, facts.dialect):
+            say(f"--inject auto: upstream {origin} is {facts.dialect}")
+            self._workers.reload()
 
     def _engine_changed(self, engine: Engine) -> None:
         self._engine = engine

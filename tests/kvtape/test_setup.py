@@ -60,7 +60,7 @@ def test_init_writes_a_table_for_each_command_which_it_takes(
     }
     assert set(tables) == {"tap", "loadgen", "replay", "sim", "kvtape"}
     assert set(tables["sim"]) == {"fit", "calibrate", "run", "what-if", "sweep", "search", "validate", "watch"}
-    assert taken["tap"]["upstream"] == [sim_server]
+    assert (taken["tap"]["upstream"], taken["tap"]["inject"]) == ([sim_server], ["auto"])
     assert (taken["loadgen"]["model"], taken["replay"]["url"]) == ("kvtape-sim", sim_server)
     assert taken["sim run"]["latency_model"] == [Path("model.json")]
     assert (taken["sim fit"]["output"], taken["kvtape doctor"]["url"]) == (Path("model.json"), sim_server)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from engines.access import OPEN
+from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from tap.ipc.exchange import UpstreamEntry
 from tap.proxy.injectingrelay import new_relays
@@ -206,9 +207,9 @@ class RunningTap:
         return await self.send(post_bytes(path, value, headers + b"Connection: close\r\n"))
 
 
-def entries_of(origins: Iterable[Origin]) -> list[UpstreamEntry]:
+def entries_of(origins: Iterable[Origin], dialect: DialectName | None = None) -> list[UpstreamEntry]:
     """Upstreams as the supervisor lists them, all well."""
-    return [UpstreamEntry(str(origin), slot) for slot, origin in enumerate(origins)]
+    return [UpstreamEntry(str(origin), slot, dialect=dialect) for slot, origin in enumerate(origins)]
 
 
 def post_bytes(path: str, value: object, headers: bytes = b"") -> bytes:
@@ -357,7 +358,7 @@ class Lab:
             async with recording(recorder_setup(config, self.key, facts, runtime), ledger) as recorder:
                 link = RecorderLink(runtime.recorder_socket, budget, counts)
                 upstreams = Upstreams(
-                    entries_of(config.upstreams),
+                    entries_of(config.upstreams, dialect(config, facts)),
                     live_policy(config.route),
                     route_bytes=config.route_bytes,
                     eject_after=config.eject_after,
@@ -366,7 +367,6 @@ class Lab:
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
                     wanted=config.inject,
-                    dialect=dialect(config, facts),
                 )
                 server = Server(relays.new_relay)
                 port = await server.listen("127.0.0.1", 0)
@@ -413,6 +413,7 @@ class Lab:
             "keep_headers": (),
             "upload": None,
             "inject": frozenset(),
+            "inject_auto": False,
             "dialect": "vllm",
             "engine_metrics_s": 0.0,
             "admin": None,

@@ -13,11 +13,11 @@ from tap.recorder import recorder, recording
 from tap.supervisor import account
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("tap.md", "tap-operations.md"))
+PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("tap.md", "tap-operations.md", "before-production.md"))
 OTHER_PROGRAMS_FLAGS = {
     "--kv-events-config",
     *("--enable-prompt-tokens-details", "--stop-timeout", "--long"),
-    *("--retry", "--retry-connrefused", "--retry-delay"),
+    *("--retry", "--retry-connrefused", "--retry-delay", "--url"),
 }
 
 
@@ -48,3 +48,18 @@ def test_the_alerts_are_those_of_the_manual() -> None:
         f"`{rule['expr']}`" + (f" for {rule['for'][:-1]} {rule['for'][-1]}" if "for" in rule else "") for rule in rules
     }
     assert written == set(re.findall(r"^\| [^|]+ \| (`[^|]*kvtape_tap_[^|]*?) \|", PAGE, re.MULTILINE))
+
+
+def test_every_page_manifest_and_unit_that_asks_the_engine_for_tokens_asks_for_all_it_has() -> None:
+    texts = {
+        path: re.sub(r"\\\n\s*|\n\s+- (?=--)", " ", path.read_text())
+        for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "recipes", *(ROOT / "deploy").iterdir(), ROOT / "deploy")
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix in (".md", ".yaml", ".service") and path.name != "CHANGELOG.md"
+    }
+    lines = [(path.name, line) for path, text in texts.items() for line in text.splitlines()]
+    asking = [(name, line) for name, line in lines if re.search(r"\s--tokenizer[ =]engine\s+-", line)]
+    assert {"README.md", "tap.md", "sidecar.yaml", "compose.yaml", "kvtape-tap.service"} <= {name for name, _ in asking}
+    assert [line for _, line in asking if not re.search("--inject[ =]auto", line)] == []
+    assert [line for _, line in lines if "tap --" in line and re.search("--inject[ =]usage", line)] == []

@@ -10,7 +10,10 @@ import pytest
 
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
+from engines.recognition import DIALECTS
+from tap.ipc.exchange import UpstreamEntry
 from tap.supervisor.config import check_injection
+from tests.fakes.strict_engines import ENGINES, StrictEngine, TensorRtLlm
 from tests.tap.proxy import vllm_rendering as vllm
 from tests.waiting import until
 from tracefile.records.errors import InputError
@@ -526,3 +529,105 @@ def test_a_tap_that_injects_nothing_has_the_plain_relay(lab: Any) -> None:
 
     assert asyncio.run(scenario()) == "Relays"
     assert asyncio.run(scenario(inject=frozenset({"usage"}))) == "InjectingRelays"
+
+
+def test_what_is_added_is_the_reached_upstreams_as_it_is_known_then(lab: Any, free_port: int) -> None:
+    """The first upstream is vLLM and refuses connections, the second is not known at first, and then SGLang."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with lab.tap(like_vllm, inject=BOTH) as (tap, upstream):
+            first, second = f"http://127.0.0.1:{free_port}", f"http://127.0.0.1:{upstream.port}"
+            for dialect in (None, "sglang", "vllm"):
+                entries = [UpstreamEntry(first, 0, dialect="vllm"), UpstreamEntry(second, 1, dialect=dialect)]
+                tap.relays.upstreams.reload(entries)
+                for kept in tap.relays.upstreams.all:
+                    kept.ejection.clear()
+                response = await tap.post(CHAT, {**REQUESTS[CHAT], "stream": True})
+                assert response.status == 200
+            return [json.loads(request.body) for request in upstream.requests]
+
+    plain = {**REQUESTS[CHAT], "stream": True}
+    usage = {"stream_options": {"include_usage": True}}
+    assert asyncio.run(scenario()) == [plain, {**plain, **usage}, {**plain, **usage, "return_token_ids": True}]
+    assert [record.injected for record in lab.records] == [None, ["usage"], ["token-ids", "usage"]]
+
+
+class PlainTensorRtLlm(TensorRtLlm):
+    """One whose clients ask for text."""
+
+    def render(self, body: Any, answers: Any, cached: int) -> Any:
+        return StrictEngine.render(self, body, answers, cached)
+
+
+ADDED: dict[str, list[str]] = {
+    "vllm": ["return_token_ids", "stream_options"],
+    "sglang": ["return_token_ids", "stream_options"],
+}
+
+
+def strict_body(name: str) -> dict[str, Any]:
+    fields = DIALECTS[name].completion_fields("strict", 3, stream=True)  # type: ignore[index]
+    unasked = ("stream_options", "return_token_ids", "detokenize")
+    return {"prompt": list(range(20)), **{key: value for key, value in fields.items() if key not in unasked}}
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "openai"])
+def test_auto_adds_what_each_engine_takes_and_its_client_sees_none_of_it(lab: Any, name: str) -> None:
+    kind = PlainTensorRtLlm if name == "trtllm" else ENGINES[name]
+
+    async def scenario(engine: StrictEngine) -> Any:
+        async with lab.command(int(engine.url.rpartition(":")[2]), "--inject", "auto") as tap:
+            response = await tap.post(TEXT, strict_body(name))
+            await tap.end()
+            return tap, response
+
+    with kind().serving() as engine:
+        tap, response = asyncio.run(scenario(engine))
+    assert engine.refusals == []
+    [seen] = engine.seen
+    assert sorted(seen.keys() - strict_body(name).keys()) == ADDED.get(name, [])
+    assert response.startswith(b"HTTP/1.1 200")
+    assert b'"usage"' not in response
+    assert (b'"token_ids": [' in response) == (name == "trtllm"), "that one's own are its own"
+    notes = {
+        "trtllm": "note: --inject auto asks for nothing: trtllm refuses unknown fields",
+        "openai": "note: --inject auto asks for nothing: no engine is recognised, and some refuse unknown fields",
+    }
+    assert ("--inject" in tap.errors) == (name in notes)
+    assert notes.get(name, "") in tap.errors
+    assert (" · asks for token-ids and usage" in tap.output) == (name in ADDED)
+    assert ("1 of 1 streams without usage" in tap.output) == (name not in ADDED)
+
+
+def test_auto_in_a_fleet_of_two_engines_adds_to_the_requests_of_one(lab: Any) -> None:
+    async def scenario(*engines: StrictEngine) -> None:
+        urls = [flag for engine in engines for flag in ("--upstream", engine.url)]
+        async with lab.command(0, *urls, "--inject", "auto") as tap:
+            for _ in range(6):
+                assert (await tap.post(TEXT, strict_body("vllm"))).startswith(b"HTTP/1.1 200")
+            await tap.end()
+
+    for order in ((ENGINES["vllm"], PlainTensorRtLlm), (PlainTensorRtLlm, ENGINES["vllm"])):
+        lab.trace.unlink(missing_ok=True)
+        with order[0]().serving() as one, order[1]().serving() as other:
+            asyncio.run(scenario(one, other))
+        for engine in (one, other):
+            assert engine.refusals == []
+            assert [len(body) > len(strict_body("vllm")) for body in engine.seen] == [engine.owner == "vllm"] * 3
+        assert sorted(map(str, (record.injected for record in lab.records))) == [
+            *["None"] * 3, *["['token-ids', 'usage']"] * 3
+        ]  # fmt: skip
+
+
+def test_without_inject_the_first_lines_say_what_that_costs(lab: Any) -> None:
+    async def scenario(engine: StrictEngine) -> str:
+        async with lab.command(int(engine.url.rpartition(":")[2])) as tap:
+            await tap.end()
+            return str(tap.errors)
+
+    with ENGINES["vllm"]().serving() as engine:
+        errors = asyncio.run(scenario(engine))
+    assert (
+        "tap: note: no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do "
+        "not ask for usage; the blocks of outputs are not hashed; expected --inject auto\n"
+    ) in errors

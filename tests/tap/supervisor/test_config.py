@@ -56,7 +56,10 @@ def test_what_is_said_is_in_the_settings() -> None:
     assert (config.rotate_bytes, config.rotate_s, config.resume) == (1 << 19, 60.0, True)
     assert (config.upload, config.sample, config.keep_headers) == ("s3://bucket/folder", 0.1, ("x-tenant", "x-team"))
     assert (config.inject, config.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
-    assert config.engine_metrics_s == 2.0
+    assert (config.engine_metrics_s, config.inject_auto) == (2.0, False)
+    for dialect in ((), ("--dialect", "trtllm"), ("--dialect", "llamacpp")):
+        config = read_config([*REQUIRED, "--inject", "auto", *dialect])
+        assert (config.inject, config.inject_auto) == (frozenset({"usage", "token-ids"}), True)
     config = read_config([*REQUIRED, "--wait", "0s", "--file-mode", "640", "--admin-name", "Tap.Example.com"])
     assert (config.wait_s, config.file_mode, config.admin_names) == (0.0, 0o640, ("tap.example.com",))
     flags = ["--route", "prefix", "--route-kb", "64", "--health-check", "/health", "--health-interval", "500ms"]
@@ -147,7 +150,8 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--keep", "30d"], "--keep: about closed segments; expected --rotate-mb or --rotate-age beside it"),
         (["--keep-gb", "0", "--rotate-mb", "1"], "--keep-gb 0: expected more than 0"),
         (["--upload", "bucket", "--rotate-age", "1s"], "--upload bucket: expected a URL"),
-        (["--inject", "logprobs"], "--inject logprobs: expected usage or token-ids"),
+        (["--inject", "logprobs"], "--inject logprobs: expected auto, usage or token-ids"),
+        (["--inject", "auto,usage"], "--inject auto: asks for all that the engine has; expected it alone"),
         (["--inject", "usage", "--dialect", "trtllm"], "TensorRT-LLM refuses fields"),
         (["--latency-model", "m"], "--latency-model m: shown on the admin pages; expected --admin HOST:PORT beside it"),
         (

@@ -87,6 +87,7 @@ def test_what_counts_as_another_engine(known: Engine | None, learnt: Engine | No
 def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> None:
     async def scenario() -> list[Engine]:
         engines, told = Engines(), []
+        dialects: list[str | None] = []
         heard = asyncio.Event()
 
         def changed(engine: Engine) -> None:
@@ -95,7 +96,15 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
 
         async with engines.serving(lab) as origin:
             known = Engine(name="vllm", version="1.0", block_size=16, num_gpu_blocks=100)
-            watching = asyncio.create_task(watch_engines(lambda: [origin], known, changed, every_s=0.01))
+            watching = asyncio.create_task(
+                watch_engines(
+                    lambda: [origin],
+                    known,
+                    changed,
+                    every_s=0.01,
+                    learnt=lambda _, facts: dialects.append(facts.dialect),
+                )
+            )
             await asyncio.sleep(0.2)
             engines.answers = False
             await asyncio.sleep(0.2)
@@ -103,6 +112,7 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
             await asyncio.wait_for(heard.wait(), 30)
             await asyncio.sleep(0.2)
             watching.cancel()
+        assert set(dialects) == {"vllm", None}, "null while it is away"
         return told
 
     assert asyncio.run(scenario()) == [Engine(name="vllm", version="2.0", block_size=16, num_gpu_blocks=100)]

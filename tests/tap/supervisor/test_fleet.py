@@ -47,6 +47,23 @@ def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
     assert len(fleet.origins) == 2, "the refused list changed nothing"
 
 
+def test_an_upstreams_dialect_is_what_it_told_last_and_none_where_no_field_may_be_added() -> None:
+    def dialects(fleet: Fleet) -> list[str | None]:
+        return [entry.dialect for entry in fleet.entries()]
+
+    fleet = Fleet(UpstreamList((origin(0), origin(1))), 2)
+    assert dialects(fleet) == [None, None], "not known yet: nothing is added"
+    assert [fleet.learn(origin(0), told) for told in ("vllm", None, "vllm")] == [True, False, False]
+    assert dialects(fleet) == ["vllm", None]
+    fleet.learn(origin(1), "trtllm")
+    assert dialects(fleet) == ["vllm", None], "TensorRT-LLM refuses fields that it does not know"
+    fleet.learn(origin(0), "trtllm")
+    assert dialects(fleet) == [None, None]
+    named = Fleet(UpstreamList((origin(0), origin(1))), 2, "sglang")
+    assert not named.learn(origin(0), "vllm")
+    assert dialects(named) == ["sglang", "sglang"], "--dialect was given"
+
+
 def test_checks_take_an_upstream_out_and_in_after_results_in_a_row() -> None:
     fleet = Fleet(UpstreamList((origin(0), origin(1))), 2)
     results = ["HTTP 500", "HTTP 500", None, "HTTP 500", "HTTP 500", "HTTP 503", None, "HTTP 500", None, None]
