@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from threading import RLock
+from threading import RLock, Timer
 from typing import Any, Final, TypeVar, cast
 
 from measure.machinecode import files
@@ -17,7 +17,9 @@ from tracefile.records.extras import is_lacking, load_extra
 Function = TypeVar("Function", bound=Callable[..., object])
 _ONE_AT_A_TIME = RLock()
 _TOLD: Final[list[bool]] = []
-"""Not empty: this process has told of its first compilation."""
+"""Not empty: this process has told that it compiles."""
+TOLD_AFTER_S = 1.0
+"""A compilation that takes less is not told."""
 
 
 class Entry(LateCode):
@@ -59,7 +61,7 @@ class Entry(LateCode):
             return self._compile(kinds, None)
         path = folder / place.name
         with files.alone(path):
-            if made := files.read(path, digest):  # another process made it meanwhile
+            if made := files.read(path, digest, place):  # another process made it meanwhile
                 return made
             made = self._compile(kinds, folder)
             files.write(path, digest, made)
@@ -68,8 +70,14 @@ class Entry(LateCode):
     def _compile(self, kinds: tuple[Any, ...], folder: Path | None) -> files.MachineCode:
         from measure.machinecode import linking  # noqa: PLC0415 - numba
 
-        tell(folder)
-        return linking.compile_entry(self, kinds)
+        telling = Timer(TOLD_AFTER_S, tell, [folder])
+        telling.daemon = True
+        telling.start()
+        try:
+            return linking.compile_entry(self, kinds)
+        finally:
+            telling.cancel()
+            telling.join()
 
 
 def entry(function: Function) -> Function:
@@ -98,12 +106,12 @@ def _described(kind: Any) -> Any:
 
 
 def tell(folder: Path | None) -> None:
-    """Have a process tell on stderr of the first function that it compiles, to keep in ``folder`` if there is one."""
+    """Tell on stderr, once in a process, that it compiles, to keep in ``folder`` if there is one."""
     if _TOLD:
         return
     _TOLD.append(True)
     if folder is None:
         often = "in each run (up to 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
     else:
-        often = "once for this installation (up to 20 s) …"
-    print(f"kvtape: compiling machine code, {often}", file=sys.stderr)
+        often = "for the first run of this kind (up to 20 s) …"
+    print(f"kvtape: compiling machine code {often}", file=sys.stderr)

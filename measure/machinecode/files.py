@@ -1,7 +1,8 @@
 """Machine code on disk: in the folders of numba's own cache, by function, kinds of arguments and machine.
 
-Code runs with the rights of the process that loads it. So a folder is used only if no other user can have written into
-it; the one beside the source has Python's own compiled files.
+Code runs with the rights of the process that loads it. So a file is read only if no other user can have written it, and
+a folder used only if no other user can have written into it or moved it; the one beside the source has Python's own
+compiled files.
 
 A file is a digest of the rest; a digest of all that the code is made from; the result's kind; the code. A file that is
 half written, or of another state, is as good as none, and is replaced as a whole.
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 SUFFIX = ".kvo"
+FOR_ITS_USER = 0o644
+"""Mode of files, whatever the umask. Others may read: an image's kernels run under other users than who made it."""
 _DIGEST = hashlib.sha256().digest_size
 _KIND = 8
 LOCK_LIMIT_S, TOLD_AFTER_S, _LOCK_PAUSE_S = 60.0, 5.0, 0.05
@@ -60,15 +63,25 @@ class Place(NamedTuple):
         return next((folder for folder in self.folders() if _can_write(folder) and self.is_trusted(folder)), None)
 
     def is_trusted(self, folder: Path) -> bool:
-        """Return whether only this process's user, the administrator or the owner of the source can have written it."""
+        """Return whether only users whom ``is_safe`` trusts can have written into it, or replaced it by another.
+
+        In a parent that all may write, as /tmp, the sticky bit keeps what is there from others.
+        """
         if folder == self._beside:
             return True
         try:
-            found, source = folder.lstat(), self.source.stat()
-        except OSError:
+            found, parents = folder.lstat(), {*folder.absolute().parents, *folder.resolve().parents}
+            told = [parent.lstat() for parent in parents]
+        except (OSError, RuntimeError):  # a loop of links
             return False
-        is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return stat.S_ISDIR(found.st_mode) and not is_open and found.st_uid in {0, os.geteuid(), source.st_uid}
+        keeps = (self.is_safe(one, stat.S_ISLNK(one.st_mode) or bool(one.st_mode & stat.S_ISVTX)) for one in told)
+        return stat.S_ISDIR(found.st_mode) and self.is_safe(found) and all(keeps)
+
+    def is_safe(self, found: os.stat_result, may_be_open: bool = False) -> bool:
+        """Return whether it is this process's user's, the administrator's or that of the source's owner, and no other
+        user may write it (``may_be_open``: or any may)."""
+        is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not may_be_open
+        return not is_open and found.st_uid in {0, os.geteuid(), self.source.stat().st_uid}
 
 
 def place_of(source: Path, function: str, distinct: bytes) -> Place:
@@ -87,13 +100,14 @@ def _user_folder() -> Path:
 def find(place: Place, made_from: bytes) -> MachineCode | None:
     """Return the code made from the same, if a trusted folder has it."""
     trusted = (folder for folder in place.folders() if place.is_trusted(folder))
-    return next((made for folder in trusted if (made := read(folder / place.name, made_from))), None)
+    return next((made for folder in trusted if (made := read(folder / place.name, made_from, place))), None)
 
 
-def read(path: Path, made_from: bytes) -> MachineCode | None:
-    """Return the code in a file if it is whole and made from the same."""
+def read(path: Path, made_from: bytes, place: Place) -> MachineCode | None:
+    """Return the code in a file if it is whole and made from the same, and no other user can have written it."""
     try:
-        whole = path.read_bytes()
+        with path.open("rb") as file:
+            whole = file.read() if place.is_safe(os.fstat(file.fileno())) else b""
     except OSError:
         return None
     digest, rest = whole[:_DIGEST], whole[_DIGEST:]
@@ -104,7 +118,8 @@ def read(path: Path, made_from: bytes) -> MachineCode | None:
 
 def _can_write(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        folder.mkdir(0o755, parents=True, exist_ok=True)  # not for a group, whatever the umask
+        for each in (*reversed(folder.parents), folder):
+            each.mkdir(0o755, exist_ok=True)  # not for a group, whatever the umask
         return os.access(folder, os.W_OK)
     return False
 
@@ -149,7 +164,8 @@ def write(path: Path, made_from: bytes, made: MachineCode) -> None:
     rest = made_from + made.result.encode().ljust(_KIND) + made.code
     own = path.with_suffix(f".{os.urandom(8).hex()}")  # no other process has it
     try:
-        own.write_bytes(hashlib.sha256(rest).digest() + rest)
+        with open(os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FOR_ITS_USER), "wb") as file:
+            file.write(hashlib.sha256(rest).digest() + rest)
         own.replace(path)
     except OSError:
         pass

@@ -15,7 +15,7 @@ from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_headi
 from sim.vllm.config import add_kv_groups
 from sim.vllm.eviction import EVICT_HELP
 from sim.workload.chain import engine_chains, hashed_batches, hashed_records
-from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
+from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_names
 from tracefile.commandline.configfile import refuse_beside, refuse_without
 from tracefile.commandline.parser import seed
 from tracefile.files.reading import open_trace
@@ -235,12 +235,15 @@ def cache_use(accesses: "GroupedAccesses", grouping: Grouping, sizes: list[int])
     if accesses.groups is None or not len(accesses.limits):
         return []
     needs, request_of, blocks = needed_sizes(accesses), accesses.request_of, accesses.blocks
-    uses = []
-    for size in sizes:
-        hit = needs <= min(size, accesses.distinct)
-        hits = np.bincount(request_of[hit], minlength=len(accesses.limits))
-        uses.append(_use(accesses, blocks, accesses.groups, hits, size, most=grouping.most))
-    return uses
+    hits = [
+        np.bincount(request_of[needs <= min(size, accesses.distinct)], minlength=len(accesses.limits)) for size in sizes
+    ]
+    weights = hits[sizes.index(max(sizes))] if sizes else accesses.limits
+    shown, place = accesses.groups.largest(weights, grouping.most)  # the same groups at every size
+    return [
+        _use(accesses, blocks, accesses.groups, request_hits, size, shown=shown, place=place)
+        for request_hits, size in zip(hits, sizes, strict=True)
+    ]
 
 
 def needed_sizes(accesses: "Accesses") -> IntArray:
@@ -260,9 +263,15 @@ def needed_sizes(accesses: "Accesses") -> IntArray:
 
 
 def _use(
-    accesses: "Accesses", blocks: Int32Array, groups: Groups, request_hits: IntArray, size: int, *, most: int
+    accesses: "Accesses",
+    blocks: Int32Array,
+    groups: Groups,
+    request_hits: IntArray,
+    size: int,
+    *,
+    shown: list[int],
+    place: IntArray,
 ) -> CacheUse:
-    shown, place = groups.largest(request_hits, most)
     names, block_size = groups.shown_names(shown), accesses.block_size
     count, others = len(names), len(groups.names) - len(shown)
     nothing = [None] * (count - len(shown))
@@ -317,8 +326,31 @@ def describe_groups(groups: Groups | None, uses: list[CacheUse]) -> list[str]:
     lines = ["", groups.rule] if groups.rule else []
     if NO_CHAINS in groups.rule:
         return lines
-    for use in uses:
-        lines += _describe_use(use)
+    if len(uses) == 1:
+        return lines + _describe_use(uses[0])
+    return lines + (_describe_uses(uses) if uses else [])
+
+
+def _describe_uses(uses: list[CacheUse]) -> list[str]:
+    """Table of groups by cache sizes."""
+    largest = max(uses, key=lambda use: use.blocks)
+    names = short_names([group.name for group in largest.groups])
+    rows = [
+        [
+            name,
+            f"{group.requests:,}",
+            *("–" if number is None else f"{number:,}" for number in (group.sessions, group.shared_tokens)),
+            *(f"{use.groups[row].hit_tokens:,} ({use.groups[row].hit_rate:.2%})" for use in uses),
+        ]
+        for row, (name, group) in enumerate(zip(names, largest.groups, strict=True))
+    ]
+    headings = ["group", "requests", "sessions", "shared tokens", *(f"{use.blocks:,} blocks" for use in uses)]
+    lines = ["", "tokens saved (hit rate) by usable blocks", *table_lines(headings, rows, "<")]
+    if largest.others:
+        lines.append(
+            f"each of the {largest.others:,} others saves at most {largest.largest_other:,} tokens with "
+            f"{largest.blocks:,} blocks"
+        )
     return lines
 
 
@@ -327,7 +359,7 @@ def _describe_use(use: CacheUse) -> list[str]:
     headings += ["% of inserted", "% of held", "example"]
     rows = [
         [
-            short_name(group.name),
+            name,
             f"{group.hit_tokens:,}",
             f"{group.hit_share:.2%}",
             f"{group.hit_rate:.2%}",
@@ -337,7 +369,7 @@ def _describe_use(use: CacheUse) -> list[str]:
             f"{group.held_share:.2%}",
             group.example or "–",
         ]
-        for group in use.groups
+        for name, group in zip(short_names([group.name for group in use.groups]), use.groups, strict=True)
     ]
     lines = ["", f"{use.blocks:,} usable blocks ({use.tokens:,} tokens)", *table_lines(headings, rows, "<")]
     if use.others:

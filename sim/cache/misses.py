@@ -9,7 +9,7 @@ without a known hash.
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from measure.cacheuse import CauseShare
@@ -24,7 +24,7 @@ from sim.workload.groups import (
     PrefixChains,
     add_group_arguments,
     grouping_of,
-    short_name,
+    short_names,
 )
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import BoolArray, Int32Array, IntArray
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from measure.cache import interning
     from sim.cache import hybrid, onebyone
-    from sim.cache.onebyone import OneByOnePool, Requests
+    from sim.cache.onebyone import Evictions, OneByOnePool, Requests
     from sim.kernels.layout import Records
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
@@ -133,7 +133,8 @@ def attribute(
     fits = np.concatenate([np.empty(0, bool), *(part.fits(usable_blocks) for part in prompts.parts)])
     names, group, rule = _grouped(prompts, laid_out, grouping)
     pool = onebyone.OneByOnePool(usable_blocks, free_rule, evict, laid_out.requests[fits], prompts.block_size)
-    causes, evictions = _ask_pool(laid_out, fits, group, pool, prompts.block_size)
+    noted = onebyone.note_evictions(laid_out.distinct, group[fits], max(len(names), 1))  # those that do not fit, too
+    causes = _ask_pool(laid_out, fits, pool, noted, prompts.block_size)
     place = np.zeros_like(group)
     return Attribution(
         block_size=prompts.block_size,
@@ -144,7 +145,7 @@ def attribute(
         by=grouping.by if grouping else None,
         rule=rule,
         groups=_shares(tuple(names), group[fits], causes) if names else [],
-        evictions=evictions.tolist() if names else [],
+        evictions=noted.counts.tolist() if names else [],
     )
 
 
@@ -184,10 +185,10 @@ def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) ->
 
 
 def _ask_pool(
-    laid_out: _LaidOut, fits: BoolArray, group: IntArray, pool: "OneByOnePool", block_size: int
-) -> tuple[IntArray, IntArray]:
-    """Tokens by cause of the requests that fit, shape (requests, causes), and the evictions by groups."""
-    requests, evictions = laid_out.requests[fits], onebyone.note_evictions(laid_out.distinct, group[fits])
+    laid_out: _LaidOut, fits: BoolArray, pool: "OneByOnePool", evictions: "Evictions", block_size: int
+) -> IntArray:
+    """Tokens by cause of the requests that fit, shape (requests, causes); note the evictions."""
+    requests = laid_out.requests[fits]
     pool.run(laid_out.keys.astype(np.uint64), requests, evictions)
     full, partial = np.divmod(laid_out.prompt_tokens[fits], block_size)
     hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))
@@ -203,7 +204,7 @@ def _ask_pool(
     causes = {cause: count * block_size for cause, count in blocks.items()}
     causes["partial_block"] = partial
     nothing = np.zeros_like(partial)
-    return np.stack([causes.get(cause, nothing) for cause in CAUSES], axis=1), evictions.counts
+    return np.stack([causes.get(cause, nothing) for cause in CAUSES], axis=1)
 
 
 def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[CauseShare]:
@@ -226,27 +227,30 @@ def describe(found: Attribution) -> str:
     lines = [f"{size}: {found.total.input_tokens:,} prompt tokens of {found.total.requests:,} requests, by cause"]
     if found.rejected:
         lines.append(f"{found.rejected:,} requests do not fit the pool and were left out")
+    names = short_names([share.name for share in found.groups])
+    named = [replace(share, name=name) for share, name in zip(found.groups, names, strict=True)]
     shown = [cause for cause in CAUSES if cause != "prompt_logprobs" or found.total.tokens[cause]]
     headings = ["", "tokens", *(cause.replace("_", " ") for cause in shown)]
-    lines += table_lines(headings, [_row(share, shown) for share in (found.total, *found.cohorts, *found.groups)])
+    lines += table_lines(headings, [_row(share, shown) for share in (found.total, *found.cohorts, *named)])
     if found.rule:
         lines += ["", found.rule]
     if found.by is not None and found.groups:
-        lines += ["", f"blocks that the row's {found.by} evicted and the column's requested again", *_matrix(found)]
+        lines += ["", f"blocks that the row's {found.by} evicted and the column's requested again"]
+        lines += _matrix(names, found.evictions)
     return "\n".join(lines)
 
 
 def _row(share: CauseShare, shown: Sequence[str]) -> list[str]:
     whole = share.input_tokens or 1
     shares = (f"{share.tokens[cause] / whole:.2%}" for cause in shown)
-    return [short_name(share.name), f"{share.input_tokens:,}", *shares]
+    return [share.name, f"{share.input_tokens:,}", *shares]
 
 
-def _matrix(found: Attribution) -> list[str]:
+def _matrix(names: Sequence[str], evictions: Sequence[Sequence[int]]) -> list[str]:
     """Table of blocks by evicting group (row) and by requesting group (column)."""
-    numbers = [str(number) for number in range(1, len(found.groups) + 1)]
+    numbers = [str(number) for number in range(1, len(names) + 1)]
     rows = [
-        [number, short_name(share.name), *(f"{count:,}" for count in row)]
-        for number, share, row in zip(numbers, found.groups, found.evictions, strict=True)
+        [number, name, *(f"{count:,}" for count in row)]
+        for number, name, row in zip(numbers, names, evictions, strict=True)
     ]
     return table_lines(["", "", *numbers], rows)

@@ -110,7 +110,6 @@ class OneByOnePool:
         """Run requests that fit the pool; return the hit blocks of each. Raises InputError if keys are not chained."""
         done, most = 0, int(requests["num_blocks"].max(initial=0))
         self._pool = pool = with_keys(self._pool, keys)
-        pool.counts["num_holds"] = pool.counts["free_hold"] = 0
         policy = pool.settings["evict"][0]
         if policy == BELADY:
             self._pool = pool._replace(uses=next_uses(keys, requests))
@@ -119,7 +118,7 @@ class OneByOnePool:
         while done < len(requests):
             self._pool = pool = self._pool if policy else _with_room(self._pool, most)
             run = run_requests if policy else run_simple_requests
-            done = run(pool, requests, done, evictions or note_evictions(0, np.zeros(0, np.int64)))
+            done = run(pool, requests, done, evictions or note_evictions(0, NO_ROWS, 0))
         if pool.counts["not_chained"][0]:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return np.asarray(requests["hits"])
@@ -198,13 +197,17 @@ def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
     return uses
 
 
-def note_evictions(keys: int, group: IntArray) -> Evictions:
-    groups = int(group.max(initial=-1)) + 1
+def note_evictions(keys: int, group: IntArray, groups: int) -> Evictions:
+    """Return the account of the evictions of so many ``keys``; ``group``: number of each request's group."""
     return Evictions(np.full(keys, NEVER, np.int32), group, np.zeros((groups, groups), np.int64))
 
 
 def _with_room(pool: Pool, most_blocks: int) -> Pool:
-    """Return the pool with room for twice its copies of segments, and for requests of ``most_blocks``."""
+    """Return the pool with room for twice its copies of segments, and for requests of ``most_blocks``.
+
+    Between requests nothing is held: the holds begin anew, and with them their count and the list of free ones.
+    """
+    pool.counts["num_holds"], pool.counts["free_hold"] = 0, NONE
     num_copies = int(pool.counts["num_copies"][0])
     size = 2 * num_copies + 8 * int(pool.counts["num_twins"][0]) + 4 * most_blocks + FIRST_ROOM
     segments, copies = np.zeros(size, layout.SEGMENT), np.zeros(size, layout.COPY)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from measure.wording import listed
 from sim.engine.deployment import refuse_alone
 from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, axes_in, combinations
+from tracefile.commandline.configfile import refuse_code
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 
@@ -106,6 +107,8 @@ def _ranged(axis: Axis, told: dict[str, Any], where: str) -> list[Any]:
 
 def _value(axis: Axis, value: Any, where: str) -> Any:
     _typed(value, axis.kind, where)
+    if axis.name == "route":
+        refuse_code(where, value)
     if axis.kind is bool:
         return axis.on if value else not axis.on
     return _placed(lambda: axis.read(where, str(value)), where)

@@ -8,12 +8,18 @@ token the hits are exact; larger blocks round them down.
 
 import argparse
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracefile.records.errors import InputError
+from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Engine
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # numpy, which the flags need not
+    np = LateModule("numpy")
 
 MOST_SLOTS: Final = 4096
 """More than llama.cpp has: 256 sequences."""
@@ -86,11 +92,11 @@ WORTH_LOADING: Final = 0.25
 class Chain(NamedTuple):
     """Tokens by their block keys, the last block's maybe not full."""
 
-    keys: Sequence[int]
+    keys: list[int]
     tokens: int
 
 
-EMPTY: Final = Chain((), 0)
+EMPTY: Final = Chain([], 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,24 +111,103 @@ class Slot:
     busy: bool = False
 
 
+class SavedChains:
+    """The prompt cache: chains of which none is contained in another.
+
+    They are kept in the order of their keys, where those that share a prefix stand together: a chain shares most with
+    its neighbors, and what it shares with the others falls off on both sides.
+    """
+
+    __slots__ = ("_added", "_ages", "_chains", "_common", "_shared", "_tokens", "tokens")
+
+    def __init__(self, common: Callable[[Chain, Chain], int]) -> None:
+        """``common``: tokens with which two chains begin."""
+        self._common = common
+        self._chains: list[Chain] = []
+        self._added = 0
+        self._ages, self._tokens, self._shared = np.zeros((3, 0), np.int64)
+        """By chain: number of its addition, its tokens, and those it shares with the chain before it."""
+        self.tokens = 0
+        """Of all chains."""
+
+    def by_age(self) -> list[Chain]:
+        return [self._chains[place] for place in np.argsort(self._ages)]
+
+    def contains(self, chain: Chain) -> bool:
+        """Return whether a chain begins with ``chain``."""
+        place = self._place(chain)
+        return place < len(self._chains) and self._common(self._chains[place], chain) == chain.tokens
+
+    def add(self, chain: Chain) -> None:
+        """Add a chain that none contains, in the place of those that it contains."""
+        place = self._place(chain)
+        while place and self._common(self._chains[place - 1], chain) == self._chains[place - 1].tokens:
+            place -= 1
+            self._pop(place)
+        self._chains.insert(place, chain)
+        self._added += 1
+        self.tokens += chain.tokens
+        columns = np.array([self._ages, self._tokens, self._shared])
+        self._ages, self._tokens, self._shared = np.insert(columns, place, [self._added, chain.tokens, 0], axis=1)
+        self._compare(place)
+        self._compare(place + 1)
+
+    def pop_oldest(self) -> Chain:
+        return self._pop(int(self._ages.argmin()))
+
+    def pop_best(self, prompt: Chain, kept: float, common: int) -> Chain | None:
+        """Remove and return the last of those, oldest first, that each help a prompt more than the one before, and
+        waste less of themselves; ``kept``, ``common``: of what there is. Null: none does."""
+        place = self._place(prompt)
+        before, after = self._chains[place - 1 : place], self._chains[place : place + 1]
+        left = [self._common(chain, prompt) for chain in before]
+        right = [self._common(chain, prompt) for chain in after]
+        shared = np.append(
+            np.minimum.accumulate([*left, *self._shared[1:place][::-1]])[::-1],
+            np.minimum.accumulate([*right, *self._shared[place + 1 :]]),
+        )
+        shares = shared / self._tokens
+        helps = (shared > common) & (shares > kept) & (shared >= WORTH_LOADING * self._tokens)
+        best = None
+        while helps.any():
+            best = int(np.where(helps, self._ages, self._added + 1).argmin())
+            helps &= (self._ages > self._ages[best]) & (shared > shared[best]) & (shares > shares[best])
+        return None if best is None else self._pop(best)
+
+    def _place(self, chain: Chain) -> int:
+        """Place of the first chain that does not come before ``chain``."""
+        return bisect_left(self._chains, (chain.keys, chain.tokens), key=lambda one: (one.keys, one.tokens))
+
+    def _pop(self, place: int) -> Chain:
+        chain = self._chains.pop(place)
+        self.tokens -= chain.tokens
+        self._ages, self._tokens, self._shared = np.delete([self._ages, self._tokens, self._shared], place, axis=1)
+        self._compare(place)
+        return chain
+
+    def _compare(self, place: int) -> None:
+        if 0 < place < len(self._chains):
+            self._shared[place] = self._common(self._chains[place - 1], self._chains[place])
+
+
 class SlotCache:
     """Slots and prompt cache of one server. Requests ``start`` and ``end``; time is their order."""
 
-    __slots__ = ("_config", "_ends", "block_size", "evicted_tokens", "saved", "slots")
+    __slots__ = ("_config", "_ends", "_saved", "block_size", "evicted_tokens", "slots")
 
     def __init__(self, config: SlotConfig, block_size: int = 1) -> None:
         self._config = config
         self._ends = 0
         self.block_size = block_size
         self.slots = [Slot(number) for number in range(config.slots)]
-        self.saved: list[Chain] = []
-        """The prompt cache, oldest first."""
+        self._saved = SavedChains(self._common)
         self.evicted_tokens = 0
         """Tokens that were overwritten or dropped, and are in no other place."""
 
     @property
-    def saved_tokens(self) -> int:
-        return sum(chain.tokens for chain in self.saved)
+    def saved(self) -> list[Chain]:
+        """The prompt cache, oldest first."""
+        return self._saved.by_age()
 
     def start(self, prompt: Chain) -> tuple[Slot, int] | None:
         """Give a prompt its slot; return the slot and the prompt's cached tokens, null if all slots are busy."""
@@ -136,7 +221,7 @@ class SlotCache:
             self._load(slot, prompt)
         common = self._common(slot.chain, prompt)
         hits = min(common, prompt.tokens - 1)  # the last token is computed for its logits
-        if common < slot.chain.tokens and not self._is_saved(slot.chain):
+        if common < slot.chain.tokens and not self._saved.contains(slot.chain):
             self.evicted_tokens += slot.chain.tokens - common
         slot.busy = True
         slot.chain = EMPTY
@@ -152,7 +237,8 @@ class SlotCache:
     def check_integrity(self) -> None:
         """Raise AssertionError if a saved chain is contained in another, or the prompt cache beyond its bound."""
         bound = self._config.cache_ram_tokens
-        assert bound is None or self.saved_tokens <= bound
+        assert sum(chain.tokens for chain in self.saved) == self._saved.tokens
+        assert bound is None or self._saved.tokens <= bound
         for chain in self.saved:
             assert chain.tokens > 0
             assert sum(self._common(other, chain) == chain.tokens for other in self.saved) == 1
@@ -177,29 +263,21 @@ class SlotCache:
     def _save(self, chain: Chain) -> None:
         """Copy a chain to the prompt cache, in the place of those that it contains; drop the oldest if it is full."""
         bound = self._config.cache_ram_tokens
-        if not chain.tokens or self._is_saved(chain) or (bound is not None and chain.tokens > bound):
+        if not chain.tokens or self._saved.contains(chain) or (bound is not None and chain.tokens > bound):
             return
-        self.saved = [other for other in self.saved if self._common(other, chain) < other.tokens]
-        while bound is not None and self.saved_tokens + chain.tokens > bound:
-            self.evicted_tokens += self.saved.pop(0).tokens
-        self.saved.append(chain)
-
-    def _is_saved(self, chain: Chain) -> bool:
-        return any(self._common(other, chain) == chain.tokens for other in self.saved)
+        self._saved.add(chain)
+        while bound is not None and self._saved.tokens > bound:
+            self.evicted_tokens += self._saved.pop_oldest().tokens
 
     def _load(self, slot: Slot, prompt: Chain) -> None:
         """Move the saved chain that helps a prompt more than the slot's own, and wastes less of itself, to the slot."""
         common = self._common(slot.chain, prompt)
         kept = common / slot.chain.tokens if slot.chain.tokens else -1.0
-        best = None
-        for place, chain in enumerate(self.saved):
-            shared = self._common(chain, prompt)
-            if shared >= WORTH_LOADING * chain.tokens and shared / chain.tokens > kept and shared > common:
-                best, kept, common = place, shared / chain.tokens, shared
-        if best is not None:
-            if not self._is_saved(slot.chain):
+        loaded = self._saved.pop_best(prompt, kept, common)
+        if loaded is not None:
+            if not self._saved.contains(slot.chain):
                 self.evicted_tokens += slot.chain.tokens
-            slot.chain = self.saved.pop(best)
+            slot.chain = loaded
 
     def _save_idle_slots(self) -> None:
         for slot in self.slots:
@@ -207,7 +285,7 @@ class SlotCache:
                 continue
             self._save(slot.chain)
             if self._config.kv_unified:
-                if not self._is_saved(slot.chain):
+                if not self._saved.contains(slot.chain):
                     self.evicted_tokens += slot.chain.tokens
                 slot.chain = EMPTY
 

@@ -173,11 +173,17 @@ class Members:
 _NAME_WIDTH = 24
 
 
-def short_name(name: str) -> str:
-    """Return the name of a group or request for a table: 8 hex digits of a hash, the beginning of a long word."""
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of groups for a table: 8 hex digits of a hash, both ends of a long word; in full where two are equal."""
+    short = [_short_name(name) for name in names]
+    return [name if short.count(word) > 1 else word for name, word in zip(names, short, strict=True)]
+
+
+def _short_name(name: str) -> str:
     if name.isdigit() and len(name) > 10:
         return f"{int(name):016x}"[:8]
-    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
+    half = _NAME_WIDTH // 2
+    return name if len(name) <= _NAME_WIDTH else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def separating_depth(prompts: PrefixChains) -> int:

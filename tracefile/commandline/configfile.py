@@ -1,6 +1,7 @@
 """Flags from a TOML file: a table for each command, as ``[loadgen]`` or ``[sim.fit]``, with its long flags as keys."""
 
 import argparse
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -55,6 +56,12 @@ def config_words(path: Path, command: str, flags: Mapping[str, argparse.Action])
     return words
 
 
+def refuse_code(where: str, value: object) -> None:
+    """Raise InputError if a file's value names a Python file as a policy (``--route``): files are data."""
+    if re.search(r"\.py\b", str(value)):
+        raise InputError(f"{where}: {value!r}: code is run only from the command line's own --route; expected a name")
+
+
 def _table(path: Path, command: str) -> Mapping[str, Any]:
     try:
         found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -80,4 +87,6 @@ def _words(where: str, flag: str, action: argparse.Action, value: object) -> lis
     for each in values:
         if isinstance(each, bool) or not isinstance(each, str | int | float):
             raise InputError(f"{where}: {each!r}; expected a string or a number{', or a list of them' * several}")
+        if flag == "--route":
+            refuse_code(where, each)
     return [f"{flag}={each}" for each in values]

@@ -24,7 +24,7 @@ from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
 from tracefile import InputError
 
-ONCE = "kvtape: compiling machine code, once for this installation (up to 20 s) …\n"
+ONCE = "kvtape: compiling machine code for the first run of this kind (up to 20 s) …\n"
 OFFSET = 10
 
 
@@ -33,6 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep code in a folder of the test's own, in what stands for a new process."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(entries, "_TOLD", [])
+    monkeypatch.setattr(entries, "TOLD_AFTER_S", 0.0)
     return tmp_path
 
 
@@ -80,7 +81,7 @@ def test_a_user_who_can_write_no_folder_compiles_in_each_process(
     assert (entry(doubled)(21), entry(doubled)(21)) == (42, 42)
     assert made == ["doubled", "doubled"]
     assert capsys.readouterr().err == (
-        "kvtape: compiling machine code, in each run (up to 20 s); expected a folder to keep it in, as "
+        "kvtape: compiling machine code in each run (up to 20 s); expected a folder to keep it in, as "
         "NUMBA_CACHE_DIR names one\n"
     )
 
@@ -93,6 +94,12 @@ def test_the_first_function_that_is_compiled_is_told_and_one_read_from_disk_is_n
     assert (first(21), second(1)) == (42, 3)
     assert capsys.readouterr().err == ONCE
     monkeypatch.setattr(entries, "_TOLD", [])
+    assert entry(doubled)(21) == 42
+    assert not capsys.readouterr().err
+
+
+def test_a_short_compilation_is_not_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(entries, "TOLD_AFTER_S", 3600.0)
     assert entry(doubled)(21) == 42
     assert not capsys.readouterr().err
 
@@ -179,6 +186,47 @@ def test_a_folder_that_others_can_write_is_neither_read_nor_written(
     assert entry(doubled)(21) == 42  # of the user's own folder
     assert made == ["doubled"]
     assert len(list((tmp_path / "home").rglob("*.kvo"))) == 1
+
+
+def test_a_file_that_others_can_write_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digests are no proof: who can write it can write them, too."""
+    before = os.umask(0)
+    try:
+        assert entry(doubled)(21) == 42
+        path = kept_in(folder)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        path.chmod(0o666)
+        made = compilations(monkeypatch)
+        assert entry(doubled)(21) == 42
+    finally:
+        os.umask(before)
+    assert made == ["doubled"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_file_of_another_user_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entry(doubled)(21) == 42
+    fstat, other = os.fstat, max(os.geteuid(), Path(__file__).stat().st_uid) + 1
+
+    def of_another(descriptor: int) -> os.stat_result:
+        found = list(fstat(descriptor))
+        found[stat.ST_UID] = other
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert files.read(kept_in(folder), b"", files.place_of(Path(__file__), "doubled", b"")) is None
+
+
+@pytest.mark.parametrize(("mode", "is_trusted"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)])
+def test_a_parent_in_which_others_can_rename_is_not_trusted(mode: int, is_trusted: bool, tmp_path: Path) -> None:
+    """Who can write a parent puts a folder of the same name in the place of this user's."""
+    place, own = files.place_of(Path(__file__), "one", b""), tmp_path / "parent" / "between" / "own"
+    own.mkdir(parents=True, mode=0o755)
+    assert place.is_trusted(own)
+    (tmp_path / "parent").chmod(mode)
+    assert place.is_trusted(own) == is_trusted
+    (tmp_path / "link").symlink_to("parent")
+    assert place.is_trusted(tmp_path / "link" / "between" / "own") == is_trusted
 
 
 def test_folders_of_other_users_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

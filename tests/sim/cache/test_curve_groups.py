@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.cache.curve import cache_use
 from sim.workload.accesses import GroupedAccesses
-from sim.workload.groups import Grouping, Groups
+from sim.workload.groups import Grouping, Groups, short_names
 from tests.sim.cache.packed import in_order
 from tracefile import TraceWriter
 from tracefile.files.reading import load_trace
@@ -249,6 +249,24 @@ def test_the_groups_in_the_last_row_are_counted_and_bounded(capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].split()[:4] == ["1", "others", "8", "33.33%"]
     assert lines[-1] == "each of the 1 others saves at most 8 tokens"
+
+
+def test_several_sizes_are_columns_of_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [[1], [5], [1, 2], [5, 6], [1, 2, 3], [5, 6, 7]]
+    trace = write(tmp_path / "t.jsonl", turns, "a-conversation-of-the-team-number-")
+    assert main(["curve", trace, "--by", "session", "--cache-tokens", "8,20"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-4:] == [
+        "tokens saved (hit rate) by usable blocks",
+        "group requests sessions shared tokens 2 blocks 5 blocks",
+        "a-conversat…eam-number-0 3 1 4 4 (14.81%) 12 (44.44%)",
+        "a-conversat…eam-number-1 3 1 4 0 (0.00%) 12 (44.44%)",
+    ]
+
+
+def test_names_in_a_table_differ() -> None:
+    words = ["x" * 30 + "1", "x" * 30 + "2", "y" * 20 + "1" + "y" * 20, "y" * 20 + "2" + "y" * 20]
+    assert short_names(words) == ["xxxxxxxxxxx…xxxxxxxxxxx1", "xxxxxxxxxxx…xxxxxxxxxxx2", *words[2:]]
 
 
 def test_mooncake_conversation(capsys: pytest.CaptureFixture[str]) -> None:

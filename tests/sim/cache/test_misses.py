@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.misses import CAUSES, Prompts, attribute, lay_out
+from sim.cache.misses import CAUSES, Prompts, attribute, describe, lay_out
 from sim.vllm.pool import BlockPool
 from sim.vllm.rules import FreeRule
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
@@ -187,6 +187,15 @@ def test_the_smaller_groups_are_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["misses", SIX, "--by", "prefix", "--groups", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(share["name"], share["requests"]) for share in found["groups"]] == [("1", 4), ("1 others", 2)]
+
+
+def test_a_group_none_of_whose_requests_fits_is_shown() -> None:
+    """A pool of 2 blocks, and a prompt of 12 tokens: the last group evicts nothing and asks for nothing."""
+    by = Grouping(by="session")
+    found = attribute(prompts([record(0, [1] * 8, 8), record(1, [2] * 12, 12, who=1)], by), 2, "vllm", by)
+    assert (found.rejected, found.evictions) == (1, [[0, 0], [0, 0]])
+    assert sorted((share.name, share.requests) for share in found.groups) == [("s0", 1), ("s1", 0)]
+    assert describe(found).splitlines()[-2:] == ["1  s1  0  0", "2  s0  0  0"]
 
 
 def test_tenants_are_what_a_field_says() -> None:

@@ -179,6 +179,8 @@ def test_a_journal_of_another_sweep_is_refused(folder: Path, tmp_path: Path) -> 
             "[axes]\nrate = {from = 1, to = 2, steps = 10000000}",
             "axes.rate: {'from': 1, 'to': 2, 'steps': 10000000}; expected 0 < from < to, and 2 to 100,000 steps",
         ),
+        ('[axes]\nroute = ["evil.py:f"]', "axes.route: 'evil.py:f': code is run only from the command line"),
+        ('[base]\nroute = "evil.py:pick"', "base.route: 'evil.py:pick': code is run only from the command line"),
         ("[axes]\nhost-gb-per-s = [25, 0]", "axes.host-gb-per-s: '0'; expected a number above 0"),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
         ("axes = 4", "axes: 4; expected a table [axes]"),

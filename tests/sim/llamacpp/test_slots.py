@@ -165,6 +165,28 @@ def test_agrees_with_llamacpps_own_steps(config: SlotConfig, steps: list[Any]) -
         assert [chain.tokens for chain in ours.cache.saved] == list(map(len, slow.states))
 
 
+def test_a_start_looks_at_neighbors_and_not_at_all_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """800 chats on one system prompt, of which each start finds its own or none."""
+    comparisons, common = 0, SlotCache._common
+
+    def counted(cache: SlotCache, one: Chain, other: Chain) -> int:
+        nonlocal comparisons
+        comparisons += 1
+        return common(cache, one, other)
+
+    monkeypatch.setattr(SlotCache, "_common", counted)
+    cache = SlotCache(SlotConfig())
+    for turn in range(2):
+        for chat in range(400):
+            first = 1000 * (chat + 1)
+            chain = Chain([*range(5), *range(first, first + 20), first + 20 + turn], 26)
+            started = cache.start(chain)
+            assert started is not None
+            assert started[1] == (25 if turn else 5 if chat else 0)
+            cache.end(started[0], chain)
+    assert comparisons < 800 * 20
+
+
 def request(name: str, arrival_ms: float, e2e_ms: float, tokens: list[int], cached: int | None) -> Record:
     return Record(
         request_id=RequestId(name),

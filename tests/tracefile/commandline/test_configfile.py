@@ -64,6 +64,18 @@ def test_false_turns_a_flag_off_that_is_on_without_it(tmp_path: Path) -> None:
     assert parsed(tmp_path, '[loadgen]\nurl = "a"\nnoise = false\n')["noise"] is False
 
 
+@pytest.mark.parametrize("policy", ["evil.py:pick", "cost,evil.py:pick:seed=1", "./evil.py"])
+def test_a_file_of_flags_runs_no_code(policy: str, tmp_path: Path) -> None:
+    made = parser()
+    made.add_argument("--route")
+    (tmp_path / "kvtape.toml").write_text(f'[loadgen]\nurl = "a"\nroute = "{policy}"\n')
+    given = ["--config", str(tmp_path / "kvtape.toml")]
+    with pytest.raises(InputError, match=r"kvtape.toml: \[loadgen\] route: '.*': code is run only from"):
+        made.parse_args(given)
+    (tmp_path / "kvtape.toml").write_text('[loadgen]\nurl = "a"\nroute = "overlap:overlap-weight=2"\n')
+    assert made.parse_args(given).route == "overlap:overlap-weight=2"
+
+
 def test_a_command_of_subcommands_has_no_file() -> None:
     made = Parser(prog="sim")
     made.add_subparsers()
