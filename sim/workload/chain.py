@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from measure.cache.chains import known_blocks as count_known
+from measure.wording import rests_on
 from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
 from tracefile.records.arrays import IntArray
@@ -120,12 +121,13 @@ def is_private(key: int) -> bool:
 
 def hashed_records(reader: TraceReader) -> Iterator[Record]:
     """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes."""
-    hashed = False
+    hashed = requests = 0
     for record in reader:
-        hashed = hashed or record.block_hashes is not None
+        requests += 1
+        hashed += record.block_hashes is not None
         if record.prompt_tokens:
             yield record
-    end_reading(reader, hashed=hashed)
+    end_reading(reader, hashed, requests)
 
 
 def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[Record]]:
@@ -138,23 +140,26 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     return resizing.meta(meta), map(resizing.record, hashed_records(reader))
 
 
-def end_reading(reader: TraceReader, *, hashed: bool) -> None:
-    """Tell the warnings of a trace that was read whole. Raises InputError if none of it was ``hashed``."""
+def end_reading(reader: TraceReader, hashed: int, requests: int) -> None:
+    """Print the warnings of a trace that was read whole. Raises InputError if none of it was ``hashed``."""
     for warning in reader.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if not hashed:
         raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
+    if part := rests_on(hashed, requests, "block hashes"):
+        print(f"warning: hits are {part}", file=sys.stderr)
 
 
 def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
     """Yield batches and their chains; at the end, print warnings. Raises InputError if no record had hashes."""
-    hashed = False
+    hashed = requests = 0
     with batches.without_collector():
         for batch in reader.batches():
             hashes = batch.hashes()
-            hashed = hashed or bool((hashes.prompt_blocks != batches.NO_LIST).any())
+            requests += len(batch)
+            hashed += int(np.count_nonzero(hashes.prompt_blocks != batches.NO_LIST))
             yield batch, hashes
-    end_reading(reader, hashed=hashed)
+    end_reading(reader, hashed, requests)
 
 
 def in_file_order(batches: "Iterator[tuple[Batch, Hashes]]") -> "Iterator[tuple[Batch, Hashes]]":
