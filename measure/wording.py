@@ -110,6 +110,15 @@ def duration(value_ms: float) -> str:
     return f"{factor(value_ms / 60e3)} min" if value_ms < 7_200_000 else f"{factor(value_ms / 3.6e6)} h"
 
 
+WHOLE_SHARE: Final = 0.9
+"""Share of the requests from which on a number is of all of them, for a reader."""
+
+
+def rests_on(known: int, of: int, lacking: str) -> str:
+    """Return words on the requests that a number rests on: of 31 of 72 requests; empty from 90 % of them on."""
+    return "" if known >= WHOLE_SHARE * of else f"of {known:,} of {of:,} requests: the others have no {lacking}"
+
+
 NOTHING_CACHED = (
     "0 in all {} reports, though prompts repeat earlier ones; the prefix cache is off, or the engine reports a constant"
 )

@@ -137,6 +137,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         "prompt / output tokens": f"{summary.prompt_tokens:,} / {summary.output_tokens:,}",
         "prompt ids": _prompt_ids(summary),
         "cached tokens": _cached(reader.meta, summary),
+        "requests without": _missing(summary),
         "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
         f"{summary.distinct_blocks:,} distinct blocks",
         "hit potential": f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens "
@@ -147,6 +148,18 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
     for name, value in rows.items():
         table.add_row(name, Text(printable(value)))
     return table
+
+
+def _missing(summary: Summary) -> str:
+    """Shares of requests that lack a fact; all but hashes are expected of completed requests alone."""
+    completed = summary.statuses["ok"]
+    facts = {
+        "block hashes": (summary.without_hashes, summary.records),
+        "usage": (summary.without_usage, completed),
+        "cached tokens": (summary.without_cached_tokens, completed),
+        "token times (not streamed)": (summary.without_token_times, completed),
+    }
+    return ", ".join(f"{name} {lack:,} ({_percent(lack, of)})" for name, (lack, of) in facts.items() if lack) or "none"
 
 
 def _cached(meta: Meta, summary: Summary) -> str:

@@ -18,6 +18,7 @@ from loadgen.sending.crossing import Batch, Ended, Halted, Order, Pulse
 from loadgen.sending.lookahead import Clocks, Lookahead, Planned
 from measure.tally import Tally
 from tracefile import Record
+from tracefile.hashing.blockhash import MAX_TOKEN
 from tracefile.records.schema import Status, TokensSource
 from wire.alarm import Alarm, Clock
 from wire.answer import parse_answer
@@ -310,6 +311,11 @@ def answer_of(sent: Sent, clocks: Clocks) -> Response:
     """The record as far as the wire tells, and the output's ids and text."""
     request, ended = sent.request, sent.ended
     completion = parse_answer(request.path, ended.reads, stream=request.stream)
+    if any(
+        ids and not 0 <= min(ids) <= max(ids) <= MAX_TOKEN
+        for ids in (completion.token_ids, completion.prompt_token_ids)
+    ):
+        completion.error_kind, completion.token_ids, completion.prompt_token_ids = "unparseable", None, None
     return Response(
         record=_record(sent, completion, clocks),
         end_ms=clocks.plan_ms(ended.end_ns),

@@ -9,6 +9,7 @@ import numpy as np
 from measure.cohorts import UNCACHED_EDGES, own_traits
 from measure.metrics.client import PLANNERS
 from measure.metrics.hits import block_size
+from measure.metrics.requests import request_counts
 from measure.metrics.results import Client, HealthCheck, Hits, Statistics, Verdict
 from measure.metrics.statistics import quantile_of
 from measure.runs import UNKNOWN, Run
@@ -42,7 +43,7 @@ class Examined:
 def check_health(run: Run, client: Client, hits: Hits) -> list[HealthCheck]:
     """Run every check, those that a trace cannot answer included."""
     examined = Examined(run, client, hits)
-    return [check(examined) for check in CHECKS]
+    return [*(check(examined) for check in CHECKS), *_missing(examined)]
 
 
 def _counted(name: str, bad: int, of: int, what: str, where: str) -> HealthCheck:
@@ -169,8 +170,10 @@ def _idle(examined: Examined) -> HealthCheck:
         return _unknown(name, "no hashes beside reported cached tokens")
     known: BoolArray = run.cached_tokens - run.reusable_tokens >= block_size(run)
     bad = int(np.count_nonzero(both & known))
-    what = "hit blocks that nothing in the trace had brought"
-    return _counted(name, bad, int(np.count_nonzero(both)), what, "earlier traffic: reset the cache, wait for idle")
+    what, where = "hit blocks that nothing in the trace had brought", "earlier traffic: reset the cache, wait for idle"
+    if (run.reusable_tokens == UNKNOWN).any():
+        where = f"requests without block hashes may have brought them; else {where}"
+    return _counted(name, bad, int(np.count_nonzero(both)), what, where)
 
 
 def _tokenizer(examined: Examined) -> HealthCheck:
@@ -196,6 +199,23 @@ def _hit_accounting(examined: Examined) -> HealthCheck:
     figure = f"reported {share(reported.rate)} of prompt tokens, unlimited cache {share(simulated.rate)} ({kept} of it)"
     where = "cache size (sim curve), evictions (sim misses)"
     return HealthCheck(name=name, verdict=verdict, figure=figure, where="" if verdict == "ok" else where)
+
+
+def _missing(examined: Examined) -> list[HealthCheck]:
+    """Check each fact that requests may lack, and that numbers then leave them out for."""
+    found = request_counts(examined.run)
+    facts = (
+        ("block hashes", found.without_hashes, found.n, "tap --tokenizer, and its last line"),
+        ("usage", found.without_usage, found.completed, USAGE_ADVICE),
+        ("cached tokens", found.without_cached_tokens, found.completed, USAGE_ADVICE),
+        ("token times", found.without_token_times, found.completed, "responses that are not streamed have none"),
+    )
+    return [
+        _counted(name, lacking, of, "requests have none", where)
+        if lacking < of
+        else _unknown(name, "in no request", where)
+        for name, lacking, of, where in facts
+    ]
 
 
 def _success(examined: Examined) -> HealthCheck:

@@ -189,18 +189,15 @@ def _same(values: Sequence[Value]) -> Value | None:
 
 
 def _requests(found: Sequence[RequestCounts]) -> RequestCounts:
-    n, completed, cancelled, reported = (
-        sum(getattr(one, name) for one in found) for name in ("n", "completed", "cancelled", "hit_reported")
-    )
+    counts = [name for name in RequestCounts.__struct_fields__ if name not in ("success", "statuses", "with_hit")]
+    sums = {name: sum(getattr(one, name) for one in found) for name in counts}
+    n, completed, cancelled, reported = (sums[name] for name in ("n", "completed", "cancelled", "hit_reported"))
     with_hit = sum(round((one.with_hit or 0.0) * one.hit_reported) for one in found)
     statuses = sum((Counter(one.statuses) for one in found), Counter())
     return RequestCounts(
-        n=n,
-        completed=completed,
-        cancelled=cancelled,
+        **sums,
         success=completed / (n - cancelled) if n > cancelled else 0.0,
         statuses={status: statuses[status] for status in STATUSES if status in statuses},
-        hit_reported=reported,
         with_hit=with_hit / reported if reported else None,
     )
 

@@ -79,6 +79,7 @@ def request_counts(run: Run) -> RequestCounts:
     """Count requests by their end and by their hits."""
     counted = np.bincount(run.status, minlength=len(STATUSES)).tolist()
     reported = run.cached_tokens != UNKNOWN
+    no_usage = (run.prompt_tokens == UNKNOWN) | (run.output_tokens == UNKNOWN)
     n_reported, cancelled = int(np.count_nonzero(reported)), int(np.count_nonzero(run.cancelled))
     return RequestCounts(
         n=len(run),
@@ -88,4 +89,8 @@ def request_counts(run: Run) -> RequestCounts:
         statuses={status: count for status, count in zip(STATUSES, counted, strict=True) if count},
         hit_reported=n_reported,
         with_hit=int(np.count_nonzero(run.cached_tokens > 0)) / n_reported if n_reported else None,
+        without_hashes=int(np.count_nonzero(run.reusable_tokens == UNKNOWN)),
+        without_usage=int(np.count_nonzero(run.ok & no_usage)),
+        without_cached_tokens=int(np.count_nonzero(run.ok & ~reported)),
+        without_token_times=int(np.count_nonzero(run.ok & ~run.streamed & np.isnan(run.ttft_ms))),
     )

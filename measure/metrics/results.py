@@ -42,6 +42,13 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests with a reported count of cached tokens."""
     with_hit: float | None
     """Share of these with any."""
+    without_hashes: int
+    without_usage: int
+    """Of the completed: those that lack the tokens of prompt or output."""
+    without_cached_tokens: int
+    """Of the completed."""
+    without_token_times: int
+    """Of the completed: responses that were not streamed, so that no token has a time."""
 
 
 class SessionCounts(msgspec.Struct, frozen=True, kw_only=True):

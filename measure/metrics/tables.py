@@ -22,7 +22,7 @@ from measure.metrics.results import (
     Workload,
 )
 from measure.table import TextTable, table_lines
-from measure.wording import NOTHING, cache_size, compact, count, duration, duration_ms, factor, rate, share
+from measure.wording import NOTHING, cache_size, compact, count, duration, duration_ms, factor, rate, rests_on, share
 
 TITLES: Final = {
     "ttft_ms": "TTFT ms",
@@ -81,7 +81,9 @@ def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
 def headline(metrics: TraceMetrics) -> str:
     """Return the counts of requests and sessions as a sentence."""
     requests, sessions = metrics.requests, metrics.sessions
-    with_hit = "" if requests.with_hit is None else f"; {share(requests.with_hit)} of requests had a hit"
+    part = rests_on(requests.hit_reported, requests.n, "")
+    of = f"{requests.hit_reported:,} of {requests.n:,} requests" if part else "requests"
+    with_hit = "" if requests.with_hit is None else f"; {share(requests.with_hit)} of {of} had a hit"
     return (
         f"{requests.completed:,} of {requests.n:,} requests completed ({share(requests.success)}), "
         f"{sessions.completed:,} of {sessions.n:,} sessions{with_hit}"
@@ -90,34 +92,42 @@ def headline(metrics: TraceMetrics) -> str:
 
 def verdict(metrics: TraceMetrics) -> str:
     """Return the worth of the prefix cache as a sentence: tokens that it served, and waits of first and later turns."""
-    return "; ".join(filter(None, [_served(metrics.hits), _waited(metrics)])) + "."
+    return "; ".join(filter(None, [_served(metrics.hits, metrics.requests.n), _waited(metrics)])) + "."
 
 
-def _served(hits: Hits) -> str:
+def _served(hits: Hits, requests: int) -> str:
     """Return the share of prompt tokens by the best account there is."""
     reported, simulated, accounted = (found.get(ALL) for found in (hits.reported, hits.simulated, hits.accounted))
     if reported is not None and reported.rate is not None:
-        said = f"The prefix cache served {_of_tokens(reported)}"
+        said = f"The prefix cache served {_of_tokens(reported, requests, 'reported cached tokens')}"
         more = simulated is not None and simulated.rate is not None and simulated.rate > 1.01 * reported.rate
         return f"{said} (an unlimited one: {share(simulated.rate)})" if simulated is not None and more else said
     if simulated is not None and simulated.rate is not None:
-        return f"The engine reports no cached tokens; an unlimited prefix cache would serve {_of_tokens(simulated)}"
+        return (
+            f"The engine reports no cached tokens; an unlimited prefix cache would serve "
+            f"{_of_tokens(simulated, requests, 'block hashes')}"
+        )
     if accounted is not None and accounted.rate is not None:
-        return f"The engine reports no cached tokens; in the turn before were {_of_tokens(accounted)}"
+        return (
+            f"The engine reports no cached tokens; in the turn before were {_of_tokens(accounted, requests, 'usage')}"
+        )
     return "The trace tells nothing about the prefix cache"
 
 
-def _of_tokens(found: HitCount) -> str:
-    return f"{share(found.rate)} of {compact(found.prompt_tokens)} prompt tokens"
+def _of_tokens(found: HitCount, requests: int, needed: str) -> str:
+    part = rests_on(found.requests, requests, needed)
+    return f"{share(found.rate)} of {compact(found.prompt_tokens)} prompt tokens{f' ({part})' if part else ''}"
 
 
 def _waited(metrics: TraceMetrics) -> str:
     """Return median TTFTs; empty: the trace has none."""
     turns, every = metrics.prefill.by_turn, metrics.per_request["ttft_ms"]
+    part = rests_on(every.n if every else 0, metrics.requests.n, "time of a first token")
+    part = f" ({part})" if part else ""
     if len(turns) > 1:
         first, later = (duration(turns[name].p50) for name in (FIRST_TURN, LATER_TURNS))
-        return f"turns 2+ waited {later} at the median for their first token, first turns {first}"
-    return "" if every is None else f"requests waited {duration(every.p50)} at the median for their first token"
+        return f"turns 2+ waited {later} at the median for their first token, first turns {first}{part}"
+    return "" if every is None else f"requests waited {duration(every.p50)} at the median for their first token{part}"
 
 
 def title_of(name: str) -> str:

@@ -95,11 +95,18 @@ def cards(metrics: TraceMetrics) -> list[Card]:
 def _cached(metrics: TraceMetrics) -> Card | None:
     hits = metrics.hits
     reported, simulated = hits.reported.get(ALL), hits.simulated.get(ALL)
+    n = metrics.requests.n
     most = "" if simulated is None or simulated.rate is None else f"unlimited cache: {wording.share(simulated.rate)}"
     if reported is not None and reported.rate is not None:
-        return Card("Prompt tokens served by the cache", wording.share(reported.rate), most or "as the engine reports")
+        return Card(
+            "Prompt tokens served by the cache",
+            wording.share(reported.rate),
+            wording.rests_on(reported.requests, n, "reported cached tokens") or most or "as the engine reports",
+        )
     if simulated is not None and simulated.rate is not None:
-        return Card("Prompt tokens that a cache could serve", wording.share(simulated.rate), "unlimited, simulated")
+        part = wording.rests_on(simulated.requests, n, "block hashes")
+        title = "Prompt tokens that a cache could serve"
+        return Card(title, wording.share(simulated.rate), part or "unlimited, simulated")
     return None
 
 

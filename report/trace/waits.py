@@ -58,7 +58,7 @@ def wait_panels(measured: Measured) -> list[Panel]:
     return [
         _panel(run, "waits", "By turn", by_turn, resampling),
         _panel(run, "waits-by-hit", "By hit", by_hit, resampling)
-        if all(map(len, by_hit.values()))
+        if all(len(first_token_waits(run, rows)) for rows in by_hit.values())
         else Panel("waits-by-hit", "By hit", half=True, missing=_no_hits(run)),
     ]
 
@@ -67,6 +67,8 @@ def _no_hits(run: Run) -> str:
     told = run.cached_tokens[run.cached_tokens != UNKNOWN]
     if not len(told):
         return "The engine reported no cached tokens, so hits and misses cannot be told apart."
+    if (told > 0).any() and (told == 0).any():
+        return "Too few of the requests that report cached tokens have a time of their first token."
     return (
         f"Every request that reports cached tokens had {'a hit' if told[0] else 'none'}: there is nothing to compare."
     )

@@ -18,7 +18,7 @@ import msgspec
 from measure.enginesteps import header_of
 from measure.quantiles import quantile_place
 from measure.table import table_lines
-from measure.wording import NOTHING
+from measure.wording import NOTHING, rests_on
 from sim.engine.deployment import Deployment, add_deployment_flags, deployment_of
 from sim.engine.fleetplan import add_fleet_flags
 from sim.latency.modelfile import Model, engine_with, load_model
@@ -387,7 +387,8 @@ def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argp
     plan.require_hashes()
     yield first
     yield from parts
-    for warning in reader.warnings:
+    part = rests_on(plan.hashed, plan.requests, "block hashes")
+    for warning in [*reader.warnings, *([f"hits are {part}"] if part else [])]:
         print(f"warning: {warning}", file=sys.stderr)
 
 

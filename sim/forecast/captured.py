@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from measure.wording import rests_on
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import (
     CAPTURED,
@@ -65,6 +66,13 @@ class Captured:
     @property
     def has_turns(self) -> bool:
         return any(record.parent_id is not None or (record.turn or 1) > 1 for record in self.records)
+
+    @property
+    def part_hashed(self) -> str:
+        """Words on the requests whose hits are known, where these are too few; empty: they are not."""
+        hashed = sum(record.block_hashes is not None for record in self.records)
+        part = rests_on(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
+        return f"hits are {part} and share nothing here" if part else ""
 
     @cached_property
     def upstreams(self) -> list[str]:

@@ -214,7 +214,7 @@ def search(config: SearchConfig) -> Search:
         outcome=outcome,
         answer=answer,
         evaluated=sorted(judge.evaluated, key=lambda one: one.value),
-        notes=list(_notes(judge.evaluated, scale, model)),
+        notes=[*filter(None, [captured.part_hashed]), *_notes(judge.evaluated, scale, model)],
         assumptions=list(judge.assumptions),
     )
 

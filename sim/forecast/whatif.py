@@ -302,6 +302,7 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
             + (", divided by the rate" if rates else "")
             + (": think times between turns shrink with it" if rates and captured.has_turns else "")
         )
+    yield from filter(None, [captured.part_hashed])
     unstreamed = sum(record.stream is False for record in captured.records)
     if unstreamed:
         yield f"{unstreamed:,} requests were not streamed: the measured TTFT leaves them out, forecasts do not"

@@ -176,8 +176,9 @@ class BatchPlan:
     cold_prompts: bool = False
     inferred: InferredOutputs | None = None
     """Null: outputs without hashes stay so."""
-    hashed: bool = False
-    """Any record so far had hashes."""
+    hashed: int = 0
+    """Records so far that had hashes."""
+    requests: int = 0
 
     def every(self, batches: Iterable[Batch]) -> Iterator[Arrivals]:
         """Arrivals of each batch, whose replaced fields are dropped; numbers begin anew in each."""
@@ -229,7 +230,8 @@ class BatchPlan:
         if self.cold_prompts:
             return np.zeros(len(batch), np.int64), np.empty(0, np.uint64)
         hashes = batch.hashes() if self.inferred is None else self.inferred.fill_hashes(batch, batch.hashes())
-        self.hashed = self.hashed or bool((hashes.prompt_blocks != NO_LIST).any())
+        self.hashed += int(np.count_nonzero(hashes.prompt_blocks != NO_LIST))
+        self.requests += len(batch)
         known = np.minimum(known_blocks(batch, hashes, self.chains), full)
         return known, hashes.values[leading_places(hashes.starts, known, self.chains.factor)]
 

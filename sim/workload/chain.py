@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from measure.cache.chains import known_blocks as count_known
+from measure.wording import rests_on
 from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
 from tracefile.records.arrays import IntArray
@@ -125,12 +126,13 @@ def hashed_records(reader: TraceReader) -> Iterator[Record]:
 
     Outputs of unknown ids get the hashes that later prompts have (``tracefile.outputs``).
     """
-    hashed, inferred = False, outputs.inferred_outputs(reader)
+    hashed, requests, inferred = 0, 0, outputs.inferred_outputs(reader)
     for record in reader:
-        hashed = hashed or record.block_hashes is not None
+        requests += 1
+        hashed += record.block_hashes is not None
         if record.prompt_tokens:
             yield inferred.fill(record)
-    end_reading(reader, hashed=hashed)
+    end_reading(reader, hashed, requests)
 
 
 def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[Record]]:
@@ -144,23 +146,26 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     return resizing.meta(meta), map(resizing.record, hashed_records(reader))
 
 
-def end_reading(reader: TraceReader, *, hashed: bool) -> None:
-    """Tell the warnings of a trace that was read whole. Raises InputError if none of it was ``hashed``."""
+def end_reading(reader: TraceReader, hashed: int, requests: int) -> None:
+    """Print the warnings of a trace that was read whole. Raises InputError if none of it was ``hashed``."""
     for warning in reader.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if not hashed:
         raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
+    if part := rests_on(hashed, requests, "block hashes"):
+        print(f"warning: hits are {part}", file=sys.stderr)
 
 
 def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
     """Yield batches and their chains, as ``hashed_records``."""
-    hashed, inferred = False, outputs.inferred_outputs(reader)
+    hashed, requests, inferred = 0, 0, outputs.inferred_outputs(reader)
     with batches.without_collector():
         for batch in reader.batches():
             hashes = batch.hashes()
-            hashed = hashed or bool((hashes.prompt_blocks != batches.NO_LIST).any())
+            requests += len(batch)
+            hashed += int(np.count_nonzero(hashes.prompt_blocks != batches.NO_LIST))
             yield batch, inferred.fill_hashes(batch, hashes)
-    end_reading(reader, hashed=hashed)
+    end_reading(reader, hashed, requests)
 
 
 def in_file_order(batches: "Iterator[tuple[Batch, Hashes]]") -> "Iterator[tuple[Batch, Hashes]]":

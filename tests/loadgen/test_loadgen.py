@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -272,6 +273,23 @@ def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> Non
     assert "token_ids" not in text
     for body in engine.seen:
         assert str(body["prompt"][:4])[1:-1].replace(" ", "") not in text.replace(" ", "")
+
+
+@pytest.mark.parametrize("ids", [[2**32], [-1], [2**70], [True], [1.5], [None], ["5"], 5])
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_token_ids_that_no_engine_has_fail_their_request_alone(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: Any, api: str
+) -> None:
+    plain = engine._choice
+    odd = iter([True])  # the first event alone: the other two sessions go on
+
+    def choice(path: str, token: int, last: bool) -> dict[str, Any]:
+        return {**plain(path, token, last), **({"token_ids": ids} if next(odd, False) else {})}
+
+    monkeypatch.setattr(engine, "_choice", choice)
+    assert load(engine, tmp_path / "t", [*SESSIONS[:6], "--number", "3", "--api", api]) == 0
+    ends = Counter((record.status, record.error) for record in load_trace(tmp_path / "t")[1])
+    assert ends == {("error", "unparseable"): 1, ("ok", None): 6}
 
 
 def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[str]":

@@ -4,6 +4,7 @@ import fcntl
 import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,28 @@ def test_a_line_without_end_is_refused_within_bounds(
     (tmp_path / "t").write_bytes(compress(text(HEADER) + b"0" * (5 << 20)))
     with pytest.raises(InputError, match=":2: a line beyond 1 MiB"):
         load_trace(tmp_path / "t")
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_blank_lines_without_end_are_refused_within_bounds(compress: Any, tmp_path: Path) -> None:
+    member = compress(b"\n" * (1 << 26))
+    (tmp_path / "t").write_bytes(compress(text(HEADER)) + 48 * member)  # a few megabytes hold three gigabytes
+    with pytest.raises(InputError, match="more than 16 MiB of blank lines; expected a trace"):
+        load_trace(tmp_path / "t")
+
+
+def test_a_column_whose_name_is_no_text_is_named_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(text(HEADER) + b'{"request_id": "a"}\n')
+    assert tracefile(["convert", str(tmp_path / "t"), str(tmp_path / "t.parquet")]) == 0
+    data = (tmp_path / "t.parquet").read_bytes()
+    errors = set()
+    for begin in re.finditer(b"request_id", data):
+        (tmp_path / "broken.parquet").write_bytes(data[: begin.start()] + b"\xff" + data[begin.start() + 1 :])
+        try:
+            load_trace(tmp_path / "broken.parquet")
+        except InputError as error:
+            errors.add("damaged" in str(error))
+    assert True in errors
 
 
 def test_a_value_over_many_lines_is_refused_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class ColumnsReader(TraceReader):
         described = self._file.metadata.row_group(group)
         try:
             table = self._file.read_row_group(group, use_threads=False, columns=_columns_with_values(described))
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise InputError(f"{self.path}: row {self._row + 1}: damaged ({error}); expected a whole file") from None
         columns = {name: _without_nan(table.column(name).combine_chunks()) for name in table.column_names}
         return ColumnBatch(columns, described.num_rows, self.path, self._row)
@@ -145,7 +145,7 @@ def _open(path: str) -> pq.ParquetFile:
         return pq.ParquetFile(open_file(path) if is_url(path) else path)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; expected a trace file") from error
-    except pa.ArrowException as error:
+    except (UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(f"{path}: damaged or cut short ({error}); expected a whole Parquet file") from None
 
 

@@ -12,6 +12,8 @@ from tracefile.storage.remote import open_file
 
 MAX_LINE_BYTES = 1 << 26
 """Of one line, inflated: the hashes of fifty million tokens in blocks of 16."""
+MAX_BLANK_BYTES = 1 << 24
+"""Of reads that hold blank lines alone: a few kilobytes of gzip hold gigabytes of them."""
 
 
 class LineReader:
@@ -96,11 +98,14 @@ class LineReader:
 
     def _read_blocks(self) -> Generator[list[bytes], None, None]:
         pending: list[bytes] = []
-        waiting = 0
+        waiting = blank = 0
         for chunk in self._chunks():
             if not chunk:
                 yield []
                 continue
+            blank += len(chunk) if chunk.isspace() else 0
+            if blank > MAX_BLANK_BYTES:
+                raise InputError(f"{self.path}: more than {MAX_BLANK_BYTES >> 20} MiB of blank lines; expected a trace")
             first, *rest = chunk.split(b"\n")
             pending.append(first)
             waiting += len(first)

@@ -29,6 +29,13 @@ class Summary:
     cached_reported: int = 0
     """Records whose engine said how much it took from its cache."""
     hashed_records: int = 0
+    without_hashes: int = 0
+    without_usage: int = 0
+    """Of the completed: those that lack the tokens of prompt or output."""
+    without_cached_tokens: int = 0
+    """Of the completed."""
+    without_token_times: int = 0
+    """Of the completed: responses that were not streamed, so that no token has a time."""
     hashed_tokens: int = 0
     """Prompt tokens in full blocks whose hashes are true."""
     hit_tokens: int = 0
@@ -48,9 +55,12 @@ class Summary:
         self._add_prompt_count(record)
         self._add_span(record)
         self._add_tokens(record)
+        self._add_missing(record)
         self._add_session(record)
         if record.block_hashes is not None and block_size is not None:
             self._add_blocks(record, record.block_hashes, block_size)
+        else:
+            self.without_hashes += 1
 
     def _add_prompt_count(self, record: Record) -> None:
         differs = record.prompt_tokens_by_tokenizer is not None
@@ -73,6 +83,12 @@ class Summary:
         self.output_tokens += record.output_tokens or 0
         self.cached_tokens += record.cached_tokens or 0
         self.cached_reported += record.cached_tokens is not None
+
+    def _add_missing(self, record: Record) -> None:
+        ok = record.status == "ok"
+        self.without_usage += ok and (record.prompt_tokens is None or record.output_tokens is None)
+        self.without_cached_tokens += ok and record.cached_tokens is None
+        self.without_token_times += ok and record.stream is False and record.ttft_ms is None
 
     def _add_session(self, record: Record) -> None:
         self.later_turns += record.parent_id is not None

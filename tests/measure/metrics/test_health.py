@@ -49,7 +49,7 @@ def test_a_healthy_run() -> None:
     assert found["arrival rate"].figure == "1 requests/s sent, 1 planned"
     assert found["loop delay"].figure == "p99 2.0 ms, max 3.0 ms"
     assert found["hit accounting"].figure == ("reported 65.6 % of prompt tokens, unlimited cache 65.6 % (100 % of it)")
-    assert health_lines(list(found.values())) == ["health: 12 checks ok, 0 to look at, 0 not told by the trace"]
+    assert health_lines(list(found.values())) == ["health: 16 checks ok, 0 to look at, 0 not told by the trace"]
 
 
 def change(records: list[Record], rows: Sequence[int], **fields: Any) -> list[Record]:
@@ -125,7 +125,7 @@ def test_lines_name_the_worst_first_with_where_to_look() -> None:
     records = change(healthy(), range(10), status="error")
     change(records, [20], scheduled_ms=20_010.0)
     lines = health_lines(list(checked(records).values()))
-    assert lines[0] == "health: 8 checks ok, 2 to look at, 2 not told by the trace"
+    assert lines[0] == "health: 12 checks ok, 2 to look at, 2 not told by the trace"
     assert lines[1:3] == [
         "  bad   success  10 of 60 did not end well; see statuses and errors; turns that did not come lower hit rates",
         "  look  lag      1 of 60 late by more than 5.0 ms; lag p99 10 ms; "

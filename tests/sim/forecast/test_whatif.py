@@ -236,6 +236,16 @@ def test_requests_without_a_measured_ttft_are_said(folder: Path) -> None:
     assert "3 requests were not streamed: the measured TTFT leaves them out, forecasts do not" in notes
 
 
+def test_hits_of_some_requests_are_said_with_their_number(folder: Path) -> None:
+    meta, records = load_trace(folder / "captured.jsonl")
+    some, n = range(0, len(records), 2), len(records)
+    with TraceWriter(folder / "half.jsonl", meta) as writer:
+        for number, record in enumerate(records):
+            writer.write(record if number in some else msgspec.structs.replace(record, block_hashes=None))
+    said = f"hits are of {len(some)} of {n} requests: the others have no block hashes and share nothing here"
+    assert said in asked(folder, trace="half").notes
+
+
 def test_nothing_changes_is_one_sentence_with_its_reason(folder: Path) -> None:
     result = asked(folder, Scenario({"num_gpu_blocks": 8_192}), Scenario({"num_gpu_blocks": 9_000}), trace="shared")
     # 40 requests of 30 blocks: 5 shared prefixes of 28, 2 own blocks each, and one that does not get full.
