@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from measure.metrics.results import SloResult
+from measure.thresholds import TOO_UNCERTAIN
 
 SCHEMA = "kvtape-compare/1"
 LEVELS: dict[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -73,6 +74,8 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest margin around 0 that holds the error's interval, over captures, else over sessions. Null: none."""
     inside_band: bool | None = None
     """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble, or undecided."""
+    band: float | None = None
+    """Half of the forecast's band over its middle. Null: the other is no ensemble, or its band is open above."""
 
 
 class DurationError(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +86,7 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     judged: bool
     """False: a side has fewer waits than ``min_cell``."""
     verdict: str | None = None
-    """On an ensemble, judged: within band, or how far off."""
+    """On an ensemble, judged: within band, how far off, or too uncertain to say."""
     p50: QuantileError | None = None
     p90: QuantileError | None = None
     p95: QuantileError | None = None
@@ -211,11 +214,15 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     value: float | bool | None
     """Null: not judged, which fails the gate, or not asked, which does not."""
     passed: bool
+    uncertain: bool = False
+    """The noise is larger than the limit, and hides if the value keeps it: neither passed nor failed."""
     reason: str
 
     @property
     def state(self) -> str:
-        return "FAILED" if not self.passed else "not tested" if self.value is None else "passed"
+        if self.passed:
+            return "not tested" if self.value is None else "passed"
+        return TOO_UNCERTAIN if self.uncertain else "FAILED"
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

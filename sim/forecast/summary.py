@@ -9,8 +9,8 @@ from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
+from measure.thresholds import BELOW_SATURATION, IN_SATURATION
 from measure.wording import listed, signed_percent
-from report.compare.gates import BELOW_SATURATION, IN_SATURATION
 from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
 from sim.forecast.captured import Captured, Load
 from sim.forecast.ensemble import Forecast, interval

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from measure.metrics.flags import checked_bootstrap
+from measure.thresholds import TOO_UNCERTAIN
 from report.compare.results import Forecast as Facts
 from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.forecast.captured import Captured, plan, read_captured
@@ -130,7 +131,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help="exit 1 unless it holds, as ttft.p90.error<=10%% (repeatable)",
+        help="exit 1 unless it holds, 3 if too uncertain, as ttft.p90.error<=10%% (repeatable)",
     )
     parser.add_argument(
         "--no-default-gates",
@@ -145,7 +146,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forecast, judge, print; 1 if a gate fails."""
+    """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
     config = replace(
         read_config(arguments, arguments.trace),
         again=tuple(arguments.repeat),
@@ -175,6 +176,7 @@ def keep_gates(path: Path, model: Model, trace: str, compared: "Compared") -> No
             engine=engine_named(run.meta),
             gates=len(gates) - len(untested),
             failed=gating.failures(gates),
+            uncertain=gating.failures(gates, TOO_UNCERTAIN),
             untested=untested,
             passed=[gate.name for gate in gates if gate.state == "passed"],
         )
@@ -202,11 +204,11 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
 
 
 def report(config: ValidateConfig, compared: "Compared") -> int:
-    """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
+    """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed, 3 if one is too uncertain."""
     terminal.print_comparison(compared.result, terminal.console_for(json=config.json))
     if config.pictures.wanted:
         config.pictures.write(page.render_page(compared), page.comparison_figures(compared))
-    return 0 if all(gate.passed for gate in compared.result.gates) else 1
+    return gating.exit_code(compared.result.gates)
 
 
 def validate(config: ValidateConfig, model: Model) -> "Compared":

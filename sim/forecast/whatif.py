@@ -31,6 +31,7 @@ from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
+from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray
@@ -93,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="THRESHOLD",
-        help="exit 1 unless every scenario keeps this, as hit_rate.difference>=-1%% or ttft.p95.ratio<=1.05",
+        help="exit 1 unless every scenario keeps this, 3 if members differ, as hit_rate.difference>=-1%% or "
+        "ttft.p95.ratio<=1.05",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_picture_arguments(parser)
@@ -119,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         pictures.write(forecastpages.render_what_if(result), forecastpages.what_if_figures(result))
     if not finished:
         return 130
-    return 0 if all(gate.passed for gate in result.gates) else 1
+    failed = any(gate.sure and not gate.passed for gate in result.gates)
+    return verdict_code(failed=failed, uncertain=not all(gate.sure for gate in result.gates))
 
 
 def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:

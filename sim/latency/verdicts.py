@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from measure.thresholds import TOO_UNCERTAIN
 from measure.wording import listed
 from sim.latency.modelfile import Model, model_digest
 from tracefile.records.decoding import NOT_JSON
@@ -26,12 +27,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     gates: int
     """Gates that were tested."""
     failed: list[str]
+    uncertain: list[str] = []
     untested: list[str] = []
     passed: list[str] = []
 
     def __str__(self) -> str:
-        passed = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
-        outcome = f"failed {listed(self.failed)}" if self.failed else passed
+        outcome = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
+        if self.failed or self.uncertain:
+            open_ones = f"left open, {TOO_UNCERTAIN}, {listed(self.uncertain)}"
+            failed = f"failed {listed(self.failed)}"
+            outcome = " and ".join([*([failed] if self.failed else []), *([open_ones] if self.uncertain else [])])
         return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 

@@ -187,14 +187,16 @@ def test_equivalence_asks_for_an_interval_inside_a_margin(
     assert judged(1.1, 0.9, 1.005) == 1
 
 
-def spaced(name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, n: int = 60, **meta: Any) -> str:
+def spaced(
+    name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, n: int = 60, falling: bool = False, **meta: Any
+) -> str:
     """A labelled trace: TTFTs of 1, 2, … ms ``times`` over; at 1 s apart no request waits for another."""
     records = [
         Record(
             request_id=RequestId(f"r{number}"),
             arrival_ms=number * apart_ms,
-            ttft_ms=times * (number + 1),
-            e2e_ms=times * (number + 1),
+            ttft_ms=times * (n - number if falling else number + 1),
+            e2e_ms=times * (n - number if falling else number + 1),
             prompt_tokens=100,
         )
         for number in range(n)
@@ -346,6 +348,24 @@ def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.Captur
     # 24 first turns are too few to judge: what was not measured was not shown to hold.
     assert main(["compare", *traces, "--gate", "predicted.turn1.ttft.p50.error<=10%"]) == 1
     assert "not judged" in capsys.readouterr().out
+
+
+def test_an_error_within_more_noise_than_the_limit_is_too_uncertain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same TTFTs in the opposite order: the medians are equal, and resampled requests move them apart."""
+    traces = [spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.0, falling=True), spaced("far", tmp_path, 3.0)]
+
+    def judged(*gates: str) -> int:
+        return main(["compare", *traces, "--bootstrap", "200", *(word for gate in gates for word in ("--gate", gate))])
+
+    assert judged("o.ttft.p50.error<=5%") == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "gate too uncertain to say: o.ttft.p50.error<=5% (0 %, noise" in said
+    # A limit that is wider than the noise is kept; an error beyond it is one; a failed gate counts more.
+    assert judged("o.ttft.p50.error<=200%") == 0
+    assert judged("far.ttft.p50.error<=5%") == 1
+    assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
 
 
 def test_a_gate_may_limit_a_quantile_and_every_label(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
