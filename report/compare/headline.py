@@ -26,7 +26,9 @@ def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_ce
 
 
 def doubts(forecast: Forecast) -> Iterator[str]:
-    """Yield sentences about a load that no fitted capture had, and about borrowed parameters that it depends on."""
+    """Yield sentences about another engine or load than the fitted captures', and borrowed parameters that matter."""
+    if forecast.other_settings:
+        yield f"the model is of another engine ({listed(forecast.other_settings)}); its step times may not hold here."
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted captures ({listed(forecast.beyond_fit)}); the band is wider for it."
     if forecast.borrowed:

@@ -8,7 +8,7 @@ import msgspec
 from measure import wording
 from measure.cohorts import cohort_title
 from measure.table import table_lines
-from report.pages.whatif import Span, span_text
+from report.pages.whatif import NOT_TRUSTED, Span, span_text
 
 SCHEMA: Final = "kvtape-search/1"
 Quantity = Literal["num-gpu-blocks", "replicas", "rate", "host-blocks", "prefill-workers", "decode-workers"]
@@ -39,7 +39,9 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     trace_digest: str
     model_digest: str
     verdict: str
-    """Validation of the model, on this trace or another."""
+    """Validation of the model, on this trace or another, and its error on this very capture."""
+    trusted: bool = True
+    """False: that error is larger than the gates' limits, or not known as well as that."""
     quantity: Quantity
     target: str
     """As given: ``turns2+.ttft.p90<=500ms``."""
@@ -92,6 +94,7 @@ def answer_sentence(found: Search) -> str:
             f"within, {span_text(best.ttft, wording.duration_ms)} ms"
         )
     said = f"{which} {found.quantity} for {target} {sure}: {value(found, found.answer)}"
+    said += "" if found.trusted else NOT_TRUSTED
     if found.outcome == "all hold":
         said += ", the end of what was asked: it may hold beyond (--between)"
     limit = _stopped_by_load(found)
@@ -137,4 +140,4 @@ def value(found: Search, number: float) -> str:
 def _marks(found: Search, one: Evaluated) -> Iterator[str]:
     yield "holds" if one.holds else "saturated" if one.saturated else "fails"
     if one.value == found.answer:
-        yield "← answer"
+        yield "← answer" if found.trusted else "← answer, not to be trusted"

@@ -28,7 +28,7 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import verdict_sentence
+from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
@@ -187,6 +187,8 @@ def search(config: SearchConfig) -> Search:
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
     for end in (low, high):
         plan(captured, _at(config, end))  # refuses settings before any forecast
+    own = summing.trust_on(captured, model, ensemble.members(model, config.members, config.seed), config.seed)
+    said = [] if own is None else [own.sentence]
     judge = _Judge(config, captured, model)
     outcome: Outcome = "interrupted"
     answer: float | None = None
@@ -199,7 +201,8 @@ def search(config: SearchConfig) -> Search:
         trace=config.trace.name,
         trace_digest=captured.digest,
         model_digest=model_digest(model),
-        verdict=verdict_sentence(config.model, model, captured.digest, captured.meta),
+        verdict="; ".join([verdict_sentence(config.model, model, captured.digest, captured.meta), *said]),
+        trusted=own is None or own.trusted,
         quantity=config.quantity,
         target=config.target.text,
         **{name: getattr(config.target, name) for name in ("percentile", "limit_ms", "cohort", "confidence")},
@@ -214,7 +217,10 @@ def search(config: SearchConfig) -> Search:
         outcome=outcome,
         answer=answer,
         evaluated=sorted(judge.evaluated, key=lambda one: one.value),
-        notes=list(_notes(judge.evaluated, scale, model)),
+        notes=[
+            *engine_warning(model, captured.meta, captured.engine),
+            *_notes(judge.evaluated, scale, model),
+        ],
         assumptions=list(judge.assumptions),
     )
 

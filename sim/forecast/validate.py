@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from measure.cohorts import ALL
 from measure.metrics.flags import checked_bootstrap
 from measure.thresholds import TOO_UNCERTAIN
+from report.compare.results import LEVELS
 from report.compare.results import Forecast as Facts
 from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
+from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, open_trace, trace_digest
 from tracefile.commandline.parser import seed
@@ -168,19 +170,21 @@ def keep_gates(path: Path, model: Model, trace: str, compared: "Compared") -> No
     """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
     gates, run = compared.result.gates, compared.runs[CAPTURED]
     untested = [gate.name for gate in gates if gate.state == "not tested"]
-    if gates:
-        verdict = Verdict(
-            model_digest=model_digest(model),
-            trace=trace,
-            trace_digest=run.digest,
-            engine=engine_named(run.meta),
-            gates=len(gates) - len(untested),
-            failed=gating.failures(gates),
-            uncertain=gating.failures(gates, TOO_UNCERTAIN),
-            untested=untested,
-            passed=[gate.name for gate in gates if gate.state == "passed"],
-        )
-        keep_verdict(path, verdict)
+    ttft = compared.result.pairs[PREDICTED].cohorts[ALL].ttft
+    found = {level: getattr(ttft, level) for level in LEVELS}
+    verdict = Verdict(
+        model_digest=model_digest(model),
+        trace=trace,
+        trace_digest=run.digest,
+        engine=engine_named(run.meta),
+        gates=len(gates) - len(untested),
+        failed=gating.failures(gates),
+        uncertain=gating.failures(gates, TOO_UNCERTAIN),
+        untested=untested,
+        passed=[gate.name for gate in gates if gate.state == "passed"],
+        errors={name: one.signed_error for name, one in found.items() if one and one.signed_error is not None},
+    )
+    keep_verdict(path, verdict)
 
 
 def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
@@ -293,7 +297,7 @@ def _predict(
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
         pace=None if pace is None else pace.factor,
-        other_settings=list(model.other_settings(load.engine)),
+        other_settings=list(engine_differences(model, captured.meta, load.engine)),
         beyond_fit=list(saturation.beyond_fit(point, model)),
         borrowed=list(saturation.borrowed_parameters(model, point)),
     )

@@ -176,7 +176,8 @@ def test_other_settings_and_loads_beyond_the_fit_are_likely_causes(folder: Path)
     steps = "; ".join(result["next_steps"])
     assert "the engine is not the fitted one: max_num_seqs 64, fitted under 32" in steps
     assert "outputs at once, fitted up to 3; fit a capture of such a load too" in steps
-    [said] = [one for one in result["headline"] if one.startswith("predicted: ")]
+    other, said = [one for one in result["headline"] if one.startswith("predicted: ")]
+    assert "the model is of another engine (max_num_seqs 64, fitted under 32); its step times may not hold" in other
     assert re.search(r"beyond the fitted captures \(\d+ outputs at once, fitted up to 3\); the band is wider", said)
 
 
@@ -232,6 +233,17 @@ def test_every_forecast_tells_how_its_model_did_in_validation(
     assert "; over all requests its TTFT forecast of this capture is off by +" in text
     other = said("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
     assert "not validated on this trace; on a.jsonl, of the same engine, this model failed TTFT p50 (" in other
+    # Search, sweep and what-if distrust it in one sentence, and the answer says so itself.
+    sentence = "more than the gates' 5.0 %, 10.0 % and 15.0 % at p50, p90 and p99: trust no effect or answer that such"
+    (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [16, 32]\n")
+    assert sentence in text
+    assert sentence in other
+    assert "(not to be trusted: the model's error on this capture" in other
+    assert "← answer, not to be trusted" in other
+    assert main(["sweep", str(tmp_path / "grid.toml"), str(tmp_path / "b.jsonl"), *options]) in (0, 1)
+    swept = capsys.readouterr().out
+    assert sentence in swept
+    assert "(not to be trusted: the model's error on this capture" in swept
     output = ["-o", str(tmp_path / "predicted.jsonl")]
     assert main(["run", str(tmp_path / "a.jsonl"), *options[:2], *output]) == 0
     assert load_trace(tmp_path / "predicted.jsonl")[0].extra["validation"] in text
@@ -239,11 +251,45 @@ def test_every_forecast_tells_how_its_model_did_in_validation(
     assert "this model was never validated" in said("what-if", "a.jsonl")
 
 
+def test_another_engine_than_the_fits_is_one_line_of_every_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Name, version and settings of the trace's header; a model that does not tell its engine is not held to it."""
+    meta, records = load_trace(folder / "b.jsonl")
+    engine = Engine(name="sglang", version="0.5", block_size=32, num_gpu_blocks=4096, max_num_seqs=64)
+    write(tmp_path / "other.jsonl", records, msgspec.structs.replace(meta, engine=engine))
+    model = load_model(folder / "model.json")
+    save_model(
+        msgspec.structs.replace(model, diagnostics={"engine": {"name": "vllm", "version": "0.9"}}), tmp_path / "m.json"
+    )
+    (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [16, 32]\n")
+    said = (
+        "the model is of another engine than the trace (name sglang, fitted on vllm; version 0.5, fitted on 0.9; "
+        "max_num_seqs 64, fitted under 32): its step times may not hold here"
+    )
+    trace = [str(tmp_path / "other.jsonl"), "--latency-model", str(tmp_path / "m.json")]
+    asked = ["--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1"]
+    for words in (
+        ["what-if", *trace, "--members", "2"],
+        ["search", *trace, "--members", "2", *asked],
+        ["sweep", str(tmp_path / "grid.toml"), *trace, "--members", "2"],
+        ["run", *trace, "-o", str(tmp_path / "predicted.jsonl")],
+    ):
+        main(words)
+        printed = capsys.readouterr()
+        assert (printed.out + printed.err).count(said) == 1
+    main(["what-if", str(tmp_path / "other.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"])
+    assert "(max_num_seqs 64, fitted under 32): its step times may not hold" in capsys.readouterr().out
+
+
 def test_gates_of_ones_own(folder: Path) -> None:
     gate = "predicted.all.ttft.p50.error<=1%"
     code, result = validate(folder, "--no-default-gates", "--gate", gate, model="off.json")
     assert (code, [one["expression"] for one in result["gates"]]) == (1, [gate])
     assert validate(folder, "--no-default-gates", model="off.json")[0] == 0
+    kept = read_verdicts(folder / "off.json", load_model(folder / "off.json"))[-1]
+    assert kept.gates == 0
+    assert str(kept).startswith("was compared without gates; TTFT over all requests was off by +")
     with pytest.raises(InputError, match="no cohort 'warm'"):
         validate(folder, "--gate", "predicted.warm.ttft.p50.error<=1%")
 

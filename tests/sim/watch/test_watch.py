@@ -201,7 +201,7 @@ def test_a_trace_without_cached_tokens_is_judged_by_its_hashes(tmp_path: Path, s
             ["TTFT: no streamed request arrived and ended in the time"],
         ),
         ({"concurrency": 2}, {}, ["50% of requests in flight are not in the trace (sampled?): the pace is too high"]),
-        ({}, {"max_num_seqs": 64}, ["another engine than the model's: max_num_seqs 64, fitted under 32"]),
+        ({}, {"max_num_seqs": 64}, ["of another engine than the trace (max_num_seqs 64, fitted under 32)"]),
     ],
 )
 def test_what_cannot_be_told_is_a_note(
