@@ -130,7 +130,9 @@ class Reader:
 
     def follow(self, line: str) -> None:
         """Run one line; a server goes on until the page ends, or another takes its port."""
-        if "-o model.json" not in line and "model.json" not in self.made:
+        if "-o model.json" in line:
+            (self.folder / "model.json").unlink(missing_ok=True)
+        elif "model.json" not in self.made:
             shutil.copyfile(self.models[512 if "conversation_trace" in line else 32], self.folder / "model.json")
         for pattern, text in SHORTER:
             line = re.sub(pattern, text, line)

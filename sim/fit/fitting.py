@@ -71,6 +71,7 @@ class FitConfig:
     extra_terms: tuple[str, ...] | None = None
     """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
     residuals: bool = False
+    overwrite: bool = False
     borrow_from: Path | None = None
     """Model of the same engine that lends what the traces do not identify."""
     held_out: Mapping[Path, frozenset[int]] = field(default_factory=dict)

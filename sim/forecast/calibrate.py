@@ -76,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write model.json, validate, print; 1 if a gate fails, 3 if one is too uncertain."""
     pictures = pictures_of(arguments, [*arguments.traces, *arguments.against, arguments.output])
-    check_output(arguments.output, MODEL, [*arguments.traces, *arguments.against], "--output")
+    inputs = [*arguments.traces, *arguments.against]
+    check_output(arguments.output, MODEL, inputs, "--output", overwrite=arguments.overwrite)
     config = _read_config(arguments)
     to = sys.stderr if arguments.json else sys.stdout
     model = fit_and_save(config.fit, to)

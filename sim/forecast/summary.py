@@ -7,6 +7,7 @@ import numpy as np
 
 from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
+from measure.quantiles import quantile
 from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
@@ -126,6 +127,22 @@ def measures_of(
             beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
         quantiles_of[cohort] = by_member
     return values, beyond, quantiles_of
+
+
+def latencies_ms(found: Forecast, member: int, metric: str, places: IntArray) -> FloatArray:
+    """Return ITL of all requests, or TPOT or E2E of those at ``places``: NaN of aborts, infinite of unserved ones."""
+    if metric == "itl":
+        return found.gaps_ms[member]
+    values = found.tpot_ms[member] if metric == "tpot" else found.e2e_ms[member]
+    outcome = found.outcome[member, places]
+    ended = np.where(outcome == layout.OK, values[places], np.nan)
+    return np.where(np.isin(outcome, _UNSERVED), np.inf, ended)
+
+
+def percentile_ms(values: FloatArray, level: float) -> float:
+    """Return the order statistic of the known values; infinite of none."""
+    known = np.sort(values[~np.isnan(values)])
+    return quantile(known, level) if len(known) else np.inf
 
 
 def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
