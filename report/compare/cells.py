@@ -128,7 +128,7 @@ def describe(cell: Cell) -> Duration:
         censored=censored,
         censored_share=censored / n if n else 0.0,
         unobserved=round(cell.waits.unobserved / max(1, cell.members)),
-        sessions=cell.sessions,
+        units=cell.sessions,
         effective_n=round(cell.effective_n, 1),
         **found,
     )

@@ -40,7 +40,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     censored: int
     censored_share: float
     unobserved: int
-    sessions: int
+    units: int
     """Units that are resampled: sessions, together where they met in a queue."""
     effective_n: float = 0.0
     """Units of equal size that tell as much."""
@@ -176,6 +176,8 @@ class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
     """A label in a cohort."""
 
     records: int
+    sessions: int | None
+    """Sessions with a record in the cohort. Null: the trace names none."""
     cached_reported: int
     hit_ratio: float | None
     """Σ cached / Σ prompt tokens over the records that report both. Null: none does."""

@@ -15,8 +15,10 @@ import pytest
 from measure.cohorts import known_cohorts
 from measure.metrics.results import TraceMetrics
 from report.__main__ import main
+from report.compare.comparison import CompareConfig, compare
 from report.compare.headline import _of_keys
 from report.compare.results import Comparison
+from report.pages.page import Card, cards, render_page
 from report.pages.search import Search
 from report.pages.whatif import WhatIf
 from report.sweeps.grid import GridSweep
@@ -228,8 +230,7 @@ def spaced(
             1.25,
             {},
             1,
-            "is 25.0 % higher at the median (no interval: the requests waited in one another's queues and count as "
-            "1 of the 8 samples needed)",
+            "is 25.0 % higher at the median (no interval: too few independent sessions)",
         ),
     ],
 )
@@ -243,6 +244,23 @@ def test_the_verdict_is_a_sentence_with_its_interval(
     (sentence,) = compared(*traces)["headline"]
     assert sentence.startswith("o against t: ")
     assert said in sentence
+
+
+def test_sessions_are_counted_and_so_are_the_units_of_the_intervals(tmp_path: Path) -> None:
+    """Sixty requests of twenty sessions, which all wait for one another: one unit of resampling."""
+    for name in ("t", "o"):
+        (tmp_path / "lone").mkdir(exist_ok=True)
+        spaced(name, tmp_path / "lone", 1.25, apart_ms=1)
+        meta, records = load_trace(tmp_path / "lone" / f"{name}.jsonl")
+        named = [msgspec.structs.replace(one, session_id=f"s{at // 3}") for at, one in enumerate(records)]
+        write(tmp_path / f"{name}.jsonl", named, meta)
+    traces = {name: tmp_path / f"{name}.jsonl" for name in ("t", "o")}
+    found = compare(CompareConfig(traces, truths={}, repeats=(), seed=0, bootstrap=20))
+    everything = found.result.traces["t"].cohorts["all"]
+    assert (everything.sessions, everything.ttft.units) == (20, 1)
+    assert '<td class="num">60</td><td class="num">20</td>' in render_page(found)
+    # A tile has its label, both sides and their unit.
+    assert cards(found.result)[1] == Card("Error of TTFT p50, all requests", "0.0 %", "o 37.5 ms, t 37.5 ms")
 
 
 def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> None:
