@@ -297,7 +297,7 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
     if missed and "cached tokens" not in kinds:
         yield from _of_latency(result, label, forecast, missed)
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
-        yield "one capture cannot tell how the engine's speed drifts: fit captures of different hours together"
+        yield f"one capture cannot tell how the engine's speed drifts: {_calibrations(result, pair)}"
     if "baselines" in kinds:
         yield "a simpler predictor does better: sim fit --residuals shows where the model's shape is off"
 
@@ -306,10 +306,13 @@ def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[st
     """Yield what narrows the bands: the captures of the fit tell the drift, and their length the parameters."""
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"
-    file = result.traces[result.pairs[label].truth].file
-    yield (
-        f"the bands are wider than the gates' limits: fit {ENOUGH_CAPTURES} calibrations and more, captured before, "
-        f"between and after the loads (loadgen --pattern calibration --for {file})"
+    yield f"the bands are wider than the gates' limits: {_calibrations(result, result.pairs[label])}"
+
+
+def _calibrations(result: Comparison, pair: Pair) -> str:
+    return (
+        f"fit {ENOUGH_CAPTURES} calibrations and more, captured before, between and after the loads "
+        f"(loadgen --pattern calibration --for {result.traces[pair.truth].file})"
     )
 
 
