@@ -50,7 +50,7 @@ class Loads:
 
 # Small enough for three minutes in all; the embedded engine prefills about 12,000 tokens a second.
 SIM_LOADS = Loads(
-    calibration="--pattern calibration --prompt-tokens 64:5200 --parallel 8 --number 78",
+    calibration="--pattern calibration --prompt-tokens 64:5000 --parallel 8 --duration 25s",
     session="--pattern multiturn --turns 4 --rate 0.9 --duration 18s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 4000 --prompt-tokens 64:256 --output-tokens 16:48",
 )

@@ -297,7 +297,7 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
     if missed and "cached tokens" not in kinds:
         yield from _of_latency(result, label, forecast, missed)
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
-        yield f"one capture cannot tell how the engine's speed drifts: {_calibrations(result, pair)}"
+        yield f"one capture cannot tell how the engine's speed drifts: fit {_calibrations(result)}"
     if "baselines" in kinds:
         yield "a simpler predictor does better: sim fit --residuals shows where the model's shape is off"
 
@@ -306,14 +306,15 @@ def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[st
     """Yield what narrows the bands: the captures of the fit tell the drift, and their length the parameters."""
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"
-    yield f"the bands are wider than the gates' limits: {_calibrations(result, result.pairs[label])}"
+    again = "" if result.repeats else ", or pass captures of this load again as --repeat"
+    yield f"the bands are wider than the gates' limits: fit {_calibrations(result)}{again}"
 
 
-def _calibrations(result: Comparison, pair: Pair) -> str:
-    return (
-        f"fit {ENOUGH_CAPTURES} calibrations and more, captured before, between and after the loads "
-        f"(loadgen --pattern calibration --for {result.traces[pair.truth].file})"
-    )
+def _calibrations(result: Comparison) -> str:
+    fitted = max(one.fitted_captures for one in result.forecasts.values())
+    more = f"{ENOUGH_CAPTURES} calibrations and more" if fitted < ENOUGH_CAPTURES else "longer calibrations, or more"
+    first = next(iter(result.traces.values()))
+    return f"{more}, captured before, between and after the loads (loadgen --pattern calibration --for {first.file})"
 
 
 def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequence[str]) -> Iterator[str]:
