@@ -52,6 +52,7 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
     args = parser.parse_args(argv)
     lm_eval = lm_eval_of(args, parser)
     dataset, dataset_path, output = _files(args)
+    _size_for(args)
     rate, rate_to = parse_rate(args.rate)
     number, parallel = _bounds(args, dataset_path)
     turns, min_turns, max_turns = _turns(args, dataset_path)
@@ -94,8 +95,21 @@ def _files(args: argparse.Namespace) -> tuple[str, Path | None, Path]:
     """Return the dataset's name and file, and the trace. Raises InputError if a file is both read and written."""
     dataset, dataset_path = parse_dataset(args.dataset)
     output = Path(output_name(args.output, "loadgen", resume=args.resume))
-    refuse_lost_inputs(output, [dataset_path, args.rate_series])
+    refuse_lost_inputs(output, [dataset_path, args.rate_series, args.for_trace])
     return dataset, dataset_path, output
+
+
+def _size_for(args: argparse.Namespace) -> None:
+    """Take the lengths and the concurrency of ``--for``, where no flag says them."""
+    if args.for_trace is None:
+        return
+    if args.pattern != "calibration":
+        raise InputError(f"--for: with --pattern {args.pattern}; expected --pattern calibration")
+    from loadgen.plan.stages import sized_for  # noqa: PLC0415 - --help needs no numpy
+
+    prompts, parallel = sized_for(args.for_trace)
+    args.prompt_tokens = args.prompt_tokens or f"{prompts.low}:{prompts.high}"
+    args.parallel = args.parallel or parallel
 
 
 def _rate_series(file: Path | None) -> tuple[tuple[float, float], ...]:
@@ -224,6 +238,13 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
         help="series: keep each rate until the next row, or interpolate",
     )
     add("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps at a rate (default poisson)")
+    add(
+        "--for",
+        dest="for_trace",
+        type=Path,
+        metavar="TRACE",
+        help="calibration: prompts up to the longest of a trace, and as many in flight (default: see those flags)",
+    )
     add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens")
     add("--token-seed", type=int, help="seed of tokens alone, for other prompts of the same load (default: --seed)")
 

@@ -1,5 +1,6 @@
 """State of a latency model beside live traffic: the file that ``sim watch`` keeps and a tap's admin pages show."""
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -21,6 +22,13 @@ class Estimate(msgspec.Struct, frozen=True):
     middle: float | None
     low: float | None
     high: float | None
+
+    @property
+    def reach(self) -> float:
+        """Half of the interval over the median; infinite: open above."""
+        if self.middle is None or self.low is None or self.high is None:
+            return math.inf
+        return (self.high - self.low) / 2.0 / self.middle
 
 
 class LivePace(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +133,12 @@ def drift_sentence(state: ModelState) -> str | None:
         f"the model has drifted: steps take {pace_text(state)} of its time since {began}, its captures let expect "
         f"{low:.2f} to {high:.2f}; scale it (sim fit --pace-from) or fit it again"
     )
+
+
+def is_pace_uncertain(state: ModelState) -> bool:
+    """Return if the last pace's own interval is wider than the range of drift, so that a drift of it would not show."""
+    pace = state.pace
+    return pace is None or (not pace.outside and pace.high / pace.factor > state.allowed[1])
 
 
 def clock_text(state: ModelState, time_ms: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 Unit = Literal["ms", "share", "number"]
 
 EXAMPLE: Final = "turns2+.ttft.p90<=500ms"
+BELOW_SATURATION: Final[Mapping[str, float]] = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
+"""Largest |error| of a forecast's TTFT quantiles."""
+IN_SATURATION: Final[Mapping[str, float]] = {"p50": 0.15}
+"""In saturation a small error of the rate is a large error of the queue: only the median is limited."""
+TOO_UNCERTAIN: Final = "too uncertain to say"
+
+
+def is_uncertain(value: float, limit: float, noise: float) -> bool:
+    """Return if noise larger than a limit hides on which side of it a value is: no verdict but ``TOO_UNCERTAIN``."""
+    return noise > abs(limit) and abs(value) <= noise
+
+
 _OPERATORS: Final[dict[str, Callable[[Any, float], Any]]] = {
     "<=": operator.le,
     ">=": operator.ge,

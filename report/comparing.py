@@ -14,16 +14,16 @@ from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     from measure.metrics import slos
-    from report.compare import comparison, terminal
+    from report.compare import comparison, gates, terminal
     from report.pages import page
 else:  # numpy, rich and a page's libraries, which the flags need not
     slos = LateModule("measure.metrics.slos")
     page = LateModule("report.pages.page")
-    comparison, terminal = late_modules("report.compare", "comparison terminal")
+    comparison, gates, terminal = late_modules("report.compare", "comparison gates terminal")
 
 EPILOG: Final = """\
 Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
-shared, 2 bad input.
+shared, 2 bad input, 3 no gate failed but one is too uncertain to say.
 
 examples:
   report compare captured=a.jsonl.zst replayed=b.jsonl.zst predicted=c.jsonl.zst --html report.html
@@ -56,13 +56,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT, as ttft.p90.error<=10%% (repeatable)",
+        help="exit 1 unless it holds, 3 if too uncertain: [LABEL.][COHORT.]metric.pNN<=LIMIT, as ttft.p90.error<=10%% "
+        "(repeatable)",
     )
     add_slo_arguments(parser, "[LABEL.]")
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Compare; 1 if a gate or an SLO failed, or if the traces share no request: then there is no page."""
+    """Compare; 1 if a gate or an SLO failed, or if the traces share no request: then there is no page.
+
+    3 if no gate failed and one is too uncertain.
+    """
     config = _config(flags)
     pictures = pictures_of(flags, config.traces.values())
     compared = comparison.compare(config)
@@ -74,7 +78,7 @@ def run(flags: argparse.Namespace) -> int:
         print_json(compared.result)
     terminal.print_comparison(compared.result, terminal.console_for(json=flags.json))
     kept = all(slo.met for judged in compared.result.slos.values() for slo in judged)
-    return 0 if comparable and kept and all(gate.passed for gate in compared.result.gates) else 1
+    return gates.exit_code(compared.result.gates) if comparable and kept else 1
 
 
 def _config(flags: argparse.Namespace) -> "comparison.CompareConfig":

@@ -25,6 +25,7 @@ from scipy.special import nctdtr, ndtr, ndtri, stdtrit
 from measure.resampling import busy_units, draw_weights
 from measure.survival import EVENT, Waits, make_waits
 from measure.table import table_lines
+from measure.thresholds import BELOW_SATURATION
 from report.compare.cells import (
     LEVEL_SHARES,
     Cell,
@@ -37,7 +38,7 @@ from report.compare.ensembles import (
     measure_ensemble,
     with_members,
 )
-from report.compare.gates import BELOW_SATURATION, MIN_P
+from report.compare.gates import MIN_P
 from report.compare.results import LEVELS, CachedAgreement, Coverage, DurationError, PairCohort
 from scripts.knownengine import calibration, capture, known_engine, scaled, sessions, steady
 from sim.fit.fitting import FitConfig, fit_traces

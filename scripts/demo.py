@@ -1,20 +1,22 @@
 """The main job from nothing to one page: capture → replay warm and cold → fit → predict → report.
 
-    python -m scripts.demo --engine sim    # on the embedded engine, under three minutes
-    python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about ten
+    python -m scripts.demo --engine sim    # on the embedded engine, about three minutes
+    python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about thirteen
     python -m scripts.demo --url https://gateway/team-a/v1 --ca ca.pem    # on an idle engine that is there
 
 The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
-The last line says if ``sim validate`` finds the captures within the forecasts' bands, or why not. ``--again`` captures
-that load twice, so that the page can say how far two runs of the same load on the same engine lie apart: the yardstick
-for every prediction.
+A calibration comes before, between and after the loads: an engine whose pace drifts over the minutes is then fitted at
+the pace that the loads met, and the calibrations' spread is that of the loads. The last line has the forecasts' errors
+and if ``sim validate`` finds the captures within the bands, or the likeliest reason. ``--again`` captures the load
+twice, so that the page can say how far two runs of the same load on the same engine lie apart: the yardstick for every
+prediction.
 """
 
 import argparse
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,38 +24,40 @@ from typing import Literal
 import msgspec
 
 from loadgen.core.request import origin_of
-from measure.wording import listed
+from measure.cohorts import ALL
+from measure.thresholds import TOO_UNCERTAIN
+from measure.wording import listed, share
+from report.compare.cells import JUDGED_LEVELS, WITHIN_BAND, band_text
 from report.compare.ensembles import counted_cohorts
-from report.compare.results import Comparison
+from report.compare.results import Comparison, Pair
 from scripts import vllm_engine
 from scripts.engine_home import measuring_cores, on_core
 from scripts.job import Command, Workspace, add_engine_arguments
 from scripts.proxybench.processes import free_port
+from tracefile.commandline.ending import UNCERTAIN
 
 EngineKind = Literal["sim", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Flags of loadgen for each calibration capture and for the load that is predicted."""
+    """Flags of loadgen for the calibration captures, but for their seeds, and for the load that is predicted."""
 
-    calibrations: Sequence[str]
+    calibration: str
+    """Up to the longest prompt of ``session``, and to as many outputs at once as its cold replay."""
     session: str
 
 
 # Small enough for three minutes in all; the embedded engine prefills about 12,000 tokens a second.
 SIM_LOADS = Loads(
-    calibrations=tuple(
-        f"--pattern calibration --prompt-tokens 64:4500 --parallel 8 --duration 20s --seed {seed}" for seed in (11, 12)
-    ),
+    calibration="--pattern calibration --prompt-tokens 64:5000 --parallel 8 --duration 25s",
     session="--pattern multiturn --turns 4 --rate 0.9 --duration 18s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 4000 --prompt-tokens 64:256 --output-tokens 16:48",
 )
 # The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
 VLLM_LOADS = Loads(
-    # One round each, up to the prompts and to more outputs at once than the session load has. Two captures alone would
-    # leave the drift between them open: bands of ± 90 %.
-    calibrations=tuple(f"--pattern calibration --parallel 16 --number 130 --seed {seed}" for seed in (11, 12, 13)),
+    # Two rounds. Fewer than three captures would leave the drift between them open: bands of ± 90 %.
+    calibration="--pattern calibration --prompt-tokens 64:10900 --parallel 16 --number 260",
     session="--pattern multiturn --turns 5 --rate 0.3 --duration 60s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 10000 --prompt-tokens 64:256 --output-tokens 16:64",
 )
@@ -94,13 +98,18 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
     """Run all stages of the main job; return the page, and a line on the forecasts."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
+    calibrations: list[Path] = []
+
+    def calibrate() -> None:
+        number = len(calibrations) + 1
+        calibrations.append(capture(work, url, f"calibration-{number}", f"{loads.calibration} --seed {10 + number}"))
+
     with engine(kind, work, at) as url:
-        calibrations = [
-            capture(work, url, f"calibration-{number}", load) for number, load in enumerate(loads.calibrations, 1)
-        ]
+        calibrate()
         labelled["captured"] = captured = capture(work, url, "captured", loads.session)
         if again:
             labelled["again"] = capture(work, url, "again", loads.session)
+        calibrate()
         for name, flags in {"replayed": ["--reset-cache"], "cold-replayed": ["--cold-prompts"]}.items():
             labelled[name] = work.path(f"{name}.jsonl.zst")
             replay: Command = [
@@ -115,6 +124,7 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
                 *work.way,
             ]
             work.run(name, replay)
+        calibrate()
     model = work.path("model.json")
     scheduler = [] if at else ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     work.run("fit", ["sim", "fit", *calibrations, *scheduler, "-o", model])
@@ -136,34 +146,53 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
     )
     judged = work.path("validation.json")
     cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
-    work.run("validate", ["sim", "validate", captured, "--latency-model", model, *cold], accept=(0, 1), stdout=judged)
+    work.run(
+        "validate",
+        ["sim", "validate", captured, "--latency-model", model, *cold],
+        accept=(0, 1, UNCERTAIN),
+        stdout=judged,
+    )
     return page, verdict_line(msgspec.json.decode(judged.read_bytes(), type=Comparison))
 
 
-WITHIN = "within band"
-
-
 def verdict_line(result: Comparison) -> str:
-    """Return ``within band``, or the cohorts that are not and the likeliest reason; ``result``: of ``sim validate``."""
-    found = {
-        f"{label} {cohort}": verdict
-        for label, forecast in result.forecasts.items()
-        if forecast.pace is None
-        for cohort, cell in counted_cohorts(result.pairs[label].cohorts).items()
-        if (verdict := cell.ttft.verdict) is not None
-    }
+    """Return errors, bands and verdict of each forecast, and the likeliest reasons; ``result``: of ``sim validate``."""
+    own = {label: one for label, one in result.forecasts.items() if one.pace is None}
+    found = [said for label in own if (said := _of_forecast(label, result.pairs[label])) is not None]
     if not found:
         return "forecasts: not judged, as no cohort has enough requests"
-    off = [f"{name}: {verdict}" for name, verdict in found.items() if verdict != WITHIN]
-    if not off:
-        return f"forecasts: {WITHIN} in all {len(found)} cohorts, warm and cold"
+    line = f"forecasts: {'; '.join(found)}"
+    if all(said.endswith(WITHIN_BAND) for said in found):
+        return line
     reasons = [
         f"steps of {result.pairs[label].truth} took {one.pace:.2f} of their time in calibration"
         for label, one in result.forecasts.items()
         if one.pace is not None
     ]
-    said = "; ".join([*reasons, *result.next_steps]) or "TTFT at p50, p90 or p99 alone"
-    return f"forecasts: {len(off)} of {len(found)} cohorts outside their bands ({listed(off)}): {said}"
+    return f"{line}. {'; '.join([*reasons, *result.next_steps])}"
+
+
+def _of_forecast(label: str, pair: Pair) -> str | None:
+    """Return a forecast's errors over all requests and the worst verdict of its cohorts; None: none is judged."""
+    cells = {name: cohort.ttft for name, cohort in counted_cohorts(pair.cohorts).items()}
+    verdicts = [cell.verdict or "" for cell in cells.values()]
+    if ALL not in cells:
+        return None
+    errors = {level: one for level in JUDGED_LEVELS if (one := getattr(cells[ALL], level)) is not None}
+    signed = {level: one.signed_error for level, one in errors.items() if one.signed_error is not None}
+    said = listed([f"{_length(error)} at {level}" for level, error in signed.items()]) or "no quantile on both sides"
+    bands = [one.band for one in errors.values() if one.band is not None]
+    outside = sum(verdict.startswith("off") for verdict in verdicts)
+    if outside:
+        verdict = f"outside its band in {outside} of {len(verdicts)} cohorts"
+    else:
+        verdict = TOO_UNCERTAIN if any(one.startswith(TOO_UNCERTAIN) for one in verdicts) else WITHIN_BAND
+    way = "cold" if label.startswith("cold") else "warm"
+    return f"{way} {said}, {band_text(max(bands, default=None)).replace('band', 'bands')}: {verdict}"
+
+
+def _length(error: float) -> str:
+    return f"{share(abs(error))} too {'long' if error >= 0.0 else 'short'}"
 
 
 def main() -> int:

@@ -77,7 +77,7 @@ SHORTER = (
 )
 """What is made shorter, and the names that stand for the reader's own."""
 GATES = re.compile(r"^(sim (calibrate|validate|audit|watch|search)|report|kvtape doctor|.*--(gate|slo) )")
-"""Commands whose exit code 1 says something of the numbers."""
+"""Commands whose exit codes 1 and 3 say something of the numbers."""
 SERVERS = re.compile(r"^(tap (?!read-log)|sim serve|sim watch .*--follow)")
 CONFIG = {
     **{"model_type": "qwen3", "torch_dtype": "bfloat16", "hidden_size": 512, "head_dim": 64},
@@ -130,7 +130,9 @@ class Reader:
 
     def follow(self, line: str) -> None:
         """Run one line; a server goes on until the page ends, or another takes its port."""
-        if "-o model.json" not in line and "model.json" not in self.made:
+        if "-o model.json" in line:
+            (self.folder / "model.json").unlink(missing_ok=True)
+        elif "model.json" not in self.made:
             shutil.copyfile(self.models[512 if "conversation_trace" in line else 32], self.folder / "model.json")
         for pattern, text in SHORTER:
             line = re.sub(pattern, text, line)
@@ -173,7 +175,7 @@ class Reader:
         done = (WARM if plain else subprocess).run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300, check=False
         )
-        allowed = (0, 1) if GATES.match(line) or "grep" in line else (0,)
+        allowed = (0, 1, 3) if GATES.match(line) or "grep" in line else (0,)
         assert done.returncode in allowed, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr, done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from report.output import write_page
-from sim.latency.modelfile import default_model, save_model
+from sim.latency.modelfile import default_model, encode_model, save_model
 from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.storage.output import free_name
@@ -105,6 +105,21 @@ def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None
     assert sorted(tmp_path.iterdir()) == there
     assert tracefile(["join", str(tmp_path), "-o", str(tmp_path / "whole.jsonl")]) == 0
     assert len(load_trace(tmp_path / "whole.jsonl")[1]) == 6
+
+
+@pytest.mark.parametrize("command", ["fit", "calibrate"])
+def test_a_model_that_is_there_is_replaced_if_asked_for(command: str, tmp_path: Path) -> None:
+    """Refused before any fit; with ``--overwrite`` the fit begins, and finds too little in the trace."""
+    trace, model = tmp_path / "t.jsonl", tmp_path / "model.json"
+    trace.write_text(lines())
+    save_model(default_model(), model)
+    argv = [str(trace), "-o", str(model), "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
+    with pytest.raises(InputError, match=r"model\.json: already there; expected a new file, or --overwrite"):
+        run(f"sim {command}", *argv)
+    with pytest.raises(InputError) as refused:
+        run(f"sim {command}", *argv, "--overwrite")
+    assert "already there" not in str(refused.value)
+    assert model.read_bytes() == encode_model(default_model())
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst", "out.parquet"])

@@ -15,7 +15,8 @@ meets an idle engine:
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import accumulate, count
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -23,8 +24,10 @@ import numpy as np
 
 from loadgen.core.draws import Stream, draw
 from loadgen.core.lengths import LengthDistribution, quantity, uniform
-from loadgen.plan.config import STAGED_ROUNDS, LoadConfig
+from loadgen.plan.config import LEAST_RANGE, STAGED_PARALLEL, STAGED_PROMPT, STAGED_ROUNDS, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape
+from tracefile import Engine, InputError, open_trace
+from tracefile.records.errors import USAGE_ADVICE
 
 Stage = Literal["alone", "short", "long", "shared", "rested", "beside", "mix"]
 
@@ -119,10 +122,40 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
 
 
 def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
-    """Prompt lengths from the shortest to the longest, each about twice the last, log-uniform between neighbours."""
+    """Prompt lengths from the shortest to the longest, each about twice the last, log-uniform between neighbours.
+
+    The last is the longest itself: a load's longest prompt is then no extrapolation.
+    """
     steps = math.ceil(math.log2(prompts.high / prompts.low))
-    middles = [prompts.low * (prompts.high / prompts.low) ** (step / steps) for step in range(steps + 1)]
-    return [_around(middle, prompts) for middle in middles]
+    middles = [prompts.low * (prompts.high / prompts.low) ** (step / steps) for step in range(steps)]
+    return [*(_around(middle, prompts) for middle in middles), LengthDistribution(prompts.high, prompts.high)]
+
+
+def sized_for(trace: Path) -> tuple[LengthDistribution, int]:
+    """Return prompts up to a trace's longest, and its most requests in flight, within what its engine can hold.
+
+    Raises InputError for a trace without prompt lengths.
+    """
+    events: list[tuple[float, int]] = []
+    longest = 0
+    with open_trace(trace) as reader:
+        for record in reader:
+            longest = max(longest, record.prompt_tokens or 0)
+            if record.arrival_ms is not None and (end_ms := record.end_ms()) is not None:
+                events += [(record.arrival_ms, 1), (end_ms, -1)]
+        engine = reader.meta.engine or Engine()
+    if not longest:
+        raise InputError(f"--for {trace}: no prompt_tokens; expected a trace with them ({USAGE_ADVICE})")
+    context, pool = engine.max_model_len, (engine.num_gpu_blocks or 0) * (engine.block_size or 0)
+    # A conversation grows by a quarter and its outputs; two of the longest have room in the cache, with others beside.
+    bounds = [longest, *([(context - 4 * OUTPUT.high) * 4 // 5] if context else []), *([pool // 3] if pool else [])]
+    high = max(min(bounds), LEAST_RANGE)
+    in_flight = max(accumulate((change for _, change in sorted(events)), initial=0))
+    parallel = max(STAGED_PARALLEL, in_flight)
+    return (
+        LengthDistribution(min(STAGED_PROMPT.low, high // LEAST_RANGE), high),
+        max(2, min(parallel, engine.max_num_seqs or parallel)),
+    )
 
 
 def widths_to(parallel: int) -> list[int]:

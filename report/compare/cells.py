@@ -19,6 +19,7 @@ from measure.quantiles import ROUNDING
 from measure.resampling import FEWEST_UNITS, FEWEST_UNITS_ABOVE, effective_units, interval, resample, t_quantile
 from measure.runs import Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
+from measure.thresholds import BELOW_SATURATION, TOO_UNCERTAIN
 from measure.waits import distance, logrank_p
 from measure.wording import listed, share
 from report.compare.pairing import Join
@@ -127,18 +128,22 @@ def describe(cell: Cell) -> Duration:
         censored=censored,
         censored_share=censored / n if n else 0.0,
         unobserved=round(cell.waits.unobserved / max(1, cell.members)),
-        sessions=cell.sessions,
+        units=cell.sessions,
         effective_n=round(cell.effective_n, 1),
         **found,
     )
 
 
 def judge(
-    truth: Cell, other: Cell, per_request: tuple[FloatArray, FloatArray] | None, repeats: Sequence[DurationError] = ()
+    truth: Cell,
+    other: Cell,
+    per_request: tuple[FloatArray, FloatArray] | None,
+    repeats: Sequence[DurationError] = (),
+    limits: Mapping[str, float] = BELOW_SATURATION,
 ) -> DurationError:
     """Judge a pair of cells; ``per_request``: the truth's and the other's value of each joined request.
 
-    ``repeats``: the same cell of each repeat of the truth, judged.
+    ``repeats``: the same cell of each repeat of the truth, judged. ``limits``: the gates' on an ensemble's error.
     """
     n_truth, n_other = truth.size, other.size
     if min(n_truth, n_other) < MIN_CELL:
@@ -159,7 +164,7 @@ def judge(
         name: error and with_repeats(error, [getattr(one, name) for one in repeats], is_trace=not other.members)
         for name, error in found.items()
     }
-    measured = msgspec.structs.replace(measured, **beside, verdict=verdict(beside) if other.members else None)
+    measured = msgspec.structs.replace(measured, **beside, verdict=verdict(beside, limits) if other.members else None)
     return _with_requests(measured, *per_request) if per_request is not None else measured
 
 
@@ -177,6 +182,7 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     inside = _inside_band(t, truth, other, at) if other.members else None
     if not (np.isfinite(t) and np.isfinite(o)):
         return QuantileError(reached=_reached(t, o, truth, other), inside_band=inside)
+    band = float(other.high_ms[at] - other.low_ms[at]) / (2.0 * float(o)) if other.members and o > 0.0 else None
     low = high = np.full(1, np.nan)
     known = all(cell.members or np.isfinite(cell.high_ms[at]) for cell in (truth, other))
     if known and truth.drawn_ms is not None and other.drawn_ms is not None:
@@ -190,6 +196,7 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
         low=_number(low[0]),
         high=_number(high[0]),
         inside_band=inside,
+        band=band,
     )
 
 
@@ -246,8 +253,11 @@ JUDGED_LEVELS: Final = ("p50", "p90", "p99")
 WITHIN_BAND: Final = "within band"
 
 
-def verdict(errors: Mapping[str, QuantileError | None]) -> str:
-    """Return the verdict on p50, p90 and p99: within band, or the largest error outside it."""
+def verdict(errors: Mapping[str, QuantileError | None], limits: Mapping[str, float] = BELOW_SATURATION) -> str:
+    """Return the verdict on p50, p90 and p99: within band, the largest error outside it, or too uncertain to say.
+
+    A band that is wider than a gate's limit tells nothing of what the gate asks, however close the middle.
+    """
     found = {level: error for level in JUDGED_LEVELS if (error := errors[level]) is not None}
     if not found:
         return "not comparable"
@@ -257,8 +267,16 @@ def verdict(errors: Mapping[str, QuantileError | None]) -> str:
         if one_sided:
             return f"off, {listed(one_sided)} on one side"
         return f"off by {share(max(gated_error(error) for error in outside.values()))}"
+    wide = {level: error.band for level, error in found.items() if (error.band or 0.0) > limits.get(level, np.inf)}
+    if wide:
+        level = max(wide, key=lambda name: wide[name] or 0.0)
+        return f"{TOO_UNCERTAIN}, {band_text(wide[level])} at {level}"
     undecided = [level for level, error in found.items() if error.inside_band is None]
     return WITHIN_BAND if not undecided else f"{WITHIN_BAND}, {listed(undecided)} undecided"
+
+
+def band_text(band: float | None) -> str:
+    return "band open above" if band is None or np.isinf(band) else f"band ± {share(band)}"
 
 
 def gated_error(error: QuantileError) -> float:

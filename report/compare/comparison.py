@@ -15,6 +15,7 @@ from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
+from measure.thresholds import BELOW_SATURATION, IN_SATURATION
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.baselines import judge_baselines, losing_p
 from report.compare.cells import (
@@ -94,6 +95,8 @@ class Question:
     gates: tuple[Gate, ...] = ()
     fitted: Mapping[str, int] = field(default_factory=dict)
     """Captures that an ensemble's model was fitted on, by label."""
+    saturated: frozenset[str] = frozenset()
+    """Labels of ensembles of a load beyond the engine's capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +242,14 @@ def _judge_all(material: _Material, question: Question) -> dict[str, Pair]:
         truth = question.truths[label]
         repeats = [] if label in question.repeats else [pairs[one] for one in question.repeats]
         repeats = [one for one in repeats if one.truth == truth]
-        pairs[label] = _judge_pair(material, truth, label, repeats, question.fitted.get(label, 0))
+        pairs[label] = _judge_pair(material, truth, label, repeats, question)
     return {label: pairs[label] for label in material.runs if label in pairs}
 
 
-def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequence[Pair], fitted: int) -> Pair:
+def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequence[Pair], question: Question) -> Pair:
     truth, other, join = material.runs[truth_label], material.runs[label], material.joins[label]
-    cells = material.cells
+    cells, fitted = material.cells, question.fitted.get(label, 0)
+    limits = IN_SATURATION if label in question.saturated else BELOW_SATURATION
     judged: dict[str, PairCohort] = {}
     for name, rows in material.cuts[truth_label].rows.items():
         if (label, name, "ttft") not in cells:
@@ -258,6 +262,7 @@ def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequ
                 cells[label, name, metric],
                 _per_request(metric, truth, other, truth_rows, other_rows),
                 [getattr(cohort, metric) for cohort in again],
+                limits,
             )
             for metric in METRICS
         }
@@ -335,7 +340,8 @@ def judge_forecasts(
     truths = resolve_truths(labels, named)
     asked = tuple(parse_gate(text, labels, list(truths)) for text in gates)
     fitted = {label: one.facts.fitted_captures for label, one in predicted.items()}
-    question = Question(truths, list(repeats), seed, bootstrap, asked, fitted)
+    saturated = frozenset(label for label, one in predicted.items() if one.facts.saturated)
+    question = Question(truths, list(repeats), seed, bootstrap, asked, fitted, saturated)
     middles = {label: replace(middle_run(one.members), label=label) for label, one in predicted.items()}
     members = {label: one.members for label, one in predicted.items()}
     compared = compare_runs({**captured, **middles}, question, members)

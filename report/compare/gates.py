@@ -1,16 +1,24 @@
 """Gates: limits that a comparison must keep, such as ``predicted.turns2+.ttft.p50.error<=10%``, for CI.
 
 A threshold without a key limits the label's own quantile, with a key a figure of the pair. An unjudged cell fails.
+Where an error's noise is larger than its limit, no error within the noise passes or fails: it is too uncertain to say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from measure.cohorts import ALL, cohort_order
 from measure.quantiles import quantile
-from measure.thresholds import Threshold, parse_threshold
+from measure.thresholds import (
+    BELOW_SATURATION,
+    IN_SATURATION,
+    TOO_UNCERTAIN,
+    Threshold,
+    is_uncertain,
+    parse_threshold,
+)
 from measure.wording import listed, share, signed_percent
 from report.compare.baselines import BASELINE_CELL, LAST_CAPTURE
 from report.compare.cells import (
@@ -32,6 +40,7 @@ from report.compare.results import (
     Quantile,
     QuantileError,
 )
+from tracefile.commandline.ending import verdict_code
 from tracefile.records.errors import USAGE_ADVICE, InputError
 
 _QUANTILE_KEYS: Final = QuantileError.__struct_fields__
@@ -83,9 +92,28 @@ def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str,
             reason = lacking if asked.key == "equivalence" else "too few requests, or the value does not exist"
             yield _refused(expression, expression, f"not judged: {reason}")
             continue
-        passed = asked.holds(value)
+        noise = _noise(asked, getattr(cohort, asked.metric))
+        uncertain = noise is not None and is_uncertain(value, asked.limit, noise)
+        passed = asked.holds(value) and not uncertain
         reason = f"{value:.4g} {'keeps' if passed else 'breaks'} it"
-        yield GateResult(name=expression, expression=expression, value=value, passed=passed, reason=reason)
+        if uncertain:
+            reason = f"{share(value)}, noise {share(noise or 0.0)}"
+        yield GateResult(
+            name=expression, expression=expression, value=value, passed=passed, uncertain=uncertain, reason=reason
+        )
+
+
+_ERROR_KEYS: Final = ("error", "signed_error", "repeat_error")
+
+
+def _noise(asked: Threshold, found: Duration | DurationError | CachedAgreement) -> float | None:
+    """Return half the width of an error's interval, or of a forecast's band; None: none, or no error is limited."""
+    error = getattr(found, f"p{asked.percentile:g}") if asked.percentile is not None else None
+    if not isinstance(error, QuantileError) or asked.key not in _ERROR_KEYS:
+        return None
+    low, high = (error.repeat_low, error.repeat_high) if asked.key == "repeat_error" else (error.low, error.high)
+    interval = None if low is None or high is None else (high - low) / 2.0
+    return max((one for one in (error.band, interval) if one is not None), default=None)
 
 
 def _value(asked: Threshold, found: Duration | DurationError | CachedAgreement) -> float | bool | None:
@@ -99,10 +127,6 @@ def _value(asked: Threshold, found: Duration | DurationError | CachedAgreement) 
     return value if isinstance(value, int | float) else None
 
 
-BELOW_SATURATION: Final[Mapping[str, float]] = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
-"""Largest |error| of TTFT's quantiles in the middle cohort."""
-IN_SATURATION: Final[Mapping[str, float]] = {"p50": 0.15}
-"""In saturation a small error of the rate is a large error of the queue: only the median is gated."""
 MIN_EXACT_SHARE: Final = 0.99
 """Share of requests whose cached tokens must be exact, where no request is preempted."""
 MIN_P: Final = 0.05
@@ -146,7 +170,7 @@ def _named(label: str, name: str) -> str:
 
 def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResult]:
     for level, limit in (IN_SATURATION if forecast.saturated else BELOW_SATURATION).items():
-        expression = f"{label}: TTFT {level} within {share(limit)} or the forecast's noise, middle cohort"
+        expression = f"{label}: TTFT {level} within {share(limit)}, middle cohort"
         errors = {
             cohort_name: gated_error(error)
             for cohort_name, cohort in counted_cohorts(pair.cohorts).items()
@@ -165,7 +189,17 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
         said = f"{len(errors)} cohorts, worst {worst} {share(errors[worst])}" if len(errors) > 1 else worst
         said += f", noise {share(noise)}" if noise > limit else ""
         said += ", in saturation" if forecast.saturated else ""
-        yield _held(name, expression, middle, middle <= max(limit, noise), said)
+        if is_uncertain(middle, limit, noise):
+            yield GateResult(
+                name=name,
+                expression=expression,
+                value=middle,
+                passed=False,
+                uncertain=True,
+                reason=f"{share(middle)}, {said}",
+            )
+        else:
+            yield _held(name, expression, middle, middle <= limit, said)
 
 
 def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
@@ -216,13 +250,19 @@ def _refused(name: str, expression: str, reason: str) -> GateResult:
     return GateResult(name=name, expression=expression, value=None, passed=False, reason=reason)
 
 
-def failures(gates: Sequence[GateResult]) -> list[str]:
-    """Return the failed gates in short, with their values."""
+def failures(gates: Sequence[GateResult], state: str = "FAILED") -> list[str]:
+    """Return the gates of a state in short, with their values."""
     return [
         one.name if isinstance(one.value, bool) or one.name == one.expression else f"{one.name} ({share(one.value)})"
         for one in gates
-        if not one.passed
+        if one.state == state
     ]
+
+
+def exit_code(gates: Iterable[GateResult]) -> int:
+    """Return 1 if a gate failed, ``UNCERTAIN`` if one is too uncertain to say, else 0."""
+    states = {gate.state for gate in gates}
+    return verdict_code(failed="FAILED" in states, uncertain=TOO_UNCERTAIN in states)
 
 
 _SAME_WAY: Final = 0.8
@@ -233,13 +273,16 @@ ENOUGH_CAPTURES: Final = 3
 
 
 def advice(result: Comparison) -> list[str]:
-    """Return the next steps, the likeliest cause first; empty where no gate failed."""
+    """Return the next steps, the likeliest cause first; empty where all gates passed."""
     found: list[str] = []
     for label, forecast in result.forecasts.items():
         mark = f"{label}:"
-        failed = [gate for gate in result.gates if not gate.passed and gate.expression.startswith(mark)]
+        gates = [gate for gate in result.gates if gate.expression.startswith(mark)]
+        failed = [gate for gate in gates if gate.state == "FAILED"]
         if failed:
             found += _of_forecast(result, label, forecast, failed)
+        elif any(gate.uncertain for gate in gates):
+            found += _of_noise(result, label, forecast)
     return list(dict.fromkeys(found))
 
 
@@ -254,9 +297,24 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
     if missed and "cached tokens" not in kinds:
         yield from _of_latency(result, label, forecast, missed)
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
-        yield "one capture cannot tell how the engine's speed drifts: fit captures of different hours together"
+        yield f"one capture cannot tell how the engine's speed drifts: fit {_calibrations(result)}"
     if "baselines" in kinds:
         yield "a simpler predictor does better: sim fit --residuals shows where the model's shape is off"
+
+
+def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[str]:
+    """Yield what narrows the bands: the captures of the fit tell the drift, and their length the parameters."""
+    if forecast.beyond_fit:
+        yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"
+    again = "" if result.repeats else ", or pass captures of this load again as --repeat"
+    yield f"the bands are wider than the gates' limits: fit {_calibrations(result)}{again}"
+
+
+def _calibrations(result: Comparison) -> str:
+    fitted = max(one.fitted_captures for one in result.forecasts.values())
+    more = f"{ENOUGH_CAPTURES} calibrations and more" if fitted < ENOUGH_CAPTURES else "longer calibrations, or more"
+    first = next(iter(result.traces.values()))
+    return f"{more}, captured before, between and after the loads (loadgen --pattern calibration --for {first.file})"
 
 
 def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequence[str]) -> Iterator[str]:

@@ -26,7 +26,9 @@ def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_ce
 
 
 def doubts(forecast: Forecast) -> Iterator[str]:
-    """Yield sentences about a load that no fitted capture had, and about borrowed parameters that it depends on."""
+    """Yield sentences about another engine or load than the fitted captures', and borrowed parameters that matter."""
+    if forecast.other_settings:
+        yield f"the model is of another engine ({listed(forecast.other_settings)}); its step times may not hold here."
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted captures ({listed(forecast.beyond_fit)}); the band is wider for it."
     if forecast.borrowed:
@@ -99,15 +101,11 @@ def _doubt(told: QuantileError, sides: Sequence[Duration], draws: int) -> str:
             ends = f"{factor(1.0 + told.low)} to {factor(1.0 + told.high)}"
         else:
             ends = f"{signed_percent(told.low)} to {signed_percent(told.high)}"
-        unsure = ", which includes no difference" if told.low < 0.0 < told.high else ""
-        return f"{CONFIDENCE:.0%} interval {ends}{unsure}".replace("%", " %", 1)
+        return f"{CONFIDENCE:.0%} interval {ends}".replace("%", " %", 1)
     if not draws:
         return "no interval: --bootstrap 0"
-    units = min(side.effective_n for side in sides)
-    if units < FEWEST_UNITS:
-        counted = f"count as {units:.2g} of the {FEWEST_UNITS} samples needed"
-        return f"no interval: the requests waited in one another's queues and {counted}"
-    return "no interval: too few independent waits above it"
+    few = min(side.effective_n for side in sides) < FEWEST_UNITS
+    return f"no interval: too few independent {'sessions' if few else 'waits above it'}"
 
 
 def _beside_repeats(told: QuantileError) -> str:
@@ -126,7 +124,7 @@ def _tails(found: Mapping[str, QuantileError]) -> str:
 
 def _agreement(pair: Pair) -> str:
     cached = pair.cohorts[ALL].cached
-    if cached.exact_share is None:
+    if cached.exact_share in (None, 1.0):
         return ""
     return f"; cached tokens are exact on {share(cached.exact_share)} of {cached.n:,} requests"
 
@@ -151,10 +149,13 @@ def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: M
             *_of_engines(runs[pair.truth], runs[label]),
             *_of_keys(runs[pair.truth].meta.hash, runs[label].meta.hash, pair),
         ]
-    few = {label: sessions for label, trace in traces.items() if (sessions := _sessions(trace)) < _FEW_SESSIONS}
+    few = {label: units for label, trace in traces.items() if (units := _units(trace)) < _FEW_SESSIONS}
     if few:
-        named = ", ".join(f"{label} {sessions}" for label, sessions in few.items())
-        notes.append(f"Few sessions or busy periods to resample ({named}): intervals are likely too narrow.")
+        named = ", ".join(f"{label} {units}" for label, units in few.items())
+        notes.append(
+            f"Few sessions that did not wait for one another ({named}): intervals are likely too narrow, and missing "
+            f"under {FEWEST_UNITS}."
+        )
     return notes
 
 
@@ -220,8 +221,8 @@ def _of_engines(truth: Run, other: Run) -> list[str]:
     return notes
 
 
-def _sessions(trace: Provenance) -> int:
-    return trace.cohorts["all"].ttft.sessions
+def _units(trace: Provenance) -> int:
+    return trace.cohorts["all"].ttft.units
 
 
 def _without_folder(warning: str, file: str) -> str:

@@ -62,6 +62,7 @@ def _workload(run: Run) -> str | None:
 def _label_cohort(run: Run, name: str, rows: IntArray, cells: Cells) -> LabelCohort:
     return LabelCohort(
         records=len(rows),
+        sessions=len({session for row in rows if (session := run.sessions[row]) is not None}) or None,
         cached_reported=int(np.count_nonzero(run.cached_tokens[rows] != UNKNOWN)),
         hit_ratio=hit_ratio(run.prompt_tokens[rows], run.cached_tokens[rows]),
         **{metric: describe(cells[run.label, name, metric]) for metric in METRICS},

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from measure.metrics.results import SloResult
+from measure.thresholds import TOO_UNCERTAIN
 
 SCHEMA = "kvtape-compare/1"
 LEVELS: dict[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -39,7 +40,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     censored: int
     censored_share: float
     unobserved: int
-    sessions: int
+    units: int
     """Units that are resampled: sessions, together where they met in a queue."""
     effective_n: float = 0.0
     """Units of equal size that tell as much."""
@@ -73,6 +74,8 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest margin around 0 that holds the error's interval, over captures, else over sessions. Null: none."""
     inside_band: bool | None = None
     """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble, or undecided."""
+    band: float | None = None
+    """Half of the forecast's band over its middle. Null: the other is no ensemble, or its band is open above."""
 
 
 class DurationError(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +86,7 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     judged: bool
     """False: a side has fewer waits than ``min_cell``."""
     verdict: str | None = None
-    """On an ensemble, judged: within band, or how far off."""
+    """On an ensemble, judged: within band, how far off, or too uncertain to say."""
     p50: QuantileError | None = None
     p90: QuantileError | None = None
     p95: QuantileError | None = None
@@ -173,6 +176,8 @@ class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
     """A label in a cohort."""
 
     records: int
+    sessions: int | None
+    """Sessions with a record in the cohort. Null: the trace names none."""
     cached_reported: int
     hit_ratio: float | None
     """Σ cached / Σ prompt tokens over the records that report both. Null: none does."""
@@ -211,11 +216,15 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     value: float | bool | None
     """Null: not judged, which fails the gate, or not asked, which does not."""
     passed: bool
+    uncertain: bool = False
+    """The noise is larger than the limit, and hides if the value keeps it: neither passed nor failed."""
     reason: str
 
     @property
     def state(self) -> str:
-        return "FAILED" if not self.passed else "not tested" if self.value is None else "passed"
+        if self.passed:
+            return "not tested" if self.value is None else "passed"
+        return TOO_UNCERTAIN if self.uncertain else "FAILED"
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

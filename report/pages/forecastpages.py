@@ -6,7 +6,7 @@ from measure import wording
 from measure.cohorts import cohort_title
 from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, points
 from report.pages.page import cohort_id, render
-from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings
+from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings, percentile_name
 from report.pages.whatif import (
     LEVELS,
     MEASURED,
@@ -151,30 +151,30 @@ def render_search(found: Search) -> str:
 
 def curve_figure(found: Search) -> Figure:
     """Draw the percentile over the searched quantity, without values whose median member has no value."""
-    shown = [one for one in found.evaluated if one.ttft.middle is not None]
+    shown = [one for one in found.evaluated if one.latency.middle is not None]
     x = [one.value for one in shown]
-    data = band(x, [one.ttft.low for one in shown], [_top(one.ttft) for one in shown], 0)
+    data = band(x, [one.latency.low for one in shown], [_top(one.latency) for one in shown], 0)
     data += [
         line(
             x,
-            [one.ttft.middle for one in shown],
+            [one.latency.middle for one in shown],
             0,
             dash=DASHED,
-            name=f"TTFT p{found.percentile * 100:g}, {cohort_title(found.cohort).lower()}",
+            name=f"{percentile_name(found)}, {cohort_title(found.cohort).lower()}",
             hovertemplate="%{y:,.0f} ms at %{x:,}<extra></extra>",
         ),
         _tried(shown, 0, holds=True),
         _tried(shown, 1, holds=False),
         line([found.low, found.high], [found.limit_ms] * 2, -1, width=1.4, name=f"{found.limit_ms:,g} ms"),
     ]
-    return figure(data, axis(_NAMES[found.quantity], type="log"), axis("TTFT (ms)", type="log"))
+    return figure(data, axis(_NAMES[found.quantity], type="log"), axis(f"{found.metric.upper()} (ms)", type="log"))
 
 
 def _tried(shown: list[Evaluated], slot: int, *, holds: bool) -> Trace:
     own = [one for one in shown if one.holds is holds]
     return points(
         [one.value for one in own],
-        [one.ttft.middle for one in own],
+        [one.latency.middle for one in own],
         slot,
         {"size": 9, "symbol": "circle" if holds else "x"},
         name="holds" if holds else "fails",

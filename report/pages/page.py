@@ -73,7 +73,7 @@ def render_page(compared: Compared) -> str:
 
 
 def cards(result: Comparison) -> list[Card]:
-    """Return the first pair's cached tokens and TTFT errors, each with the A/A run's beside it."""
+    """Return the first pair's cached tokens and TTFT errors, each with both values and the A/A difference."""
     labels = ordered_labels(result.traces, result.pairs)
     if not labels or not result.pairs[labels[0]].joined:
         return []
@@ -87,16 +87,20 @@ def cards(result: Comparison) -> list[Card]:
             f"of {cached.n:,} requests, {label} and {pair.truth}",
         )
     ]
+    kind = "Effect on" if pair.kind == "contrast" else "Error of"
     for level in ("p50", "p90", "p99"):
         error = getattr(pair.cohorts[name].ttft, level)
-        said = [terminal.error_interval_text(error)]
+        sides = [(one, getattr(result.traces[one].cohorts[name].ttft, level)) for one in (label, pair.truth)]
+        said = [", ".join(f"{one} {terminal.quantile_text(value)} ms" for one, value in sides)]
+        if interval := terminal.error_interval_text(error):
+            said.append(f"{result.confidence:.0%} interval {interval}".replace("%", " %", 1))
         if error is not None and error.repeat_spread is not None:
             said.append(f"A/A {wording.share(error.repeat_spread)}")
         found.append(
             Card(
-                f"TTFT {level}, {cohort_title(name).lower()}",
+                f"{kind} TTFT {level}, {cohort_title(name).lower()}",
                 error_text(error) if error is not None else "not judged",
-                " · ".join(word for word in said if word),
+                " · ".join(said),
             )
         )
     return found

@@ -8,7 +8,8 @@ import msgspec
 from measure import wording
 from measure.cohorts import cohort_title
 from measure.table import table_lines
-from report.pages.whatif import Span, span_text
+from report.compare.results import Metric
+from report.pages.whatif import NOT_TRUSTED, Span, span_text
 
 SCHEMA: Final = "kvtape-search/1"
 Quantity = Literal["num-gpu-blocks", "replicas", "rate", "host-blocks", "prefill-workers", "decode-workers"]
@@ -20,7 +21,8 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
     """A value of the searched quantity, forecast."""
 
     value: float
-    ttft: Span
+    latency: Span
+    """The target's percentile over the members."""
     share: float
     holds: bool
     """Enough members keep the limit, and the load is not saturated: then waits depend on its length alone."""
@@ -39,10 +41,13 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     trace_digest: str
     model_digest: str
     verdict: str
-    """Validation of the model, on this trace or another."""
+    """Validation of the model, on this trace or another, and its error on this very capture."""
+    trusted: bool = True
+    """False: that error is larger than the gates' limits, or not known as well as that."""
     quantity: Quantity
     target: str
     """As given: ``turns2+.ttft.p90<=500ms``."""
+    metric: Metric
     percentile: float
     """Between 0 and 1."""
     limit_ms: float
@@ -85,13 +90,14 @@ def answer_sentence(found: Search) -> str:
                 f"not reachable: {target} holds at no {found.quantity} between {value(found, found.low)} and "
                 f"{value(found, found.high)}: {_overload(found.evaluated)}"
             )
-        best = max(found.evaluated, key=lambda one: (one.share, -(one.ttft.middle or float("inf"))))
+        best = max(found.evaluated, key=lambda one: (one.share, -(one.latency.middle or float("inf"))))
         return (
             f"not reachable: {target} {sure} holds at no {found.quantity} between {value(found, found.low)} and "
             f"{value(found, found.high)}; the best is {value(found, best.value)}: {best.share:.0%} of the members "
-            f"within, {span_text(best.ttft, wording.duration_ms)} ms"
+            f"within, {span_text(best.latency, wording.duration_ms)} ms"
         )
     said = f"{which} {found.quantity} for {target} {sure}: {value(found, found.answer)}"
+    said += "" if found.trusted else NOT_TRUSTED
     if found.outcome == "all hold":
         said += ", the end of what was asked: it may hold beyond (--between)"
     limit = _stopped_by_load(found)
@@ -115,14 +121,18 @@ def answer_warnings(found: Search) -> list[str]:
     return next((one.warnings for one in found.evaluated if one.value == found.answer), [])
 
 
+def percentile_name(found: Search) -> str:
+    return f"{found.metric.upper()} p{found.percentile * 100:g}"
+
+
 def headings(found: Search) -> list[str]:
-    return [found.quantity, f"TTFT p{found.percentile * 100:g} ms", "members within", "hit rate", "utilization", ""]
+    return [found.quantity, f"{percentile_name(found)} ms", "members within", "hit rate", "utilization", ""]
 
 
 def cells(found: Search, one: Evaluated) -> list[str]:
     return [
         value(found, one.value),
-        span_text(one.ttft, wording.duration_ms),
+        span_text(one.latency, wording.duration_ms),
         f"{one.share:.0%}",
         f"{one.hit_rate:.1%}",
         "–" if one.utilization is None else f"{one.utilization:.0%}",
@@ -137,4 +147,4 @@ def value(found: Search, number: float) -> str:
 def _marks(found: Search, one: Evaluated) -> Iterator[str]:
     yield "holds" if one.holds else "saturated" if one.saturated else "fails"
     if one.value == found.answer:
-        yield "← answer"
+        yield "← answer" if found.trusted else "← answer, not to be trusted"

@@ -8,10 +8,12 @@ import msgspec
 from measure import wording
 from measure.cohorts import MAIN, cohort_title
 from measure.table import table_lines
+from measure.thresholds import TOO_UNCERTAIN
 
 SCHEMA: Final = "kvtape-what-if/1"
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 TTFT: Final = "ttft"
+NOT_TRUSTED: Final = " (not to be trusted: the model's error on this capture is larger than the gates' limits, or open)"
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class EffectGate(msgspec.Struct, frozen=True, kw_only=True):
     """``difference`` or ``ratio``; null: the forecast itself."""
     passed: bool
     sure: bool
-    """False: a part of the members says otherwise."""
+    """False: a part of the members says otherwise, so that it neither passed nor failed."""
     span: Span | None
     """Null: the forecast has no such number."""
 
@@ -254,8 +256,8 @@ def describe(result: WhatIf) -> str:
 def _gate_line(gate: EffectGate) -> str:
     reading = wording.factor if gate.key == "ratio" else _reading(gate.measure)
     found = "not known" if gate.span is None else span_text(gate.span, reading)
-    doubt = "" if gate.sure else "; some members say otherwise"
-    return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate}: {found} with {gate.row}{doubt}"
+    state = "passed" if gate.passed else "FAILED" if gate.sure else f"{TOO_UNCERTAIN}, members differ"
+    return f"gate {state}: {gate.gate}: {found} with {gate.row}"
 
 
 def load_sentence(row: Row) -> str:

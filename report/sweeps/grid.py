@@ -8,7 +8,7 @@ import msgspec
 from measure import wording
 from measure.cohorts import cohort_title
 from measure.table import TextTable
-from report.pages.whatif import TTFT, Span, span_text
+from report.pages.whatif import NOT_TRUSTED, TTFT, Span, span_text
 
 SCHEMA: Final = "kvtape-grid/1"
 THROUGHPUT: Final = "output_tokens_per_s_per_gpu"
@@ -59,7 +59,9 @@ class GridSweep(msgspec.Struct, frozen=True, kw_only=True):
     trace_digest: str
     model_digest: str
     verdict: str
-    """Validation of the model, on this trace or another."""
+    """Validation of the model, on this trace or another, and its error on this very capture."""
+    trusted: bool = True
+    """False: that error is larger than the gates' limits, or not known as well as that."""
     paced: bool
     requests: int
     seed: int
@@ -97,7 +99,8 @@ def latency_title(sweep: GridSweep) -> str:
 
 def headlines(sweep: GridSweep) -> list[str]:
     """Return what to change, the knee, and the number of members behind each number."""
-    return [_advice(sweep), *_knee(sweep), _members(sweep)]
+    advice = _advice(sweep) if sweep.trusted else f"{_advice(sweep)[:-1]}{NOT_TRUSTED}."
+    return [advice, *_knee(sweep), _members(sweep)]
 
 
 def _advice(sweep: GridSweep) -> str:

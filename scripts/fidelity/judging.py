@@ -9,6 +9,7 @@ from statistics import fmean
 
 import msgspec
 
+from measure.thresholds import TOO_UNCERTAIN
 from report.compare.cells import MIN_CELL, gated_error
 from report.compare.gates import failures
 from report.compare.results import Comparison, DurationError, LabelCohort, QuantileError
@@ -100,7 +101,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     baselines: dict[str, Errors]
     """The same of simpler predictors, which were told what was cached in fact."""
     failed_gates: list[str]
-    """Default gates that the whole forecast fails."""
+    """Default gates that the whole forecast fails, or leaves too uncertain to say."""
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,13 +139,13 @@ class Judge:
         """Fit on the calibration captures."""
         traces = [self.trace(load) for load in calibrations]
         flags = SCHEDULERS.get(self.shape, SCHEDULER)
-        self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *flags, "-o", self.model])
+        self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *flags, "--overwrite", "-o", self.model])
 
     def validate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
         """``sim validate`` on one capture, by its default gates."""
         output = self.work.path(f"{self.shape}-{stage.replace(' ', '-')}.json")
         command: Command = ["sim", "validate", self.trace(load, way), "--latency-model", self.model, *flags]
-        self.work.run(f"{self.shape} {stage}", [*command, "--json"], stdout=output, accept=(0, 1))
+        self.work.run(f"{self.shape} {stage}", [*command, "--json"], stdout=output, accept=(0, 1, 3))
         return msgspec.json.decode(output.read_bytes(), type=Comparison)
 
     def judge(self, load: str, way: Way) -> list[Cell]:
@@ -198,7 +199,9 @@ class Judge:
                 paced=at_own_pace([one.pairs[paced].cohorts[cohort].ttft for one in captures if paced in one.pairs]),
                 w1_ms=judged.ttft.w1_ms,
                 baselines={name: errors(cohorts[cohort]) for name, cohorts in found.baselines[label].items()},
-                failed_gates=[text.removeprefix(f"{label}: ") for text in failures(asked)],
+                failed_gates=[
+                    text.removeprefix(f"{label}: ") for text in (*failures(asked), *failures(asked, TOO_UNCERTAIN))
+                ],
             )
 
 

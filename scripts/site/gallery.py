@@ -39,7 +39,7 @@ PAGES = (
         "calibrate",
         "Is the model right?",
         "A latency model fitted to five captures of a designed load, and its forecast of sessions that no fit saw.",
-        "sim calibrate $C/calibration-?.jsonl.zst --against $C/session-fast.jsonl.zst -o model.json"
+        "sim calibrate $C/calibration-?.jsonl.zst --against $C/session-fast.jsonl.zst -o model.json --overwrite"
         " \\\n  --max-num-seqs 32 --max-num-batched-tokens 2048 --html calibrate.html",
     ),
     Shown(

@@ -22,7 +22,7 @@ from measure.wording import NOTHING, rests_on
 from sim.engine.deployment import Deployment, add_deployment_flags, deployment_of
 from sim.engine.fleetplan import add_fleet_flags
 from sim.latency.modelfile import Model, engine_with, load_model
-from sim.latency.verdicts import verdict_sentence
+from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains
@@ -248,7 +248,8 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
             seed=seed,
         )
         said = verdict_sentence(arguments.latency_model[0], model, digest, reader.meta)
-        print(f"sim run: {said}", file=sys.stderr)
+        for line in (*engine_warning(model, reader.meta), said):
+            print(f"sim run: {line}", file=sys.stderr)
         header = msgspec.structs.replace(header, extra={**header.extra, "validation": said, **deployment.meta()})
         parts = arrivals_in_parts(reader, engine, arguments)
         first = next(parts)  # what is wrong with the trace is said before there is an output

@@ -86,6 +86,7 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
         help="model.json of the same engine that lends, at the captures' pace, what the captures do not identify; its "
         "terms and API server are the fit's",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace the model if it exists")
     parser.add_argument("--residuals", action="store_true", help="print TTFT errors by cohort and of two baselines")
 
 
@@ -105,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.term or given_engine_flags(arguments):
         flag = "--term" if arguments.term else given_engine_flags(arguments)[0]
         raise InputError(f"{flag}: given with --pace-from; expected one of them: {KEPT_SHAPE}")
-    check_output(arguments.output, MODEL, paced, "--output")
+    check_output(arguments.output, MODEL, paced, "--output", overwrite=arguments.overwrite)
     model = pace.paced_model(load_model(arguments.latency_model), arguments.pace_from)
     save_model(model, arguments.output)
     print(model.diagnostics["pace"]["said"], f"{arguments.output}: written", sep="\n")
@@ -130,7 +131,7 @@ def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
 def fit_and_save(config: "fitting.FitConfig", to: TextIO | None = None) -> Model:
     """Fit, write model.json, print the fit to ``to`` (None: stdout)."""
     lenders = () if config.borrow_from is None else (config.borrow_from,)
-    check_output(config.output, MODEL, (*config.traces, *lenders), "--output")
+    check_output(config.output, MODEL, (*config.traces, *lenders), "--output", overwrite=config.overwrite)
     fitted = fitting.fit_traces(config)
     save_model(fitted.model, config.output)
     print(describe_fit(fitted.model), file=to)

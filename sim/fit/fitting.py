@@ -43,6 +43,7 @@ from sim.fit.variants import (
 from sim.latency.modelfile import FitTrace, Model, Parameter, model_digest
 from sim.latency.requestsample import first_shared, request_sample
 from sim.latency.terms import PREFILL_TOKENS, TERMS, FrontendPlacement, column
+from sim.latency.verdicts import engine_named
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
@@ -70,6 +71,7 @@ class FitConfig:
     extra_terms: tuple[str, ...] | None = None
     """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
     residuals: bool = False
+    overwrite: bool = False
     borrow_from: Path | None = None
     """Model of the same engine that lends what the traces do not identify."""
     held_out: Mapping[Path, frozenset[int]] = field(default_factory=dict)
@@ -226,6 +228,7 @@ def _model_of(
         diagnostics=_diagnostics(best, solved.fits, solved.trials, solved.captures)
         | {
             "cached_tokens_from": config.cached,
+            "engine": _engine_of(metas),
             "assumed_settings": settings.assumed,
             "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
             "coverage": asdict(solved.coverage),
@@ -234,6 +237,12 @@ def _model_of(
         },
         baselines=baseline_errors(best.forecast),
     )
+
+
+def _engine_of(metas: Sequence[Meta]) -> dict[str, str]:
+    """Return name and version of the engine, if the traces that tell them agree."""
+    told = [{name: value for name, value in engine_named(meta).items() if name != "model"} for meta in metas]
+    return told[0] if all(one == told[0] for one in told) else {}
 
 
 def _own_intervals(fit: Fit, draws: FloatArray) -> dict[str, tuple[float, float]]:

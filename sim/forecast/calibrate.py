@@ -19,6 +19,7 @@ from sim.latency.modelfile import FitTrace, Model
 from sim.latency.requestsample import first_shared, request_sample
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, open_trace, trace_digest
+from tracefile.commandline.ending import UNCERTAIN, verdict_code
 from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_json
 from tracefile.records.arrays import IntArray
@@ -73,22 +74,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, write model.json, validate, print; 1 if a gate fails."""
+    """Fit, write model.json, validate, print; 1 if a gate fails, 3 if one is too uncertain."""
     pictures = pictures_of(arguments, [*arguments.traces, *arguments.against, arguments.output])
-    check_output(arguments.output, MODEL, [*arguments.traces, *arguments.against], "--output")
+    inputs = [*arguments.traces, *arguments.against]
+    check_output(arguments.output, MODEL, inputs, "--output", overwrite=arguments.overwrite)
     config = _read_config(arguments)
     to = sys.stderr if arguments.json else sys.stdout
     model = fit_and_save(config.fit, to)
-    code, found = 0, dict[str, comparison.Compared]()
+    codes, found = set[int](), dict[str, comparison.Compared]()
     for gate in config.gates:
         print(f"\nvalidated on {_said(gate)}:", file=to, flush=True)
         found[str(gate.trace)] = compared = validate(gate, model if gate.judged is None else _without_whole(model))
         part = "" if gate.judged is None else "a third of "
         keep_gates(config.fit.output, model, part + gate.trace.name, compared)
-        code |= report(replace(gate, pictures=pictures), compared)
+        codes.add(report(replace(gate, pictures=pictures), compared))
     if arguments.json:
         print_json({name: compared.result for name, compared in found.items()})
-    return code
+    return verdict_code(failed=1 in codes, uncertain=UNCERTAIN in codes)
 
 
 def held_out_rows(path: Path, seed: int) -> IntArray:

@@ -46,7 +46,7 @@ def _checked(flag: str, text: str, keys: Sequence[str]) -> Threshold:
 
 
 def judge(gates: Sequence[Threshold], rows: Sequence[Row]) -> list[EffectGate]:
-    """Judge every scenario by every gate, at the middle member; a value that is not known fails.
+    """Judge every scenario by every gate: members that differ leave it open, a value that is not known fails.
 
     Where nothing differs from the base, the base itself is judged: its difference is 0, its ratio 1.
     """
@@ -67,13 +67,14 @@ def _judged(gate: Threshold, row: Row) -> EffectGate:
         passed = span.beyond is not None and gate.op in (">", ">=") and gate.holds(span.beyond)
     else:
         passed = gate.holds(span.middle)
+    sure = all(gate.holds(end) == passed for end in ends)
     return EffectGate(
         gate=gate.text,
         row=row.name,
         measure=name,
         key=gate.key,
-        passed=passed,
-        sure=all(gate.holds(end) == passed for end in ends),
+        passed=passed and sure,
+        sure=sure,
         span=span,
     )
 

@@ -1,4 +1,4 @@
-"""``sim search``: the smallest cache or fleet, or the highest rate, with which a TTFT percentile stays within a limit.
+"""``sim search``: the smallest cache or fleet, or the highest rate, with which a latency percentile keeps a limit.
 
 A forecast is monotone in expectation only. So the values around an answer are tried too, and it stands only if every
 value tried on its easy side holds.
@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
+from report.compare.results import Metric
 from report.output import add_picture_arguments, pictures_of
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.captured import Captured, Load, plan, read_captured
@@ -28,7 +29,7 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import verdict_sentence
+from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.printing import print_result
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sim.forecast import fleets as running
     from sim.forecast import summary as summing
     from sim.forecast.ensemble import Forecast
+    from tracefile.records.arrays import FloatArray
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     forecastpages = LateModule("report.pages.forecastpages")
@@ -93,9 +95,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A limit on a TTFT percentile and the share of members that must keep it."""
+    """A limit on a percentile of TTFT, ITL, TPOT or E2E, and the share of members that must keep it."""
 
     text: str
+    metric: Metric
     percentile: float
     limit_ms: float
     cohort: str
@@ -132,7 +135,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of (required, or --maximize)")
     wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of (required, or --minimize)")
     parser.add_argument(
-        "--target", required=True, metavar="THRESHOLD", help="[COHORT.]ttft.pNN<=LIMIT, such as turns2+.ttft.p90<=500ms"
+        "--target",
+        required=True,
+        metavar="THRESHOLD",
+        help="[COHORT.]METRIC.pNN<=LIMIT of ttft, itl, tpot or e2e, such as turns2+.ttft.p90<=500ms",
     )
     parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it")
     parser.add_argument(
@@ -187,6 +193,8 @@ def search(config: SearchConfig) -> Search:
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
     for end in (low, high):
         plan(captured, _at(config, end))  # refuses settings before any forecast
+    own = summing.trust_on(captured, model, ensemble.members(model, config.members, config.seed), config.seed)
+    said = [] if own is None else [own.sentence]
     judge = _Judge(config, captured, model)
     outcome: Outcome = "interrupted"
     answer: float | None = None
@@ -199,10 +207,11 @@ def search(config: SearchConfig) -> Search:
         trace=config.trace.name,
         trace_digest=captured.digest,
         model_digest=model_digest(model),
-        verdict=verdict_sentence(config.model, model, captured.digest, captured.meta),
+        verdict="; ".join([verdict_sentence(config.model, model, captured.digest, captured.meta), *said]),
+        trusted=own is None or own.trusted,
         quantity=config.quantity,
         target=config.target.text,
-        **{name: getattr(config.target, name) for name in ("percentile", "limit_ms", "cohort", "confidence")},
+        **{name: getattr(config.target, name) for name in ("metric", "percentile", "limit_ms", "cohort", "confidence")},
         low=low,
         high=high,
         tolerance=config.tolerance,
@@ -214,7 +223,11 @@ def search(config: SearchConfig) -> Search:
         outcome=outcome,
         answer=answer,
         evaluated=sorted(judge.evaluated, key=lambda one: one.value),
-        notes=[*filter(None, [captured.part_hashed]), *_notes(judge.evaluated, scale, model)],
+        notes=[
+            *filter(None, [captured.part_hashed]),
+            *engine_warning(model, captured.meta, captured.engine),
+            *_notes(judge.evaluated, scale, model),
+        ],
         assumptions=list(judge.assumptions),
     )
 
@@ -240,16 +253,11 @@ class _Judge:
 
     def _evaluated(self, value: float, load: Load, found: "Forecast") -> Evaluated:
         target, (demand, horizon_ms, warnings) = self._config.target, self._point(load)
-        level = np.array([target.percentile])
-        by_member = [
-            summing.ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)
-        ]
-        ttft_ms = np.array([float(one.values_ms[0]) for one in by_member])
-        exceeded_ms = float(np.median([one.so_far_ms[0] for one in by_member]))
-        share = float(np.mean(ttft_ms <= target.limit_ms))
+        values_ms, exceeded_ms = self._percentile_ms(found, horizon_ms)
+        share = float(np.mean(values_ms <= target.limit_ms))
         return Evaluated(
             value=value,
-            ttft=summing.span_of(ttft_ms, exceeded_ms),
+            latency=summing.span_of(values_ms, exceeded_ms),
             share=share,
             holds=share >= target.confidence and not demand.is_saturated,
             hit_rate=float(np.median(summing.hit_rates(found))),
@@ -257,6 +265,17 @@ class _Judge:
             saturated=demand.is_saturated,
             warnings=warnings,
         )
+
+    def _percentile_ms(self, found: "Forecast", horizon_ms: float) -> "tuple[FloatArray, float | None]":
+        """Return the target's percentile in each member, and what an infinite one of TTFT surely exceeds."""
+        target, members = self._config.target, range(found.members)
+        if target.metric != "ttft":
+            samples = [summing.latencies_ms(found, member, target.metric, self._places) for member in members]
+            return np.array([summing.percentile_ms(sample, target.percentile) for sample in samples]), None
+        level = np.array([target.percentile])
+        own = [summing.ttft_quantiles(found, member, self._places, level, horizon_ms) for member in members]
+        exceeded_ms = float(np.median([one.so_far_ms[0] for one in own]))
+        return np.array([float(one.values_ms[0]) for one in own]), exceeded_ms
 
 
 def _at(config: SearchConfig, value: float) -> Scenario:
@@ -291,15 +310,19 @@ def _notes(evaluated: Sequence[Evaluated], scale: Scale, model: Model) -> Iterat
 
 def parse_target(text: str, confidence: float) -> Target:
     """Read ``[COHORT.]ttft.p90<=500ms``. Raises InputError naming the flag."""
-    found = parse_threshold("--target", text, metrics=("ttft",))
+    found = parse_threshold("--target", text, metrics=get_args(Metric))
     cohort = found.cohort or ALL
     if (found.op, found.unit, found.key) != ("<=", "ms", None) or found.percentile is None or cohort not in MAIN:
         raise InputError(
-            f"--target {text}: expected a TTFT percentile of {', '.join(MAIN)} and its limit, such as ttft.p90<=500ms"
+            f"--target {text}: expected a percentile of {', '.join(MAIN)} and its limit, such as "
+            f"{found.metric}.p90<=500ms"
         )
+    if found.metric == "itl" and cohort != ALL:
+        raise InputError(f"--target {text}: gaps are not kept by request; expected itl.pNN without {cohort}")
     if found.limit <= 0.0:
         raise InputError(f"--target {text}: expected a limit above 0")
-    return Target(found.text, found.percentile / 100.0, found.limit, cohort, checked_confidence(confidence))
+    metric = cast("Metric", found.metric)
+    return Target(found.text, metric, found.percentile / 100.0, found.limit, cohort, checked_confidence(confidence))
 
 
 def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:

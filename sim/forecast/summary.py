@@ -7,17 +7,18 @@ import numpy as np
 
 from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
+from measure.quantiles import quantile
 from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from measure.wording import listed, signed_percent
-from report.compare.gates import BELOW_SATURATION, IN_SATURATION
 from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
-from sim.forecast.captured import Captured, Load
+from sim.forecast.captured import Captured, Load, plan
 from sim.forecast.ensemble import Forecast, interval
-from sim.forecast.fleets import point_of
+from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.saturation import Demand, PointRun
+from sim.forecast.scenarios import AS_CAPTURED
 from sim.kernels import layout
 from sim.latency.modelfile import Model
+from sim.latency.verdicts import Trust, trust
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray
 
@@ -126,6 +127,22 @@ def measures_of(
             beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
         quantiles_of[cohort] = by_member
     return values, beyond, quantiles_of
+
+
+def latencies_ms(found: Forecast, member: int, metric: str, places: IntArray) -> FloatArray:
+    """Return ITL of all requests, or TPOT or E2E of those at ``places``: NaN of aborts, infinite of unserved ones."""
+    if metric == "itl":
+        return found.gaps_ms[member]
+    values = found.tpot_ms[member] if metric == "tpot" else found.e2e_ms[member]
+    outcome = found.outcome[member, places]
+    ended = np.where(outcome == layout.OK, values[places], np.nan)
+    return np.where(np.isin(outcome, _UNSERVED), np.inf, ended)
+
+
+def percentile_ms(values: FloatArray, level: float) -> float:
+    """Return the order statistic of the known values; infinite of none."""
+    known = np.sort(values[~np.isnan(values)])
+    return quantile(known, level) if len(known) else np.inf
 
 
 def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
@@ -237,24 +254,27 @@ def errors_of(forecast: Mapping[str, Measure], measured: Row) -> dict[str, float
     return found
 
 
-def error_sentence(capture: Row, cohort: str) -> str | None:
-    """Say if the capture's forecast keeps the limits of ``sim validate``; None: nothing was measured.
+def trust_in(forecast: Mapping[str, Measure], errors: Mapping[str, float], *, saturated: bool) -> Trust | None:
+    """Return how far the capture's own forecast lets its model be trusted; None: nothing was measured."""
+    spans = {level: forecast[ttft(ALL, level)].value for level in LEVELS if ttft(ALL, level) in errors}
+    own = {level: errors[ttft(ALL, level)] for level in spans}
+    return trust(own, {level: _band(span) for level, span in spans.items()}, saturated=saturated) if own else None
 
-    It continues the sentence of the verdict, whose gates are of the middle cohort and widen with the forecast's noise:
-    both can be right.
-    """
-    errors = {level: capture.errors.get(ttft(cohort, level)) for level in LEVELS}
-    known = {level: error for level, error in errors.items() if error is not None}
-    if not known:
+
+def _band(span: Span) -> float:
+    """Return half of a span over its middle; infinite: open above."""
+    if span.middle is None or span.low is None or span.high is None:
+        return np.inf
+    return (span.high - span.low) / 2.0 / max(span.middle, 1e-9)
+
+
+def trust_on(captured: Captured, model: Model, members: Sequence[Model], seed: int) -> Trust | None:
+    """Forecast the capture as it was, for its own error to tell how far the model may be trusted."""
+    cohorts = {ALL: np.arange(len(captured.records))}
+    measured, load = measured_row(captured, cohorts), plan(captured, AS_CAPTURED)
+    if measured is None or not load.serves:
         return None
-    said = listed([f"{signed_percent(error)} at {level}" for level, error in known.items()])
-    limits = IN_SATURATION if capture.demand is not None and capture.demand.saturated else BELOW_SATURATION
-    beyond = [level for level, error in known.items() if abs(error) > limits.get(level, np.inf)]
-    told = f"over all requests its TTFT forecast of this capture is off by {said}"
-    if not beyond:
-        return f"{told}, within the gates' limits"
-    allowed = listed([signed_percent(limits[level]).strip("+") for level in beyond])
-    return (
-        f"{told}: more than {allowed} at {listed(beyond)}, a gate's limit for the middle cohort unless the forecast's "
-        "noise is more. Trust no effect of that size"
-    )
+    found = forecast_load(load, members, seed=seed)
+    one = summarize(load, found, model, cohorts, paced=captured.paced)
+    spans = {name: Measure(value=span_of(values, one.beyond.get(name))) for name, values in one.values.items()}
+    return trust_in(spans, errors_of(spans, measured), saturated=one.demand.is_saturated)

@@ -23,7 +23,7 @@ from sim.forecast.effectgates import parse_slo
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.scenarios import Scenario, add_forecast_flags, checked_confidence, checked_members
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import verdict_sentence
+from sim.latency.verdicts import engine_warning, verdict_sentence
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import add_worker_arguments, results
@@ -275,16 +275,24 @@ class Sweep:
                 return None
             self._write()
             journal.remove()
+        captured, model = self._captured, self._model
+        own = summing.trust_on(captured, model, ensemble.members(model, config.members, config.seed), config.seed)
+        said = [] if own is None else [own.sentence]
         return points.result(
             trace=config.trace.name,
-            trace_digest=self._captured.digest,
-            model_digest=model_digest(self._model),
-            verdict=verdict_sentence(config.model, self._model, self._captured.digest, self._captured.meta),
-            paced=self._captured.paced,
-            requests=len(self._captured.records),
+            trace_digest=captured.digest,
+            model_digest=model_digest(model),
+            verdict="; ".join([verdict_sentence(config.model, model, captured.digest, captured.meta), *said]),
+            trusted=own is None or own.trusted,
+            paced=captured.paced,
+            requests=len(captured.records),
             seed=config.seed,
             members=config.members,
-            notes=[*ensemble.no_draws(self._model), *points.notes()],
+            notes=[
+                *engine_warning(model, captured.meta, captured.engine),
+                *ensemble.no_draws(model),
+                *points.notes(),
+            ],
         )
 
     def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:

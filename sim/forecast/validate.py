@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from measure.cohorts import ALL
 from measure.metrics.flags import checked_bootstrap
+from measure.thresholds import TOO_UNCERTAIN
+from report.compare.results import LEVELS
 from report.compare.results import Forecast as Facts
 from report.output import Pictures, add_picture_arguments, pictures_of
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
+from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, open_trace, trace_digest
 from tracefile.commandline.parser import seed
@@ -130,7 +133,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help="exit 1 unless it holds, as ttft.p90.error<=10%% (repeatable)",
+        help="exit 1 unless it holds, 3 if too uncertain, as ttft.p90.error<=10%% (repeatable)",
     )
     parser.add_argument(
         "--no-default-gates",
@@ -145,7 +148,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forecast, judge, print; 1 if a gate fails."""
+    """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
     config = replace(
         read_config(arguments, arguments.trace),
         again=tuple(arguments.repeat),
@@ -167,18 +170,21 @@ def keep_gates(path: Path, model: Model, trace: str, compared: "Compared") -> No
     """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
     gates, run = compared.result.gates, compared.runs[CAPTURED]
     untested = [gate.name for gate in gates if gate.state == "not tested"]
-    if gates:
-        verdict = Verdict(
-            model_digest=model_digest(model),
-            trace=trace,
-            trace_digest=run.digest,
-            engine=engine_named(run.meta),
-            gates=len(gates) - len(untested),
-            failed=gating.failures(gates),
-            untested=untested,
-            passed=[gate.name for gate in gates if gate.state == "passed"],
-        )
-        keep_verdict(path, verdict)
+    ttft = compared.result.pairs[PREDICTED].cohorts[ALL].ttft
+    found = {level: getattr(ttft, level) for level in LEVELS}
+    verdict = Verdict(
+        model_digest=model_digest(model),
+        trace=trace,
+        trace_digest=run.digest,
+        engine=engine_named(run.meta),
+        gates=len(gates) - len(untested),
+        failed=gating.failures(gates),
+        uncertain=gating.failures(gates, TOO_UNCERTAIN),
+        untested=untested,
+        passed=[gate.name for gate in gates if gate.state == "passed"],
+        errors={name: one.signed_error for name, one in found.items() if one and one.signed_error is not None},
+    )
+    keep_verdict(path, verdict)
 
 
 def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
@@ -202,11 +208,11 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
 
 
 def report(config: ValidateConfig, compared: "Compared") -> int:
-    """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
+    """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed, 3 if one is too uncertain."""
     terminal.print_comparison(compared.result, terminal.console_for(json=config.json))
     if config.pictures.wanted:
         config.pictures.write(page.render_page(compared), page.comparison_figures(compared))
-    return 0 if all(gate.passed for gate in compared.result.gates) else 1
+    return gating.exit_code(compared.result.gates)
 
 
 def validate(config: ValidateConfig, model: Model) -> "Compared":
@@ -291,7 +297,7 @@ def _predict(
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
         pace=None if pace is None else pace.factor,
-        other_settings=list(model.other_settings(load.engine)),
+        other_settings=list(engine_differences(model, captured.meta, load.engine)),
         beyond_fit=list(saturation.beyond_fit(point, model)),
         borrowed=list(saturation.borrowed_parameters(model, point)),
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engines.routing.costs import prefill_ms
-from measure.cohorts import ALL
 from measure.thresholds import Threshold
 from measure.wording import listed
 from report.output import add_picture_arguments, pictures_of
@@ -27,10 +26,11 @@ from sim.forecast.scenarios import (
     parse_base,
     scenarios_of,
 )
-from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.modelfile import PRICED_SETTINGS, Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
-from sim.latency.verdicts import verdict_sentence
+from sim.latency.verdicts import engine_warning, verdict_sentence
 from tracefile import InputError
+from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.printing import print_result
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray
@@ -93,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="THRESHOLD",
-        help="exit 1 unless every scenario keeps this, as hit_rate.difference>=-1%% or ttft.p95.ratio<=1.05",
+        help="exit 1 unless every scenario keeps this, 3 if members differ, as hit_rate.difference>=-1%% or "
+        "ttft.p95.ratio<=1.05",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_picture_arguments(parser)
@@ -119,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         pictures.write(forecastpages.render_what_if(result), forecastpages.what_if_figures(result))
     if not finished:
         return 130
-    return 0 if all(gate.passed for gate in result.gates) else 1
+    failed = any(gate.sure and not gate.passed for gate in result.gates)
+    return verdict_code(failed=failed, uncertain=not all(gate.sure for gate in result.gates))
 
 
 def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
@@ -159,6 +161,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         cohorts={name: len(places) for name, places in cohorts.items()},
         engine=asdict(summaries[base].load.engine),
         verdicts=[
+            *engine_warning(model, captured.meta, captured.engine),
             "; ".join([verdict_sentence(config.model, model, captured.digest, captured.meta), *_own_errors(rows)]),
             *_borrowed(model, summaries),
         ],
@@ -198,9 +201,9 @@ def _planned(captured: Captured, asked: _Asked) -> Load:
 
 def _own_errors(rows: Sequence[Row]) -> Iterator[str]:
     capture = next((row for row in rows if row.kind == "capture"), None)
-    said = None if capture is None else summing.error_sentence(capture, ALL)
-    if said is not None:
-        yield said
+    if capture is not None and capture.demand is not None:
+        found = summing.trust_in(capture.measures, capture.errors, saturated=capture.demand.saturated)
+        yield from [] if found is None else [found.sentence]
 
 
 def _borrowed(model: Model, summaries: "Sequence[ForecastSummary]") -> Iterator[str]:
@@ -311,8 +314,9 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
         yield "clients that aborted abort after the same wait here"
     if captured.engine != model.engine:
         own, fitted = asdict(captured.engine), asdict(model.engine)
-        said = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in own if own[name] != fitted[name]]
-        yield f"settings as the capture tells them: {', '.join(said)}"
+        others = [name for name in own if own[name] != fitted[name] and name not in PRICED_SETTINGS]
+        said = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in others]
+        yield from [f"settings as the capture tells them: {', '.join(said)}"] if said else []
 
 
 def tiers_said(load: Load, traffic: "TierTraffic | None", members: Sequence[Model]) -> TiersSaid | None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -57,6 +57,10 @@ class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     sample: list[str] = []
     """Hashes of some of its requests (``request_sample``). Empty: written before these were kept."""
+
+
+PRICED_SETTINGS: Final = ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
+"""Settings that decide the cost of a step."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +134,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     def other_settings(self, engine: EngineConfig) -> Iterator[str]:
         """Yield settings that decide the cost of a step and are not those of the fit; a pool's size is none of them."""
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling"):
+        for name in PRICED_SETTINGS:
             own, fitted = getattr(engine, name), getattr(self.engine, name)
             if own != fitted:
                 yield f"{name} {own}, fitted under {fitted}"

@@ -1,15 +1,20 @@
-"""Verdicts of ``sim validate`` on a model: kept in a file beside its model.json, and told by every forecast of it.
+"""Trust in a model: verdicts of ``sim validate``, the error on the capture itself, and the engine it was fitted on.
 
-They are no part of model.json: its digest names the model in its predictions, and stays when the model is judged.
+Every forecast tells them by the same rule. Verdicts are kept in a file beside model.json and are no part of it: its
+digest names the model in its predictions, and stays when the model is judged.
 """
 
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from measure.wording import listed
-from sim.latency.modelfile import Model, model_digest
+from measure.thresholds import BELOW_SATURATION, IN_SATURATION, TOO_UNCERTAIN
+from measure.wording import listed, share, signed_percent
+from sim.latency.modelfile import Model, engine_with, model_digest
+from sim.vllm.config import EngineConfig
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.encoding import encode_named
 from tracefile.records.schema import Meta
@@ -26,12 +31,20 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     gates: int
     """Gates that were tested."""
     failed: list[str]
+    uncertain: list[str] = []
     untested: list[str] = []
     passed: list[str] = []
+    errors: dict[str, float] = {}
+    """Signed error of TTFT over all requests, by level."""
 
     def __str__(self) -> str:
-        passed = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
-        outcome = f"failed {listed(self.failed)}" if self.failed else passed
+        if not self.gates:
+            return f"was compared without gates; TTFT over all requests was off by {_errors_text(self.errors)}"
+        outcome = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
+        if self.failed or self.uncertain:
+            open_ones = f"left open, {TOO_UNCERTAIN}, {listed(self.uncertain)}"
+            failed = f"failed {listed(self.failed)}"
+            outcome = " and ".join([*([failed] if self.failed else []), *([open_ones] if self.uncertain else [])])
         return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 
@@ -84,3 +97,60 @@ def verdict_sentence(path: Path, model: Model, trace_digest: str, meta: Meta) ->
     if known:
         return f"not validated on this engine; on {known[-1].trace} this model {known[-1]}"
     return "this model was never validated: sim validate tells how far to trust its forecasts"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """A model's error on the capture that it forecasts from."""
+
+    sentence: str
+    """It continues the sentence of the verdict."""
+    trusted: bool
+    """The error keeps the gates' limits, and is known better than these."""
+
+
+def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated: bool) -> Trust:
+    """Hold TTFT errors over all requests, by level, and the half widths of their bands to the gates' limits."""
+    limits = IN_SATURATION if saturated else BELOW_SATURATION
+    limited = [level for level in errors if level in limits]
+    beyond = [level for level in limited if abs(errors[level]) > limits[level]]
+    wide = {level: bands[level] for level in limited if bands[level] > limits[level]}
+    told = f"over all requests its TTFT forecast of this capture is off by {_errors_text(errors)}"
+    if beyond:
+        allowed = listed([share(limits[level]) for level in beyond])
+        end = (
+            f"more than the gates' {allowed} at {listed(beyond)}: trust no effect or answer that such an error changes"
+        )
+        return Trust(f"{told}, {end}", trusted=False)
+    if wide:
+        level = max(wide, key=lambda name: wide[name])
+        band = f"± {share(wide[level])}" if wide[level] != float("inf") else "no upper end"
+        end = f"within the gates' limits, but with a band of {band} at {level}: {TOO_UNCERTAIN}"
+        return Trust(f"{told}, {end}", trusted=False)
+    return Trust(f"{told}, within the gates' limits", trusted=True)
+
+
+def _errors_text(errors: Mapping[str, float]) -> str:
+    return listed([f"{signed_percent(error)} at {level}" for level, error in errors.items()]) or "an unknown share"
+
+
+def engine_differences(model: Model, meta: Meta, engine: EngineConfig | None = None) -> Iterator[str]:
+    """Yield what a trace tells of its engine and the fit's captures tell otherwise.
+
+    ``engine``: the settings of the trace, by default those that its header tells.
+    """
+    if engine is None:
+        told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
+        own_blocks = {} if model.engine.kv_groups is None else {"block_size": None}
+        engine = engine_with(model.engine, told | own_blocks)
+    fitted = {"model": model.model_name, **(model.diagnostics.get("engine") or {})}
+    for name, own in engine_named(meta).items():
+        if fitted.get(name) not in (None, own):
+            yield f"{name} {own}, fitted on {fitted[name]}"
+    yield from model.other_settings(engine)
+
+
+def engine_warning(model: Model, meta: Meta, engine: EngineConfig | None = None) -> Iterator[str]:
+    """Yield a line if the trace is of another engine than the model."""
+    if found := list(engine_differences(model, meta, engine)):
+        yield f"the model is of another engine than the trace ({'; '.join(found)}): its step times may not hold here"

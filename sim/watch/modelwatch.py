@@ -13,6 +13,7 @@ from measure.modelstate import CacheRow, ModelState, TtftRow
 from sim.fit.pace import Pace, with_pace
 from sim.forecast.captured import captured_engine
 from sim.latency.modelfile import Model, engine_with, load_model
+from sim.latency.verdicts import engine_warning
 from sim.vllm.config import EngineConfig
 from sim.vllm.settings import refuse_other_attention
 from sim.watch.judgement import (
@@ -234,7 +235,7 @@ class ModelWatch:
 
     def _standing_notes(self, model: Model) -> list[str]:
         assert self._meta is not None
-        notes = [f"another engine than the model's: {said}" for said in self._fitted.other_settings(model.engine)]
+        notes = list(engine_warning(self._fitted, self._meta, model.engine))
         if self._stamp != _stamp(self._config.model):
             notes.append(f"{self._config.model.name}: cannot be read any more; the one read before is still used")
         if self._window.is_short:

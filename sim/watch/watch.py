@@ -1,6 +1,7 @@
 """``sim watch``: hold a latency model to a trace while it is written, or to one that is there, minute by minute."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -18,14 +19,17 @@ from measure.modelstate import (
     drift_sentence,
     encode_state,
     estimate_text,
+    is_pace_uncertain,
     is_within,
     pace_text,
 )
 from measure.table import table_lines
+from measure.thresholds import BELOW_SATURATION, TOO_UNCERTAIN
 from sim.forecast.scenarios import checked_members
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, open_trace
 from tracefile.commandline.durations import duration
+from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.parser import seed
 from tracefile.files.reading import FollowedTrace, wait_for_more
 from tracefile.records.latenames import LateModule
@@ -78,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge until the trace ends; 1 if the model has drifted by then."""
+    """Judge until the trace ends; 1 if the model has drifted by then, 3 if the last pace is too uncertain to say."""
     for flag in ("window", "every"):
         if not getattr(arguments, flag) > 0:
             raise InputError(f"--{flag} {getattr(arguments, flag):g}: expected more than 0")
@@ -97,11 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
         watch = modelwatch.ModelWatch(config)
         if output.follow:
             os.nice(NICENESS)
-        told = False
+        told, state = False, None
         for state in _judgements(watch, config, follow=output.follow):
             _publish(output, state)
             told = _tell_drift(state, told=told)
-        return int(told)
+        return verdict_code(failed=told, uncertain=state is not None and is_pace_uncertain(state))
     except InputError as error:
         if output.file is not None:
             state = ModelState(model=config.model.name, allowed=(1.0, 1.0), problem=str(error))
@@ -213,5 +217,8 @@ def _ttft_cells(row: TtftRow) -> list[str]:
     first = row.level == "p50"
     seen = wording.NOTHING if row.seen_ms is None else wording.duration(row.seen_ms)
     cohort = [COHORTS[row.cohort], f"{row.n:,}"] if first else ["", ""]
-    within = {True: "within", False: "outside", None: ""}[is_within(row.seen_ms, row.at_pace or row.predicted)]
+    forecast = row.at_pace or row.predicted
+    within = {True: "within", False: "outside", None: ""}[is_within(row.seen_ms, forecast)]
+    if within == "within" and forecast.reach > BELOW_SATURATION.get(row.level, math.inf):
+        within = TOO_UNCERTAIN
     return [*cohort, row.level, seen, estimate_text(row.predicted), estimate_text(row.at_pace), within]

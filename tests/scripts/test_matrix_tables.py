@@ -203,13 +203,15 @@ def test_a_quantile_is_the_products_own_judgement() -> None:
             censored=0,
             censored_share=0,
             unobserved=0,
-            sessions=9,
+            units=9,
             p50=one,
             p90=one,
             p95=one,
             p99=one,
         )
-        return LabelCohort(records=50, cached_reported=50, hit_ratio=None, ttft=own, tpot=own, itl=own, e2e=own)
+        return LabelCohort(
+            records=50, sessions=9, cached_reported=50, hit_ratio=None, ttft=own, tpot=own, itl=own, e2e=own
+        )
 
     error = QuantileError(
         error=0.04, signed_error=0.04, inside_band=True, repeat_error=-0.01, repeat_spread=0.1, captures=2

@@ -1,4 +1,4 @@
-"""Exit codes of every command: 0 done, 1 a gate failed, 2 bad input in one line, 130 interrupted."""
+"""Exit codes of every command: 0 done, 1 a gate failed, 2 bad input in one line, 3 too uncertain, 130 interrupted."""
 
 import errno
 import os
@@ -29,6 +29,13 @@ _OF_THE_MACHINE = frozenset(
 """Errors of files, disks and permissions: not the program's."""
 MOST_SAID: Final = 4000
 """Characters of an error's line."""
+UNCERTAIN: Final = 3
+"""No gate failed, but the noise of one is larger than its limit: neither passed nor failed."""
+
+
+def verdict_code(*, failed: bool, uncertain: bool) -> int:
+    """Return the exit code of gates: one that failed counts more than one that is too uncertain."""
+    return 1 if failed else UNCERTAIN if uncertain else 0
 
 
 def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:

@@ -66,12 +66,19 @@ def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") 
             raise InputError(f"{flag} {os.fspath(output)}: a segment of the input {given}; expected another name")
 
 
-def check_output(path: Name | None, kind: Kind, inputs: Iterable[Name], flag: str = "--html") -> None:
-    """Raise InputError unless ``path`` is no input and is new or of this ``kind``; None: nothing is to be written."""
+def check_output(
+    path: Name | None, kind: Kind, inputs: Iterable[Name], flag: str = "--html", *, overwrite: bool = True
+) -> None:
+    """Raise InputError unless ``path`` is no input and is new, or of this ``kind`` and to be overwritten.
+
+    None: nothing is to be written.
+    """
     if path is None:
         return
     refuse_inputs(path, inputs, flag)
     _refuse_other(path, kind, flag)
+    if not overwrite and is_replaceable(path) and os.path.exists(path) and os.path.getsize(path):
+        raise InputError(f"{flag} {os.fspath(path)}: already there; expected a new file, or --overwrite")
 
 
 def replace_output(path: Name, content: bytes, kind: Kind, flag: str = "--html") -> None:

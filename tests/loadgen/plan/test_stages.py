@@ -19,7 +19,7 @@ from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import BUSY, SETTLE_MS, LoadJob, OpenLoad
 from loadgen.plan.stages import Wave, outlines, waves, widths_to
 from loadgen.plan.workload import Workload
-from tracefile import HashKey, InputError, load_trace
+from tracefile import Engine, HashKey, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 SMALL = LoadConfig(
     url="http://x",
@@ -53,7 +53,7 @@ def test_a_round_has_these_stages() -> None:
     ]
     new = {"50:71": "zipf:1,16,18", "71:141": "zipf:1,16,35", "141:283": "zipf:1,16,71", "283:400": "zipf:1,16,100"}
     alone = [
-        ("alone", [[f"zipf:1,{prompt.replace(':', ',')}", new[prompt]]], 1)
+        ("alone", [["400" if prompt == "283:400" else f"zipf:1,{prompt.replace(':', ',')}", new[prompt]]], 1)
         for prompt in ("283:400", "71:141", "50:71", "141:283")  # in an order that the seed draws
     ]
     short, half, quarter = ["zipf:1,50,71"], ["zipf:1,141,283"], ["zipf:1,71,141"]
@@ -68,7 +68,7 @@ def test_a_round_has_these_stages() -> None:
         ("shared", [quarter, quarter], 4),
         ("rested", [[*short, *rest]], 1),
         ("rested", [[*quarter, *rest]], 1),
-        ("rested", [["zipf:1,283,400", *rest]], 1),
+        ("rested", [["400", *rest]], 1),
         ("beside", [short, short], 3),
         ("beside", [short, short], 3),
     ]
@@ -111,7 +111,40 @@ def test_every_round_covers_the_sizes_from_shortest_to_longest() -> None:
     assert len(alone) == 8  # seven doublings
     assert all(larger / smaller < 4 for smaller, larger in pairwise(sorted(alone)))
     assert min(alone) < 91
-    assert max(alone) > 5792
+    assert max(alone) == 8192  # the longest itself: a load's longest prompt is then no extrapolation
+
+
+def sized(folder: Path, flags_beside: str = "", **engine: Any) -> tuple[str, int | None]:
+    """The calibration's size for three requests of 40, 9,000 and 3,000 tokens, of which two are in flight at once."""
+    times = ((0.0, 40, 50.0), (100.0, 9_000, 80.0), (150.0, 3_000, 90.0))
+    with TraceWriter(folder / "t.jsonl", Meta(block_size=32, engine=Engine(**engine)), overwrite=True) as writer:
+        for number, (arrival_ms, prompt, e2e_ms) in enumerate(times):
+            name = RequestId(f"r{number}")
+            writer.write(Record(request_id=name, arrival_ms=arrival_ms, prompt_tokens=prompt, e2e_ms=e2e_ms))
+    config = flags(f"--for {folder / 't.jsonl'} {flags_beside}")
+    return str(config.prompt_tokens), config.parallel
+
+
+def test_it_sizes_itself_for_a_trace(tmp_path: Path) -> None:
+    """Up to the longest prompt, and not under the usual concurrency; within what the trace's engine can hold."""
+    assert sized(tmp_path) == ("64:9000", 8)
+    assert sized(tmp_path, "--prompt-tokens 64:512") == ("64:512", 8)
+    assert sized(tmp_path, "--parallel 32") == ("64:9000", 32)
+    # A conversation grows by a quarter and four outputs of 48: 5/4 of 6,400 and 192 are 8,192.
+    assert sized(tmp_path, max_model_len=8_192) == ("64:6400", 8)
+    assert sized(tmp_path, num_gpu_blocks=300, block_size=32, max_num_seqs=4) == ("64:3200", 4)
+
+
+def test_what_it_cannot_be_sized_for_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    with TraceWriter(trace, Meta()) as writer:
+        writer.write(Record(request_id=RequestId("r"), arrival_ms=0.0))
+    with pytest.raises(InputError, match=r"--for .*t\.jsonl: no prompt_tokens; expected a trace with them"):
+        flags(f"--for {trace}")
+    with pytest.raises(InputError, match="--for: with --pattern poisson; expected --pattern calibration"):
+        parse_config(["--url", "http://x", "-o", "t", "--for", str(trace)])
+    with pytest.raises(InputError, match="an input of this command"):
+        parse_config(["--url", "http://x", "-o", str(trace), "--pattern", "calibration", "--for", str(trace)])
 
 
 def test_rounds_come_until_a_bound() -> None:
@@ -130,7 +163,7 @@ def test_several_at_once_are_doubled_up_to_the_cap() -> None:
 
 def test_the_digest_is_this_on_every_machine() -> None:
     digests = [add_shares([Workload(config).survey().digest_share]) for config in (SMALL, replace(SMALL, seed=2))]
-    assert digests[0] == "92888a6083e8abdc43e650ba74112f5592dbf68a7a2ad0c94a8f31366add202e"
+    assert digests[0] == "cbe4d9ebb572257d551542191246ab461d65f3b8dee5dfe0ac8dab3c7f003d1d"
     assert digests[0] != digests[1]
 
 

@@ -15,8 +15,10 @@ import pytest
 from measure.cohorts import known_cohorts
 from measure.metrics.results import TraceMetrics
 from report.__main__ import main
+from report.compare.comparison import CompareConfig, compare
 from report.compare.headline import _of_keys
 from report.compare.results import Comparison
+from report.pages.page import Card, cards, render_page
 from report.pages.search import Search
 from report.pages.whatif import WhatIf
 from report.sweeps.grid import GridSweep
@@ -187,14 +189,16 @@ def test_equivalence_asks_for_an_interval_inside_a_margin(
     assert judged(1.1, 0.9, 1.005) == 1
 
 
-def spaced(name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, n: int = 60, **meta: Any) -> str:
+def spaced(
+    name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, n: int = 60, falling: bool = False, **meta: Any
+) -> str:
     """A labelled trace: TTFTs of 1, 2, … ms ``times`` over; at 1 s apart no request waits for another."""
     records = [
         Record(
             request_id=RequestId(f"r{number}"),
             arrival_ms=number * apart_ms,
-            ttft_ms=times * (number + 1),
-            e2e_ms=times * (number + 1),
+            ttft_ms=times * (n - number if falling else number + 1),
+            e2e_ms=times * (n - number if falling else number + 1),
             prompt_tokens=100,
         )
         for number in range(n)
@@ -226,8 +230,7 @@ def spaced(name: str, folder: Path, times: float, *, apart_ms: float = 1_000.0, 
             1.25,
             {},
             1,
-            "is 25.0 % higher at the median (no interval: the requests waited in one another's queues and count as "
-            "1 of the 8 samples needed)",
+            "is 25.0 % higher at the median (no interval: too few independent sessions)",
         ),
     ],
 )
@@ -241,6 +244,23 @@ def test_the_verdict_is_a_sentence_with_its_interval(
     (sentence,) = compared(*traces)["headline"]
     assert sentence.startswith("o against t: ")
     assert said in sentence
+
+
+def test_sessions_are_counted_and_so_are_the_units_of_the_intervals(tmp_path: Path) -> None:
+    """Sixty requests of twenty sessions, which all wait for one another: one unit of resampling."""
+    for name in ("t", "o"):
+        (tmp_path / "lone").mkdir(exist_ok=True)
+        spaced(name, tmp_path / "lone", 1.25, apart_ms=1)
+        meta, records = load_trace(tmp_path / "lone" / f"{name}.jsonl")
+        named = [msgspec.structs.replace(one, session_id=f"s{at // 3}") for at, one in enumerate(records)]
+        write(tmp_path / f"{name}.jsonl", named, meta)
+    traces = {name: tmp_path / f"{name}.jsonl" for name in ("t", "o")}
+    found = compare(CompareConfig(traces, truths={}, repeats=(), seed=0, bootstrap=20))
+    everything = found.result.traces["t"].cohorts["all"]
+    assert (everything.sessions, everything.ttft.units) == (20, 1)
+    assert '<td class="num">60</td><td class="num">20</td>' in render_page(found)
+    # A tile has its label, both sides and their unit.
+    assert cards(found.result)[1] == Card("Error of TTFT p50, all requests", "0.0 %", "o 37.5 ms, t 37.5 ms")
 
 
 def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> None:
@@ -346,6 +366,24 @@ def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.Captur
     # 24 first turns are too few to judge: what was not measured was not shown to hold.
     assert main(["compare", *traces, "--gate", "predicted.turn1.ttft.p50.error<=10%"]) == 1
     assert "not judged" in capsys.readouterr().out
+
+
+def test_an_error_within_more_noise_than_the_limit_is_too_uncertain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same TTFTs in the opposite order: the medians are equal, and resampled requests move them apart."""
+    traces = [spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.0, falling=True), spaced("far", tmp_path, 3.0)]
+
+    def judged(*gates: str) -> int:
+        return main(["compare", *traces, "--bootstrap", "200", *(word for gate in gates for word in ("--gate", gate))])
+
+    assert judged("o.ttft.p50.error<=5%") == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "gate too uncertain to say: o.ttft.p50.error<=5% (0 %, noise" in said
+    # A limit that is wider than the noise is kept; an error beyond it is one; a failed gate counts more.
+    assert judged("o.ttft.p50.error<=200%") == 0
+    assert judged("far.ttft.p50.error<=5%") == 1
+    assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
 
 
 def test_a_gate_may_limit_a_quantile_and_every_label(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:

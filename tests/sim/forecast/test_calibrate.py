@@ -24,7 +24,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) ->
     """Two captures of one engine."""
     folder = tmp_path_factory.mktemp("calibrate")
     model = default_model()
-    told = Engine(block_size=32, num_gpu_blocks=4096, enable_prefix_caching=True)
+    told = Engine(name="vllm", version="0.9", block_size=32, num_gpu_blocks=4096, enable_prefix_caching=True)
     for name, seed in (("fit", 1), ("gate", 2)):
         records = synthetic.capture(synthetic.calibration(seed, prompts=30, mixed=60), model, seed=seed)
         with TraceWriter(folder / f"{name}.jsonl", Meta(source="tap", block_size=32, engine=told)) as writer:
@@ -49,6 +49,7 @@ def test_it_fits_and_then_validates_on_the_gate(
     assert result["forecasts"]["predicted"]["members"] == 6
     assert "TTFT of predicted against captured" in printed.err
     fitted = load_model(model)
+    assert fitted.diagnostics["engine"] == {"name": "vllm", "version": "0.9"}
     assert [one.digest for one in fitted.fitted_on] == [trace_digest(captures / "fit.jsonl")]
     (kept,) = read_verdicts(model, fitted)
     assert (kept.trace, kept.trace_digest, kept.gates) == (
@@ -56,7 +57,8 @@ def test_it_fits_and_then_validates_on_the_gate(
         trace_digest(gate),
         len(result["gates"]) - len(kept.untested),
     )
-    assert len(kept.failed) == sum(not one["passed"] for one in result["gates"])
+    told = [len(kept.failed), len(kept.uncertain)]
+    assert told == [sum(not one["passed"] and one["uncertain"] == open_ for one in result["gates"]) for open_ in (0, 1)]
     # The two commands that it stands for give the same.
     alone = tmp_path / "alone.json"
     fit_flags, gate_flags = QUICK[:6], QUICK[6:]

@@ -35,7 +35,7 @@ LONG = Measure(value=span(None, 5000.0, None, beyond=9000.0))
     ("gate", "passed", "sure"),
     [
         ("hit_rate>=35%", True, True),
-        ("hit_rate>=39%", True, False),  # the lowest members are at 38 %
+        ("hit_rate>=39%", False, False),  # the lowest members are at 38 %
         ("hit_rate.difference>=-1%", False, False),
         ("hit_rate.difference>=-4%", True, True),
         ("hit_rate.ratio>=0.9", True, True),
@@ -44,11 +44,11 @@ LONG = Measure(value=span(None, 5000.0, None, beyond=9000.0))
         ("ttft.p95.ratio<=1.05", False, False),
         ("ttft.p95.difference<=100ms", True, True),
         ("ttft.p99<=8s", False, False),  # more than 9 s, though some members are at 5 s
-        ("ttft.p99>=8s", True, False),
+        ("ttft.p99>=8s", False, False),
         ("turns2+.ttft.p50<=1s", False, True),  # no such number
     ],
 )
-def test_a_scenario_is_judged_at_its_middle_member(gate: str, passed: bool, sure: bool) -> None:
+def test_a_scenario_passes_if_its_members_agree(gate: str, passed: bool, sure: bool) -> None:
     measures = {"hit_rate": HITS, "ttft__all__p95": TTFT, "ttft__all__p99": LONG}
     (found,) = judge([parse_gate(gate)], [row("x", **measures)])
     assert (found.passed, found.sure) == (passed, sure)

@@ -97,6 +97,24 @@ def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
     assert found.answer == pytest.approx(max(np.array(grid)[np.array(shares) >= 0.75]), rel=0.1)
 
 
+@pytest.mark.parametrize("metric", ["ttft", "itl", "tpot", "e2e"])
+def test_a_target_may_be_on_any_latency(folder: Path, metric: str) -> None:
+    """As captured, 120 requests of two tokens: one gap each, which is TPOT too; the 60th is the median."""
+    model = load_model(folder / "model.json")
+    captured, drawn = read_captured(folder / "shared.jsonl", model, paced=None), members(model, MEMBERS, 0)
+    load = plan(captured, Scenario({}))
+    made = forecast(load.arrivals, load.engine, drawn, seed=0)
+    own_ms = {"ttft": made.ttft_ms, "e2e": made.e2e_ms, "itl": made.e2e_ms - made.ttft_ms, "tpot": made.tpot_ms}
+    medians_ms = np.sort(np.sort(own_ms[metric], axis=1)[:, 59])
+    limit_ms = round(float(medians_ms[5] + medians_ms[6]) / 2, 4)  # six of eight members keep it
+    found = search(asked(folder, "rate", f"{metric}.p50<={limit_ms}ms", between=(1.0, 1.1), tolerance=0.5))
+    assert found.metric == metric
+    assert found.evaluated[0].value == 1.0
+    assert found.evaluated[0].share == 0.75
+    assert found.evaluated[0].latency.middle == pytest.approx(medians_ms[3], abs=1e-6)
+    assert f"{metric.upper()} p50 ms" in describe(found)
+
+
 def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
@@ -179,8 +197,10 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--target", "ttft.p90<500ms"], "--target ttft.p90<500ms: expected a TTFT percentile of all, turn1, turns2"),
-        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: expected a TTFT percentile"),
+        (["--target", "ttft.p90<500ms"], "--target ttft.p90<500ms: expected a percentile of all, turn1, turns2+"),
+        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: expected a percentile"),
+        (["--target", "turn1.itl.p90<=9ms"], "--target turn1.itl.p90<=9ms: gaps are not kept by request; expected itl"),
+        (["--target", "queue.p90<=9ms"], "--target queue.p90<=9ms: no metric 'queue'; expected one of ttft, tpot, itl"),
         (["--target", "ttft.p0<=500ms"], "--target ttft.p0<=500ms: 'p0'; expected pNN"),
         (["--target", "ttft.p90<=0ms"], "--target ttft.p90<=0ms: expected a limit above 0"),
         (["--confidence", "1.2"], "--confidence: 1.2; expected more than 0 and at most 1"),
@@ -290,4 +310,4 @@ def test_what_cannot_be_is_refused_before_anything_is_forecast(
 def test_targets_are_read_in_either_unit() -> None:
     assert parse_target("ttft.p99.5 <= 2s", 0.9).limit_ms == 2_000.0
     assert parse_target("ttft.p99.5 <= 2s", 0.9).percentile == 0.995
-    assert parse_target("turn1.ttft.p50<=80ms", 0.9) == Target("turn1.ttft.p50<=80ms", 0.5, 80.0, "turn1", 0.9)
+    assert parse_target("turn1.ttft.p50<=80ms", 0.9) == Target("turn1.ttft.p50<=80ms", "ttft", 0.5, 80.0, "turn1", 0.9)

@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from measure.modelstate import ModelState, decode_state, drift_sentence
+from measure.modelstate import (
+    Estimate,
+    LivePace,
+    ModelState,
+    TtftRow,
+    decode_state,
+    drift_sentence,
+    is_pace_uncertain,
+)
 from sim.__main__ import main
 from sim.latency.modelfile import Model, default_model, make_model, save_model
 from sim.watch import watch as command
@@ -82,6 +90,28 @@ def test_the_own_model_of_an_engine_keeps_its_pace(tmp_path: Path, served: Any) 
     assert seen["all", "p99"] == (319, 93.575, 93.575)
     assert seen["warm", "p99"] == (311, 19.95, 19.95)
     assert ("cold", "p50") not in seen  # of 8 requests nothing is judged
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "uncertain"),
+    [(0.98, 1.02, False), (0.9, 1.12, True), (None, None, True)],  # known to 2 % where 5 % counts; to 12 %; not at all
+)
+def test_a_pace_that_is_known_worse_than_its_range_shows_no_drift(
+    low: float | None, high: float | None, uncertain: bool
+) -> None:
+    pace = None if low is None else LivePace(factor=1.0, low=low, high=high or 0.0, intervals=9, outside=False)
+    state = ModelState(model="m", allowed=(0.9524, 1.05), pace=pace)
+    assert is_pace_uncertain(state) is uncertain
+
+
+def test_a_band_wider_than_a_gates_limit_is_not_within() -> None:
+    rows = [
+        TtftRow(cohort="all", level="p50", n=40, seen_ms=100.0, predicted=Estimate(100.0, *ends), at_pace=None)
+        for ends in ((96.0, 104.0), (50.0, 150.0))
+    ]
+    said = command.describe(ModelState(model="m", allowed=(0.95, 1.05), ttft=rows))
+    assert said[-2].endswith("within")
+    assert said[-1].endswith("too uncertain to say")
 
 
 def test_hits_and_times_at_half_and_twice_the_cache(tmp_path: Path, served: Any) -> None:
@@ -171,7 +201,7 @@ def test_a_trace_without_cached_tokens_is_judged_by_its_hashes(tmp_path: Path, s
             ["TTFT: no streamed request arrived and ended in the time"],
         ),
         ({"concurrency": 2}, {}, ["50% of requests in flight are not in the trace (sampled?): the pace is too high"]),
-        ({}, {"max_num_seqs": 64}, ["another engine than the model's: max_num_seqs 64, fitted under 32"]),
+        ({}, {"max_num_seqs": 64}, ["of another engine than the trace (max_num_seqs 64, fitted under 32)"]),
     ],
 )
 def test_what_cannot_be_told_is_a_note(
