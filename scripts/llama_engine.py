@@ -61,7 +61,7 @@ def main() -> int:
         running=running_llama,
         marker="engines",
         variable="KVTAPE_LLAMACPP",
-        tests=["tests/engines/test_real_llamacpp.py"],
+        tests=["tests/engines/test_real_llamacpp.py", "tests/e2e/test_chats.py"],
         test_flags=["--cache-ram", "0"],  # what it keeps in memory, no reset reaches
     )
     return act(actions, args, rest)

@@ -142,7 +142,7 @@ def main() -> int:
             variable="KVTAPE_SGLANG_URL",
             tests=[
                 *("tests/e2e/test_sglang.py", "tests/sim/sglang/test_sglang_oracle.py"),
-                "tests/engines/test_real_sglang.py",
+                *("tests/engines/test_real_sglang.py", "tests/e2e/test_chats.py"),
             ],
             test_environment={"KVTAPE_SGLANG": str(HOME.python), "SGLANG_USE_CPU_ENGINE": "1"},
         )
