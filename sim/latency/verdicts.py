@@ -42,9 +42,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             return f"was compared without gates; TTFT over all requests was off by {_errors_text(self.errors)}"
         outcome = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
         if self.failed or self.uncertain:
-            open_ones = f"left open, {TOO_UNCERTAIN}, {listed(self.uncertain)}"
-            failed = f"failed {listed(self.failed)}"
-            outcome = " and ".join([*([failed] if self.failed else []), *([open_ones] if self.uncertain else [])])
+            states = {"failed": self.failed, "was too uncertain on": self.uncertain}
+            outcome = " and ".join(f"{state} {listed(names)}" for state, names in states.items() if names)
         return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 
