@@ -128,6 +128,14 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
     model = work.path("model.json")
     scheduler = [] if at else ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     work.run("fit", ["sim", "fit", *calibrations, *scheduler, "-o", model])
+    judged = work.path("validation.json")
+    cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
+    work.run(
+        "validate",
+        ["sim", "validate", captured, "--latency-model", model, *cold],
+        accept=(0, 1, UNCERTAIN),
+        stdout=judged,
+    )
     for name, flags in {"predicted": [], "cold-predicted": ["--cold-prompts"]}.items():
         labelled[name] = work.path(f"{name}.jsonl.zst")
         work.run(
@@ -143,14 +151,6 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
             ["report", "compare", *traces, *against, "--html", page, "--json"],
             stdout=work.path("report.json"),
         )
-    )
-    judged = work.path("validation.json")
-    cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
-    work.run(
-        "validate",
-        ["sim", "validate", captured, "--latency-model", model, *cold],
-        accept=(0, 1, UNCERTAIN),
-        stdout=judged,
     )
     return page, verdict_line(msgspec.json.decode(judged.read_bytes(), type=Comparison))
 

@@ -6,7 +6,7 @@ Where an error's noise is larger than its limit, no error within the noise passe
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import expm1, inf
 from typing import Final
 
 from measure.cohorts import ALL, cohort_order
@@ -306,6 +306,9 @@ def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[st
     """Yield what narrows the bands: the captures of the fit tell the drift, and their length the parameters."""
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"
+    drift = expm1(forecast.drift_log_sd)
+    if drift > BELOW_SATURATION["p50"]:
+        yield f"the engine's pace differs by {share(drift)} between the fitted captures: capture on an idle machine"
     again = "" if result.repeats else ", or pass captures of this load again as --repeat"
     yield f"the bands are wider than the gates' limits: fit {_calibrations(result)}{again}"
 

@@ -241,6 +241,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     saturated: bool
     preempted: int
     fitted_captures: int = 0
+    drift_log_sd: float = 0.0
+    """Spread of the logarithm of the engine's speed between the fitted captures."""
     pace: float | None = None
     """Time of the capture's own steps over the model's, by which it was scaled. Null: it was not; a forecast that
     was scaled is judged by no default gate."""

@@ -13,7 +13,7 @@ from measure.thresholds import TOO_UNCERTAIN
 SCHEMA: Final = "kvtape-what-if/1"
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 TTFT: Final = "ttft"
-NOT_TRUSTED: Final = " (not to be trusted: the model's error on this capture is larger than the gates' limits, or open)"
+NOT_TRUSTED: Final = " (not to be trusted: the model's error on this capture is larger than the gates' limits)"
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

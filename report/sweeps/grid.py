@@ -61,7 +61,7 @@ class GridSweep(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """Validation of the model, on this trace or another, and its error on this very capture."""
     trusted: bool = True
-    """False: that error is larger than the gates' limits, or not known as well as that."""
+    """False: that error is larger than the gates' limits."""
     paced: bool
     requests: int
     seed: int

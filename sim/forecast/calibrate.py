@@ -49,8 +49,11 @@ class CalibrateConfig:
 
 
 EPILOG = """\
+Capture three calibrations and more, before, between and after the loads: loadgen --pattern calibration --for TRACE.
+Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is too uncertain to say.
+
 examples:
-  sim calibrate calibration.jsonl.zst --against monday.jsonl.zst -o model.json --max-num-seqs 256
+  sim calibrate calibration-?.jsonl.zst --against monday.jsonl.zst -o model.json --max-num-seqs 256
 """
 
 

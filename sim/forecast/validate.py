@@ -87,7 +87,10 @@ class ValidateConfig:
     """Rows of the trace that the forecast is judged on, None: all. The forecast is of the whole load either way."""
 
 
-EPILOG = "examples:\n  sim validate monday.jsonl.zst --latency-model model.json --html validated.html\n"
+EPILOG = (
+    "Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is too uncertain to say.\n\n"
+    "examples:\n  sim validate monday.jsonl.zst --latency-model model.json --html validated.html\n"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -296,6 +299,7 @@ def _predict(
         saturated=bool(demand.is_saturated),
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
+        drift_log_sd=model.drift_log_sd,
         pace=None if pace is None else pace.factor,
         other_settings=list(engine_differences(model, captured.meta, load.engine)),
         beyond_fit=list(saturation.beyond_fit(point, model)),

