@@ -268,9 +268,11 @@ def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile],
     """The share of repeated accesses that come at x or sooner, from the first x above 0: a log axis has no zero."""
     data: list[Trace] = []
     for slot, (label, file) in enumerate(files.reuses.items()):
+        if not file.time_ms.count:  # nothing was used again, so there are no quantiles
+            continue
         # Of equal x the last level counts: a line up from 0 would be drawn as a wall.
         known = {x: round(level, 4) for x, level in zip(values(file), file.levels, strict=True) if x > 0.0}
-        if file.time_ms.count and known:
+        if known:
             data.append(_line(label, list(known), list(known.values()), slot))
     return _lines(data, x_title, "of repeated accesses")
 
@@ -279,8 +281,10 @@ def at_zero(files: CurveFiles, values: Callable[[ReuseFile], list[float]]) -> st
     """Return sentences on the repeated accesses at 0, which no log axis shows; empty: there are none."""
     said = []
     for label, file in files.reuses.items():
+        if not file.time_ms.count:
+            continue
         levels = [level for x, level in zip(values(file), file.levels, strict=True) if x <= 0.0]
-        if file.time_ms.count and levels:
+        if levels:
             said.append(f" At 0, left of the axis: {wording.share(max(levels))} of {label}.")
     return "".join(said)
 

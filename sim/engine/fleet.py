@@ -252,8 +252,11 @@ class Fleet:
         one, count = self.engines[engine], len(self.engines)
         asked = int(self.arrivals.output_tokens.sum())
         most = int(self.arrivals.output_tokens.max(initial=1))
+        alone = self._alone
+        if one.role == "prefill":  # ends with the first token: a prompt may fit where its whole output would not
+            alone = replace(alone, output_tokens=np.ones_like(alone.output_tokens))
         state = lay_out(
-            self._alone,
+            alone,
             one.config,
             one.model,
             engine_seed(self._seed, engine if life < count else life),
@@ -271,9 +274,7 @@ class Fleet:
             state = state._replace(scheduler=state.scheduler._replace(tier=tier))
         state.scheduler.settings["pauses"] = 1
         state.runs["next_think_ms"] = self._next_think_ms
-        if one.role == "prefill":  # ends with the first token, and may be elsewhere at once
-            requests = state.scheduler.requests
-            requests["last_token"][:-1] = requests["prompt_tokens"][:-1] + 1
+        if one.role == "prefill":  # the request may be elsewhere at once
             state.runs["next_think_ms"] = 0.0
         return state
 

@@ -67,6 +67,7 @@ def lay_out(
     tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
+    most_holding = len(arrivals) if tier.state["is_on"][0] else most_running  # max_num_seqs bounds no loading requests
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"] = clock["running"] = NONE
     clock["frontend_free_ms"], clock["num_arrivals"] = -np.inf, len(roots)
@@ -77,7 +78,7 @@ def lay_out(
     return SimState(
         scheduler=Scheduler(
             settings=settings,
-            pool=_pool(config, settings, keys, np.sort(blocks)[-most_running:]),
+            pool=_pool(config, settings, keys, np.sort(blocks)[-most_holding:]),
             tier=tier,
             requests=requests,
             running=np.zeros(most_running, np.int64),
@@ -148,7 +149,7 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
 def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_held: IntArray) -> Pool:
     """Lay out an empty pool. Arrays have a record per block, the most ever needed; unused parts take no memory.
 
-    ``most_held``: blocks of the requests with the most, as many as may run.
+    ``most_held``: blocks of the requests with the most, as many as may hold some at once.
     """
     if config.kv_groups is not None:
         longest = int(most_held.max(initial=0) + 1) * config.block_size

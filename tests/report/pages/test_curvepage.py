@@ -164,6 +164,14 @@ def test_reuse_at_zero_is_told_and_not_drawn_as_a_wall(tmp_path: Path) -> None:
     assert "At 0, left of the axis: 25.0 % of monday.jsonl.zst." in page
 
 
+def test_a_trace_that_uses_nothing_again_has_no_reuse_figure(tmp_path: Path) -> None:
+    """``sim reuse`` has levels then, and no quantiles."""
+    times = {**QUANTILES, "count": 0, "mean": None, "quantiles": []}
+    fields = {"block_size": 16, "levels": [0.0, 0.5, 1.0], "window_ms": 1.0, "windows": []}
+    reuse = write(tmp_path, "reuse.json", "reuse", time_ms=times, distance_blocks=times, **fields)
+    assert "At 0, left" not in render_curves(read_curve_files([reuse]))
+
+
 def test_a_sampled_curve_has_its_band(tmp_path: Path) -> None:
     sampled = {**CURVE, "hit_tokens_low": [16, 16, 64], "hit_tokens_high": [16, 48, 96]}
     hits = hits_figure(read_curve_files([write(tmp_path, "sampled.json", "curve", curves=[sampled])]))
