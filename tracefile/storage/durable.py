@@ -12,8 +12,11 @@ class Replacement:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
-        with open(self.aside, "wb") as file, contextlib.suppress(OSError):
-            os.chmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+        self.aside.unlink(missing_ok=True)
+        with open(self.aside, "xb") as file, contextlib.suppress(OSError):  # never through a link
+            before = path.lstat().st_mode
+            if stat.S_ISREG(before):
+                os.chmod(file.fileno(), stat.S_IMODE(before))
 
     def take_name(self) -> None:
         rename_durably(self.aside, self.path)

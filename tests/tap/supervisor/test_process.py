@@ -69,6 +69,19 @@ def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, numb
     assert (summary["offered"], summary["recorded"], summary["dropped"]) == (1, 1, {})
 
 
+def test_signals_that_open_logs_again_elsewhere_end_nothing(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as port, lab.command(port) as tap:
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                tap.process.send_signal(number)
+                assert (await tap.post("/v1/completions", COMPLETION)).startswith(b"HTTP/1.1 200")
+            await tap.end()
+            assert (tap.code, "2 of 2 requests recorded" in tap.output) == (0, True), tap.errors
+
+    asyncio.run(scenario())
+    assert lab.summary["recorded"] == 2
+
+
 def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None:
     started = asyncio.Event()
 
