@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tap.admin.app import make_app
 from tap.admin.health import probe_upstreams
@@ -67,6 +68,26 @@ async def serve_pages(control: socket.socket) -> None:
     feeds.close()
 
 
+class _Connection(HttpToolsProtocol):
+    """A client's connection: where there are too many, one that waits for its request ends for a new one.
+
+    So connections that send a byte now and then keep no probe from its answer.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.made_s = time.monotonic()
+        others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
+        if len(others) >= MAX_CONNECTIONS - 1:
+            self.connections.discard(oldest := min(others, key=lambda one: (one.busy, one.made_s)))
+            oldest.transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """True while a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+
 def _make_server(state: LiveState) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
@@ -76,6 +97,7 @@ def _make_server(state: LiveState) -> uvicorn.Server:
             server_header=False,
             lifespan="off",
             ws="none",
+            http=_Connection,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=SHUTDOWN_S,
         )

@@ -8,6 +8,8 @@ FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 30.0
 STEADY_S = 60.0
 """After this time without an ejection, the next one is the first again: an upstream that flaps stays out longer."""
+QUIET_S = 10.0
+"""Time after an upstream's return in which an upstream alone is not reported away again."""
 TRIAL_S = 10.0
 """Time after which another request may try an upstream whose trial has no result yet."""
 UNTIL, WAIT, BACK, IN_ROW, UNREACHED = range(EJECTION_CELLS)
@@ -44,7 +46,7 @@ class Ejection:
 
     @property
     def unreached(self) -> bool:
-        """Ejected because no connection was made; one that is made ends it."""
+        """Ejected, or alone and away, because no connection was made; one that is made ends it."""
         return self._cells[UNREACHED] > 0
 
     @property
@@ -63,10 +65,18 @@ class Ejection:
     def succeed(self, now_s: float) -> bool:
         """Take a success; return True if it ends an ejection."""
         cells = self._cells
-        back, cells[IN_ROW] = cells[UNTIL] > 0, 0
+        back, cells[IN_ROW] = cells[UNTIL] > 0 or cells[UNREACHED] > 0, 0
         if back:
             cells[UNTIL], cells[UNREACHED], cells[BACK] = 0, 0, int(now_s * US)
         return back
+
+    def miss(self, now_s: float) -> bool:
+        """Note that no connection was made to an upstream that is alone; return True if it is away since now."""
+        cells = self._cells
+        if cells[UNREACHED] or (cells[BACK] and now_s - cells[BACK] / US < QUIET_S):
+            return False
+        cells[UNREACHED] = 1
+        return True
 
     def fail(self, now_s: float, *, unreached: bool = False) -> bool:
         """Take a failure; return True if it ejects. Of many failures at once the first counts."""

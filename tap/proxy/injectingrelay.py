@@ -43,23 +43,21 @@ def inject(
     """Return the body with the wanted additions, and those made: without those that the client asked for itself.
 
     The client's bytes stay; additions stand at the end of the object, so a position in an engine's error message is one
-    in the client's body. A body that is no JSON object, or that the engine will refuse, is returned unchanged.
+    in the client's body. A body that the engine will refuse is returned unchanged.
+    Raises UnlocatableError for one that is no JSON object, or whose members take long to find.
     """
     if endpoint not in INJECTABLE:
         return body, frozenset()
     short = shorten(body)
     text = short.text
-    try:
-        members = object_members(text)
-        if not any(name in members for name in _PROMPT[endpoint]):
-            return body, frozenset()  # the engine's error would quote the additions
-        edits: dict[Injection, Edit] = {}
-        if "usage" in wanted and (edit := _ask_for_usage(text, members, endpoint, dialect)):
-            edits["usage"] = edit
-        if "token-ids" in wanted and (edit := _ask_for_ids(text, members, endpoint, dialect)):
-            edits["token-ids"] = edit
-    except UnlocatableError:
-        return body, frozenset()
+    members = object_members(text)
+    if not any(name in members for name in _PROMPT[endpoint]):
+        return body, frozenset()  # the engine's error would quote the additions
+    edits: dict[Injection, Edit] = {}
+    if "usage" in wanted and (edit := _ask_for_usage(text, members, endpoint, dialect)):
+        edits["usage"] = edit
+    if "token-ids" in wanted and (edit := _ask_for_ids(text, members, endpoint, dialect)):
+        edits["token-ids"] = edit
     return apply_edits(body, short.original([*edits.values()])), frozenset(edits)
 
 
@@ -252,7 +250,11 @@ class InjectingRelay(Relay):
         body, self._body = self._body, None
         dialect = self._assignment.upstream.dialect
         if body is not None and dialect is not None:
-            asking, added = inject(body, self._endpoint, dialect, self._relays.wanted)
+            try:
+                asking, added = inject(body, self._endpoint, dialect, self._relays.wanted)
+            except UnlocatableError:
+                added = frozenset()
+                self._relays.count_passed_by("request_unlocatable")
             if added:
                 self._filter = ResponseFilter(added, dialect)
                 if self._copy is not None:

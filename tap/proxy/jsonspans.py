@@ -24,6 +24,8 @@ _BEFORE_KEY = re.compile(rb"[{,\s]*")
 LONG_LIST_BYTES = 16 * 1024
 MAX_MEMBERS = 10_000
 """Members of an object that are located; each costs a microsecond of the event loop."""
+MAX_NAMES_CHARS = 1 << 16
+"""Length of all their names; a megabyte of escaped characters costs 15 ms of the event loop."""
 
 
 class UnlocatableError(Exception):
@@ -94,7 +96,7 @@ def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
         values = _decode_members(memoryview(text)[at:end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnlocatableError from None
-    if len(values) > MAX_MEMBERS:
+    if len(values) > MAX_MEMBERS or sum(map(len, values)) > MAX_NAMES_CHARS:
         raise UnlocatableError
     members: dict[str, Member] = {}
     for name, raw in values.items():

@@ -176,7 +176,10 @@ class Upstream:
 
     def _failed(self, reason: str, *, unreached: bool = False) -> None:
         now_s = monotonic()
-        if self.watched and self.ejection.fail(now_s, unreached=unreached):
+        if not self.watched:
+            if unreached and self.ejection.miss(now_s):
+                say(f"upstream {self.name} takes no connection ({reason}); CLIENTS GET 502 until it does")
+        elif self.ejection.fail(now_s, unreached=unreached):
             self.on_ejection()
             say(f"upstream {self.name} gets no requests for {self.ejection.wait_s(now_s):.0f} s ({reason})")
 

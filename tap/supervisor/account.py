@@ -14,6 +14,7 @@ from tap.ipc.exchange import Progress
 from tap.ipc.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, UNRECORDED, WorkerCounts
 from tracefile.commandline.parser import same_named
 from tracefile.records.errors import InputError
+from tracefile.storage.durable import replace_durably
 
 TRUSTED_SHARE = 0.99
 
@@ -134,7 +135,7 @@ def keep_account(trace: str, account: Account) -> None:
     path = Path(f"{trace}.summary.json")
     facts = msgspec.to_builtins(account)
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+        replace_durably(path, msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 

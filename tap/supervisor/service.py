@@ -188,7 +188,12 @@ class SampleFile:
         return f"{self.trace}.engine.jsonl"
 
     def open(self) -> BinaryIO:
-        file = open(self.path, "ab" if self.resume else "wb", buffering=0)  # noqa: SIM115  the caller's to close
+        """Open it anew, or to append to; never through a link, which leads to a file of another's choice."""
+        if not self.resume:
+            Path(self.path).unlink(missing_ok=True)
+        mode = os.O_APPEND if self.resume else os.O_EXCL
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o666)
+        file = open(descriptor, "wb", buffering=0)  # noqa: SIM115  the caller's to close
         file.write(encode_meta(self.meta))
         return file
 

@@ -5,7 +5,10 @@ import signal
 
 
 class Signals:
-    """SIGTERM and SIGINT cancel the task until it has started, and are ``stops`` from then on; SIGHUP is a reload."""
+    """SIGTERM and SIGINT cancel the task until it has started, and are ``stops`` from then on; SIGHUP is a reload.
+
+    SIGUSR1 and SIGUSR2 are ignored: to other servers they mean "open the logs again".
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -14,6 +17,8 @@ class Signals:
         self._starting = asyncio.current_task()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
         loop.add_signal_handler(signal.SIGHUP, self.reloads.put_nowait, None)
 
     def started(self) -> None:

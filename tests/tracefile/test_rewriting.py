@@ -1,5 +1,7 @@
 """Traces made from traces: cut, anonymized, aligned, averaged."""
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +238,25 @@ def test_the_mean_session_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "2 sessions of 2 turns: prompt 12 tokens, response 4, then 6 new after 1.5 s, final response 6" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_copy_gives_no_one_more_than_its_source(tmp_path: Path, mode: int) -> None:
+    """And one in place of a file that is there has that file's permissions."""
+    umask = os.umask(0o022)
+    try:
+        source, there = (
+            trace(tmp_path / "t.jsonl", Record(request_id=RequestId("a"), arrival_ms=0.0)),
+            tmp_path / "d.jsonl",
+        )
+        os.chmod(source, mode)
+        there.touch(mode=0o604)
+        for command, name in (("convert", "a.jsonl"), ("anonymize -o", "b.jsonl.zst"), ("convert", "c.parquet")):
+            verb, *flag = command.split()
+            out = tmp_path / name
+            assert main([verb, source, *flag, str(out)]) == 0
+            assert stat.S_IMODE(out.stat().st_mode) == mode
+        assert main(["convert", source, str(there), "--overwrite"]) == 0
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(there.stat().st_mode) == 0o604

@@ -13,7 +13,7 @@ from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.appending import append_to, begin_replacement, new_trace_file, new_whole_file
-from tracefile.storage.output import is_replaceable, refuse_inputs
+from tracefile.storage.output import is_replaceable, mode_like, refuse_inputs
 
 if TYPE_CHECKING:
     from tracefile.parquet.writing import ColumnsWriter
@@ -38,10 +38,12 @@ class TraceWriter:
         overwrite: bool = False,
         append: bool = False,
         whole: bool = False,
+        mode: int = 0o666,
     ) -> None:
         """``append``: go on with a whole trace (``tracefile.storage.mending`` makes it one) on the same clock.
 
         ``whole``: write beside, and take the file's name at the end, unless an error ends the ``with`` block.
+        ``mode``: permissions of a new whole file.
         """
         self.path = os.fspath(path)
         if has_parquet_suffix(path):
@@ -55,9 +57,12 @@ class TraceWriter:
         self._meta = meta
         header = encode_meta(meta)
         self._whole = whole
-        self._file = (
-            append_to(path) if append else (new_whole_file if whole else new_trace_file)(path, overwrite=overwrite)
-        )
+        if append:
+            self._file = append_to(path)
+        elif whole:
+            self._file = new_whole_file(path, overwrite=overwrite, mode=mode)
+        else:
+            self._file = new_trace_file(path, overwrite=overwrite)
         try:
             self._file.take(header)
             self.flush()
@@ -164,8 +169,8 @@ def new_writer(
     """
     path = _output(path, inputs)
     if has_parquet_suffix(path):
-        return columns_writer(path)(path, meta, overwrite=overwrite)
-    return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path))
+        return columns_writer(path)(path, meta, overwrite=overwrite, mode=mode_like(inputs))
+    return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path), mode=mode_like(inputs))
 
 
 def write_lines(
@@ -193,7 +198,10 @@ def lines_file(
     path = _output(path, inputs, flag)
     if has_parquet_suffix(path):
         raise InputError(f"{os.fspath(path)}: columns are kvtape's own; expected .jsonl, .jsonl.gz or .jsonl.zst")
-    file = (new_whole_file if is_replaceable(path) else new_trace_file)(path, overwrite=overwrite)
+    if is_replaceable(path):
+        file = new_whole_file(path, overwrite=overwrite, mode=mode_like(inputs))
+    else:
+        file = new_trace_file(path, overwrite=overwrite)
     try:
         yield file.take
         file.finish()

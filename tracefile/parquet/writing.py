@@ -28,10 +28,10 @@ GROUP_VALUES = 1 << 21
 class ColumnsWriter:
     """Writes records to a Parquet file; as ``TraceWriter`` does, but that a killed writer leaves no trace at all."""
 
-    def __init__(self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False, mode: int = 0o666) -> None:
         self.path = os.fspath(path)
         self.count = 0
-        self._new = begin_replacement(path, overwrite=overwrite)
+        self._new = begin_replacement(path, overwrite=overwrite, mode=mode)
         self._metas = [(0, meta)]
         self._digest = hashlib.sha256()
         self._records: list[Record] = []

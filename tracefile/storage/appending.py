@@ -142,14 +142,17 @@ def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, nam
     return TraceFile(where, fd, compressor_for(name or where), 0)
 
 
-def new_whole_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> TraceFile:
+def new_whole_file(path: str | os.PathLike[str], *, overwrite: bool = False, mode: int = 0o666) -> TraceFile:
     """Open a file that gets its name once it is finished; until then the old one stays. Raises InputError."""
-    where, new = os.fspath(path), begin_replacement(path, overwrite=overwrite)
+    where, new = os.fspath(path), begin_replacement(path, overwrite=overwrite, mode=mode)
     return TraceFile(where, _open(os.fspath(new.aside), os.O_WRONLY), compressor_for(where), 0, new)
 
 
-def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool) -> Replacement:
-    """Begin a whole file; raises InputError where it may not replace the old one, or cannot be written."""
+def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool, mode: int = 0o666) -> Replacement:
+    """Begin a whole file; raises InputError where it may not replace the old one, or cannot be written.
+
+    ``mode``: permissions of a file that is new, less the umask.
+    """
     where, target = os.fspath(path), Path(os.path.realpath(path))
     if target.exists():
         fd = _open(where, os.O_WRONLY)
@@ -159,7 +162,7 @@ def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool) -> Repla
         finally:
             os.close(fd)
     try:
-        return Replacement(target)
+        return Replacement(target, mode)
     except OSError as error:
         raise _unwritable(where, error) from error
 

@@ -9,11 +9,17 @@ from pathlib import Path
 class Replacement:
     """A file beside ``path``, with its permissions, that takes its name once it is whole."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        """``mode``: permissions where no file is at ``path`` yet, less the umask."""
         self.path = path
         self.aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
-        with open(self.aside, "wb") as file, contextlib.suppress(OSError):
-            os.chmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+        self.aside.unlink(missing_ok=True)
+        file = os.open(self.aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # never through a link
+        with contextlib.suppress(OSError):
+            before = path.lstat().st_mode
+            if stat.S_ISREG(before):
+                os.chmod(file, stat.S_IMODE(before))
+        os.close(file)
 
     def take_name(self) -> None:
         rename_durably(self.aside, self.path)

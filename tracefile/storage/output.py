@@ -66,6 +66,16 @@ def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") 
             raise InputError(f"{flag} {os.fspath(output)}: a segment of the input {given}; expected another name")
 
 
+def mode_like(inputs: Iterable[Name]) -> int:
+    """Return the permissions of a new file made of ``inputs``: those that all of these files give."""
+    mode = 0o666
+    for file in {file for given in inputs for file in _files_of(given)}:
+        with contextlib.suppress(OSError, ValueError):
+            there = os.stat(file).st_mode
+            mode &= stat.S_IMODE(there) if stat.S_ISREG(there) else mode
+    return mode | stat.S_IRUSR | stat.S_IWUSR
+
+
 def check_output(
     path: Name | None, kind: Kind, inputs: Iterable[Name], flag: str = "--html", *, overwrite: bool = True
 ) -> None:

@@ -167,8 +167,8 @@ def open_lines(path: str, *, growing: bool = False) -> LineReader:
         return LineReader(closed, growing=growing)
 
 
-def absent_segments(path: str | os.PathLike[str]) -> list[str]:
-    """Names of the segments that a trace's manifest lists and that others took away."""
+def absent_segments(path: str | os.PathLike[str], *, deleted: bool = False) -> list[str]:
+    """Names of the segments that a trace's manifest lists and that others took away; ``deleted``: or ``--keep``."""
     if is_url(text := given_path(path)):
         return _remote_segments(text)[1]
     given = Path(text)
@@ -179,7 +179,7 @@ def absent_segments(path: str | os.PathLike[str]) -> list[str]:
         segment.name
         for manifest in manifests
         for segment in _listed(manifest)
-        if not segment.deleted and not manifest.with_name(segment.name).exists()
+        if (deleted or not segment.deleted) and not manifest.with_name(segment.name).exists()
     ]
 
 

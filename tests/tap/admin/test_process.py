@@ -1,8 +1,10 @@
 """The admin process as a process: started, fed, hammered, told to leave; and a whole tap with one."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,11 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tap.admin.__main__ import NICENESS
+from tap.admin.__main__ import MAX_CONNECTIONS, NICENESS
 from tests.tap.admin.conftest import ROOT, AdminProcess
 from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
 from tests.warmstart import WarmPopen, warm_children
@@ -40,6 +43,23 @@ def test_signals_meant_for_the_terminal_do_not_end_it(admin: AdminProcess) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         admin.process.send_signal(number)
     assert admin.get("/healthz").status_code == 200
+
+
+def test_connections_that_send_a_byte_now_and_then_keep_no_probe_from_its_answer(admin: AdminProcess) -> None:
+    """A head each, never finished, on more connections than the port takes; and requests that are answered stay."""
+    with contextlib.ExitStack() as stack:
+        address = urlsplit(admin.url)
+        kept = stack.enter_context(httpx.Client(base_url=admin.url, timeout=30))
+        dripping = []
+        for number in range(MAX_CONNECTIONS + 44):
+            dripping.append(stack.enter_context(socket.create_connection((address.hostname, address.port))))
+            dripping[-1].sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: 1")
+            if not number % 30:
+                assert kept.get("/healthz").json() == {"status": "ok"}
+                assert admin.get("/metrics").status_code == 200
+        for sock in dripping[-50:]:
+            sock.sendall(b"1")
+        assert admin.get("/healthz").json() == {"status": "ok"}
 
 
 def test_a_sender_that_breaks_off_does_not_harm_it(admin: AdminProcess) -> None:

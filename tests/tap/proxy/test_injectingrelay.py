@@ -631,3 +631,16 @@ def test_without_inject_the_first_lines_say_what_that_costs(lab: Any) -> None:
         "tap: note: no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do "
         "not ask for usage; the blocks of outputs are not hashed; expected --inject auto\n"
     ) in errors
+
+
+def test_a_body_whose_members_take_long_to_find_passes_as_it_came_and_is_counted(lab: Any) -> None:
+    body = json.dumps({**REQUESTS[TEXT], **{f"{key}{'x' * 1000}": 1 for key in range(100)}}).encode()
+
+    async def scenario() -> None:
+        async with lab.tap(like_vllm, inject=BOTH) as (tap, upstream):
+            assert (await tap.post(TEXT, body)).status == 200
+            assert [request.body for request in upstream.requests] == [body]
+            assert tap.relays.passed_by == {"request_unlocatable": 1}
+
+    asyncio.run(scenario())
+    assert (lab.counts.not_injected, lab.records[0].injected) == (1, None)

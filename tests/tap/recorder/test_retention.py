@@ -11,6 +11,7 @@ from tap.recorder.retention import Retention
 from tap.recorder.segments import SegmentedTrace
 from tracefile import HashInfo, Meta, Record, RequestId, load_trace, open_trace
 from tracefile.storage.segments import manifest_path, path_under_key, read_manifest, segments_there
+from tracefile.study.checking import check_trace
 
 META = Meta(source="tap", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"), epoch_unix_ns=0)
 DAY_S = 86_400.0
@@ -134,6 +135,34 @@ def test_the_newest_segment_a_pinned_one_and_one_on_its_way_stay(tmp_path: Path)
     assert tap.record_a_day() == [], "none is uploaded"
     tap.trace.mark_uploaded("tap-000001.jsonl", "s3://b/tap-000001.jsonl")
     assert tap.record_a_day() == ["tap-000001.jsonl"]
+
+
+def test_a_trace_without_its_deleted_segments_passes_the_check_and_without_others_segments_does_not(
+    tmp_path: Path,
+) -> None:
+    """Each day's request goes on from the day before's, which the manifest, or the think time, tells."""
+    tap = Weeks(tmp_path, keep_bytes=0)
+    for day in (1, 2, 3, 4):
+        record = Record(request_id=RequestId(f"turn-{day}"), arrival_ms=1000.0 * day, e2e_ms=100.0)
+        if day > 1:
+            record.parent_id, record.think_ms = RequestId(f"turn-{day - 1}"), 900.0
+        if day == 4:
+            record.think_ms = None
+        tap.trace.write(record)
+        assert tap.trace.flush()
+        assert tap.trace.rotate_if_due()
+        if day == 3:
+            assert tap.trace.delete_expired() == ["tap-000001.jsonl", "tap-000002.jsonl"]
+    tap.trace.close()
+
+    def findings(path: Path) -> list[str]:
+        with open_trace(path) as reader:
+            return [f"{finding.field}: {finding.what}" for finding in check_trace(reader)]
+
+    missing = ["parent_id: not in this trace; expected a request_id of it"]
+    assert findings(tmp_path) == findings(tap.trace.path) == []
+    assert findings(tmp_path / "tap-000003.jsonl") == [], "its parent ended before it did"
+    assert findings(tmp_path / "tap-000004.jsonl") == missing, "it does not say when its parent ended"
 
 
 def test_sizes_need_no_clock(tmp_path: Path) -> None:

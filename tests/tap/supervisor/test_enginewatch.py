@@ -191,6 +191,32 @@ def test_samples_of_the_load_are_on_the_traces_clock(lab: Any) -> None:
     assert samples[-1] == {"error": "no_answer"}
 
 
+@pytest.mark.parametrize("resume", [False, True], ids=["new", "resumed"])
+def test_links_in_place_of_the_files_beside_the_trace_are_not_followed(lab: Any, resume: bool) -> None:
+    victim = lab.folder / "victim"
+    victim.write_text("precious")
+    names = [lab.folder / f"captured.jsonl.{name}" for name in ("summary.json", "engine.jsonl")]
+    for name in names:
+        name.symlink_to(victim)
+
+    async def scenario() -> str:
+        engines = Engines()
+        flags = ("--engine-metrics-interval", "0.05s", *(("--resume",) if resume else ()))
+        async with engines.serving(lab) as origin, lab.command(origin.port, *flags) as tap:
+            await until(lambda: resume or not names[1].is_symlink())
+            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+            await tap.end()
+            assert tap.code == 0, tap.errors
+            return str(tap.errors)
+
+    errors = asyncio.run(scenario())
+    assert victim.read_text() == "precious"
+    assert lab.summary["recorded"] == 1
+    assert [name.is_symlink() for name in names] == [False, resume]
+    assert ("captured.jsonl.engine.jsonl: cannot be written" in errors) == resume, "a file to go on with, and none is"
+    assert names[0].stat().st_mode & 0o777 == 0o600
+
+
 def test_samples_of_a_resumed_trace_go_on_with_its_clock(lab: Any) -> None:
     file = lab.folder / "captured.jsonl.engine.jsonl"
 

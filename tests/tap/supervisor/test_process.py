@@ -69,6 +69,46 @@ def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, numb
     assert (summary["offered"], summary["recorded"], summary["dropped"]) == (1, 1, {})
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_engine_that_goes_away_and_comes_back_is_told_once_each(lab: Any, workers: str) -> None:
+    async def scenario() -> None:
+        upstream = lab.upstream(answer)
+        async with contextlib.AsyncExitStack() as engine:
+            await engine.enter_async_context(upstream.serving())
+            async with lab.command(upstream.port, "--workers", workers) as tap:
+                assert (await tap.post("/v1/completions", COMPLETION)).startswith(b"HTTP/1.1 200")
+                await engine.aclose()
+                for _ in range(4):
+                    assert b" 502 " in await tap.post("/v1/completions", COMPLETION)
+                async with upstream.serving():
+                    for _ in range(4):
+                        assert (await tap.post("/v1/completions", COMPLETION)).startswith(b"HTTP/1.1 200")
+                for _ in range(4):
+                    assert b" 502 " in await tap.post("/v1/completions", COMPLETION)
+                await tap.end()
+        told = [line.partition(f"http://127.0.0.1:{upstream.port} ")[2] for line in tap.errors.splitlines()]
+        assert [line for line in told if line and "fails" not in line] == [
+            f"takes no connection (connection refused; expected a server on port {upstream.port}); CLIENTS GET 502 "
+            "until it does",
+            "is back",
+        ], "and nothing of one that flaps"
+
+    asyncio.run(scenario())
+
+
+def test_signals_that_open_logs_again_elsewhere_end_nothing(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as port, lab.command(port) as tap:
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                tap.process.send_signal(number)
+                assert (await tap.post("/v1/completions", COMPLETION)).startswith(b"HTTP/1.1 200")
+            await tap.end()
+            assert (tap.code, "2 of 2 requests recorded" in tap.output) == (0, True), tap.errors
+
+    asyncio.run(scenario())
+    assert lab.summary["recorded"] == 2
+
+
 def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None:
     started = asyncio.Event()
 
