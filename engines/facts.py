@@ -10,6 +10,7 @@ import msgspec
 
 from engines.dialect import DialectName, decoded, told_count, told_text
 from engines.recognition import DIALECTS, dialect_of_metrics, dialect_of_owner
+from engines.vllm import EMBEDDED_NAME
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE
 from tracefile.records.schema import Engine
 from wire.url import Origin
@@ -154,8 +155,9 @@ def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_tex
     """Return the engine as far as the texts tell; an empty text is a page without an answer."""
     labels = metrics[CONFIG_METRIC].labels if CONFIG_METRIC in metrics else {}
     version = _field(version_text, "version")
+    embedded = _field(version_text, "engine") == EMBEDDED_NAME
     return Engine(
-        name="vllm" if any(name.startswith("vllm:") for name in metrics) else None,
+        name=EMBEDDED_NAME if embedded else "vllm" if any(name.startswith("vllm:") for name in metrics) else None,
         version=told_text(version),
         block_size=told_count(labels.get("block_size")),
         num_gpu_blocks=told_count(labels.get("num_gpu_blocks")),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engines.dialect import Control, Dialect
 from engines.facts import PAGES, EngineFacts
+from engines.vllm import EMBEDDED_NAME
 from wire.client.proxies import ProxyError, proxy_of
 from wire.url import parse_url
 
@@ -72,7 +73,8 @@ def target_words(url: str, model: str | None, facts: EngineFacts, found: Readine
     """Return the parts of a start line about the engine."""
     engine, dialect = facts.engine, found.dialect
     version = f" {engine.version}" if engine.version else ""
-    words = [url, f"model {model or 'unknown'}", f"{dialect.name}{version}{evidence and f' ({evidence})'}"]
+    name = EMBEDDED_NAME if engine.name == EMBEDDED_NAME else dialect.name
+    words = [url, f"model {model or 'unknown'}", f"{name}{version}{evidence and f' ({evidence})'}"]
     with contextlib.suppress(ProxyError):
         words += [f"through {proxy}"] if (proxy := proxy_of(parse_url(url))) is not None else []
     words.append(f"engine blocks of {engine.block_size or 'unknown size'}")

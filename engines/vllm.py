@@ -11,6 +11,8 @@ from tracefile.records.errors import InputError
 RESET_PATH = "/reset_prefix_cache"
 EMBEDDED = "kvtape"
 """``owned_by`` of ``sim serve``, which speaks vLLM's dialect."""
+EMBEDDED_NAME = "kvtape sim"
+"""Its name in ``/version``."""
 
 
 def reset_cache(control: Control) -> None:

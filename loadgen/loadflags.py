@@ -35,7 +35,8 @@ from tracefile.storage.output import output_name
 DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
-recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
+recorded as client_abort, the trace is complete). The same flags make the same load on every machine, with other tokens
+in every run; equal --nonce: equal tokens, which an engine's prefix cache may still hold.
 "loadgen selftest" measures the rate and the timing accuracy of loadgen on this machine, without an engine.
 "loadgen sweep" runs a load at several concurrencies or rates, on one engine or on several in turn.
 "loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
@@ -245,8 +246,12 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="calibration: prompts up to the longest of a trace, and as many in flight (default: see those flags)",
     )
-    add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens")
-    add("--token-seed", type=int, help="seed of tokens alone, for other prompts of the same load (default: --seed)")
+    add("--seed", type=int, default=0, metavar="K", help="seed of arrivals and lengths, and with --nonce of tokens")
+    add(
+        "--nonce",
+        metavar="WORD",
+        help="seed of tokens; the nonce in an earlier run's header sends its tokens again (default: random)",
+    )
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from engines.readiness import page_notes, readiness_notes, readiness_of, target_
 from engines.recognition import dialect_notes, find_dialect, recognition_notes
 from loadgen.core.job import Job
 from loadgen.core.request import SESSION_HEADER, origin_of
+from loadgen.datasets import DATASETS
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
 from loadgen.plan.opening import opening_of, orders_of
@@ -24,7 +25,7 @@ from loadgen.runs.driving import RunConfig, announce, run_job, tokenizer_words
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.progress import TargetRate
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
-from loadgen.runs.resumption import AT_DEADLINE
+from loadgen.runs.resumption import AT_DEADLINE, nonce_for
 from loadgen.runs.shardmessages import UNSENT
 from loadgen.runs.summary import Ending, end_run, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
@@ -47,6 +48,8 @@ _OWN_FIELDS = frozenset({"pattern", "seed", "fields"})
 
 def run_load(config: LoadConfig) -> int:
     """Send the load, write its trace, print its summary; return the exit code."""
+    if config.dataset_path is None or not DATASETS[config.dataset].has_texts:  # texts are the same in every run
+        config = replace(config, nonce=nonce_for(config.nonce, config.trace, resume=config.run.resume))
     ending = send_load(config)
     summary = ending.summary
     told = () if summary.prefix_truth is None else truth_lines(summary.prefix_truth)
@@ -118,7 +121,9 @@ def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
         block_size=job.block_size,
         hash=msgspec.structs.replace(job.hasher().info, branches=job.branches or None),
         engine=msgspec.structs.replace(facts.engine, gpus=config.run.gpus),
-        workload=Workload(pattern=config.arrivals, seed=config.seed, extra=_shape(config) | dict(more)),
+        workload=Workload(
+            pattern=config.arrivals, seed=config.seed, nonce=config.nonce, extra=_shape(config) | dict(more)
+        ),
         extra=counters,
     )
 
@@ -128,7 +133,6 @@ def _shape(config: LoadConfig) -> dict[str, object]:
     given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
     defaults = {each.name: each.default for each in fields(config)}
     elsewhere: dict[str, object] = {} if config.at_end == "finish" else {"at_end": config.at_end}
-    elsewhere |= {} if config.token_seed is None else {"token_seed": config.token_seed}
     if config.session_headers != (SESSION_HEADER,):
         elsewhere["session_headers"] = ", ".join(config.session_headers)
     told = {name: value for name, value in given.items() if name in _ALWAYS_TOLD or value != defaults[name]}

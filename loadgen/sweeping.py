@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -47,8 +48,8 @@ from tracefile.commandline.printing import print_result
 IDLE_WAIT_S = 60.0
 IDLE_POLL_S = 0.2
 WARM_UP_PARALLEL = 4
-WARM_UP_SEED = 1 << 40
-"""Token seeds of warm-ups begin here, apart from those of runs."""
+TURN = "~"
+"""Between the sweep's nonce and the number of a run with tokens of its own."""
 BEGUN = "begun, and not ended"
 SERVER_ERROR = 500
 
@@ -64,6 +65,13 @@ class Target:
     block_size: int | None
     notes: tuple[str, ...]
     """Told at the beginning, and not after each run."""
+
+
+def _nonce_of(kept: Sequence[SweepRun]) -> str:
+    """Return the nonce of the sweep's earlier runs, whose commands end with it; a new one if there are none."""
+    ends = (shlex.split(entry.command)[-2:] for entry in kept)
+    earlier = next((nonce for flag, nonce in ends if flag == "--nonce"), None)
+    return secrets.token_hex(8) if earlier is None else earlier.rpartition(TURN)[0] or earlier
 
 
 def run_sweep(plan: SweepPlan) -> int:
@@ -139,6 +147,7 @@ class Sweep:
         self._to_do = [run for run in plan.runs if not self._is_done(run)]
         self._cold = plan.cache == "cold"
         """True if every run sends other tokens: for all labels, so that each gets the same load."""
+        self._nonce = _nonce_of(kept)
         self._walls_s: list[float] = []
         self._told: set[str] = set()
 
@@ -191,8 +200,8 @@ class Sweep:
             if run is not None:
                 self._targets[label] = find_target(plan, run)
         cold = [label for label, target in self._targets.items() if not target.resets]
-        earlier = (self._entries[run.name].command for run in plan.runs if run.name in self._entries)
-        if plan.cache == "auto" and (cold or any("--token-seed" in command for command in earlier)):
+        earlier = (shlex.split(entry.command)[-1] for entry in self._entries.values())
+        if plan.cache == "auto" and (cold or any(TURN in nonce for nonce in earlier)):
             self._cold = True
         if plan.cache == "auto" and cold:
             tell(f"note: {', '.join(cold)}: no cache reset, so every run sends other tokens, in the same lengths")
@@ -263,14 +272,15 @@ class Sweep:
         tell(result_line(row_of(entry, self._metrics_of(entry)), entry.duration_s))
 
     def _as_sent(self, run: PlannedRun) -> tuple[LoadConfig, Sequence[str]]:
-        """Return the run's settings and command line, with tokens of its own where no cache is reset."""
-        if not self._cold:
-            return run.config, run.argv
-        pairs = list(dict.fromkeys((other.repeat, other.point) for other in self._plan.runs))
-        seed = run.config.tokens_from + 1 + pairs.index((run.repeat, run.point))
-        if self._plan.shares_engine:
-            seed += len(pairs) * self._plan.labels.index(run.label)
-        return replace(run.config, token_seed=seed), (*run.argv, "--token-seed", str(seed))
+        """Return the run's settings and command line: the sweep's nonce, and one of its own where no cache is reset."""
+        nonce = run.config.nonce or self._nonce
+        if self._cold:
+            pairs = list(dict.fromkeys((other.repeat, other.point) for other in self._plan.runs))
+            number = pairs.index((run.repeat, run.point))
+            if self._plan.shares_engine:
+                number += len(pairs) * self._plan.labels.index(run.label)
+            nonce = f"{nonce}{TURN}{number + 1}"
+        return replace(run.config, nonce=nonce), (*run.argv, "--nonce", nonce)
 
     def _place(self, run: PlannedRun, warmed: int) -> dict[str, object]:
         target = self._targets[run.label]
@@ -355,7 +365,7 @@ def warm_up_of(config: LoadConfig, warm_up: WarmUp, trace: Path, number: int) ->
         min_turns=None,
         max_turns=1 if from_file else None,
         tool_latency_s=config.tool_latency_s if from_file else None,
-        token_seed=WARM_UP_SEED + number,
+        nonce=f"{config.nonce} warm-up {number}",
         run=replace(config.run, slos=(), log_interval_s=0.0),
     )
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from measure.metrics.flags import (
     add_gpus_argument,
     add_kv_bytes_argument,
@@ -22,13 +24,13 @@ from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     from measure import enginesteps
-    from measure.metrics import manytraces, slos, tables, trace
+    from measure.metrics import manytraces, sessions, slos, tables, trace
     from measure.metrics.results import TraceMetrics
     from report.files import folder, measured
     from report.trace import page
 else:  # numpy and a page's libraries, which the flags need not
     enginesteps = LateModule("measure.enginesteps")
-    manytraces, slos, tables, trace = late_modules("measure.metrics", "manytraces slos tables trace")
+    manytraces, sessions, slos, tables, trace = late_modules("measure.metrics", "manytraces sessions slos tables trace")
     folder, measured = late_modules("report.files", "folder measured")
     page = LateModule("report.trace.page")
 
@@ -37,6 +39,7 @@ Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is miss
 
 examples:
   report show run.jsonl.zst --gpus 8 --html run.html --files run-files
+  report show run.jsonl.zst --by session
   report show traces/ --each-trace --ray head:6379
   report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
 """
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpus_argument(parser)
     add_kv_bytes_argument(parser)
     add_slo_arguments(parser)
+    parser.add_argument("--by", choices=["session"], help="list the sessions that the prefix cache serves the most")
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument(
         "--files", type=Path, metavar="DIR", help="write tables, a timeline, evalscope's and Veeksha's files there"
@@ -66,7 +70,7 @@ def run(flags: argparse.Namespace) -> int:
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
     if takes_each(flags):
-        refuse_beside("--each-trace", flags, ("files", "steps", "html", "images", "overwrite"))
+        refuse_beside("--each-trace", flags, ("files", "steps", "html", "images", "overwrite", "by"))
         part = added_up(flags, manytraces.part_of(gpus, limits))
         name = f"{len(part.traces):,} traces (quantiles within 0.1 %; rates are sums)"
         return _told(flags, manytraces.merged_metrics(part, limits, kv_bytes), name)
@@ -84,6 +88,8 @@ def run(flags: argparse.Namespace) -> int:
         enginesteps.check_steps(flags.steps, flags.trace, run.meta)
     study = trace.study_chains(run, kv_bytes)
     metrics = trace.measure_run(run, gpus=gpus, slos=limits, study=study)
+    if flags.by is not None:
+        metrics = structs.replace(metrics, by_session=sessions.session_uses(run))
     found = measured.Measured(flags.trace, run, metrics, limits, flags.steps, study)
     if pictures.wanted:
         drawn = page.draw_chapters(found)

@@ -98,7 +98,7 @@ class Fleet:
             self.work.empty_cache(url)
         rate, flags = LOADS[load]
         fleet_rate = rate * LIGHTER[self.kind] * len(self.urls)
-        drawn = f"{flags} --seed 1 --token-seed {100 + repeat} --rate {fleet_rate:g}"
+        drawn = f"{flags} --seed 1 --nonce {100 + repeat} --rate {fleet_rate:g}"
         upstreams = [word for url in others for word in ("--upstream", url)]
         name = f"{len(self.urls)}-{load}-{policy}-{repeat}"
         return capture(self.work, first, name, drawn, *upstreams, "--route", policy)

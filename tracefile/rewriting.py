@@ -183,6 +183,11 @@ def join_traces(config: Config) -> int:
     if config.align:
         return _align(config, metas)
     for trace, meta in zip(config.traces, metas, strict=True):
+        if meta.epoch_unix_ns != metas[0].epoch_unix_ns:
+            raise InputError(
+                f"{trace}: recorded on another clock than {config.traces[0]}; expected --align, which shifts its times "
+                "to the first trace's"
+            )
         check_continues(metas[0], meta, trace)
     assert config.output is not None
     with new_writer(config.output, metas[0], inputs=config.traces, overwrite=config.overwrite) as writer:

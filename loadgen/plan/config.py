@@ -1,5 +1,6 @@
 """Settings of a loadgen run, checked before anything is sent."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,8 @@ class LoadConfig:
     parallel_sessions: int | None = None
     """Most open sessions; null: no limit, or in a closed loop ``parallel``."""
     seed: int = 0
-    token_seed: int | None = None
-    """Seed of prompts' tokens alone, not of lengths and times; null: ``seed``."""
+    nonce: str | None = None
+    """Second seed of prompts' tokens, not of lengths and times; null: tokens follow from ``seed`` alone."""
     dataset: str = RANDOM
     dataset_path: Path | None = None
     dataset_offset: int = 0
@@ -144,7 +145,10 @@ class LoadConfig:
 
     @property
     def tokens_from(self) -> int:
-        return self.seed if self.token_seed is None else self.token_seed
+        """Seed of prompts' tokens."""
+        if self.nonce is None:
+            return self.seed
+        return int.from_bytes(hashlib.blake2b(f"{self.seed} {self.nonce}".encode(), digest_size=8).digest(), "little")
 
     @property
     def arrivals(self) -> str:
@@ -162,7 +166,8 @@ class LoadConfig:
         groups = "" if self.group_size == 1 else f"groups of {self.group_size} "
         words += [] if self.number is None else [f"{self.number} {groups}sessions"]
         words += [] if self.requests_at_once is None else [f"at most {self.requests_at_once} in flight"]
-        return [*words, *self.fields.words(), f"seed {self.seed}"]
+        nonce = [] if self.nonce is None else [f"nonce {self.nonce}"]
+        return [*words, *self.fields.words(), f"seed {self.seed}", *nonce]
 
     @property
     def ends_s(self) -> float | None:
@@ -223,6 +228,8 @@ def _check_numbers(config: LoadConfig) -> None:
         raise InputError(f"--steps: {config.steps}; expected 2 or more")
     if config.rate_to is not None and not 0 <= config.rate_to < math.inf:
         raise InputError(f"--rate: to {config.rate_to:g}; expected 0 or more")
+    if config.nonce == "":
+        raise InputError("--nonce: empty; expected a word")
     if config.dataset_offset < 0:
         raise InputError(f"--dataset-offset: {config.dataset_offset}; expected 0 or more")
 

@@ -244,7 +244,7 @@ class StagedPlan:
 
 ELSEWHERE = frozenset(
     {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"}
-    | {"session_headers", "at_end", "lm_eval", "token_seed"}
+    | {"session_headers", "at_end", "lm_eval", "nonce"}
 )
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"

@@ -6,7 +6,7 @@ import signal
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -16,13 +16,14 @@ import msgspec
 from loadgen.core.job import Job, Shard, add_shares
 from loadgen.core.runflags import ONE_PROCESS, STDERR, RunFlags
 from loadgen.runs.merging import merge_parts, part_of, parts_of
-from loadgen.runs.outcome import RunOutcome, outcome_of
+from loadgen.runs.outcome import RunOutcome, is_answered, outcome_of
 from loadgen.runs.progress import RunProgress, TargetRate
 from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
 from loadgen.runs.shards import CORES_A_SHARD, Header, Host, ShardProcess, Shards
 from measure.metrics.client import with_delays
 from tracefile import InputError, Meta, Workload
+from tracefile.commandline.printing import printable
 from tracefile.commandline.workers import usable_cores
 from tracefile.storage.mending import mend
 from tracefile.storage.output import PROGRESS, check_output
@@ -173,6 +174,12 @@ class Run:
             mend(trace)
         if refused is not None:
             raise InputError(refused)
+        reason = next((word.reason for word in words if isinstance(word, Done) and word.reason), "")
+        if reason and self._config.run.json_progress != STDERR:
+            print(printable(f"the engine refuses: {reason}"), file=sys.stderr)
+        if self._resumed is None and trace.is_file() and not is_answered(outcome):
+            trace.unlink()  # so that the corrected command has its name
+            return replace(outcome, kept=False)
         return outcome
 
     def _with_delays(self, words: Sequence[Done | Failed]) -> Meta:

@@ -42,6 +42,8 @@ class RunOutcome:
     seconds: float
     """From t = 0 to the last end."""
     shards: list[ShardUse]
+    kept: bool = True
+    """False: the engine answered no request, so that the trace was removed."""
     results: Mapping[int, Any] = field(default_factory=dict)
     """Outputs that the job kept for its parent, by number; those of a shard that died are lost."""
 
@@ -77,6 +79,15 @@ def outcome_of(
         seconds=seconds,
         shards=shards,
     )
+
+
+def is_answered(outcome: RunOutcome) -> bool:
+    """True unless every request that ended was refused, or could not connect, or was aborted because of the others."""
+    tally = outcome.tally
+    unanswered = sum(count for kind, count in tally.errors.items() if kind.startswith(("http_", "connect_")))
+    if outcome.stopped == "refused":
+        unanswered += tally.statuses["client_abort"]
+    return not tally.ended or unanswered < tally.ended
 
 
 def recorded(part: Path) -> tuple[Tally, float]:

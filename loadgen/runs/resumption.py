@@ -5,6 +5,7 @@ memory. The trace keeps its zero, so the pause between the runs is in it. The pl
 recorded event; earlier requests without a record are due at once.
 """
 
+import secrets
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core.job import WHOLE, Job, add_shares
-from loadgen.runs.merging import merge_parts, record_lines
+from loadgen.runs.merging import merge_parts, parts_of, record_lines
 from tracefile import InputError, Meta, RequestId
 from tracefile import Workload as WorkloadMeta
 from tracefile.records.decoding import decode_meta, is_header, parse_object
@@ -79,6 +80,15 @@ def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Re
     shift_ms = history[-1]["shift_ms"] if history else 0.0
     from_ms = max(0.0, found.until_ms - shift_ms)
     return Resumed(_continued(meta, earlier, digest), len(over), found.requests - len(over), from_ms)
+
+
+def nonce_for(given: str | None, trace: Path, *, resume: bool) -> str | None:
+    """Return the nonce of a run: the given one, else that of the run it resumes (null: it had none), else a new one."""
+    if given is None and resume:
+        for path in (trace, *parts_of(trace)):
+            if path.exists() and (header := mend(path).meta) is not None:
+                return _workload(header).nonce
+    return given or secrets.token_hex(8)
 
 
 def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:

@@ -219,6 +219,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
         findings=opened.findings() | ({} if setup.ends_ms is None else {UNSENT: running.unsent}),
         results=opened.results(),
         sent_share=running.sent_share,
+        reason=running.reason,
         stopped=running.stopped,
         seconds=max(0, running.last_end_ns - begin_ns) / 1e9,
         shard_cpu_s=time.process_time() - cpu_before_s,

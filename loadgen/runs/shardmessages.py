@@ -99,6 +99,8 @@ class Done:
     """From responses' ends in the sender to the shard that builds what follows, once a batch."""
     results: Mapping[int, Any] = field(default_factory=dict)
     """The job's own outputs by number; never written."""
+    reason: str = ""
+    """The engine's words for the first request that it refused; never written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     pattern: str
     trace: str
-    """File that was written."""
+    """File that was written. Empty: none, as no request was answered."""
     digest: str
     """Workload's: equal digests, equal planned traffic."""
     sent_digest: str | None
@@ -56,7 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     """By kind."""
     metrics: TraceMetrics | None
-    """Of the whole trace, as ``report show`` has them. Null: no request was recorded."""
+    """Of the whole trace, as ``report show`` has them. Null: there is none."""
     client_cpu: float
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
@@ -102,7 +102,7 @@ def end_run(
     prefix_truth: TruthReport | None = None,
 ) -> Ending:
     """Measure the run's trace and sum the run up. ``facts``: the engine's before and after it."""
-    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended else None
+    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended and outcome.kept else None
     metrics, lacking = _measured(run, flags)
     notes = [*length_notes(run, outcome, facts[0].engine.max_model_len), *notes]
     summary = summarize(outcome, metrics, pattern=pattern, trace=trace, facts=facts, notes=notes)
@@ -142,7 +142,7 @@ def summarize(
     tally, processes, offered = outcome.tally, processes_of(outcome), offered_share(outcome)
     return Summary(
         pattern=pattern,
-        trace=str(trace),
+        trace=str(trace) if outcome.kept else "",
         digest=outcome.digest,
         sent_digest=outcome.sent_digest,
         interrupted=outcome.stopped,
@@ -222,7 +222,7 @@ def _counted(summary: Summary) -> list[str]:
         )
     lines += [
         f"client              {_cpu(summary)} of a core{_held(summary.metrics)}",
-        f"trace               {summary.trace}",
+        f"trace               {summary.trace or 'none: no request was answered'}",
         f"workload            {summary.digest}",
         f"sent                {summary.sent_digest or 'unknown: a process died'}",
     ]

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from engines.dialect import decoded
 from loadgen.core.plan import Plan, Response
 from loadgen.core.request import Headers, PlannedRequest, RequestWriter
 from loadgen.sending.crossing import Batch, Ended, Halted, Order, Pulse
@@ -99,6 +100,8 @@ class PlanRun:
         self.sent_share = 0
         self.sender_cpu_ns = 0
         self.last_end_ns = clocks.t0_ns
+        self.reason = ""
+        """The engine's words for the first refused request: for the terminal alone, as they may quote it."""
         self.unsent = 0
         """Requests that were due at the end, without a free slot."""
         self.loop_delay_ms = array("d")
@@ -229,6 +232,7 @@ class PlanRun:
             if follow_ups:
                 self._build()
         record = given.planned.send.describe(response)
+        self.reason = self.reason or reason_of(ended)
         self._write(record)
         self._tally.finish(record, told=ended.told_reads > 0)
         self.sent_share += given.share
@@ -274,6 +278,21 @@ def sent_share(due_ms: float | None, request: PlannedRequest) -> int:
     digest.update(request.path.encode() + b"\0")
     digest.update(request.body)
     return int.from_bytes(digest.digest(), "big")
+
+
+EXPLAINED = frozenset({400, 404, 413, 422})
+"""Statuses whose body names a fault of the request; that of 401 or 403 may quote a key."""
+MOST_REASON_CHARS = 300
+
+
+def reason_of(ended: Ended) -> str:
+    """Return the message in the body of a refusal; empty: it is none, or has no message."""
+    if ended.status not in EXPLAINED:
+        return ""
+    said = decoded(b"".join([data for _, data in ended.reads]))
+    said = said.get("error", said) if isinstance(said, dict) else None
+    message = said.get("message") or said.get("detail") if isinstance(said, dict) else said
+    return " ".join(str(message or "").split())[:MOST_REASON_CHARS]
 
 
 def _lost(planned: Planned, now_ns: int) -> Ended:

@@ -195,8 +195,8 @@ def _hit_accounting(examined: Examined) -> HealthCheck:
         return _unknown(name, f"reported {share(reported.rate)}, no hashes to compare with")
     lost = (simulated.rate or 0.0) - (reported.rate or 0.0)
     verdict: Verdict = "ok" if lost <= HITS_LOST * (simulated.rate or 0.0) else "look"
-    kept = share_of(reported.rate or 0.0, simulated.rate or 0.0)
-    figure = f"reported {share(reported.rate)} of prompt tokens, unlimited cache {share(simulated.rate)} ({kept} of it)"
+    kept = f" ({share_of(reported.rate or 0.0, simulated.rate or 0.0)} of it)" if lost >= 0 else ""
+    figure = f"reported {share(reported.rate)} of prompt tokens, unlimited cache {share(simulated.rate)}{kept}"
     where = "cache size (sim curve), evictions (sim misses)"
     return HealthCheck(name=name, verdict=verdict, figure=figure, where="" if verdict == "ok" else where)
 

@@ -61,6 +61,20 @@ class SessionCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Completed sessions over wall time."""
 
 
+class SessionUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one session and what the prefix cache served of their prompts."""
+
+    session_id: str
+    """Of a request without a session: its own id."""
+    requests: int
+    prompt_tokens: int
+    """Of requests with known ones."""
+    cached_tokens: int
+    """Of requests that report them; their share of these requests' prompt tokens is ``hit_rate``."""
+    hit_rate: float | None
+    ttft_p50_ms: float | None
+
+
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """A throughput per second in four windows of the run."""
 
@@ -293,6 +307,8 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionCounts
     per_session: dict[str, Statistics | None]
     """Of completed sessions."""
+    by_session: list[SessionUse] = []
+    """With ``--by session``: those with the most cached tokens first."""
     shape: dict[str, Statistics | None]
     """Of every session: its turns, and the tokens and pauses of these."""
     workload: Workload

@@ -6,6 +6,8 @@ from typing import Final
 import numpy as np
 
 from measure.metrics.requests import interactivity_tps, known, ratio
+from measure.metrics.results import SessionUse
+from measure.metrics.statistics import quantile_of
 from measure.resampling import busy_units
 from measure.runs import UNKNOWN, Run
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
@@ -120,6 +122,26 @@ def _hit_rates(run: Run, order: SessionOrder) -> dict[str, FloatArray]:
         "eligible_hit_rate_trie": ratio(cached_sum, trie),
         "eligible_hit_rate_evalscope": ratio(later, trie),
     }
+
+
+def session_uses(run: Run) -> list[SessionUse]:
+    """Return every session, those with the most cached tokens first."""
+    order = session_order(run)
+    prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
+    rates = _hit_rates(run, order)["hit_rate"]
+    prompts, served = order.total(prompt), order.total(cached)
+    found = [
+        SessionUse(
+            session_id=run.sessions[rows[0]] or run.request_ids[rows[0]],
+            requests=len(rows),
+            prompt_tokens=int(prompts[place]),
+            cached_tokens=int(served[place]),
+            hit_rate=None if np.isnan(rates[place]) else float(rates[place]),
+            ttft_p50_ms=quantile_of(run.ttft_ms[rows], 0.5),
+        )
+        for place, rows in enumerate(np.split(order.rows, order.starts[1:]))
+    ]
+    return sorted(found, key=lambda one: -one.cached_tokens)
 
 
 SESSION_METRICS: Final = tuple(one.name for one in fields(Sessions) if one.name != "completed")

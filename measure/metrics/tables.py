@@ -15,6 +15,7 @@ from measure.metrics.results import (
     Prefill,
     PrefillFit,
     PrefillGroup,
+    SessionUse,
     SloResult,
     Statistics,
     TraceMetrics,
@@ -34,8 +35,6 @@ TITLES: Final = {
     "e2e_ms": "E2E ms",
     "e2e_per_token_ms": "E2E / token ms",
     "ttfat_ms": "TTFAT ms",
-    "eligible_hit_rate_trie": "eligible (trie)",
-    "eligible_hit_rate_evalscope": "eligible (evalscope)",
     "first_prompt_tokens": "input prompt tokens",
     "turn_output_tokens": "output tokens / turn",
     "appended_tokens": "tool or user tok / turn",
@@ -53,7 +52,8 @@ RATE_TITLES: Final = {
 def metric_lines(metrics: TraceMetrics) -> list[str]:
     """Return every table, a blank line before each; a metric that the trace lacks has no row."""
     blocks = chain(
-        [_statistics("per request", metrics.per_request).lines, _statistics("per session", metrics.per_session).lines],
+        [session_table(metrics.by_session).lines],
+        [_statistics("per request", metrics.per_request).lines, _per_session(metrics).lines],
         [_statistics("shape", metrics.shape).lines, _workload(metrics)],
         [prefill.lines for prefill in prefill_tables(metrics.prefill)],
         [upstream_table(metrics.upstreams).lines],
@@ -67,7 +67,7 @@ def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
     """Return the tables of ``metric_lines`` that have rows."""
     tables = [
         _statistics("per request", metrics.per_request),
-        _statistics("per session", metrics.per_session),
+        _per_session(metrics),
         _statistics("shape", metrics.shape),
         throughput_table(metrics.workload),
         _overview(metrics.overview),
@@ -151,6 +151,31 @@ def _statistics(title: str, found: Mapping[str, Statistics | None]) -> TextTable
         if one is not None
     ]
     return TextTable([title, *STATISTICS, "n"], rows)
+
+
+def _per_session(metrics: TraceMetrics) -> TextTable:
+    """Return the table without the rates that can pass 100 %."""
+    shown = {name: one for name, one in metrics.per_session.items() if not name.startswith("eligible")}
+    return _statistics("per session", shown)
+
+
+MOST_SESSIONS: Final = 20
+
+
+def session_table(uses: Sequence[SessionUse]) -> TextTable:
+    """Return the sessions that the cache serves the most; no rows: none were asked for."""
+    rows = [
+        [
+            *(one.session_id, f"{one.requests:,}", count(one.prompt_tokens), count(one.cached_tokens)),
+            *(share(one.hit_rate), NOTHING if one.ttft_p50_ms is None else duration_ms(one.ttft_p50_ms)),
+        ]
+        for one in uses[:MOST_SESSIONS]
+    ]
+    others = uses[MOST_SESSIONS:]
+    if others:
+        sums = [sum(getattr(one, name) for one in others) for name in ("requests", "prompt_tokens", "cached_tokens")]
+        rows.append([f"{len(others):,} more", *map(count, sums), NOTHING, NOTHING])
+    return TextTable(["session", "requests", "prompt tokens", "cached", "hit rate", "TTFT p50 ms"], rows)
 
 
 def _workload(metrics: TraceMetrics) -> list[str]:

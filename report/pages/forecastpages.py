@@ -86,13 +86,23 @@ SCENARIO_DASHES: Final = ("2px,3px", "10px,3px", "10px,3px,2px,3px")
 
 
 def survival_figure(result: WhatIf, cohort: str, drawn: list[int]) -> Figure:
-    """Draw the rows' curves: the measured and the base's wide and below, so that none hides an equal curve."""
+    """Draw the rows' curves: the measured and the base's wide and below, so that none hides an equal curve.
+
+    Scenarios of one curve are one line with all their names.
+    """
     data: list[Trace] = []
-    rows = shown_rows(result)
+    rows, scenarios = shown_rows(result), list[tuple[Curve, Trace]]()
     for slot, number in enumerate(drawn):
-        row = rows[number]
-        if cohort in row.curves:
-            data += _curve_traces(row, row.curves[cohort], slot)
+        row, curve = rows[number], rows[number].curves.get(cohort)
+        if curve is None:
+            continue
+        if row.kind == "scenario" and (equal := next((line for other, line in scenarios if other == curve), None)):
+            equal["name"] += f" = {row.name}"
+            continue
+        traces = _curve_traces(row, curve, slot)
+        data += traces
+        if row.kind == "scenario":
+            scenarios.append((curve, next(trace for trace in traces if trace["meta"]["part"] == "line")))
     y_axis = axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
     return figure(data, axis("TTFT (ms)", type="log"), y_axis)
 

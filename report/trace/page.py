@@ -96,8 +96,9 @@ def _cached(metrics: TraceMetrics) -> Card | None:
     hits = metrics.hits
     reported, simulated = hits.reported.get(ALL), hits.simulated.get(ALL)
     n = metrics.requests.n
-    most = "" if simulated is None or simulated.rate is None else f"unlimited cache: {wording.share(simulated.rate)}"
     if reported is not None and reported.rate is not None:
+        more = simulated is not None and (simulated.rate or 0.0) >= reported.rate
+        most = f"unlimited cache: {wording.share(simulated.rate)}" if simulated is not None and more else ""
         return Card(
             "Prompt tokens served by the cache",
             wording.share(reported.rate),

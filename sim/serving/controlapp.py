@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from engines.vllm import EMBEDDED_NAME
 from measure.exposition import MEDIA_TYPE, Families, exposition
 from measure.histogram import HistogramCounts
 from sim.serving.engine.faults import Faults, parse_faults
@@ -53,7 +54,7 @@ def _add_control_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.get("/version")
     async def version() -> Response:
-        return _json({"version": service.version, "engine": "kvtape sim"})
+        return _json({"version": service.version, "engine": EMBEDDED_NAME})
 
     @app.get("/v1/models")
     async def models() -> Response:

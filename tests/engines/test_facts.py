@@ -13,6 +13,8 @@ from engines.facts import (
     read_facts,
     settings_pages,
 )
+from engines.readiness import Readiness, target_words
+from engines.vllm import VLLM
 from tracefile import Engine
 
 METRICS = """\
@@ -39,6 +41,15 @@ def test_what_vllm_says() -> None:
     )
     assert prefix_counters(metrics) == PrefixCounters(queries=120, hits=64)  # summed over engines
     assert first_model(MODELS) == "tiny"
+
+
+def test_the_embedded_engine_has_its_own_name_and_vllms_dialect() -> None:
+    version = '{"version": "0.1.0", "engine": "kvtape sim"}'
+    facts = read_facts(version, METRICS, MODELS)
+    assert (facts.engine.name, facts.engine.version, facts.dialect) == ("kvtape sim", "0.1.0", "vllm")
+    words = target_words("http://h:1", "tiny", facts, Readiness(VLLM), "its metrics are vllm:…")
+    assert words[2] == "kvtape sim 0.1.0 (its metrics are vllm:…)"
+    assert describe_engine('{"version": "1", "engine": "v1"}', parse_metrics(METRICS), MODELS).name == "vllm"
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "[]", "{}", '{"data": []}', '{"data": [1]}', '{"version": 3}', "null"])

@@ -1,6 +1,7 @@
 """``loadgen`` as a user runs it, against a scripted engine over a real socket."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -98,15 +99,30 @@ def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_pa
 
 def test_one_seed_is_one_load(engine: Any, tmp_path: Path) -> None:
     digests, bodies = [], []
-    for name, flags in {"a": [], "b": [], "c": ["--seed", "5"]}.items():
+    for name, flags in {"a": [], "b": [], "c": ["--seed", "5"], "d": ["--nonce", "other"]}.items():
         engine.seen.clear()
-        assert load(engine, tmp_path / name, ["--rate", "200", "--number", "5", *flags]) == 0
+        assert load(engine, tmp_path / name, ["--rate", "200", "--number", "5", "--nonce", "one", *flags]) == 0
         bodies.append(sorted(body["prompt"] for body in engine.seen))  # late requests may overtake each other
         workload = load_trace(tmp_path / name)[0].workload
         assert workload is not None
         digests.append(workload.digest)
     assert bodies[0] == bodies[1] != bodies[2]
     assert digests[0] == digests[1] != digests[2]
+    assert bodies[0] != bodies[3]
+    assert sorted(map(len, bodies[0])) == sorted(map(len, bodies[3]))
+
+
+def test_the_same_command_twice_finds_nothing_of_its_first_run_in_the_cache(engine: Any, tmp_path: Path) -> None:
+    flags = shlex.split("--rate 200 --number 5 --prompt-tokens 64")
+    nonces = []
+    for name in ("a", "b"):
+        assert load(engine, tmp_path / name, flags) == 0
+        meta, records = load_trace(tmp_path / name)
+        assert {record.cached_tokens for record in records} == {0}
+        assert meta.workload is not None
+        nonces.append(str(meta.workload.nonce))
+    assert load(engine, tmp_path / "c", [*flags, "--nonce", nonces[0]]) == 0
+    assert {record.cached_tokens for record in load_trace(tmp_path / "c")[1]} == {48}  # all but the last block
 
 
 def test_chat_feeds_the_text_back(engine: Any, tmp_path: Path) -> None:
@@ -189,7 +205,9 @@ def test_a_url_alone_says_all_before_the_first_request(
     monkeypatch.setattr("loadgen.loadrun.run_job", lambda config: pytest.fail(capsys.readouterr().err))
     with pytest.raises(pytest.fail.Exception) as before:
         main(["--url", engine.url])
-    assert str(before.value).splitlines() == [
+    told, nonce = re.subn(" · nonce [0-9a-f]{16} ·", " ·", str(before.value))
+    assert nonce == 1
+    assert told.splitlines() == [
         f"loadgen: {engine.url} · model scripted · vllm 9.9 (its metrics are vllm:…) · engine blocks of 16 · "
         "cached tokens only if started with --enable-prompt-tokens-details · no cache reset (VLLM_SERVER_DEV_MODE=1) · "
         "prompts of token ids · hashes of 16-token blocks · closed loop · 32 sessions · at most 4 in flight · seed 0 · "
@@ -261,10 +279,36 @@ def test_ids_beyond_the_vocabulary_are_told_from_prompts_beyond_the_context(engi
     engine.vocabulary, engine.context = 150_000, 100
     with pytest.raises(InputError, match="expected lengths within its context"):
         load(engine, tmp_path / "b", ["--rate", "100", "--number", "9"])
-    # What was sent until then is on record: the three that told, and what was on its way meanwhile.
-    errors = [record.error for record in load_trace(tmp_path / "b")[1] if record.status != "client_abort"]
-    assert set(errors) == {"http_400"}
-    assert 3 <= len(errors) <= 9
+    # Nothing was answered: no trace is in the corrected command's way.
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
+
+
+def test_requests_that_are_all_refused_leave_no_trace_and_show_the_engines_reason(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.context, engine.says = 100, "of 9000 tokens"
+    command = ["--rate", "100", "--number", "2", "--prompt-tokens"]
+    assert load(engine, tmp_path / "t.jsonl", [*command, "9000"]) == 1
+    out, err = capsys.readouterr()
+    assert "the engine refuses: as the script says of 9000 tokens\n" in err
+    assert "  errors              2 http_400\n" in out
+    assert "  trace               none: no request was answered\n" in out
+    assert len(out.splitlines()) < 10
+    assert os.listdir(tmp_path) == ["key"]
+    assert load(engine, tmp_path / "t.jsonl", [*command, "50"]) == 0
+
+
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_a_refusal_beside_answers_is_on_record_without_the_engines_reason(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], procs: str
+) -> None:
+    engine.statuses, engine.says = {0: 422, 1: 401}, "canary"
+    assert load(engine, tmp_path / "t", ["--rate", "100", "--number", "6", "--procs", procs, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "the engine refuses: as the script says canary\n" in err
+    assert "canary" not in out + (tmp_path / "t").read_text()
+    assert {record.error for record in load_trace(tmp_path / "t")[1]} == {None, "http_422", "http_401"}
 
 
 def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> None:

@@ -237,8 +237,9 @@ def test_without_a_reset_every_run_sends_other_tokens(
     prompts = [tuple(body["prompt"]) for body in engine.seen]
     assert len(prompts) == len(set(prompts)) == 4
     assert {len(prompt) for prompt in prompts} == {40}
-    seeds = [shlex.split(run.command)[-2:] for run in read_sweep(tmp_path / "s")]
-    assert seeds == [["--token-seed", "4"], ["--token-seed", "5"]]
+    nonces = [shlex.split(run.command)[-1] for run in read_sweep(tmp_path / "s")]
+    assert [nonce.partition("~")[2] for nonce in nonces] == ["1", "2"]
+    assert len({nonce.partition("~")[0] for nonce in nonces}) == 1
     headings = "label parallel repeat requests completed tok/s TTFT p50 ms p90 ms interactivity hit rate"
     assert said.out.splitlines()[0].split() == headings.split()
     with pytest.raises(InputError, match=r"--cache-between: reset, and s .* has none; expected an engine with VLLM_SE"):
@@ -251,11 +252,11 @@ def test_labels_of_one_engine_without_a_reset_share_no_prompt(
     engine.has_reset = False
     variants = ["--variant", "A: --temperature 0", "--variant", "B: --temperature 1"]
     assert main(sweep(tmp_path / "s", "--url", engine.url, "--parallel", "1,2", *variants)) == 0
-    assert [(config.trace.name[:4], config.token_seed) for config in sent] == [
-        ("A-p1", 4),
-        ("B-p1", 6),
-        ("B-p2", 7),
-        ("A-p2", 5),
+    assert [(config.trace.name[:4], (config.nonce or "").partition("~")[2]) for config in sent] == [
+        ("A-p1", "1"),
+        ("B-p1", "3"),
+        ("B-p2", "4"),
+        ("A-p2", "2"),
     ]
 
 
@@ -314,8 +315,8 @@ def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadCon
     assert main(flags) == 0
     with pytest.raises(InputError, match="holds a sweep with --seed 3, not --seed 4; expected the same flags, another"):
         main([*flags, "--seed", "4"])
-    with pytest.raises(InputError, match="holds a sweep with no --token-seed, not --token-seed 4; expected"):
-        main([*flags, "--token-seed", "4"])
+    with pytest.raises(InputError, match="holds a sweep with no --nonce, not --nonce 4; expected"):
+        main([*flags, "--nonce", "4"])
     assert main([*flags, "--seed", "4", "--overwrite"]) == 0
     assert names(read_sweep(folder)) == [("s-p1-r1", "done")]
     write_sweep(folder, [msgspec.structs.replace(run, sweep="") for run in read_sweep(folder)])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from report.__main__ import main
 from tests.jsonoutput import json_of
 from tests.report.conftest import MakeTrace
+from tracefile import load_trace
 from tracefile.records.errors import InputError
 
 STATISTICS = {"n", "mean", "min", "p50", "p90", "p95", "p99", "max"}
@@ -51,6 +53,38 @@ def test_the_tables(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -
         assert title in firsts
     assert "steady/GPU" in next(line for line in lines if line.startswith("workload"))
     assert max(map(len, lines)) <= 120
+
+
+def test_sessions_by_their_cached_tokens(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(make_trace("a", sessions=30, turns=3))
+    found = json_of(main, ["show", trace, "--by", "session"])["by_session"]
+    assert len(found) == 30
+    assert sum(one["requests"] for one in found) == 90
+    cached = [one["cached_tokens"] for one in found]
+    assert cached == sorted(cached, reverse=True)
+    best = [record for record in load_trace(trace)[1] if record.session_id == found[0]["session_id"]]
+    assert (found[0]["requests"], cached[0]) == (3, sum(record.cached_tokens or 0 for record in best))
+    assert found[0]["hit_rate"] == cached[0] / found[0]["prompt_tokens"] <= 1
+    assert found[0]["ttft_p50_ms"] == sorted(record.ttft_ms or 0.0 for record in best)[1]
+    main(["show", trace, "--by", "session"])
+    lines = capsys.readouterr().out.splitlines()
+    row = next(place for place, line in enumerate(lines) if line.startswith("session  "))
+    assert lines[row + 1].startswith(found[0]["session_id"])
+    assert lines[row + 21].startswith("10 more")
+    assert json_of(main, ["show", trace])["by_session"] == []
+
+
+def test_no_rate_that_is_shown_passes_100_percent(
+    make_trace: MakeTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A session's first turns hit what others brought: of what the sessions' own earlier turns brought, over 100 %.
+    trace, page = str(make_trace("a", sessions=12, turns=3)), tmp_path / "page.html"
+    assert json_of(main, ["show", trace])["per_session"]["eligible_hit_rate_trie"]["max"] > 1
+    main(["show", trace, "--html", str(page)])
+    out = capsys.readouterr().out
+    shares = [float(text) for text in re.findall(r"([\d.]+)\s%", out + page.read_text())]
+    assert max(shares) <= 100
+    assert "eligible" not in out
 
 
 def test_a_missed_slo_is_exit_code_1(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,6 +186,8 @@ def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
     out = tmp_path / "o"
     with pytest.raises(InputError, match="given twice; expected each trace once"):
         main(["join", one, two, one, "-o", str(out)])
+    with pytest.raises(InputError, match=r"2: recorded on another clock than .*1; expected --align, which shifts its"):
+        main(["join", one, two, "-o", str(out)])
     assert main(["join", one, two, "--align", "-o", str(out)]) == 0
     meta, records = load_trace(out)
     assert meta.epoch_unix_ns == 10**18

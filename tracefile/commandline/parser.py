@@ -37,6 +37,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--think-s": "--think",
     "--timeout-s": "--timeout",
     "--times": "--scale",
+    "--token-seed": "--nonce WORD",
     "--trace": "-o/--output",
     "--ttft": "--target, as in --target 'ttft.p90<=500ms'",
     "--wait-s": "--wait",

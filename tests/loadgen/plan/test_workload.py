@@ -53,19 +53,19 @@ def test_sessions_stay_in_their_spans() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["multiturn", "calibration"])
-def test_another_token_seed_changes_tokens_and_nothing_else(pattern: str) -> None:
+def test_another_nonce_changes_tokens_and_nothing_else(pattern: str) -> None:
     config = SESSIONS
     if pattern == "calibration":
         prompts = LengthDistribution(64, 10_000)
         config = LoadConfig(url="http://x", trace=Path("t"), pattern="calibration", parallel=4, prompt_tokens=prompts)
-    one, other = (list(Workload(replace(config, token_seed=seed))) for seed in (None, 7))
+    one, other = (list(Workload(replace(config, nonce=nonce))) for nonce in (None, "7"))
     assert [(each.due_ms, each.prefix) for each in one] == [(each.due_ms, each.prefix) for each in other]
     assert not {each.prefix_key for each in one} & {each.prefix_key for each in other}
     turns, others = ([turn for each in sessions for turn in each.turns] for sessions in (one, other))
     assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for turn in others}
     without_key = [replace_struct(turn, prompt_key=0) for turn in turns]
     assert without_key == [replace_struct(turn, prompt_key=0) for turn in others]
-    assert load_name(config) == load_name(replace(config, token_seed=7))  # requests keep their ids
+    assert load_name(config) == load_name(replace(config, nonce="7"))  # requests keep their ids
 
 
 def test_sessions_are_what_single_draws_make() -> None:

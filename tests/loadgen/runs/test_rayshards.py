@@ -67,9 +67,9 @@ def test_shards_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pat
     engine.answer = [2000, 2001, 2002]
     folder = tmp_path / "run"
     folder.mkdir()
-    local = ["--url", engine.url, "-o", str(folder / "local"), *SESSIONS]
+    local = ["--url", engine.url, "-o", str(folder / "local"), *SESSIONS, "--nonce", "n"]
     here = json_of(main, local)
-    done = run_on(cluster, engine, folder / "ray.zst", *SESSIONS, "--procs", "auto", "--json")
+    done = run_on(cluster, engine, folder / "ray.zst", *SESSIONS, "--nonce", "n", "--procs", "auto", "--json")
     assert done.returncode == 0, done.stderr
     there = json.loads(done.stdout)
     for key in ("digest", "sent_digest", "sent", "statuses"):

@@ -43,7 +43,7 @@ def test_however_many_shards_it_is_one_run(engine: Any, folder: Path) -> None:
     for procs in (1, 2, 3):
         engine.seen.clear()
         trace = folder / f"{procs}.jsonl"
-        said.append(json_of(main, arguments(engine, trace, *SESSIONS, "--procs", str(procs))))
+        said.append(json_of(main, arguments(engine, trace, *SESSIONS, "--nonce", "n", "--procs", str(procs))))
         seen.append(sorted(json.dumps(body) for body in engine.seen))
         meta, records = load_trace(trace)
         ids.append(sorted(record.request_id for record in records))

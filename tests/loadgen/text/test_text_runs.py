@@ -82,9 +82,9 @@ def test_a_tools_results_and_calls_are_as_planned(sim_server: str, tmp_path: Pat
 
 
 def test_a_rendered_chat_is_the_same_prompts_as_ids(sim_server: str, tmp_path: Path) -> None:
-    chat = run(sim_server, tmp_path, "--api", "chat", "--turns", "1", "--seed", "7")
+    chat = run(sim_server, tmp_path, "--api", "chat", "--turns", "1", "--nonce", "n")
     lengths = sorted(record.prompt_tokens or 0 for record in load_trace(tmp_path / "t.jsonl")[1])
-    rendered = run(sim_server, tmp_path, "--chat-template", "--turns", "1", "--seed", "7")
+    rendered = run(sim_server, tmp_path, "--chat-template", "--turns", "1", "--nonce", "n")
     _, records = load_trace(tmp_path / "t.jsonl")
     assert sorted(record.prompt_tokens or 0 for record in records) == lengths
     assert {record.endpoint for record in records} == {"/v1/completions"}

@@ -486,6 +486,12 @@ def test_equal_curves_do_not_hide_each_other(folder: Path) -> None:
     assert [line["dash"] == "solid" for line in lines] == [True, False, False]
     assert lines[1]["width"] > 2 * lines[2]["width"]
     assert lines[1]["dash"] != lines[2]["dash"]
+    # Scenarios without an effect on each other are one line with all names.
+    *rows, scenario = result.rows
+    twice = msgspec.structs.replace(result, rows=[*rows, scenario, msgspec.structs.replace(scenario, name="other")])
+    names = [trace["name"] for trace in survival_figure(twice, "all", [0, 1, 2, 3])["data"] if "name" in trace]
+    assert names[-1] == f"{scenario.name} = other"
+    assert len(names) == len([trace for trace in drawn["data"] if "name" in trace])
 
 
 @pytest.mark.browser
