@@ -284,7 +284,7 @@ class Sweep:
             requests=len(self._captured.records),
             seed=config.seed,
             members=config.members,
-            notes=[*ensemble.no_draws(self._model), *points.notes()],
+            notes=[*filter(None, [self._captured.part_hashed]), *ensemble.no_draws(self._model), *points.notes()],
         )
 
     def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:
