@@ -35,6 +35,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--smallest": "--minimize",
     "--step-s": "--step-duration",
     "--think-s": "--think",
+    "--token-seed": "--nonce",
     "--timeout-s": "--timeout",
     "--times": "--scale",
     "--trace": "-o/--output",
