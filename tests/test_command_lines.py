@@ -83,6 +83,7 @@ OLD = [
     ("loadgen", ["--dialect", "tensorrt-llm"], "--dialect: 'tensorrt-llm' is now 'trtllm'"),
     ("loadgen", ["--pattern", "calibrate"], "--pattern: 'calibrate' is now 'calibration'"),
     ("loadgen", ["--think-s", "1"], "--think-s is now --think"),
+    ("loadgen", ["--token-seed", "1"], "--token-seed is now --nonce"),
     ("loadgen", ["--burst-every-s", "1"], "--burst-every-s is now --burst-every"),
     ("loadgen", ["--step-s", "1"], "--step-s is now --step-duration"),
     ("loadgen", ["--timeout-s", "1"], "--timeout-s is now --timeout"),

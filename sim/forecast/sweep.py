@@ -289,6 +289,7 @@ class Sweep:
             seed=config.seed,
             members=config.members,
             notes=[
+                *filter(None, [captured.part_hashed]),
                 *engine_warning(model, captured.meta, captured.engine),
                 *ensemble.no_draws(model),
                 *points.notes(),

@@ -107,9 +107,9 @@ def partly_known(tmp_path: Path) -> Path:
     with TraceWriter(path, Meta(**META)) as writer:
         for number in range(72):
             whole = number % 18 < 5
-            usage = frozenset() if whole else frozenset({"cached_tokens", "prompt_tokens", "output_tokens"})
-            hashes = frozenset() if number < 31 else frozenset({"block_hashes", "output_block_hashes"})
-            record = lacking(number, (usage | hashes, whole))
+            usage = set[str]() if whole else {"cached_tokens", "prompt_tokens", "output_tokens"}
+            hashes = set[str]() if number < 31 else {"block_hashes", "output_block_hashes"}
+            record = lacking(number, (frozenset(usage | hashes), whole))
             record.status, record.prompt_tokens = "ok", record.prompt_tokens or BLOCK * (1 + number // 3) + 1
             writer.write(record)
     return path
