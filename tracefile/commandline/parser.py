@@ -43,13 +43,16 @@ FLAGS: Final[Mapping[str, str]] = {
     "--wait-s": "--wait",
     "--window-s": "--window",
     "-o": "--html",
+    "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
-COMMANDS: Final[Mapping[str, str]] = {"loadgen calibrate": "loadgen selftest"}
+COMMANDS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("loadgen calibrate", "loadgen selftest"), "python -m scripts.bench_loadgen, in a clone"
+)
 
 VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "llama.cpp"): "llamacpp",
