@@ -58,7 +58,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
     forms: str
-    """``compiled`` or ``python``: the functions that have both forms (``wire/native.py``)."""
+    """``compiled`` or ``python``: the parser of events, which has both forms (``wire/native.py``)."""
     findings: dict[str, int]
     prefix_truth: TruthReport | None = None
     """Check of prompts in the target's tokens; null: not checked."""
