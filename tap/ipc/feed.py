@@ -64,7 +64,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     """Seconds from a read of a response body to its write to the client, of a sample."""
     upstreams: list[UpstreamStats] = []
     misrouted: dict[str, int] = {}
-    """Requests for which the user's policy gave no upstream, by reason."""
+    """Requests for which the policy raised, by the exception's type."""
 
 
 class RequestCount(msgspec.Struct, array_like=True, frozen=True):

@@ -1,13 +1,15 @@
-"""A policy on live traffic: what it needs to see of a request, and the count of a user's policy's faults."""
+"""A policy on live traffic: what it needs to see of a request, and the count of its faults."""
 
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-from engines.routing.records import TOKENS_ALONE, Policy, RoutingCosts
+from engines.routing.load import least_loaded
+from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts
 from engines.routing.router import ADAPTER_SLOTS, Learner
 from engines.routing.routes import Route, parse_route
-from engines.routing.users import GuardedPolicy
-from tracefile.records.errors import InputError
+from tracefile.records.errors import InputError, failure_words
 
 FORGETFUL = frozenset({"round-robin", "random", "least-loaded", "power-of-two"})
 """Policies that send a session's requests anywhere."""
@@ -16,7 +18,7 @@ BLIND = frozenset({"round-robin", "random", "session"})
 
 
 class LivePolicy:
-    """A policy, with what it needs to see, and the count of its failures."""
+    """A policy, with what it needs to see, and the count of its failures: they cost no request."""
 
     def __init__(
         self,
@@ -28,11 +30,22 @@ class LivePolicy:
         costs: RoutingCosts = TOKENS_ALONE,
         adapter_slots: int = 1,
     ) -> None:
-        self.choose, self.costs, self.adapter_slots = policy, costs, adapter_slots
+        self._policy, self.costs, self.adapter_slots = policy, costs, adapter_slots
         self.reads_prompt, self.keeps_sessions, self.sees_load = reads_prompt, keeps_sessions, sees_load
-        self.failures: Counter[str] = policy.faults if isinstance(policy, GuardedPolicy) else Counter()
-        """Faults of a user's policy, by reason: raised, blocked, suspended, nonsense."""
+        self.failures: Counter[str] = Counter()
+        """Requests that went to the least loaded instead, by the type of the exception."""
         self.learner = policy if isinstance(policy, Learner) else None
+
+    def choose(self, request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+        """Return the place of the engine; where the policy raises, that of the least loaded."""
+        try:
+            return self._policy(request, engines)
+        except Exception as error:
+            name = type(error).__name__
+            if not self.failures[name]:  # no text of the exception: it may quote a request
+                print(f"tap: --route: {failure_words(error)}; least-loaded routes instead", file=sys.stderr, flush=True)
+            self.failures[name] += 1
+            return least_loaded(request, engines)
 
 
 def live_route(text: str) -> Route:

@@ -9,12 +9,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from engines.kvevents import Change, EngineCache, EventFollower
-from engines.zmtp import ZmtpSocket, parse_endpoint
 from tap.ipc.exchange import CacheFeed, ExchangeCopy, RecorderSetup
 from tap.ipc.feed import CacheFeedStats
 from tap.ipc.stderr import say
@@ -22,13 +21,17 @@ from tap.ipc.upstreamboard import PrefixTable, UpstreamBoard
 from tap.prompts.promptstart import PIECE_BYTES, prompt_start
 from tracefile.hashing.blockhash import BlockHasher
 from tracefile.hashing.hashkey import HashKey
+from tracefile.records.extras import load_extra
 from tracefile.records.schema import BlockHash, Record
-from wire.errors import WireError
 
 MAX_KEYS = 1 << 16
 """Keys of prompts' starts whose block is remembered."""
-CONNECT_TIMEOUT_S = 5.0
-RECONNECT_S = 1.0
+ANSWER_TIMEOUT_MS = 5000
+"""Wait for a first connection before a line says that there is none, and for each batch of a replay."""
+RECONNECT_MS = 1000
+POLL_MS = 500
+"""Longest time until ``close`` is seen."""
+MAX_MESSAGE_BYTES = 1 << 28
 NUMBER_BYTES = 8
 END_OF_REPLAY = -1
 
@@ -134,43 +137,48 @@ class _Feed:
     """An engine's events."""
 
     def __init__(self, told: CacheFeed, cache: EngineCache) -> None:
-        self.upstream = told.upstream
-        self._events = parse_endpoint(told.events)
-        self._replay_at = None if told.replay is None else parse_endpoint(told.replay)
-        self.follower = EventFollower(cache, None if self._replay_at is None else self._replay)
-        self._socket: ZmtpSocket | None = None
-        """Null: there is no connection."""
+        self.upstream, self._events, self._replay_at = told.upstream, told.events, told.replay
+        self.follower = EventFollower(cache, None if told.replay is None else self._replay)
+        self._zmq = load_extra("zmq")
+        self._context = self._zmq.Context()
+        self._connected = False
         self._ended = threading.Event()
 
     def follow(self, index: CacheIndex) -> None:
-        """Take events until ``close``, over one connection after another."""
-        problem = ""
-        while not self._ended.is_set():
-            try:
-                with ZmtpSocket(self._events, "SUB", timeout_s=CONNECT_TIMEOUT_S) as self._socket:
-                    self._socket.set_timeout(None)
-                    problem = ""
-                    say(f"KV events of {self.upstream} come in")
-                    self._take_all(self._socket, index)
-            except (OSError, WireError) as error:
-                if self._socket is not None:
-                    self._socket = None
-                    index.changed(self.upstream, self.follower.restart())
-                if str(error) != problem and not self._ended.is_set():
-                    problem = str(error)
-                    say(f"no KV events of {self.upstream} ({problem}); the router goes by what it sent")
-            self._ended.wait(RECONNECT_S)
+        """Take events until ``close``; ZeroMQ connects again by itself, its monitor tells when."""
+        zmq, recv_monitor_message = self._zmq, load_extra("zmq.utils.monitor").recv_monitor_message
+        with self._socket(zmq.SUB) as events:
+            events.subscribe(b"")
+            changes = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            poller = zmq.Poller()
+            poller.register(events, zmq.POLLIN)
+            poller.register(changes, zmq.POLLIN)
+            events.connect(self._events)
+            silent_from, told = time.monotonic() + ANSWER_TIMEOUT_MS / 1000, False
+            while not self._ended.is_set():
+                ready = dict(poller.poll(POLL_MS))
+                if events in ready:  # before the end of the connection that they came over
+                    self._take(events.recv_multipart(), index)
+                elif changes in ready:
+                    self._connected = recv_monitor_message(changes)["event"] != zmq.EVENT_DISCONNECTED
+                    self._tell(index)
+                    told = True
+                elif not told and time.monotonic() > silent_from:
+                    self._tell(index)
+                    told = True
+            events.disable_monitor()
+            changes.close()
+        self._connected = False
+        self._context.term()
 
     def close(self) -> None:
         self._ended.set()
-        if (connected := self._socket) is not None:
-            connected.close()
 
     def stats(self) -> CacheFeedStats:
         follower = self.follower
         return CacheFeedStats(
             upstream=self.upstream,
-            connected=self._socket is not None,
+            connected=self._connected,
             batches=follower.batches,
             gaps=follower.gaps,
             faults=follower.faults,
@@ -179,23 +187,44 @@ class _Feed:
             lag_s=follower.lag_s,
         )
 
-    def _take_all(self, events: ZmtpSocket, index: CacheIndex) -> None:
-        while True:
-            parts = events.receive()
-            if len(parts) < 2:
-                raise WireError(f"a message of {len(parts)} parts; expected topic, number and batch")
-            number = int.from_bytes(parts[-2], "big", signed=True)
-            for change in self.follower.take(number, parts[-1], time.time()):
-                index.changed(self.upstream, change)
+    def _socket(self, kind: int) -> Any:
+        """Return a socket that keeps nothing at its end, and finds out about a peer that vanished."""
+        zmq, made = self._zmq, self._context.socket(kind)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.RECONNECT_IVL, RECONNECT_MS),
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, 30),
+            (zmq.TCP_KEEPALIVE_INTVL, 10),
+            (zmq.TCP_KEEPALIVE_CNT, 3),
+        ):
+            made.setsockopt(option, value)
+        return made
+
+    def _tell(self, index: CacheIndex) -> None:
+        if self._connected:
+            say(f"KV events of {self.upstream} come in")
+        else:
+            index.changed(self.upstream, self.follower.restart())
+            say(f"no KV events of {self.upstream} ({self._events}: not connected); the router goes by what it sent")
+
+    def _take(self, parts: Sequence[bytes], index: CacheIndex) -> None:
+        """Take a message: topic, number and batch; another one counts as a fault."""
+        if len(parts) < 2:
+            self.follower.faults += 1
+            return
+        number = int.from_bytes(parts[-2], "big", signed=True)
+        for change in self.follower.take(number, parts[-1], time.time()):
+            index.changed(self.upstream, change)
 
     def _replay(self, first: int) -> Iterator[tuple[int, bytes]]:
         """Yield the batches that the engine kept; fewer where it does not answer."""
-        if self._replay_at is None:
-            return
-        with suppress(OSError, WireError), ZmtpSocket(self._replay_at, "DEALER", timeout_s=CONNECT_TIMEOUT_S) as router:
-            router.send([b"", first.to_bytes(NUMBER_BYTES, "big")])
-            while True:
-                parts = router.receive()
+        with self._socket(self._zmq.DEALER) as router:
+            router.connect(self._replay_at)
+            router.send_multipart([b"", first.to_bytes(NUMBER_BYTES, "big")])
+            while router.poll(ANSWER_TIMEOUT_MS):
+                parts = router.recv_multipart()
                 number = int.from_bytes(parts[-2], "big", signed=True) if len(parts) > 1 else END_OF_REPLAY
                 if number == END_OF_REPLAY:
                     return

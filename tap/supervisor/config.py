@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 from engines.access import HEADER_NAME, SECRET_HEADER, Access
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.recognition import DIALECTS
 from engines.tokenizer import tokenizer_folder
-from engines.zmtp import parse_endpoint
 from tap.ipc.exchange import BoardSize, CacheFeed, Certificate, Injection, RecorderSetup, UpstreamEntry, WorkerSetup
 from tap.ipc.upstreamboard import UpstreamBoard
 from tap.ipc.workercounts import WorkerCounts
@@ -28,6 +28,7 @@ from tracefile.files.reading import open_trace
 from tracefile.hashing.blockhash import HashKey
 from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.errors import InputError
+from tracefile.records.extras import load_extra
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
 from tracefile.storage.segments import path_under_key
@@ -213,7 +214,7 @@ def checked_kv_events(
         try:
             upstream = parse_url(url).without_endpoint()
             for address in (events, replay) if comma else (events,):
-                parse_endpoint(address)
+                _check_zmq_address(address)
         except WireError as error:
             raise InputError(f"--kv-events {text}: {error}; UPSTREAM=tcp://HOST:PORT[,tcp://HOST:PORT]") from None
         if upstream not in upstreams or upstream in found:
@@ -221,7 +222,20 @@ def checked_kv_events(
         found[upstream] = (upstream, events, replay or None)
     if found and not live_policy(route).reads_prompt:
         raise InputError(f"--kv-events: --route {route} uses no caches; expected a policy that does, such as overlap")
+    if found:
+        load_extra("zmq", where="--kv-events: ")
     return tuple(found.values())
+
+
+def _check_zmq_address(text: str) -> None:
+    """Refuse what a subscriber cannot connect to. Raises WireError."""
+    try:
+        parts = urlsplit(text)
+        named = parts.scheme == "tcp" and parts.hostname not in (None, "*") and parts.port and not parts.path
+    except ValueError:
+        named = False
+    if not named:
+        raise WireError(f"{text!r} is no address of ZeroMQ's: expected tcp://HOST:PORT")
 
 
 def injection_words(texts: Sequence[str]) -> list[str]:

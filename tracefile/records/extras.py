@@ -17,6 +17,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "scipy": "sim",
     "shtab": "completion",
     "transformers": "tokenizer",
+    "zmq": "kv-events",
 }
 """Extra by package."""
 

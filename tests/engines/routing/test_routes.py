@@ -1,29 +1,20 @@
-"""``--route``: settings in one word, users' own policies and their faults."""
+"""``--route``: settings in one word, and users' own policies."""
 
-import contextlib
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engines.routing import (
-    RoutedEngine,
     RoutedRequest,
-    Router,
     RoutingCosts,
-    engine_seed,
     make_router,
     parse_route,
-    users,
 )
-from engines.routing.users import GuardedPolicy
 from sim.latency.modelfile import default_model
 from tracefile import InputError, Record, RequestId, SessionId
 
 NAMES = ["a", "b", "c"]
-ENGINES = [RoutedEngine(place=place, name=name, seed=engine_seed(name)) for place, name in enumerate(NAMES)]
 
 
 def request(number: int) -> RoutedRequest:
@@ -132,24 +123,22 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_users_policy_chooses_with_settings_and_learns(tmp_path: Path) -> None:
+def test_a_users_policy_chooses_with_settings(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "from dataclasses import dataclass\n"
-        "def choose(request, engines):\n    return max(range(len(engines)), key=lambda p: engines[p].overlap)\n"
-        "class Last:\n"
-        "    def __init__(self):\n        self.place = 0\n"
-        "    def __call__(self, request, engines):\n        return self.place\n"
-        "    def sent(self, request, engine):\n        self.place = engine.place\n"
-        "    def ended(self, request, engine, now_s):\n        pass\n",
+        "def choose(request, engines):\n    return max(range(len(engines)), key=lambda p: engines[p].overlap)\n",
     )
     router = make_router(parse_route(f"{path}:choose:lag=1s"), NAMES)
     router.sent(request(0), 2)
     assert router.choose(request(1)) == 2
-    learning = parse_route(f"{path}:Last")
-    router, other = make_router(learning, NAMES), make_router(learning, NAMES)
-    router.sent(request(0), 1)
-    assert (router.choose(request(1)), other.choose(request(1))) == (1, 0)
+
+
+@pytest.mark.parametrize(("value", "shown"), [("None", "None"), ("3", "3"), ("-1", "-1"), ("True", "True")])
+def test_a_users_policy_that_returns_no_place_is_told(tmp_path: Path, value: str, shown: str) -> None:
+    path = written(tmp_path, f"def choose(request, engines):\n    return {value}\n")
+    router = make_router(parse_route(f"{path}:choose"), NAMES)
+    with pytest.raises(InputError, match=f"mine.py:choose: returned {shown}; expected a place from 0 to 2"):
+        router.choose(request(0))
 
 
 @pytest.mark.parametrize(
@@ -168,90 +157,3 @@ def test_a_file_without_a_policy_is_refused(tmp_path: Path, text: str, expected:
         parse_route(written(tmp_path, text) + ":choose")
     assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def raises(request: RoutedRequest, engines: object) -> int:
-    if request.number < 5:
-        raise KeyError("a secret of the request")
-    return 2
-
-
-def test_faults_of_a_users_policy_cost_it_the_choice_and_a_line_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
-    policy = GuardedPolicy("mine.py:choose", raises)
-    chosen = [policy(request(number), ENGINES) for number in (0, 1, 4, 7)]
-    assert chosen == [0, 1, 1, 2]
-    assert policy.faults == {"raised": 3}
-    line = capsys.readouterr().err
-    assert line.startswith("--route mine.py:choose: raised KeyError at test_routes.py:")
-    assert line.endswith("; least-loaded routes instead\n")
-    assert "secret" not in line
-
-
-@pytest.mark.parametrize(
-    ("nonsense", "shown"),
-    [(None, "None"), (3, "3"), (-1, "-1"), (1.0, "1.0"), (True, "True"), ("secret", "a str"), ([0], "a list")],
-)
-def test_nonsense_goes_to_the_least_loaded(nonsense: object, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    policy = GuardedPolicy("mine.py:choose", lambda request, engines: nonsense)
-    assert [policy(request(number), ENGINES) for number in range(4)] == [0, 1, 2, 0]
-    assert policy.faults == {"nonsense": 4}
-    assert capsys.readouterr().err == (
-        f"--route mine.py:choose: returned {shown}; expected a place from 0 to 2; least-loaded routes instead\n"
-    )
-
-
-def test_a_policy_that_blocks_is_interrupted_and_asked_again_a_minute_later(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = []
-
-    def blocks(request: RoutedRequest, engines: object) -> int:
-        asked.append(request.number)
-        while request.number < 60:
-            with contextlib.suppress(Exception):  # a user's loop that goes on whatever comes
-                time.sleep(60)
-        return 2
-
-    policy = GuardedPolicy("mine.py:choose", blocks)
-    assert [policy(request(number), ENGINES) for number in (0, 1, 59, 60)] == [0, 1, 2, 2]
-    assert asked == [0, 60]
-    assert policy.faults == {"blocked": 1, "suspended": 2}
-    assert "took more than 20 ms; suspended for 60 s; least-loaded routes instead" in capsys.readouterr().err
-
-
-def test_a_policy_that_blocks_in_a_thread_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(users, "MOST_THREAD_S", 0.05)
-
-    def blocks(request: RoutedRequest, engines: object) -> int:
-        while True:
-            pass
-
-    policy = GuardedPolicy("mine.py:choose", blocks)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(policy, request(2), ENGINES).result(timeout=60) == 2
-        assert pool.submit(policy, request(3), ENGINES).result(timeout=60) == 0
-    assert policy.faults == {"blocked": 1, "suspended": 1}
-    assert "suspended for 60 s" in capsys.readouterr().err
-
-
-def test_a_policy_that_fails_to_learn_routes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    class Own:
-        def __call__(self, request: RoutedRequest, engines: object) -> int:
-            return 2
-
-        def sent(self, request: RoutedRequest, engine: object) -> None:
-            raise KeyError("secret")
-
-        def ended(self, request: RoutedRequest, engine: object, now_s: float) -> None:
-            raise KeyError("secret")
-
-    router = Router(NAMES, GuardedPolicy("mine.py:Own", Own()))
-    assert router.choose(request(0)) == 2
-    router.sent(request(0), 2)
-    router.ended(0, 1.0)
-    assert router.choose(request(1)) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("--route mine.py:Own: raised KeyError at test_routes.py:")
-    assert line.endswith("; it has not learnt of that request")

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router, users
+from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router
 from engines.routing.index import PrefixIndex
-from engines.routing.users import GuardedPolicy
 from tap.ipc.exchange import BoardSize, UpstreamEntry
 from tap.ipc.upstreamboard import UpstreamBoard
 from tap.proxy import routedrelay
@@ -529,64 +528,15 @@ def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int,
         assert picked(live, name, keys) == entries[place].url
 
 
-def own(choose: Any) -> tuple[Upstreams, LivePolicy]:
-    policy = LivePolicy(GuardedPolicy("own.py:choose", choose), reads_prompt=False, keeps_sessions=True)
-    return Upstreams([entry(0), entry(1)], policy), policy
-
-
 def raises(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
     raise KeyError(request.session)
 
 
-def blocks(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-    while True:
-        pass
-
-
-def sleeps(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-    time.sleep(60)
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("choose", "counted", "said"),
-    [
-        pytest.param(raises, {"raised": 3}, "KeyError at test_live_routing.py:", id="raises"),
-        pytest.param(blocks, {"blocked": 1, "suspended": 2}, "took more than 20 ms; suspended for 60 s", id="blocks"),
-        pytest.param(sleeps, {"blocked": 1, "suspended": 2}, "took more than 20 ms; suspended for 60 s", id="sleeps"),
-        pytest.param(lambda *_: 2, {"nonsense": 3}, "returned 2; expected a place from 0 to 1", id="out of range"),
-        pytest.param(lambda *_: None, {"nonsense": 3}, "returned None", id="nothing"),
-        pytest.param(lambda *_: True, {"nonsense": 3}, "returned True", id="a truth"),
-    ],
-)
-def test_a_users_policy_that_fails_costs_a_line_and_no_request(
-    choose: Any,
-    counted: dict[str, int],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if "blocked" not in counted:  # a busy machine is no policy that blocks
-        monkeypatch.setattr(users, "MOST_S", 60.0)
-    upstreams, policy = own(choose)
-    assert len({picked(upstreams, "secret") for _ in range(3)}) == 2, "served by the rule that is left"
-    assert dict(policy.failures) == counted
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert said in lines[0]
-    assert "secret" not in lines[0]
-
-
-def test_a_users_policy_that_blocked_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "SUSPENDED_S", 0.0)
-    asked: list[int] = []
-
-    def once(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        asked.append(request.number)
-        if len(asked) == 1:
-            time.sleep(60)
-        return 1
-
-    upstreams, policy = own(once)
-    assert [picked(upstreams, None) for _ in range(3)][1:] == ["http://engine-1:8000"] * 2
-    assert dict(policy.failures) == {"blocked": 1}
+def test_a_policy_that_raises_costs_a_line_and_no_request(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = LivePolicy(raises, reads_prompt=False, keeps_sessions=True)
+    upstreams = Upstreams([entry(0), entry(1)], policy)
+    assert len({picked(upstreams, "secret") for _ in range(3)}) == 2, "served by the least loaded"
+    assert dict(policy.failures) == {"KeyError": 3}
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tap: --route: KeyError at test_live_routing.py:")
+    assert "secret" not in line

@@ -116,16 +116,16 @@ def publisher() -> Iterator[Publisher]:
 def test_events_on_a_socket_reach_the_workers_table(
     tmp_path: Path, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tap.recorder.cacheindex.RECONNECT_S", 0.01)
+    monkeypatch.setattr("tap.recorder.cacheindex.RECONNECT_MS", 10)
+    monkeypatch.setattr("tap.recorder.cacheindex.POLL_MS", 20)
     board = tmp_path / "board"
-    events, replay = ("tcp://{}:{}".format(*at) for at in (publisher.endpoint, publisher.replay_endpoint))
-    feeds = CacheFeeds(setup_of(board, CacheFeed(ONE, 1, events, replay)), KEY)
+    feeds = CacheFeeds(setup_of(board, CacheFeed(ONE, 1, publisher.endpoint, publisher.replay_endpoint)), KEY)
     table = UpstreamBoard(board, BoardSize(slots=2)).table(1)
 
     def publish(number: int, *found: dict[str, Any], live: bool = True) -> None:
         publisher.publish(number, msgspec.msgpack.encode([time.time(), found, 0]), live=live)
 
-    assert publisher.subscribed.wait(20)
+    publisher.wait_for_subscriber()
     publish(0, stored([1, 2, 3], TOKENS[:24]))
     wait_until(lambda: feeds.stats()[0].blocks == 3)
     table.add(KEYS)
@@ -139,9 +139,9 @@ def test_events_on_a_socket_reach_the_workers_table(
     assert found.lag_s is not None
     assert 0 <= found.lag_s < 20
     publisher.kept.clear()
-    publisher.cut()  # the engine restarts, and numbers from 0 on
+    publisher.restart()  # the engine restarts, and numbers from 0 on
     wait_until(lambda: table.overlap(KEYS) == 0)
-    assert publisher.subscribed.wait(20)
+    publisher.wait_for_subscriber()
     publish(0, stored([9], TOKENS[:8]))
     wait_until(lambda: feeds.stats()[0].blocks == 1)
     feeds.close()
