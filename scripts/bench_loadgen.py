@@ -1,11 +1,10 @@
-"""Rates that loadgen reaches on one core, and the error of its times, beside aiohttp, AIPerf and the bare loop.
+"""Rates that loadgen reaches on one core, and the error of its times, beside aiohttp and the bare loop.
 
     python -m scripts.bench_loadgen                       # about seven minutes
     python -m scripts.bench_loadgen --quick               # under two minutes: a look, not a result
-    python -m scripts.bench_loadgen --aiperf VENV         # AIPerf too, from VENV/bin/aiperf
 
-The client and all that it starts run on core 1, the built-in server on core 0. Rates and errors are taken from what the
-server saw, the same way for all. What is measured how stands in docs/dev/load-bench.md.
+The client and all that it starts run on core 1, the reference server on core 0. Rates and errors are those that
+the server saw, the same way for all. What is measured how stands in docs/dev/load-bench.md.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from pathlib import Path
 from scripts.loadbench.cases import cases
 from scripts.loadbench.results import Results
 from scripts.loadbench.runs import Measured, measure
-from scripts.loadbench.subjects import Subject, aiperf, kvtape, reference
+from scripts.loadbench.subjects import kvtape, reference
 from scripts.proxybench.conditions import Watch
 
 
@@ -34,7 +33,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, metavar="S", help="of a saturating run; default 5, quick 3")
     made.add_argument("--only", default="short,long,rate50,rate200", metavar="LIST", help="default: %(default)s")
     made.add_argument("--clients", default="kvtape,aiohttp,protocol", metavar="LIST", help="default: %(default)s")
-    made.add_argument("--aiperf", type=Path, metavar="VENV", help="a virtual environment that has AIPerf")
     made.add_argument("--client-core", type=int, default=1, metavar="CORE", help="default %(default)s")
     made.add_argument("--server-core", type=int, default=0, metavar="CORE", help="default %(default)s")
     made.add_argument("--markdown", action="store_true", help="print the table for a document")
@@ -43,22 +41,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def subjects(args: argparse.Namespace, folder: Path) -> list[Subject]:
-    """The clients asked for."""
-    known = {
-        "kvtape": kvtape(),
-        "aiohttp": reference("aiohttp", "aiohttp_client"),
-        "protocol": reference("bare loop", "protocol_client"),
-    }
-    found = [known[name] for name in args.clients.split(",")]
-    return found if args.aiperf is None else [*found, aiperf(args.aiperf, folder)]
+CLIENTS = {
+    "kvtape": kvtape(),
+    "aiohttp": reference("aiohttp", "aiohttp_client"),
+    "protocol": reference("bare loop", "protocol_client"),
+}
 
 
 def bench(args: argparse.Namespace, folder: Path) -> list[Measured]:
     """Run each client on each case, round after round."""
     seconds = args.seconds or (3.0 if args.quick else 5.0)
     rounds = args.rounds or (1 if args.quick else 3)
-    clients = subjects(args, folder)
+    clients = [CLIENTS[name] for name in args.clients.split(",")]
     wanted = [case for case in cases(seconds) if case.name in args.only.split(",")]
     runs = []
     for turn in range(rounds):

@@ -1,5 +1,5 @@
-"""Run times of the simulator: an hour of traffic warm and cold, the pool and a plain LRU at two block sizes, the
-whole size curve, and a made-up million requests.
+"""Run times of the simulator: an hour of traffic warm and cold, the pool, the whole size
+curve, and a made-up million requests.
 
     python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --markdown
 
@@ -17,9 +17,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from scripts.simbench.caches import bench_caches
-from scripts.simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, bench_hour
+from scripts.simbench.hour import bench_command, bench_hour
 from scripts.simbench.million import bench_million
-from scripts.simbench.timing import Figures
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
@@ -54,18 +53,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def ratios(figures: Figures) -> Figures:
-    """Ratios of the figures, in CPU seconds."""
-    ends = (name.removesuffix("_blocks") for name in figures if name.endswith("_blocks") and "_hit_" not in name)
-    caches = [name for name in ends if name.startswith("pool_")]
-    found = {
-        f"{name}_million_blocks_per_s": figures[f"{name}_blocks"] / figures[f"{name}_cpu_s"] / 1e6 for name in caches
-    }
-    coarse, fine = (f"{name}_cpu_s" for name in caches)
-    found["pool_fine_over_coarse"] = figures[fine] / figures[coarse]
-    return {name: round(value, 3) for name, value in found.items()}
-
-
 def main() -> None:
     """Measure and print."""
     arguments = parse_arguments()
@@ -81,16 +68,12 @@ def main() -> None:
     model = make_model(COSTS, config, Noise(step_log_ratio=(SPREAD,), frontend_log_ratio=SPREAD))
     figures = bench_command(arguments.trace, model, arguments.runs)
     figures |= bench_hour(arguments.trace, model, arguments.runs, plain=arguments.plain)
-    if config.block_size % FINE_PARTS == 0:
-        figures |= bench_fine_hour(arguments.trace, model, arguments.runs)
-        fine = figures[f"hour_block{config.block_size // FINE_PARTS}_run_least_cpu_s"]
-        figures["hour_fine_over_coarse"] = round(fine / figures["hour_run_least_cpu_s"], 3)
     figures |= bench_caches(arguments.trace, arguments.blocks, arguments.runs)
     if arguments.million:
         # In a process of its own, so that the most memory that it ever had is the million's.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             figures |= alone.submit(bench_million, arguments.million, model).result()
-    figures |= ratios(figures) | {"load_average": round(os.getloadavg()[0], 2)}
+    figures["load_average"] = round(os.getloadavg()[0], 2)
     if arguments.json:
         print(json.dumps(figures))
         return

@@ -1,4 +1,4 @@
-"""Cost of the tap beside nginx and haproxy: one run, one machine, everything recorded.
+"""Cost of the tap beside nginx: one run, one machine, everything recorded.
 
     python -m scripts.bench_tap                      # under three minutes
     python -m scripts.bench_tap --quick              # under 40 seconds: one short round, nginx and one tap
@@ -24,25 +24,21 @@ from pathlib import Path
 from scripts.proxybench.conditions import Conditions, Watch
 from scripts.proxybench.engine import Engine
 from scripts.proxybench.measures import (
-    IDLE_GAP_MS,
     LARGE_PROMPT_BYTES,
     UNEVEN_GAPS_MS,
     first_tokens,
     pin_to_load_core,
     saturate,
     stream_window,
-    unary_waits,
 )
-from scripts.proxybench.proxies import Proxy, binary, haproxy, nginx, tap, version
-from scripts.proxybench.results import REFERENCE, Results, as_json, table
+from scripts.proxybench.proxies import Proxy, binary, nginx, tap, version
+from scripts.proxybench.results import Results, as_json, table
 from wire.loop import run
 
-PROXIES = ("nginx", "haproxy", "tap-ids", "tap-bytes")
+PROXIES = ("nginx", "tap-ids", "tap-bytes")
 QUICK_PROXIES = ("nginx", "tap-ids")
-MEASURES = ("cpu", "latency", "ttft", "tail", "unary", "idle")
-UNARY_TIMES = 8
-"""Unary requests for each one of a TTFT: a p99 takes more than a median."""
-BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
+MEASURES = ("cpu", "latency", "ttft", "unary")
+BUSY_STREAMS, QUIETER_STREAMS = 512, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +48,12 @@ class Plan:
     rounds: int
     window_s: float
     unary_s: float
-    idle_s: float
     requests: int
     """Of each size, a round, for the TTFT."""
 
 
-FULL = Plan(rounds=3, window_s=2.0, unary_s=2.0, idle_s=4.0, requests=110)
-QUICK = Plan(rounds=1, window_s=1.0, unary_s=1.0, idle_s=2.0, requests=60)
+FULL = Plan(rounds=3, window_s=2.0, unary_s=2.0, requests=110)
+QUICK = Plan(rounds=1, window_s=1.0, unary_s=1.0, requests=60)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,9 +67,6 @@ def parser() -> argparse.ArgumentParser:
         help=f"beside none at all; default {','.join(PROXIES)}, quick {','.join(QUICK_PROXIES)}",
     )
     made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
-    made.add_argument(
-        "--one-core", action="store_true", help="the tap's recorder on the proxies' core, as in a sidecar"
-    )
     made.add_argument("--tap-flags", default="", metavar="FLAGS", help="further flags of the tap, as one argument")
     made.add_argument("--markdown", action="store_true", help="print the table for a document")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its rounds")
@@ -89,24 +81,13 @@ class Bench:
         self.results = Results()
 
     async def measure(self, measures: Sequence[str]) -> None:
-        """Take all measurements of all proxies, round after round; the slow streams once, beside nginx's."""
-        each = {
-            "cpu": self._cpu,
-            "latency": self._latency,
-            "ttft": self._ttft,
-            "tail": self._tail,
-            "unary": self._unary,
-        }
+        """Take all measurements of all proxies, round after round."""
+        each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft, "unary": self._unary}
         for number in range(self._plan.rounds):
-            for measure in (each[name] for name in MEASURES if name in measures and name in each):
+            for measure in (each[name] for name in MEASURES if name in measures):
                 for proxy in self._proxies:
                     _progress(f"round {number + 1} of {self._plan.rounds}: {measure.__name__[1:]} {proxy.name}")
                     await measure(proxy)
-        if "idle" in measures:
-            taps = [proxy for proxy in self._proxies if proxy.recorder is not None]
-            for proxy in [proxy for proxy in self._proxies if proxy.name == REFERENCE] + taps[:1]:
-                _progress(f"{IDLE_STREAMS} slow streams: {proxy.name}")
-                await self._idle(proxy)
         self.results.finish()
 
     async def _cpu(self, proxy: Proxy) -> None:
@@ -128,17 +109,13 @@ class Bench:
             warm_s=0.3,
             window_s=self._plan.window_s,
         )
-        self.results.add_arrivals(proxy.name, window.arrivals)
+        self.results.add_latencies(proxy.name, window.latency_us)
         self.results.failed[proxy.name] += window.failures
 
     async def _ttft(self, proxy: Proxy) -> None:
         for figure, size, pause_s in (("ttft", 400, 0.002), ("ttft_large", LARGE_PROMPT_BYTES, 0.02)):
             times = await first_tokens(proxy, self._plan.requests, size, pause_s)
             self.results.add(proxy.name, figure, statistics.median(times))
-
-    async def _tail(self, proxy: Proxy) -> None:
-        waits = await unary_waits(proxy, UNARY_TIMES * self._plan.requests)
-        self.results.add(proxy.name, "unary_p99", statistics.quantiles(waits, n=100)[-1])
 
     async def _unary(self, proxy: Proxy) -> None:
         found = await saturate(self._engine, proxy, self._folder, self._plan.unary_s)
@@ -150,15 +127,6 @@ class Bench:
         self.results.add(proxy.name, "unary_recorded", found.recorded_rate)
         self.results.failed[proxy.name] += found.failures
 
-    async def _idle(self, proxy: Proxy) -> None:
-        window = await stream_window(
-            self._engine, proxy, streams=IDLE_STREAMS, gaps_ms=[IDLE_GAP_MS], warm_s=2.0, window_s=self._plan.idle_s
-        )
-        self.results.add(proxy.name, "idle_rss", window.rss_mb)
-        if window.cpu_us_per_chunk is not None:
-            self.results.add(proxy.name, "idle_cpu", window.cpu_us_per_chunk * window.chunks / window.seconds / 1e4)
-        self.results.failed[proxy.name] += window.failures
-
 
 @contextlib.asynccontextmanager
 async def proxies_up(
@@ -169,16 +137,13 @@ async def proxies_up(
         _missing("wrk", "unary requests")
     async with contextlib.AsyncExitStack() as stack:
         found = [Proxy("direct", upstream)]
-        for name, start in (("nginx", nginx), ("haproxy", haproxy)):
-            if name in wanted and binary(name) is None:
-                _missing(name, name)
-            elif name in wanted:
-                found.append(await stack.enter_async_context(start(folder, upstream)))
+        if "nginx" in wanted and binary("nginx") is None:
+            _missing("nginx", "nginx")
+        elif "nginx" in wanted:
+            found.append(await stack.enter_async_context(nginx(folder, upstream)))
         flags = ["--no-engine-facts", *args.tap_flags.split()]
-        for tokenizer in ("ids", "bytes"):
-            if f"tap-{tokenizer}" in wanted:
-                started = tap(folder, upstream, tokenizer, flags, one_core=args.one_core)
-                found.append(await stack.enter_async_context(started))
+        taps = [name for name in ("ids", "bytes") if f"tap-{name}" in wanted]
+        found += [await stack.enter_async_context(tap(folder, upstream, name, flags)) for name in taps]
         yield found
 
 
@@ -213,13 +178,13 @@ def report(
     accounts = {proxy.name: proxy.account for proxy in proxies if proxy.account}
     for name, account in accounts.items():
         results.add(name, "lost", account["offered"] - account["recorded"])
-    print(table(results, names, markdown=args.markdown, one_core=args.one_core))
+    print(table(results, names, markdown=args.markdown))
     print(f"\n{conditions}; rounds: {plan.rounds}")
     for name, account in accounts.items():
         counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"
         print(f"{name}: {counts}")
     if args.json is not None:
-        versions = {name: version(name) for name in ("nginx", "haproxy", "wrk")}
+        versions = {name: version(name) for name in ("nginx", "wrk")}
         facts = {"conditions": asdict(conditions), "plan": asdict(plan), "versions": versions, "accounts": accounts}
         args.json.write_text(json.dumps({**facts, "figures": as_json(results, names)}, indent=1) + "\n")
 

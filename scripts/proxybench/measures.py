@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -17,12 +16,12 @@ from scripts.proxybench.engine import Engine
 from scripts.proxybench.processes import cpu_ns, pin, rss_mb
 from scripts.proxybench.proxies import LOAD_CORE, Proxy
 from scripts.proxybench.streams import (
-    Arrivals,
+    Floats,
     Prompt,
     StreamClient,
     WaitingClient,
     all_ended,
-    arrivals,
+    latencies_us,
     open_streams,
     post,
     target,
@@ -30,10 +29,7 @@ from scripts.proxybench.streams import (
 
 UNEVEN_GAPS_MS = [(17 * step) % 39 + 1 for step in range(39)]
 """1 to 39 ms, 20 in the mean, in no order: what holds chunks back or joins them shows in the gaps."""
-IDLE_GAP_MS = 2000
 LARGE_PROMPT_BYTES = 400_000
-UNARY_PAUSES_S = (0.001, 0.003, 0.002, 0.0, 0.004)
-LARGE_PAUSE_S = 0.03
 WARM_REQUESTS = 5
 SETTLE_S = 60.0
 CONNECTIONS = 64
@@ -65,7 +61,7 @@ async def settled(proxy: Proxy) -> float:
 class Window:
     """Work and cost of a proxy while streams passed."""
 
-    arrivals: Arrivals
+    latency_us: Floats
     chunks: int
     seconds: float
     cpu_us_per_chunk: float | None
@@ -94,9 +90,8 @@ async def stream_window(
     engine.end_streams()
     failures = await all_ended(clients, 10.0) + engine.failed - failed_before
     await settled(proxy)
-    seen = arrivals(clients, since_ns, until_ns)
     return Window(
-        arrivals=seen,
+        latency_us=latencies_us(clients, since_ns, until_ns),
         chunks=chunks,
         seconds=(until_ns - since_ns) / 1e9,
         cpu_us_per_chunk=per(plane_ns, chunks) if proxy.pid is not None else None,
@@ -115,51 +110,21 @@ async def all_begun(engine: Engine, streams: int) -> None:
 
 def missing(clients: Sequence[StreamClient], sent: int) -> int:
     """Number of sent chunks that no client read."""
-    everything = arrivals(clients, 0, perf_counter_ns())
-    return sent - len(everything.latency_us)
+    return sent - len(latencies_us(clients, 0, perf_counter_ns()))
 
 
 async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int, pause_s: float) -> list[float]:
     """TTFT of requests one after another on one connection, µs; the pause lets a recorder finish the one before."""
-    request = post(prompt_for(proxy, prompt_bytes), "first")
-    times = await waits(proxy, WaitingClient(), request, count, [pause_s])
-    await settled(proxy)
-    return times
-
-
-async def unary_waits(proxy: Proxy, count: int) -> list[float]:
-    """Waits for unary responses, µs, beside another client's large prompts, which keep a recorder at work."""
-    stop = asyncio.Event()
-    beside = asyncio.create_task(_send_large_prompts(proxy, stop))
-    request = post(prompt_for(proxy, 400, stream=False), "unary")
-    times = await waits(proxy, WaitingClient(b"HTTP/1.1 200", b"}}"), request, count, UNARY_PAUSES_S)
-    stop.set()
-    await beside
-    await settled(proxy)
-    return times
-
-
-async def _send_large_prompts(proxy: Proxy, stop: asyncio.Event) -> None:
-    client, request = WaitingClient(), post(prompt_for(proxy, LARGE_PROMPT_BYTES), "first")
-    await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
-    while not stop.is_set():
-        await client.wait_us(request)
-        await asyncio.sleep(LARGE_PAUSE_S)
-    client.close()
-
-
-async def waits(
-    proxy: Proxy, client: WaitingClient, request: bytes, count: int, pauses_s: Sequence[float]
-) -> list[float]:
-    """Waits of requests one after another on one connection, µs."""
+    request, client = post(prompt_for(proxy, prompt_bytes), "first"), WaitingClient()
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
     for _ in range(WARM_REQUESTS):
         await client.wait_us(request)
     times = []
-    for pause_s in islice(cycle(pauses_s), count):
+    for _ in range(count):
         await asyncio.sleep(pause_s)
         times.append(await client.wait_us(request))
     client.close()
+    await settled(proxy)
     return times
 
 

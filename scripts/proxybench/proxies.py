@@ -1,4 +1,4 @@
-"""Proxies under measurement: none, nginx, haproxy, and the tap as it is meant to run, with everything recorded."""
+"""Proxies under measurement: none, nginx, and the tap as it is meant to run, with everything recorded."""
 
 import asyncio
 import contextlib
@@ -38,23 +38,6 @@ http {{
     }}
   }}
 }}
-"""
-HAPROXY_CFG = """
-global
-  nbthread 1
-  maxconn 8192
-defaults
-  mode http
-  option http-no-delay
-  timeout connect 10s
-  timeout client 600s
-  timeout server 600s
-frontend clients
-  bind 127.0.0.1:{port} backlog 4096
-  default_backend engine
-backend engine
-  http-reuse always
-  server engine 127.0.0.1:{upstream}
 """
 
 
@@ -107,20 +90,7 @@ async def nginx(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
 
 
 @contextlib.asynccontextmanager
-async def haproxy(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
-    """haproxy with one thread."""
-    port = free_port()
-    config = folder / "haproxy.cfg"
-    config.write_text(HAPROXY_CFG.format(upstream=upstream, port=port))
-    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    async with running([binary("haproxy") or "haproxy", "-db", "-f", str(config)], port, **options) as process:
-        yield Proxy("haproxy", port, process.pid)
-
-
-@contextlib.asynccontextmanager
-async def tap(
-    folder: Path, upstream: int, tokenizer: str, flags: Sequence[str], *, one_core: bool
-) -> AsyncIterator[Proxy]:
+async def tap(folder: Path, upstream: int, tokenizer: str, flags: Sequence[str]) -> AsyncIterator[Proxy]:
     """The tap with full recording and hashing; at the end the proxy's account is the summary that the tap kept."""
     own = folder / tokenizer
     own.mkdir()
@@ -128,7 +98,7 @@ async def tap(
         plane, recorder = command.data_plane, await command.pid("recorder")
         for pid in (command.process.pid, plane):
             pin(pid, PROXY_CORE)
-        pin(recorder, PROXY_CORE if one_core else LOAD_CORE)
+        pin(recorder, LOAD_CORE)
         records, token_ids = RecordCount(command.trace), tokenizer != "bytes"
         proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, records, token_ids)
         yield proxy

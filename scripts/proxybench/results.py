@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import ks_2samp, wasserstein_distance
 
-from scripts.proxybench.streams import Arrivals, Floats
+from scripts.proxybench.streams import Floats
 
 DIRECT, REFERENCE = "direct", "nginx"
 
@@ -71,23 +70,13 @@ FIGURES = (
     Figure("p99", "added chunk p99 µs", 0, added=True, goal="≤ nginx + 150", reached=within_more(150)),
     Figure("ttft", "added TTFT µs, solo", 0, added=True, goal="≤ 1.5 × nginx", reached=within(1.5)),
     Figure("ttft_large", "added TTFT µs, 400 KB prompt", 0, added=True, goal="≤ 1.5 × nginx", reached=within(1.5)),
-    Figure("unary_p99", "added unary wait p99 µs", 0, added=True, goal="≤ nginx + 500", reached=within_more(500)),
     Figure("unary", "unary requests/s", 0, goal="≥ 15,000", reached=at_least(15_000)),
     Figure("unary_recorded", "  records/s in the file", 0, goal="≥ 15,000", reached=at_least(15_000)),
     Figure("unary_cpu", "  CPU µs per request"),
     Figure("unary_recorder_cpu", "  recorder's CPU µs per request"),
-    Figure("itl_distance", "ITL against direct: sup distance", 3),
-    Figure("itl_shift", "  Wasserstein-1, µs", 0),
-    Figure("crowded", "  reads with several chunks, %", 2),
-    Figure("idle_rss", "2,000 slow streams: RSS MB"),
-    Figure("idle_cpu", "  CPU % of a core", 2),
     Figure("lost", "requests not recorded, all runs", 0, goal="0", reached=at_most(0)),
     Figure("failures", "failed streams and lost chunks, all runs", 0, goal="0", reached=at_most(0)),
 )
-
-
-ONE_CORE_GOALS: dict[str, tuple[str, Goal]] = dict.fromkeys(("ttft", "ttft_large"), ("≤ 1.6 × nginx", within(1.6)))
-"""Goals that differ where the recorder is on the data plane's core."""
 
 
 @dataclass(slots=True)
@@ -96,7 +85,6 @@ class Results:
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     """By proxy, then figure: a value a round."""
-    gaps: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
     failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, proxy: str, figure: str, value: float | None) -> None:
@@ -104,23 +92,13 @@ class Results:
         if value is not None:
             self.values[proxy][figure].append(float(value))
 
-    def add_arrivals(self, proxy: str, seen: Arrivals) -> None:
-        """Add a round's latencies and gaps at the lower rate."""
-        self.add(proxy, "p50", float(np.percentile(seen.latency_us, 50)))
-        self.add(proxy, "p99", float(np.percentile(seen.latency_us, 99)))
-        self.add(proxy, "crowded", 100 * seen.crowded_share)
-        self.gaps[proxy].append(seen.gap_ms)
+    def add_latencies(self, proxy: str, latency_us: Floats) -> None:
+        """Add a round's latencies at the lower rate."""
+        self.add(proxy, "p50", float(np.percentile(latency_us, 50)))
+        self.add(proxy, "p99", float(np.percentile(latency_us, 99)))
 
     def finish(self) -> None:
-        """Compare gaps, once all are there. The direct connection is compared with itself, round with round."""
-        direct = self.gaps.get(DIRECT, [])
-        for proxy, rounds in self.gaps.items():
-            other = direct[:1] if proxy == DIRECT else direct
-            own = rounds[1:] if proxy == DIRECT else rounds
-            if other and own:
-                left, right = np.concatenate(own), np.concatenate(other)
-                self.add(proxy, "itl_distance", float(ks_2samp(left, right).statistic))
-                self.add(proxy, "itl_shift", 1e3 * float(wasserstein_distance(left, right)))
+        """Add the failures of all rounds."""
         for proxy, count in self.failed.items():
             self.add(proxy, "failures", count)
 
@@ -143,7 +121,7 @@ class Results:
         return [] if proxy == DIRECT else [value - under for value, under in zip(values, base, strict=False)]
 
 
-def table(results: Results, proxies: Sequence[str], *, markdown: bool = False, one_core: bool = False) -> str:
+def table(results: Results, proxies: Sequence[str], *, markdown: bool = False) -> str:
     """Rows of figures, a column each proxy, then for each tap its ratio to nginx and whether the goal is reached."""
     taps = [proxy for proxy in proxies if proxy.startswith("tap")]
     header = ["", *proxies, *(f"{name} / nginx" for name in taps), "goal", *(["reached"] if taps else [])]
@@ -152,11 +130,9 @@ def table(results: Results, proxies: Sequence[str], *, markdown: bool = False, o
         cells = [_number(_shown(results, proxy, figure), figure.digits) for proxy in proxies]
         if not any(cells):
             continue
-        found = (figure.goal, figure.reached)
         ratios = [_number(results.ratio(name, figure), 2) for name in taps]
-        goal, reached = ONE_CORE_GOALS.get(figure.name, found) if one_core else found
-        verdict = [_verdict(results, taps, figure, reached)] if taps else []
-        rows.append([figure.label, *cells, *ratios, goal, *verdict])
+        verdict = [_verdict(results, taps, figure, figure.reached)] if taps else []
+        rows.append([figure.label, *cells, *ratios, figure.goal, *verdict])
     if markdown:
         rows.insert(1, ["---", *("---:" for _ in header[1:])])
         return "\n".join(f"| {' | '.join(row)} |".replace("|   ", "| – ") for row in rows)

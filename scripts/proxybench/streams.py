@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from time import perf_counter_ns
 from typing import cast
 
@@ -86,41 +85,17 @@ async def all_ended(clients: Sequence[StreamClient], timeout_s: float) -> int:
     return len(clients) - sum(future.result() for future in done)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Values of a window's reads: one entry per chunk, gap or read."""
-
-    latency_us: Floats
-    """From the engine's send to the client's read, per chunk."""
-    gap_ms: Floats
-    """Between reads that brought chunks, per stream."""
-    reads: int
-    crowded_reads: int
-    """Reads that brought more than one chunk: together on the wire, or held back and joined."""
-
-    @property
-    def crowded_share(self) -> float:
-        """Share of reads with more than one chunk."""
-        return self.crowded_reads / max(self.reads, 1)
-
-
-def arrivals(clients: Sequence[StreamClient], since_ns: int, until_ns: int) -> Arrivals:
-    """Chunks sent within the window. A chunk has come when its last byte has."""
-    latency: list[float] = []
-    gaps: list[float] = []
-    reads = crowded = 0
-    for client in clients:
-        times, counts = [], []
-        for at_ns, stamps in _chunks_by_read(client.reads):
-            inside = [stamp for stamp in stamps if since_ns <= stamp < until_ns]
-            latency += [(at_ns - stamp) / 1e3 for stamp in inside]
-            if inside:
-                times.append(at_ns)
-                counts.append(len(stamps))
-        gaps += [(after - before) / 1e6 for before, after in pairwise(times)]
-        reads += len(counts)
-        crowded += sum(count > 1 for count in counts)
-    return Arrivals(np.array(latency), np.array(gaps), reads, crowded)
+def latencies_us(clients: Sequence[StreamClient], since_ns: int, until_ns: int) -> Floats:
+    """From the engine's send to the client's read, of each chunk sent within the window."""
+    return np.array(
+        [
+            (at_ns - stamp) / 1e3
+            for client in clients
+            for at_ns, stamps in _chunks_by_read(client.reads)
+            for stamp in stamps
+            if since_ns <= stamp < until_ns
+        ]
+    )
 
 
 def _chunks_by_read(reads: Sequence[tuple[int, bytes]]) -> list[tuple[int, list[int]]]:
@@ -134,11 +109,9 @@ def _chunks_by_read(reads: Sequence[tuple[int, bytes]]) -> list[tuple[int, list[
 
 
 class WaitingClient(asyncio.Protocol):
-    """Requests one after another on one connection; how long each one's first token, or its response, took."""
+    """Requests one after another on one connection; how long each one's first token took."""
 
-    def __init__(self, first: bytes = b"data: ", end: bytes = _END) -> None:
-        """``first``: in the read that counts; ``end``: of a response."""
-        self._first, self._end = first, end
+    def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._first_ns = 0
         self._ended: asyncio.Future[bool] | None = None
@@ -150,9 +123,9 @@ class WaitingClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """The read with the first event is the one that counts."""
         at_ns = perf_counter_ns()
-        if self._first_ns == 0 and self._first in data:
+        if self._first_ns == 0 and b"data: " in data:
             self._first_ns = at_ns
-        if data.endswith(self._end) and self._ended is not None:
+        if data.endswith(_END) and self._ended is not None:
             self._ended.set_result(True)
 
     def connection_lost(self, exc: Exception | None) -> None:

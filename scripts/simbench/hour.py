@@ -1,13 +1,10 @@
 """A trace of one engine's traffic through the compiled engine, warm in this process and cold as a command."""
 
-import dataclasses
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
-
-import msgspec
 
 from scripts.simbench.timing import Figures, measure, measure_command
 from sim.engine.simstate import build_state
@@ -17,10 +14,7 @@ from sim.latency.modelfile import Model, save_model
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import read_simulation
-from tracefile import BlockHash, load_trace
-
-FINE_PARTS = 32
-"""Into how many blocks the finer hour cuts each: 512-token ones into 16-token ones."""
+from tracefile import load_trace
 
 
 def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
@@ -47,27 +41,6 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
             for one, other in zip(oracle.runs, simulation.runs, strict=True)
         )
     return figures
-
-
-def bench_fine_hour(trace: Path, model: Model, runs: int) -> Figures:
-    """The same traffic in smaller blocks, as many more: each hash stands for as many, of its own making."""
-    meta, records = load_trace(trace)
-    engine, size = model.engine, model.engine.block_size // FINE_PARTS
-    finer: dict[BlockHash, list[BlockHash]] = {}
-    for record in records:
-        chain = record.block_hashes or []
-        for block in chain:
-            if block not in finer:
-                finer[block] = [_part_hash(block, part) for part in range(FINE_PARTS)]
-        record.block_hashes = [fine for block in chain for fine in finer[block]]
-    blocks = engine.usable_blocks * FINE_PARTS + 1
-    engine = dataclasses.replace(engine, block_size=size, num_gpu_blocks=blocks)
-    arrivals = plan_arrivals(msgspec.structs.replace(meta, block_size=size), records, size)
-    return _bench_run(f"hour_block{size}", arrivals, msgspec.structs.replace(model, engine=engine), runs)[0]
-
-
-def _part_hash(block: int, part: int) -> BlockHash:
-    return BlockHash((block * 0x9E3779B97F4A7C15 + part * 0xBF58476D1CE4E5B9) & (1 << 64) - 1)
 
 
 def _bench_run(name: str, arrivals: Arrivals, model: Model, runs: int) -> tuple[Figures, SimState]:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.site.architecture import PAGE as ARCHITECTURE
-from scripts.site.architecture import folder_table
 from scripts.site.gallery import gallery_page
 from scripts.site.python_api import api_page
 
@@ -74,8 +72,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_page_markdown(markdown: str, page: "Page", **_: Any) -> str:
-    """The page's text, for architecture.md with the table of all folders; the first page alone has no sidebar."""
+    """The page's text as it is; the first page alone has no sidebar."""
     if page.file.src_uri == "README.md":
         page.meta["hide"] = ["navigation"]
-    more = folder_table() if page.file.abs_src_path == str(ARCHITECTURE) else ""
-    return f"{markdown}\n{more}"
+    return markdown

@@ -11,42 +11,12 @@ import pytest
 import yaml
 
 import kvtape
-from scripts.site import architecture
 from scripts.site.gallery import PAGES as SHOWN
 from scripts.site.hooks import address, own_files
 from scripts.site.python_api import api_page
-from tests.test_imports import FLOORS, MAY_IMPORT, MORE
 
 ROOT = Path(__file__).parent.parent.parent
 GENERATED = {"docs/api.md", "docs/gallery.md"}
-
-
-def test_the_architecture_page_is_what_the_imports_say() -> None:
-    assert architecture.PAGE.read_text() == architecture.page(), "run: python -m scripts.site.architecture"
-    assert architecture.PICTURE.read_text() == architecture.picture(), "run: python -m scripts.site.architecture"
-
-
-def test_rooms_are_drawn_above_the_rooms_that_they_import() -> None:
-    graph = architecture.room_imports()
-    assert graph["engines"] == {"tracefile", "wire"}
-    assert graph["report"] == {"measure", "tracefile"}
-    for room, others in graph.items():
-        more = {name for folder, names in MORE.items() if folder.startswith(f"{room}/") for name in names}
-        assert others <= MAY_IMPORT[room] | more
-    ranks = {room: rank for rank, row in enumerate(architecture.rows(graph)) for room in row}
-    assert all(ranks[room] < ranks[other] for room, others in graph.items() for other in others)
-
-
-def test_an_arrow_that_follows_from_others_is_left_out() -> None:
-    graph = {"a": {"b", "c"}, "b": {"c"}, "c": set[str]()}
-    assert architecture.arrows(graph) == [("a", "b"), ("b", "c")]
-    assert architecture.rows(graph) == [["a"], ["b"], ["c"]]
-
-
-def test_every_folder_is_in_the_table_of_folders() -> None:
-    table = architecture.folder_table()
-    named = {f"{room}/{name}".rstrip("/") for room, names in FLOORS.items() for name in names}
-    assert {name for name in named if f"| `{name}/` |" not in table} == set()
 
 
 def test_the_python_api_has_every_name_its_signature_and_its_docstring() -> None:
@@ -123,5 +93,5 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path)
         if re.search(r"url\(\"?(?:https?:)?//|@import", path.read_text())
     ]
     index = (tmp_path / "site" / "search" / "search_index.js").read_text()
-    assert all(f'"location":"{page}.html"' in index for page in ("tutorial", "api", "dev/architecture"))
+    assert all(f'"location":"{page}.html"' in index for page in ("tutorial", "api", "dev/results"))
     assert all((tmp_path / "site" / "gallery" / f"{shown.name}.html").exists() for shown in SHOWN)
