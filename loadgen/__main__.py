@@ -23,7 +23,8 @@ def main(argv: Sequence[str]) -> int:
     if chosen == ["sweep"]:
         plan = sweepplan.parse_sweep(rest)
         return sweeping.run_sweep(plan)
-    return loadrun.run_load(loadflags.parse_config(argv))
+    config = loadflags.parse_config(argv)
+    return loadrun.run_load(config)
 
 
 def command() -> None:

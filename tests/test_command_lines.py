@@ -103,6 +103,11 @@ OLD = [
     ("sim fit", ["--frontend", "serial"], "--frontend is now --api-server"),
     ("replay", ["--no-splice"], "--no-splice is now --no-output-substitution"),
     ("replay", ["--max-think", "5"], "--max-think: '5' has no unit; expected 5s, 5ms, 5m or 5h"),
+    (
+        "sim run",
+        ["--regret", "r.jsonl"],
+        "--regret: gone; expected sim what-if with several --route, which compares their TTFT",
+    ),
     ("sim run", ["--model", "m.json"], "--model is now --latency-model"),
     ("sim what-if", ["--kv-blocks", "9"], "--kv-blocks is now --num-gpu-blocks"),
     ("sim search", ["--smallest", "kv-blocks"], "--smallest is now --minimize"),

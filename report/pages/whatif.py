@@ -81,15 +81,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     fewest_requests: int
     work_ratio: float
     """Step time of the busiest engine over the mean."""
-    regret_mean_ms: float | None
-    """TTFT lost against an oracle that knows each engine as it is. Null: requests went where the capture sent them."""
-    regret_p90_ms: float | None
-    lost_s: dict[str, float]
-    """Sum of the regret by reason (docs/fleet.md)."""
-    forgone_tokens: int | None
-    """Prompt tokens that another engine had cached."""
-    engines_per_prefix: float | None
-    """Engines that a first block was sent to, mean of those that came again."""
     failed: int
     """Requests that failed as an engine died or none was up."""
 
@@ -304,15 +295,6 @@ def _routing_sentence(routing: Routing) -> str:
         f"{routing.engines} engines, {routing.route}: {routing.fewest_requests:,} to {routing.most_requests:,} requests"
     )
     said += f" each, the busiest works {routing.work_ratio:.2f} × the mean"
-    if routing.regret_mean_ms is not None and routing.regret_p90_ms is not None:
-        said += f"; regret of TTFT {wording.duration_ms(routing.regret_mean_ms)} ms a request"
-        lost_s = sum(routing.lost_s.values())
-        shares = sorted(routing.lost_s.items(), key=lambda one: -one[1])
-        if lost_s:
-            said += f" ({', '.join(f'{reason} {own_s / lost_s:.0%}' for reason, own_s in shares)})"
-        said += f", {routing.forgone_tokens:,} tokens of hits forgone"
-    if routing.engines_per_prefix is not None:
-        said += f", a prefix on {routing.engines_per_prefix:.2f} engines"
     if routing.failed:
         said += f"; {routing.failed:,} requests FAILED, as an engine died or none was up"
     return said

@@ -1,14 +1,14 @@
-"""Requests of a fleet on their way through a router: what it sees, what it chooses, and what it could have known."""
+"""Requests of a fleet on their way through a router: what it sees and what it chooses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from engines.routing.adapters import AdapterSlots
-from engines.routing.costs import EngineTruth, Regret, RegretAccount, prefill_ms, regret_of, routing_costs
+from engines.routing.costs import routing_costs
 from engines.routing.records import RoutedRequest, RoutingCosts
 from engines.routing.router import Router
 from sim.engine.fleet import Fleet
@@ -66,9 +66,6 @@ class RoutedLoad:
             *self._numbers[place],
             self._adapters[place],
         )
-
-    def blocks(self, place: int) -> Sequence[int]:
-        return self._blocks[place]
 
 
 def _prompt_blocks(arrivals: Arrivals, block_size: int) -> list[list[int]]:
@@ -134,16 +131,11 @@ class Dispatch:
         incidents: Incidents | None = None,
         caches: "TrueCaches | None" = None,
         adapters: AdapterLoad = NO_LOAD,
-        judged: bool = False,
     ) -> None:
-        """``caches``: the router's knowledge, if it is complete. ``judged``: compare each choice with what was true."""
+        """``caches``: the router's knowledge, if it is complete."""
         self.fleet, self.load, self.router = fleet, load, router
         self.engine_of: list[int] = [NONE] * len(fleet.arrivals)
-        self.regrets: dict[int, Regret] = {}
-        """By place; of a request that moved, the last."""
-        self._homes: dict[bytes, int] = {}
-        """Engine of each session's latest turn; of an open loop, too, where no turn waits for another."""
-        self._incidents, self._caches, self._judged = incidents, caches, judged
+        self._incidents, self._caches = incidents, caches
         if caches is not None:
             caches.fleet = fleet
         self._number_of: list[int] = [NONE] * len(fleet.arrivals)
@@ -152,7 +144,6 @@ class Dispatch:
         self._resident = [AdapterSlots(adapters.slots) for _ in fleet.engines]
         self._loading: set[int] = set()
         """Requests that wait for their adapter on the engine that was chosen."""
-        self._costs = [costs_of(engine.model, engine.config) for engine in fleet.engines] if judged else []
 
     def run(self) -> None:
         fleet, stop_ms = self.fleet, self.fleet.state.clock["stop_ms"]
@@ -210,8 +201,6 @@ class Dispatch:
         self._number_of[place] = self._chosen
         self._chosen += 1
         router.sent(request, engine)
-        if self._judged:
-            self._judge(place, request, engine)
         self.engine_of[place] = engine
         if self._must_load(request, engine):
             self._loading.add(place)
@@ -230,13 +219,6 @@ class Dispatch:
         if self.router is not None:
             self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
 
-    def account(self) -> RegretAccount:
-        """Return sums over the choices that were judged."""
-        account = RegretAccount()
-        for place, regret in sorted(self.regrets.items()):
-            account.add(regret, self.load.blocks(place))
-        return account
-
     @property
     def log(self) -> list[tuple[float, str, int]]:
         """Times in ms, what happened, and the engine."""
@@ -253,19 +235,6 @@ class Dispatch:
         self._resident[engine].clear()
         if self.router is not None:
             self.router.lost_cache(engine)
-
-    def _judge(self, place: int, request: RoutedRequest, engine: int) -> None:
-        truths = [
-            _truth(request, seen, costs, self._load_ms * (request.adapter not in (None, *slots.resident)))
-            for seen, costs, slots in zip(self.fleet.look(place).tolist(), self._costs, self._resident, strict=True)
-        ]
-        assert self.router is not None
-        believed = self.router.engines[engine].overlap * request.block_tokens
-        home = None
-        if request.session is not None:
-            home = self._homes.get(request.session)
-            self._homes[request.session] = engine
-        self.regrets[place] = regret_of(request.number, engine, truths, believed_tokens=believed, home=home)
 
 
 class TrueCaches:
@@ -292,20 +261,6 @@ class TrueCaches:
 def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
     """Return a router's numbers of an engine."""
     return routing_costs(model.cost_by_name, config.max_num_batched_tokens)
-
-
-def _truth(request: RoutedRequest, seen: tuple[Any, ...], costs: RoutingCosts, adapter_ms: float) -> EngineTruth:
-    """Return parts of the TTFT that a request would have on an engine, by its latency model."""
-    ahead_ms, cached, outstanding, depth, decodes, kv_tokens = seen
-    uncached = max(request.prompt_tokens - cached, 1)
-    step_ms = costs.t0_ms + costs.prefill_step_ms + costs.per_decode_ms * decodes + costs.per_kv_token_ms * kv_tokens
-    steps_before = outstanding / costs.step_tokens
-    own_steps = max(uncached / costs.step_tokens, 1.0)
-    wait_ms = ahead_ms + steps_before * step_ms
-    wait_ms += outstanding * costs.per_prefill_token_ms + depth * costs.per_attention_token2_ms
-    own_ms = prefill_ms(costs, uncached, cached) + own_steps * step_ms + costs.frontend_base_ms
-    own_ms += (costs.frontend_ms_per_prompt_token + costs.delivery_ms_per_prompt_token) * request.prompt_tokens
-    return EngineTruth(wait_ms, own_ms, cached, adapter_ms)
 
 
 class WorkerDispatch(Dispatch):

@@ -167,7 +167,6 @@ def run_fleet(
     plan: FleetPlan,
     seed: int | None,
     *,
-    judged: bool = False,
     keeps_steps: bool = False,
     logs: "Sequence[StepLog]" = (),
 ) -> "Dispatch":
@@ -190,7 +189,7 @@ def run_fleet(
         if route.kind.uses_cache and route.knowledge == "complete":
             caches = dispatching.TrueCaches(load.block_size)
         router = _router(route, engines, caches, plan.adapters.slots)
-        needs_python = judged or plan.events or load.has_adapters
+        needs_python = plan.events or load.has_adapters
         compiled = routerstate.ASKS if needs_python else routerstate.compiled_route(route, router.engines)
     fleet = fleets.Fleet(
         arrivals, engines, seed, kills, keeps_steps=keeps_steps or bool(logs), route=compiled, logs=logs
@@ -200,9 +199,7 @@ def run_fleet(
     else:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
         incidents = Timeline(plan.events, len(engines), start_ms) if plan.events else None
-        dispatch = dispatching.Dispatch(
-            fleet, load, router, incidents=incidents, caches=caches, adapters=plan.adapters, judged=judged
-        )
+        dispatch = dispatching.Dispatch(fleet, load, router, incidents=incidents, caches=caches, adapters=plan.adapters)
     dispatch.run()
     fleet.end_logs()
     return dispatch

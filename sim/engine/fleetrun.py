@@ -1,4 +1,4 @@
-"""A fleet's part of ``sim run``: its simulation, its summary by engine, and what its router lost."""
+"""A fleet's part of ``sim run``: its simulation, and its summary by engine."""
 
 import argparse
 from collections import Counter
@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from measure.table import table_lines
@@ -37,7 +36,6 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 MOST_EVENTS_SHOWN = 12
-_PARTS_MS = ("regret_ms", "wait_ms", "prefill_ms", "adapter_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +51,11 @@ class EngineShare:
 
 
 @dataclass(frozen=True, slots=True)
-class RegretSummary:
-    """TTFT lost against an oracle that knows every engine as it is when a request comes, by the latency model."""
-
-    mean_ms: float
-    p90_ms: float
-    requests: dict[str, int]
-    """By reason."""
-    lost_s: dict[str, float]
-    """Sum by reason."""
-    forgone_tokens: int
-    """Prompt tokens cached on another engine than the chosen one."""
-    engines_per_prefix: float | None
-    """Mean number of engines that a first block was sent to; None: none came twice."""
-
-
-@dataclass(frozen=True, slots=True)
 class FleetSummary:
     """A fleet's run in a few lines."""
 
     route: str
     engines: list[EngineShare]
-    regret: RegretSummary | None
-    """None: requests went where they went in the capture."""
     events: list[tuple[float, str, str]]
     """Time in s from the first arrival, what happened, and the engine."""
     not_served: dict[str, int]
@@ -89,8 +69,6 @@ def asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
         raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
     if arguments.adapter_load and (not asked or arguments.route == CAPTURED):
         raise InputError(NO_ADAPTER_FLEET)
-    if arguments.regret is not None and (not asked or arguments.route == CAPTURED):
-        raise InputError("--regret: nothing chooses an engine; expected --replicas with a policy in --route")
     routed = arguments.route not in (None, CAPTURED) and not arguments.prefill_workers
     if routed and arguments.replicas is None and not (arguments.event or arguments.adapter_load):
         raise InputError(f"--route: {LONE_ROUTE}")
@@ -119,10 +97,8 @@ def simulate_fleet(
     """Run ``arrivals`` through the fleet that the flags ask for, with logs of the engines' steps or none."""
     load = RoutedLoad(arrivals, run.config_of(models[0]).block_size)
     workers = run.deployment.workers
-    if workers and (arguments.regret is not None or arguments.adapter_load):
-        raise InputError(
-            "--regret, --adapter-load: not simulated with prefill and decode workers; expected one of the two"
-        )
+    if workers and arguments.adapter_load:
+        raise InputError("--adapter-load: not simulated with prefill and decode workers; expected one of the two")
     plan = (
         workers_plan(run.deployment, arguments.route, arguments.replicas, arguments.event)
         if workers
@@ -135,8 +111,7 @@ def simulate_fleet(
         run.deployment,
     )
     with open_logs(engines) as logs:
-        judged = arguments.regret is not None
-        return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, run.seed, judged=judged, logs=logs))
+        return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, run.seed, logs=logs))
 
 
 class FleetRun:
@@ -144,7 +119,6 @@ class FleetRun:
 
     def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], dispatch: Dispatch) -> None:
         self._plan, self._engines, self._dispatch = plan, engines, dispatch
-        self._account = dispatch.account()
 
     @property
     def block_size(self) -> int:
@@ -173,20 +147,6 @@ class FleetRun:
     def results(self) -> Iterator[RequestResult]:
         return self._dispatch.fleet.results()
 
-    def regret_lines(self) -> Iterator[bytes]:
-        """Yield each choice's regret as a line of JSON, by arrival."""
-        encoder, fleet = msgspec.json.Encoder(), self._dispatch.fleet
-        for place, regret in sorted(self._dispatch.regrets.items(), key=lambda one: one[1].number):
-            said = {
-                "request_id": fleet.arrivals.ids[place],
-                "upstream": self._engines[regret.place].name,
-                "oracle_upstream": self._engines[regret.oracle_place].name,
-                **{name: round(getattr(regret, name), 4) for name in _PARTS_MS},
-                "forgone_tokens": regret.forgone_tokens,
-                "reason": regret.reason,
-            }
-            yield encoder.encode(said) + b"\n"
-
     def summary(self, records: Sequence[Record]) -> FleetSummary:
         first_ms = float(self._dispatch.fleet.arrivals.arrival_ms.min(initial=np.inf))
         events = [
@@ -196,22 +156,8 @@ class FleetRun:
         return FleetSummary(
             route=self._plan.route,
             engines=[_share(engine.name, records) for engine in self._engines],
-            regret=self._regret(),
             events=events,
             not_served={str(error): count for error, count in sorted(failed.items(), key=str)},
-        )
-
-    def _regret(self) -> RegretSummary | None:
-        account = self._account
-        if not account.regrets_ms:
-            return None
-        return RegretSummary(
-            mean_ms=float(np.mean(account.regrets_ms)),
-            p90_ms=float(np.quantile(account.regrets_ms, 0.9, method="inverted_cdf")),
-            requests={str(reason): count for reason, count in account.requests.items()},
-            lost_s={str(reason): lost_ms / 1e3 for reason, lost_ms in account.lost_ms.items()},
-            forgone_tokens=account.forgone_tokens,
-            engines_per_prefix=account.engines_per_prefix,
         )
 
 
@@ -237,22 +183,7 @@ def fleet_lines(fleet: FleetSummary) -> list[str]:
         lines.append(f"… and {len(fleet.events) - MOST_EVENTS_SHOWN} events more")
     for error, count in fleet.not_served.items():
         lines.append(f"{count} requests failed: {error}")
-    return lines if fleet.regret is None else [*lines, *_regret_lines(fleet.regret)]
-
-
-def _regret_lines(regret: RegretSummary) -> Iterator[str]:
-    lost_s = sum(regret.lost_s.values())
-    shares = [
-        f"{reason} {regret.lost_s[reason] / lost_s:.0%} ({count:,} requests)"
-        for reason, count in sorted(regret.requests.items(), key=lambda one: -regret.lost_s[one[0]])
-        if reason != "none" and lost_s > 0.0
-    ]
-    yield f"regret of TTFT against an oracle: mean {regret.mean_ms:.1f} ms, p90 {regret.p90_ms:.1f} ms"
-    if shares:
-        yield f"lost by {', '.join(shares)}"
-    spread = regret.engines_per_prefix
-    engines = "" if spread is None else f"; a prefix that came again was sent to {spread:.2f} engines"
-    yield f"hits forgone: {regret.forgone_tokens:,} prompt tokens{engines}"
+    return lines
 
 
 def _shown_ms(ms: float | None) -> str:

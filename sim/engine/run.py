@@ -213,7 +213,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write the engine's steps as JSON Lines, for report show --steps; of a fleet's engine 2 to FILE with .2",
     )
-    parser.add_argument("--regret", type=Path, help="write what each choice of a fleet's router lost as JSON Lines")
     parser.add_argument("--overwrite", action="store_true", help="replace the outputs if they exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -294,9 +293,6 @@ def _predict_fleet(
     """Predict a whole trace on the fleet that the flags ask for."""
     inputs = [arguments.trace, *arguments.latency_model]
     check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
-    regret_inputs = [*inputs, arguments.output]
-    if arguments.regret is not None:
-        check_new(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret")
     logs = partial(_fleet_logs, arguments, header)
     found = fleetrun.simulate_fleet(arguments, arrivals, models, run, open_logs=logs)
     header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
@@ -308,10 +304,6 @@ def _predict_fleet(
         for record in records:
             writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
         tally.add(records)
-    if arguments.regret is not None:
-        with lines_file(arguments.regret, inputs=regret_inputs, overwrite=arguments.overwrite, flag="--regret") as take:
-            for line in found.regret_lines():
-                take(line)
     summary = tally.summary(found.preemptions, found.engine_steps)
     return replace(summary, fleet=found.summary(records), tiers=found.traffic if run.deployment.tiers else None)
 

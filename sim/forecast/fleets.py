@@ -11,7 +11,7 @@ from measure.cache.chains import chain_places
 from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
-from sim.engine.fleetplan import CAPTURED, FleetPlan, deployed, run_fleet
+from sim.engine.fleetplan import FleetPlan, deployed, run_fleet
 from sim.forecast import ensemble
 from sim.forecast.captured import Captured, Load, plan
 from sim.forecast.ensemble import Forecast, RunOne, forecast
@@ -101,11 +101,8 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun, Demand, Routing | None]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing.
-
-    ``judged``: with regret, which costs a look into every engine for each request.
-    """
+def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
+    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
     model = load.deployment.model(model)
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
@@ -113,8 +110,7 @@ def point_of(load: Load, model: Model, *, judged: bool = True) -> tuple[PointRun
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     other = None if load.other is None else load.deployment.model(load.other.model)
     engines = deployed(_engines(load, load.fleet, model, other), load.deployment)
-    judged = judged and load.fleet.route != CAPTURED and not load.deployment.workers
-    dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, judged=judged, keeps_steps=True)
+    dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
     fleet, costs = dispatch.fleet, [np.array(engine.model.costs) for engine in engines]
     by_engine = np.zeros(len(engines))
     rows = [life.state.timeline.rows[: int(life.state.clock["num_steps"][0])] for life in fleet.lives]
@@ -147,28 +143,21 @@ class PointRuns:
         """Return a load's demand, the time up to which its forecast counts, and conditions that no capture showed."""
         if self._base is None:
             as_captured = plan(self._captured, AS_CAPTURED)
-            self._base = point_of(as_captured, self._model, judged=False)[0], as_captured.engine
+            self._base = point_of(as_captured, self._model)[0], as_captured.engine
         base, engine = self._base
-        point, demand, _ = point_of(load, self._model, judged=False)
+        point, demand, _ = point_of(load, self._model)
         horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
         return demand, horizon_ms, list(extrapolations(self._model, base, point, engine, load.engine))
 
 
 def _routing(dispatch: Dispatch, plan: FleetPlan, work_ms: npt.NDArray[np.float64]) -> Routing:
-    account = dispatch.account()
     engine_of = np.array(dispatch.engine_of)
     requests = np.bincount(engine_of[engine_of != NONE], minlength=len(plan.names))
-    known = len(account.regrets_ms) > 0
     return Routing(
         engines=len(plan.names),
         route=plan.route,
         most_requests=int(requests.max()),
         fewest_requests=int(requests.min()),
         work_ratio=round(float(work_ms.max() / max(work_ms.mean(), 1e-9)), 4),
-        regret_mean_ms=round(float(np.mean(account.regrets_ms)), 4) if known else None,
-        regret_p90_ms=round(float(np.quantile(account.regrets_ms, 0.9, method="inverted_cdf")), 4) if known else None,
-        lost_s={str(reason): round(ms / 1e3, 4) for reason, ms in account.lost_ms.items() if ms > 0.0},
-        forgone_tokens=account.forgone_tokens if known else None,
-        engines_per_prefix=account.engines_per_prefix,
         failed=int(np.isin(dispatch.fleet.state.runs["outcome"], (layout.LOST, layout.NO_ENGINE)).sum()),
     )

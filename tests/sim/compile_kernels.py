@@ -31,7 +31,7 @@ if __name__ == "__main__":
         run = ["run", TRACE, "--latency-model", str(model), "-o", f"{folder}/predicted.jsonl"]
         misses = ["misses", TRACE, "--num-gpu-blocks", "100"]  # the kernels of `sim pool`, too
         evicting = [*run[:-1], f"{folder}/evicting.jsonl", "--evict", "lru"]
-        fleet = [*run[:-1], f"{folder}/fleet.jsonl", "--replicas", "2", "--regret", f"{folder}/regret.jsonl"]
+        fleet = [*run[:-1], f"{folder}/fleet.jsonl", "--replicas", "2"]
         commands = [
             pool.submit(main, command)
             for command in (run, evicting, misses, [*misses, "--evict", "lru"], ["curve", TRACE], fleet)

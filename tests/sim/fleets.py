@@ -38,7 +38,6 @@ def routed(
     events: Timeline | None = None,
     *,
     adapters: AdapterLoad = NO_LOAD,
-    judged: bool = False,
     keeps_steps: bool = False,
 ) -> Dispatch:
     """Run requests through a fleet of equal engines."""
@@ -47,8 +46,6 @@ def routed(
     fleet = Fleet(
         arrivals, [FleetEngine(name, CONFIG, model) for name in names], None, moves=1, keeps_steps=keeps_steps
     )
-    dispatch = Dispatch(
-        fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events, adapters=adapters, judged=judged
-    )
+    dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events, adapters=adapters)
     dispatch.run()
     return dispatch

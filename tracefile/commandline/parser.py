@@ -44,6 +44,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--window-s": "--window",
     "-o": "--html",
     "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
+    "sim run --regret": "gone; expected sim what-if with several --route, which compares their TTFT",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",

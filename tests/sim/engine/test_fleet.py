@@ -213,29 +213,16 @@ def test_the_load_as_a_router_sees_it() -> None:
     assert list(request.blocks) == record.block_hashes
 
 
-@pytest.mark.parametrize(("session", "reason"), [(None, "prefix spread"), (SessionId("s"), "session moved")])
-def test_regret_names_the_prefix_that_another_engine_held(session: SessionId | None, reason: str) -> None:
-    """The second request's prompt is cached on engine 0, long idle; the policy sends it to engine 1."""
-    one = make_request(0, arrival_ms=0.0, prompt=400, output=2)
-    other = make_request(1, arrival_ms=9e3, prompt=400, output=2)
-    other.block_hashes, one.session_id, other.session_id = one.block_hashes, session, session
-    arrivals = plan_arrivals(Meta(block_size=4), [one, other], 4)
-    dispatch = routed(arrivals, 2, lambda request, engines: request.number, judged=True)
-    regret = dispatch.regrets[1]
-    assert (regret.place, regret.oracle_place, regret.reason) == (1, 0, reason)
-    assert regret.forgone_tokens == 396  # the last block is computed again
-
-
 def test_a_request_waits_for_an_adapter_that_its_engine_has_not() -> None:
-    """One slot an engine; all requests on engine 0, long apart: a, a, b, the base model, a; regret says so."""
+    """One slot an engine; all requests on engine 0, long apart: a, a, b, the base model, a."""
     records = [make_request(number, arrival_ms=1e3 * number, prompt=8, output=2) for number in range(5)]
     for record, lora in zip(records, ("a", "a", "b", None, "a"), strict=True):
         record.lora = lora
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-    dispatch = routed(arrivals, 2, lambda *_: 0, adapters=AdapterLoad(1, 50.0), judged=True)
+    dispatch = routed(arrivals, 2, lambda *_: 0, adapters=AdapterLoad(1, 50.0))
     runs = dispatch.fleet.state.runs
     assert np.round(runs["ttft_ms"] - runs["ttft_ms"][1], 6).tolist() == [50.0, 0.0, 50.0, 0.0, 50.0]
-    assert [dispatch.engine_of, sorted(dispatch.regrets)] == [[0] * 5, [0, 1, 2, 3, 4]]
+    assert dispatch.engine_of == [0] * 5
     assert dispatch.router is not None
     dispatch.router.check_integrity()
     assert [engine.requests for engine in dispatch.router.engines] == [0, 0]

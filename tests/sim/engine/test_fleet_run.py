@@ -38,14 +38,11 @@ def test_a_fleet_run_again_gives_the_same_bytes_and_names_each_engine(model: str
     assert len(records) == len(load_trace(Path(TRACE))[1])
 
 
-def test_the_summary_tells_each_engines_share_and_the_regret(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(model, tmp_path / "a.jsonl", "--replicas", "2", "--regret", str(tmp_path / "regret.jsonl"), "--json")
+def test_the_summary_tells_each_engines_share(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(model, tmp_path / "a.jsonl", "--replicas", "2", "--json")
     fleet = json.loads(capsys.readouterr().out)["fleet"]
     assert [one["name"] for one in fleet["engines"]] == ["0", "1"]
-    lines = [json.loads(line) for line in (tmp_path / "regret.jsonl").read_text().splitlines()]
-    assert sum(fleet["regret"]["requests"].values()) == len(lines) == sum(one["requests"] for one in fleet["engines"])
+    assert sum(one["requests"] for one in fleet["engines"]) == len(load_trace(tmp_path / "a.jsonl")[1])
 
 
 def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_path: Path) -> None:
@@ -79,16 +76,15 @@ def test_two_models_make_a_mixed_fleet(model: str, tmp_path: Path) -> None:
     run(model, tmp_path / "a.jsonl", "--latency-model", model, "--replicas", "2", "--route", "bounded")
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "regret.jsonl"])
 def test_a_file_that_is_there_is_refused_before_the_simulation(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.engine.run.fleetrun.simulate_fleet", None)
-    (tmp_path / name).write_text("kept\n")
-    flags = ["-o", str(tmp_path / "x.jsonl"), "--regret", str(tmp_path / "regret.jsonl"), "--replicas", "2"]
-    with pytest.raises(InputError, match=f"{name}: already has 5 bytes; expected a new file, or --overwrite"):
+    (tmp_path / "x.jsonl").write_text("kept\n")
+    flags = ["-o", str(tmp_path / "x.jsonl"), "--replicas", "2"]
+    with pytest.raises(InputError, match=r"x\.jsonl: already has 5 bytes; expected a new file, or --overwrite"):
         main(["run", TRACE, "--latency-model", model, *flags])
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl"] == [name]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl"] == ["x.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +95,6 @@ def test_a_file_that_is_there_is_refused_before_the_simulation(
         (["--route", "overlap"], "--route: without --replicas; expected both"),
         (["--route", "captured"], "names no upstream"),
         (["--replicas", "2", "--event", "kill:engine=2:at=1s"], "engine=2; expected 0 to 1"),
-        (["--regret", "regret.jsonl"], "--regret: nothing chooses an engine"),
     ],
 )
 def test_flags_that_make_no_fleet(model: str, tmp_path: Path, flags: list[str], said: str) -> None:

@@ -62,11 +62,9 @@ def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: py
     ]
     in_turn, overlap = rows[-2:]
     assert overlap["routing"]["engines"] == 3
-    assert overlap["routing"]["engines_per_prefix"] < in_turn["routing"]["engines_per_prefix"]
     assert overlap["measures"]["hit_rate"]["value"]["middle"] > in_turn["measures"]["hit_rate"]["value"]["middle"]
     assert in_turn["measures"]["hit_rate"]["difference"]["middle"] < 0.0  # beside the capture's one engine
     assert overlap["measures"]["hit_rate"]["difference"]["middle"] == 0.0
-    assert overlap["routing"]["regret_mean_ms"] < in_turn["routing"]["regret_mean_ms"]
 
 
 def asked(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -89,7 +87,6 @@ def test_every_second_engine_of_a_mixed_fleet_is_of_another_model(
     p90 = "ttft.all.p90"
     assert middles(in_turn, p90)[0] > 2.0 * middles(base, p90)[0] > middles(cost, p90)[0]
     assert cost["routing"]["fewest_requests"] < in_turn["routing"]["fewest_requests"] == 15
-    assert in_turn["routing"]["lost_s"].keys() >= {"prefix spread"}
 
 
 def test_adapters_are_loaded_in_scenarios(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +103,6 @@ def test_a_capture_of_several_engines_is_forecast_on_them(folder: Path, capsys: 
     capture = next(row for row in rows if row["kind"] == "capture")
     assert (capture["routing"]["engines"], capture["routing"]["route"]) == (3, "captured")
     assert (capture["routing"]["most_requests"], capture["routing"]["fewest_requests"]) == (20, 20)
-    assert capture["routing"]["regret_mean_ms"] is None
     assert (rows[-1]["routing"]["engines"], rows[-1]["routing"]["route"]) == (3, "session")
 
 
