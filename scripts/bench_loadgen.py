@@ -35,7 +35,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--clients", default="kvtape,aiohttp,protocol", metavar="LIST", help="default: %(default)s")
     made.add_argument("--client-core", type=int, default=1, metavar="CORE", help="default %(default)s")
     made.add_argument("--server-core", type=int, default=0, metavar="CORE", help="default %(default)s")
-    made.add_argument("--markdown", action="store_true", help="print the table for a document")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every run")
     made.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the clients wrote")
     return made
@@ -84,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         runs = bench(args, folder)
     conditions = watch.stop(())
     results = Results(runs)
-    print(results.table(list(dict.fromkeys(run.subject for run in runs)), markdown=args.markdown) + "\n")
+    print(results.table(list(dict.fromkeys(run.subject for run in runs))) + "\n")
     print(f"{datetime.now(UTC):%Y-%m-%d}; {conditions}")
     if args.json is not None:
         facts = {"conditions": asdict(conditions), "runs": [asdict(run) for run in runs]}

@@ -1,7 +1,7 @@
 """Run times of the simulator: an hour of traffic warm and cold, the pool, the whole size
 curve, and a made-up million requests.
 
-    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --markdown
+    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000
 
 The engine's step times are those of no engine in particular: one that keeps up with an hour of that trace. Figures in
 seconds are medians over ``--runs``; a command's are those of its fastest, its compiled code being on disk.
@@ -11,11 +11,11 @@ import argparse
 import gc
 import json
 import os
-import platform
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from scripts.markdown import markdown_table
 from scripts.simbench.caches import bench_caches
 from scripts.simbench.hour import bench_command, bench_hour
 from scripts.simbench.million import bench_million
@@ -47,9 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="of each measurement (default 5)")
     parser.add_argument("--plain", action="store_true", help="run the plain Python engine too, and compare every token")
     parser.add_argument("--million", type=int, default=0, metavar="N", help="make up and run N requests")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument("--markdown", action="store_true", help="print a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
@@ -77,10 +75,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(figures))
         return
-    if arguments.markdown:
-        print(f"{platform.machine()}, Python {platform.python_version()}\n\n| figure | value |\n|---|---|")
-    line = "| {} | {:,} |" if arguments.markdown else "{:<36}{:>18,}"
-    print("\n".join(line.format(name, value) for name, value in figures.items()))
+    print(markdown_table(["figure", "value"], [[name, f"{value:,}"] for name, value in figures.items()], numbers=True))
 
 
 if __name__ == "__main__":

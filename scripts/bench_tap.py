@@ -68,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
     made.add_argument("--tap-flags", default="", metavar="FLAGS", help="further flags of the tap, as one argument")
-    made.add_argument("--markdown", action="store_true", help="print the table for a document")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its rounds")
     return made
 
@@ -178,7 +177,7 @@ def report(
     accounts = {proxy.name: proxy.account for proxy in proxies if proxy.account}
     for name, account in accounts.items():
         results.add(name, "lost", account["offered"] - account["recorded"])
-    print(table(results, names, markdown=args.markdown))
+    print(table(results, names))
     print(f"\n{conditions}; rounds: {plan.rounds}")
     for name, account in accounts.items():
         counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"

@@ -1,11 +1,12 @@
 """The matrix's verdicts as Markdown: what docs/dev/results.md shows between its markers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.fidelity.goals import Goal, goals, name_of, rounds
 from scripts.fidelity.judging import LEVELS, Cell, Paced, Quantile, Verdicts
 from scripts.fidelity.steps import ANSWERS, PREFILLS
+from scripts.markdown import markdown_table
 
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",
@@ -28,7 +29,7 @@ def page(verdicts: Verdicts) -> str:
         own = [cell for cell in verdicts.cells if cell.shape == shape]
         parts.append(f"**{shape}. {PREFILL_STEPS}.**\n\n{prefills_table(own)}")
         parts.append(f"**{shape}. {DECODES}.**\n\n{decodes_table(own)}")
-        parts.append(_table(verdicts.models[shape].items(), ["parameter", f"fitted on {shape}'s calibrations"]))
+        parts.append(markdown_table(["parameter", f"fitted on {shape}'s calibrations"], verdicts.models[shape].items()))
     return "\n\n".join(parts)
 
 
@@ -39,7 +40,7 @@ def goals_table(cells: Sequence[Cell]) -> str:
         [goal, *(_verdict(own.get(goal)) for own in found.values()), "; ".join(every.missed_in) or "–"]
         for goal, every in found.get("all", {}).items()
     ]
-    return _table(rows, ["goal", *found, "not in"])
+    return markdown_table(["goal", *found, "not in"], rows)
 
 
 def _verdict(goal: Goal | None) -> str:
@@ -52,7 +53,7 @@ def cells_table(cells: Sequence[Cell]) -> str:
     """Table of one way's cells: a row per cohort."""
     paced = f"at pace: {' / '.join(LEVELS)}"
     headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, paced, "W1, ms", "A/A", "fails"]
-    return _table(map(_cell_row, cells), headings)
+    return markdown_table(headings, map(_cell_row, cells))
 
 
 def decodes_table(cells: Sequence[Cell]) -> str:
@@ -62,7 +63,7 @@ def decodes_table(cells: Sequence[Cell]) -> str:
         [load, *(_times(paces.get((load, way), {}).get(size)) for size in ANSWERS for way in ("warm", "uncached"))]
         for load in dict.fromkeys(load for load, way in paces if way == "warm")
     ]
-    return _table(rows, ["load", *(f"{size}, {way}" for size in ANSWERS for way in ("shared", "not"))])
+    return markdown_table(["load", *(f"{size}, {way}" for size in ANSWERS for way in ("shared", "not"))], rows)
 
 
 def prefills_table(cells: Sequence[Cell]) -> str:
@@ -72,7 +73,7 @@ def prefills_table(cells: Sequence[Cell]) -> str:
         [load, way, _times(cell.pace), *(_times_at_pace(cell.steps.prefills.get(kind), cell.pace) for kind in PREFILLS)]
         for (load, way), cell in captures.items()
     ]
-    return _table(rows, ["load", "way", "all steps", *PREFILLS])
+    return markdown_table(["load", "way", "all steps", *PREFILLS], rows)
 
 
 def _times_at_pace(ratio: float | None, pace: float | None) -> str:
@@ -138,9 +139,3 @@ def _spreads(cell: Cell) -> str:
     """Differences of the captures of this load."""
     spreads = [one.spread for one in cell.quantiles.values() if one.spread is not None]
     return " / ".join(f"{spread:.0%}" for spread in spreads) or "–"
-
-
-def _table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> str:
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines)

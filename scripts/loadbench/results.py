@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scripts.loadbench.runs import Measured
+from scripts.markdown import markdown_table
 
 OURS = "kvtape"
 
@@ -78,15 +79,16 @@ class Results:
         found = [value for value in values if value is not None]
         return statistics.median(found) if found else None
 
-    def table(self, subjects: Sequence[str], *, markdown: bool) -> str:
+    def table(self, subjects: Sequence[str]) -> str:
         """Rows that somebody has a figure for; ratios are ours over each of the others."""
         others = [name for name in subjects if name != OURS]
-        lines = [["", *subjects, *(f"{OURS} / {name}" for name in others), "goal", "reached"]]
+        headings = ["", *subjects, *(f"{OURS} / {name}" for name in others), "goal", "reached"]
+        rows = []
         for row in ROWS:
             figures = {name: self.figure(row, name) for name in subjects}
             if any(figure is not None for figure in figures.values()):
-                lines.append(_cells(row, figures, others))
-        return _markdown(lines) if markdown else _aligned(lines)
+                rows.append(_cells(row, figures, others))
+        return markdown_table(headings, rows, numbers=True)
 
 
 def _cells(row: Row, figures: dict[str, float | None], others: Sequence[str]) -> list[str]:
@@ -99,16 +101,3 @@ def _cells(row: Row, figures: dict[str, float | None], others: Sequence[str]) ->
 
 def _ratio(ours: float | None, other: float | None) -> str:
     return f"{ours / other:.2f}" if ours is not None and other else ""
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *("---:" for _ in lines[0][1:])]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [lines[0], rule, *lines[1:]])
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cells[column]) for cells in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
-        for cells in lines
-    )

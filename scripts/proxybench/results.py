@@ -2,30 +2,38 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from scripts.markdown import markdown_table
 from scripts.proxybench.streams import Floats
 
 DIRECT, REFERENCE = "direct", "nginx"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Figure of the tap beside the reference's."""
+class Goal:
+    """Bound of the tap's figure, its own or beside nginx's: ``factor`` × the ratio, ``value`` + nginx's."""
 
+    sign: Literal["≤", "≥"]
     value: float
-    reference: float | None
-    """Null: the reference was not measured."""
-    ratio: float | None
-    """The median of the rounds' ratios."""
+    beside: Literal["", "factor", "extra"] = ""
 
+    def __str__(self) -> str:
+        forms = {"": f"{self.value:,g}", "factor": f"{self.value:g} × nginx", "extra": f"nginx + {self.value:g}"}
+        return f"{self.sign} {forms[self.beside]}"
 
-Goal = Callable[[Beside], bool | None]
-"""Whether a figure reaches its goal; null: nobody can say without the reference."""
+    def reached(self, value: float, reference: float | None, ratio: float | None) -> bool | None:
+        """Return whether it is reached; null: nobody can say without nginx."""
+        seen, bound = ratio if self.beside == "factor" else value, self.value
+        if self.beside and (reference is None or seen is None):
+            return None
+        if self.beside == "extra":
+            bound += reference or 0.0
+        return (seen or 0.0) <= bound if self.sign == "≤" else (seen or 0.0) >= bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +45,24 @@ class Figure:
     digits: int = 1
     added: bool = False
     """Values are shown with the direct connection's of the same round taken off."""
-    goal: str = ""
-    reached: Goal | None = None
-
-
-def within(factor: float) -> Goal:
-    """At most so many times the reference."""
-    return lambda beside: None if beside.ratio is None else beside.ratio <= factor
-
-
-def within_more(extra: float) -> Goal:
-    """At most so much more than the reference."""
-    return lambda beside: None if beside.reference is None else beside.value <= beside.reference + extra
-
-
-def at_most(limit: float) -> Goal:
-    """At most that."""
-    return lambda beside: beside.value <= limit
-
-
-def at_least(limit: float) -> Goal:
-    """At least that."""
-    return lambda beside: beside.value >= limit
+    goal: Goal | None = None
 
 
 FIGURES = (
-    Figure("cpu", "CPU µs per chunk, 25.6k chunks/s", 2, goal="≤ 1.3 × nginx", reached=within(1.3)),
-    Figure("recorder_cpu", "  recorder's CPU µs per chunk", 2),
-    Figure("rate", "  chunks/s sent", 0),
-    Figure("rss", "  RSS MB, data plane", goal="≤ 80", reached=at_most(80)),
+    Figure("cpu", "CPU µs per chunk, 25.6k chunks/s", 2, goal=Goal("≤", 1.3, "factor")),
+    Figure("recorder_cpu", "– recorder's CPU µs per chunk", 2),
+    Figure("rate", "– chunks/s sent", 0),
+    Figure("rss", "– RSS MB, data plane", goal=Goal("≤", 80)),
     Figure("p50", "added chunk p50 µs, 6.4k chunks/s", 0, added=True),
-    Figure("p99", "added chunk p99 µs", 0, added=True, goal="≤ nginx + 150", reached=within_more(150)),
-    Figure("ttft", "added TTFT µs, solo", 0, added=True, goal="≤ 1.5 × nginx", reached=within(1.5)),
-    Figure("ttft_large", "added TTFT µs, 400 KB prompt", 0, added=True, goal="≤ 1.5 × nginx", reached=within(1.5)),
-    Figure("unary", "unary requests/s", 0, goal="≥ 15,000", reached=at_least(15_000)),
-    Figure("unary_recorded", "  records/s in the file", 0, goal="≥ 15,000", reached=at_least(15_000)),
-    Figure("unary_cpu", "  CPU µs per request"),
-    Figure("unary_recorder_cpu", "  recorder's CPU µs per request"),
-    Figure("lost", "requests not recorded, all runs", 0, goal="0", reached=at_most(0)),
-    Figure("failures", "failed streams and lost chunks, all runs", 0, goal="0", reached=at_most(0)),
+    Figure("p99", "added chunk p99 µs", 0, added=True, goal=Goal("≤", 150, "extra")),
+    Figure("ttft", "added TTFT µs, solo", 0, added=True, goal=Goal("≤", 1.5, "factor")),
+    Figure("ttft_large", "added TTFT µs, 400 KB prompt", 0, added=True, goal=Goal("≤", 1.5, "factor")),
+    Figure("unary", "unary requests/s", 0, goal=Goal("≥", 15_000)),
+    Figure("unary_recorded", "– records/s in the file", 0, goal=Goal("≥", 15_000)),
+    Figure("unary_cpu", "– CPU µs per request"),
+    Figure("unary_recorder_cpu", "– recorder's CPU µs per request"),
+    Figure("lost", "requests not recorded, all runs", 0, goal=Goal("≤", 0)),
+    Figure("failures", "failed streams and lost chunks, all runs", 0, goal=Goal("≤", 0)),
 )
 
 
@@ -121,23 +108,19 @@ class Results:
         return [] if proxy == DIRECT else [value - under for value, under in zip(values, base, strict=False)]
 
 
-def table(results: Results, proxies: Sequence[str], *, markdown: bool = False) -> str:
+def table(results: Results, proxies: Sequence[str]) -> str:
     """Rows of figures, a column each proxy, then for each tap its ratio to nginx and whether the goal is reached."""
     taps = [proxy for proxy in proxies if proxy.startswith("tap")]
     header = ["", *proxies, *(f"{name} / nginx" for name in taps), "goal", *(["reached"] if taps else [])]
-    rows = [header]
+    rows = []
     for figure in FIGURES:
         cells = [_number(_shown(results, proxy, figure), figure.digits) for proxy in proxies]
         if not any(cells):
             continue
         ratios = [_number(results.ratio(name, figure), 2) for name in taps]
-        verdict = [_verdict(results, taps, figure, figure.reached)] if taps else []
-        rows.append([figure.label, *cells, *ratios, figure.goal, *verdict])
-    if markdown:
-        rows.insert(1, ["---", *("---:" for _ in header[1:])])
-        return "\n".join(f"| {' | '.join(row)} |".replace("|   ", "| – ") for row in rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return "\n".join(_line(row, widths) for row in rows)
+        verdict = [_verdict(results, taps, figure)] if taps else []
+        rows.append([figure.label, *cells, *ratios, str(figure.goal or ""), *verdict])
+    return markdown_table(header, rows, numbers=True)
 
 
 def _shown(results: Results, proxy: str, figure: Figure) -> float | None:
@@ -148,8 +131,8 @@ def _shown(results: Results, proxy: str, figure: Figure) -> float | None:
     return results.figure(proxy, figure)
 
 
-def _verdict(results: Results, taps: Sequence[str], figure: Figure, reached: Goal | None) -> str:
-    if reached is None:
+def _verdict(results: Results, taps: Sequence[str], figure: Figure) -> str:
+    if figure.goal is None:
         return ""
     said = {True: "yes", False: "NO", None: "?"}
     reference = results.figure(REFERENCE, figure)
@@ -157,17 +140,12 @@ def _verdict(results: Results, taps: Sequence[str], figure: Figure, reached: Goa
     for name in taps:
         value = results.figure(name, figure)
         if value is not None:
-            verdicts.append(said[reached(Beside(value, reference, results.ratio(name, figure)))])
+            verdicts.append(said[figure.goal.reached(value, reference, results.ratio(name, figure))])
     return " ".join(verdicts)
 
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-    return "  ".join([row[0].ljust(len(first)), *rest]).rstrip()
 
 
 def as_json(results: Results, proxies: Sequence[str]) -> dict[str, Any]:

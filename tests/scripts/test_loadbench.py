@@ -42,7 +42,7 @@ def test_the_table_has_ratios_and_goals() -> None:
     told = {name: {str(n): (5 + error) * MS for n in range(9)} for name, error in (("kvtape", 0.125), ("other", 0.5))}
     truth = ServerLog([served(str(number), 20.0 * number) for number in range(9)], 0, 0, 1)
     runs = [figures_of(name, case, Ran(truth, told[name], 0, TreeCost(), None)) for name in told]
-    lines = Results(runs).table(["kvtape", "other"], markdown=True).splitlines()
+    lines = Results(runs).table(["kvtape", "other"]).splitlines()
     assert lines[0] == "|  | kvtape | other | kvtape / other | goal | reached |"
     assert "| 50/s: TTFT error p50, ms | 0.12 | 0.50 | 0.25 | ≤ 0.2 | yes |" in lines
     assert {row.case for row in ROWS} == {case.name for case in cases(1.0)}
