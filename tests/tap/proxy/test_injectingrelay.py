@@ -629,7 +629,7 @@ def test_without_inject_the_first_lines_say_what_that_costs(lab: Any) -> None:
         errors = asyncio.run(scenario(engine))
     assert (
         "tap: note: no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do "
-        "not ask for usage; the blocks of outputs are not hashed; expected --inject auto\n"
+        "not ask for usage; the blocks of an output are known from the next turn alone; expected --inject auto\n"
     ) in errors
 
 
