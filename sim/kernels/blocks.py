@@ -127,11 +127,11 @@ def publish(pool: Pool, request: Any, start: int, end: int) -> None:
         if known or request.preemptions > 0:  # else nothing can have its private keys
             row = _row_of(pool, kind, key)
         above = request.last_hold
+        if row != NONE and blocks[row].state == CACHED and blocks[row].parent != above:
+            counts.not_chained = 1
+            return
         request.last_hold = row
         if row != NONE and blocks[row].state == CACHED:
-            if blocks[row].parent != above:
-                counts.not_chained = 1
-                return
             _hold_once_more(pool, row)
             counts.num_free += 1
             counts.num_unhashed += 1

@@ -136,8 +136,13 @@ def hold(pool: Pool, request: Any, most: int) -> int:
 
 @kernel
 def take(pool: Pool, count: int) -> None:
-    """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
+    """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free.
+
+    Hashes that are not chained end the run after this step; until then neither the queue nor the holds are relied on.
+    """
     stay_apart()
+    if pool.counts[0].not_chained:
+        return
     if pool.settings[0].evict:
         _take_blocks(pool, count)
         return
@@ -168,7 +173,7 @@ def take(pool: Pool, count: int) -> None:
 def publish(pool: Pool, request: Any, start: int, end: int) -> None:
     """Rule 5: make a request's blocks from ``start``, where its last hold ends, to ``end`` findable."""
     stay_apart()
-    if not pool.settings[0].enable_prefix_caching:
+    if not pool.settings[0].enable_prefix_caching or pool.counts[0].not_chained:
         return
     if pool.settings[0].evict:
         _publish_blocks(pool, request, start, end)

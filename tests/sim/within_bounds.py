@@ -172,6 +172,25 @@ def random_loads(commands: Commands, data: st.DataObject, seed: int, requests: i
     commands.show(trace)
 
 
+def unchained_loads(commands: Commands) -> None:
+    """Run requests whose blocks come in another order each time: a key at one depth behind several others."""
+    for seed in range(24):
+        random = Random(seed)
+        shuffled = seed % 2  # then a key is at several depths, too
+        chains = [[1 + random.randrange(2)] for _ in range(30)]
+        for chain in chains:
+            for depth in range(1, random.choice([1, 2, 3, 10, 30])):
+                chain.append(chain[-1] + 1 + random.randrange(2) if shuffled else 1 + 2 * depth + random.randrange(2))
+        trace = commands.write(
+            [request(number, chain, 1, None, random.choice([1, 9, 30])) for number, chain in enumerate(chains)]
+        )
+        blocks = random.choice([40, 60, 200])
+        for words in (CACHES[seed % len(CACHES)], POLICIES[seed % len(POLICIES)], GROUPS[seed % len(GROUPS)]):
+            commands.cache(trace, words, blocks)
+        for words in ([], RUNS[seed % len(RUNS)]):
+            commands.run(trace, words, blocks, random.choice([1, 2, 8]))
+
+
 def many_requests(commands: Commands) -> None:
     trace = commands.write(load(Random(1), 3000, 5.0))
     for words in (*CACHES, POLICIES[0]):
@@ -184,7 +203,10 @@ def published_loads(commands: Commands) -> None:
         commands.cache(str(Path(os.environ["KVTAPE_DATA"]) / "mooncake" / "conversation_trace.jsonl"), words, 10_001)
 
 
-LOADS = {run.__name__: run for run in (known_loads, captured_loads, many_requests, random_loads, published_loads)}
+LOADS = {
+    run.__name__: run
+    for run in (known_loads, captured_loads, unchained_loads, many_requests, random_loads, published_loads)
+}
 
 
 def main() -> None:
