@@ -20,7 +20,7 @@ from sim.kernels import blocks, layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, UNHASHED, first_slot, private_key
 from sim.kernels.compiling import nothing
 from sim.kernels.layout import Pool, Records
-from sim.vllm.eviction import ADDED, AGES, LEVELS, WORKLOAD
+from sim.vllm.eviction import LEVELS
 from sim.vllm.rules import goes_to_tail
 from tracefile.records.arrays import UInt64Array
 
@@ -61,7 +61,7 @@ def empty_pool(
     rows = np.zeros(0, layout.BLOCK)
     if policy:
         levels = levels or LEVELS.get(policy, 1)
-        rows, records, holds = blocks.empty_blocks(policy, records, levels), 0, 0
+        rows, records, holds = blocks.empty_blocks(records, levels), 0, 0
         counts["num_copies"] = levels
     return Pool(
         settings,
@@ -72,7 +72,7 @@ def empty_pool(
         table=np.zeros(slots, np.int32),
         keys=keys,
         blocks=rows,
-        uses=np.zeros(2 * ADDED * AGES if policy == WORKLOAD else 0, np.int64),
+        uses=np.zeros(0, np.int64),
         evicted=np.zeros(0, np.uint64),
     )
 

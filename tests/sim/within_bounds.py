@@ -55,11 +55,7 @@ CACHES = (
     *(["curve", "--by", "prefix"], ["curve", "--sample", "0.5", "--exact-blocks", "2"]),
 )
 POLICIES = tuple(
-    ["misses", "--by", "prefix", "--evict", policy]
-    for policy in (
-        *("lru", "lfu", "slru", "arc", "ttl:after=5s", "tail:threshold=64:next=16", "workload", "belady", "fifo"),
-        *("sieve", "s3-fifo"),
-    )
+    ["misses", "--by", "prefix", "--evict", policy] for policy in ("lfu", "slru", "ttl:after=5s", "belady")
 )
 GROUPS = tuple(
     ["pool", "--kv-groups", groups]
@@ -67,7 +63,7 @@ GROUPS = tuple(
 )
 RUNS: tuple[list[str], ...] = (
     *([], ["--replay-sessions"], ["--no-async-scheduling", "--scheduling-policy", "priority"]),
-    *(["--evict", "lru"], ["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"]),
+    *(["--evict", "lfu"], ["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"]),
     *([*HOST, "0.1"], [*HOST, "25", "--tier-write", "evict", "--disk-blocks", "300"]),
     *([*HOST, "0.1", "--tier-load", "layerwise"], ["--replicas", "3", "--route", "cost"]),
     ["--replicas", "2", "--route", "overlap", "--event", "kill:engine=2:at=50ms:back=90ms"],
