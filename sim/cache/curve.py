@@ -53,7 +53,7 @@ SAMPLING_FLAGS = ("exact_blocks", "sample_seed")
 EPILOG = """\
 examples:
   sim curve monday.jsonl.zst --cache-tokens 100000,400000
-  sim curve monday.jsonl.zst --evict lru,s3-fifo --json > curve.json
+  sim curve monday.jsonl.zst --evict lfu,slru --json > curve.json
 """
 
 

@@ -245,7 +245,10 @@ def _unchanged(rows: Sequence[Row], summaries: "Sequence[ForecastSummary]", base
     scenarios = [row for row in rows if row.kind == "scenario"]
     if not scenarios or any(_differs(measure) for row in scenarios for measure in row.measures.values()):
         return None
-    load, most = summaries[base].load, summaries[base].run.counts.max(axis=0)
+    load, counts = summaries[base].load, summaries[base].run.counts
+    if not len(counts):
+        return "nothing changes: no request of this load runs in an engine: it failed, or its output_tokens are unknown"
+    most = counts.max(axis=0)
     blocks, usable = load.most_blocks, min(one.load.engine.usable_blocks for one in summaries[base:])
     pool = f"touches at most {blocks:,} blocks of {load.engine.block_size} tokens"
     pool += f" (the engine has {usable:,})" if blocks <= usable else ", and no block that is evicted is asked for again"
