@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from measure.fitindex import INDEX, read_windows
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from tracefile.commandline.printing import print_result
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import late_modules
@@ -20,7 +20,7 @@ EPILOG = "examples:\n  report drift windows --html drift.html\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of sim fit --window")
-    add_picture_arguments(parser)
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
 
 
@@ -30,9 +30,9 @@ def run(flags: argparse.Namespace) -> int:
     if not any(window.status == "fitted" for window in windows):
         reason = f" (the first: {windows[0].reason})" if windows else ""
         raise InputError(f"{flags.folder / INDEX}: no window is fitted{reason}; expected one or more")
-    pictures = pictures_of(flags, [flags.folder / INDEX])
+    html = page_path(flags, [flags.folder / INDEX])
     found = drift.make_page(windows)
-    if pictures.wanted:
-        pictures.write(page.render_drift(found), page.drift_figures(found))
+    if html is not None:
+        write_page(html, page.render_drift(found))
     print_result(found, drift.drift_lines(found), as_json=flags.json)
     return 0

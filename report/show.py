@@ -15,7 +15,7 @@ from measure.metrics.flags import (
     checked_gpus,
     checked_kv_bytes,
 )
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from tracefile.commandline.configfile import refuse_beside, refuse_without
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=Path, metavar="FILE", help="steps of sim run --steps, for the timeline of --files"
     )
-    add_picture_arguments(parser)
+    add_page_argument(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
     add_store_arguments(parser)
 
@@ -70,7 +70,7 @@ def run(flags: argparse.Namespace) -> int:
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
     if takes_each(flags):
-        refuse_beside("--each-trace", flags, ("files", "steps", "html", "images", "overwrite", "by"))
+        refuse_beside("--each-trace", flags, ("files", "steps", "html", "overwrite", "by"))
         part = added_up(flags, manytraces.part_of(gpus, limits))
         name = f"{len(part.traces):,} traces (quantiles within 0.1 %; rates are sums)"
         return _told(flags, manytraces.merged_metrics(part, limits, kv_bytes), name)
@@ -78,7 +78,7 @@ def run(flags: argparse.Namespace) -> int:
         folder.check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
     else:
         refuse_without("--files", flags, ("overwrite",))
-    pictures = pictures_of(flags, [flags.trace])
+    html = page_path(flags, [flags.trace])
     if flags.steps is not None and flags.files is None:
         raise InputError(f"--steps {flags.steps}: without --files; expected --files DIR, whose timeline has the steps")
     run = trace.read_run(flags.trace)
@@ -91,9 +91,8 @@ def run(flags: argparse.Namespace) -> int:
     if flags.by is not None:
         metrics = structs.replace(metrics, by_session=sessions.session_uses(run))
     found = measured.Measured(flags.trace, run, metrics, limits, flags.steps, study)
-    if pictures.wanted:
-        drawn = page.draw_chapters(found)
-        pictures.write(page.render_trace(found, drawn), page.trace_figures(drawn))
+    if html is not None:
+        write_page(html, page.render_trace(found, page.draw_chapters(found)))
     if flags.files is not None:
         for line in folder.write_files(flags.files, found):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)

@@ -144,7 +144,7 @@ for command in COMMANDS:
         print(f"{command} --help imports {', '.join(sorted(new))}")
 """
 ONLY_ON_USE = {
-    *("asyncio", "fastapi", "fsspec", "httpx", "jinja2", "matplotlib", "multiprocessing", "numba", "numpy", "plotly"),
+    *("asyncio", "fastapi", "fsspec", "httpx", "jinja2", "multiprocessing", "numba", "numpy", "plotly"),
     *("pyarrow", "ray", "rich", "scipy", "transformers", "unittest", "uvicorn", "uvloop"),
 }
 

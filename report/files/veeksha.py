@@ -13,9 +13,7 @@ from measure.metrics.requests import known, ratio
 from measure.metrics.sessions import SessionOrder, accounted_tokens, session_order
 from measure.runs import UNKNOWN, Run
 from report.files.measured import Lacking, Measured, Writer, write_json, write_jsonl
-from report.images.folder import LIBRARY, can_draw
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
-from tracefile.records.extras import lacking
 
 DIGITS: Final = 5
 """Digits of seconds in ``request_level_metrics.jsonl``."""
@@ -260,8 +258,6 @@ DISTRIBUTIONS: Final = {
     "session_duration": "Session Duration",
 }
 """Column title of each ``<metric>.csv``."""
-UNITS: Final = {"num_": "tokens", "size": "requests", "throughput": "tokens/s", "normalized": "s/token"}
-"""By a part of the metric's name; all others are seconds."""
 FIELDS: Final = {
     "num_prompt": "prompt_tokens",
     "num_total": "prompt_tokens and output_tokens",
@@ -323,27 +319,6 @@ def _distribution_writer(name: str, title: str) -> Writer:
     return write
 
 
-def cdf_figure(title: str, unit: str, quantiles: list[float]) -> dict[str, Any]:
-    """Return the quantiles of a ``<metric>.csv`` as a figure of the pages' kind."""
-    look = {"slot": 1, "part": "line", "width": 2.2, "dash": "solid"}
-    curve = {"type": "scatter", "mode": "lines", "x": quantiles, "y": LEVELS, "line": {"shape": "hv"}, "meta": look}
-    y_axis = {"title": {"text": "share at most so large"}, "tickformat": ".0%", "range": [0, 1.02]}
-    return {"data": [curve], "layout": {"xaxis": {"title": {"text": f"{title} ({unit})"}}, "yaxis": y_axis}}
-
-
-def _picture_writer(name: str, title: str) -> Writer:
-    unit = next((unit for part, unit in UNITS.items() if part in name), "s")
-
-    def write(measured: Measured, path: Path) -> None:
-        if not can_draw():
-            raise Lacking(lacking(LIBRARY))
-        from report.images.drawing import draw_images  # noqa: PLC0415 - optional, and half a second to import
-
-        path.write_bytes(draw_images(cdf_figure(title, unit, _quantiles(measured.run, name)), ("png",))["png"])
-
-    return write
-
-
 FILES: dict[str, Writer] = {
     "veeksha/health_check_results.txt": _write_health,
     "veeksha/metrics/request_level_metrics.jsonl": lambda measured, path: write_jsonl(
@@ -356,6 +331,5 @@ FILES: dict[str, Writer] = {
     "veeksha/metrics/slo_results.json": lambda measured, path: write_json(path, slo_results(measured)),
     "veeksha/metrics/prefill_stats.json": lambda measured, path: write_json(path, prefill_stats(measured.run)),
     **{f"veeksha/metrics/{name}.csv": _distribution_writer(name, title) for name, title in DISTRIBUTIONS.items()},
-    **{f"veeksha/metrics/{name}.png": _picture_writer(name, title) for name, title in DISTRIBUTIONS.items()},
 }
 """Writers by file name."""

@@ -24,6 +24,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--f1-ms-per-prompt-token": "--frontend-ms-per-prompt-token",
     "--cohort": "--target, as in --target 'turns2+.ttft.p90<=500ms'",
     "--frontend": "--api-server",
+    "--images": "--html, whose figures have a button that saves them as SVG",
     "--highest": "--maximize",
     "--kv-blocks": "--num-gpu-blocks",
     "--least-exact": "--min-exact-share",

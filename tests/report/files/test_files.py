@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from report.__main__ import main
-from report.files import folder, veeksha
+from report.files import folder
 from report.files.folder import tracks
 from tests.measure.metrics.made import request
 from tracefile import Meta, Record, TraceWriter
@@ -35,12 +35,6 @@ RECORDS = [
     request("e", 1500.0, ttft_ms=60.0, e2e_ms=60.0, prompt_tokens=10, cached_tokens=0, output_tokens=1),
     request("d", 2000.0, session_id="s2", turn=2, e2e_ms=100.0, status="error", prompt_tokens=310),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where matplotlib is missing: eleven pictures take two seconds."""
-    monkeypatch.setattr(veeksha, "can_draw", lambda: False)
 
 
 def trace_of(tmp_path: Path, records: Sequence[Record]) -> Path:
@@ -248,27 +242,6 @@ def test_veekshas_figures(tmp_path: Path) -> None:
     )
 
 
-def test_veekshas_pictures_have_the_numbers_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    drawn: list[dict[str, Any]] = []
-
-    def draw(figure: dict[str, Any], _: object) -> dict[str, bytes]:
-        drawn.append(figure)
-        return {"png": b"PNG"}
-
-    monkeypatch.setattr(veeksha, "can_draw", lambda: True)
-    monkeypatch.setattr("report.images.drawing.draw_images", draw)
-    out = shown(tmp_path) / "veeksha/metrics"
-    by_title = {figure["layout"]["xaxis"]["title"]["text"]: figure["data"][0] for figure in drawn}
-    assert len(by_title) == len(veeksha.DISTRIBUTIONS) == len(list(out.glob("*.png")))
-    with open(out / "ttfc.csv", encoding="utf-8", newline="") as file:
-        rows = [(float(row["cdf"]), float(row["Time to First Chunk"])) for row in csv.DictReader(file)]
-    curve = by_title["Time to First Chunk (s)"]
-    assert list(zip(curve["y"], curve["x"], strict=True)) == rows
-    assert {"Number of Output Tokens (tokens)", "Requests per Session (requests)"} <= set(by_title)
-    assert {"Output Throughput (tokens/s)", "Normalized End to End Latency (s/token)"} <= set(by_title)
-
-
 def test_the_timeline(tmp_path: Path) -> None:
     events = read(shown(tmp_path) / "timeline.json")["traceEvents"]
     slices = [(one["name"], one["tid"], one["ts"], one["dur"]) for one in events if one["ph"] == "X"]
@@ -287,7 +260,6 @@ def test_what_the_trace_lacks_is_named_and_left_out(tmp_path: Path, capsys: pyte
     lines = capsys.readouterr().err.splitlines()
     assert f"{out}: evalscope/trace_summary.json left out: no completed request has a session (session_id)" in lines
     assert f"{out}: timeline.json left out: no request has its times (arrival_ms, e2e_ms)" in lines
-    assert f"{out}: veeksha/metrics/*.png left out: needs matplotlib: pip install 'kvtape[images]'" in lines
     said = {line.removeprefix(f"{out}: ").partition(" ")[0] for line in lines if "left out" in line}
     left_out = {name for name in folder.FILES if any(Path(name).match(pattern) for pattern in said)}
     written = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
