@@ -54,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_slo_arguments(parser)
     parser.add_argument("--by", choices=["session"], help="list the sessions that the prefix cache serves the most")
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument(
-        "--files", type=Path, metavar="DIR", help="write tables, a timeline, evalscope's and Veeksha's files there"
-    )
+    parser.add_argument("--files", type=Path, metavar="DIR", help="write tables and a timeline there")
     parser.add_argument(
         "--steps", type=Path, metavar="FILE", help="steps of sim run --steps, for the timeline of --files"
     )

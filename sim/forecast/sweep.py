@@ -34,7 +34,7 @@ from tracefile.storage.output import PARQUET, check_output, replace_output
 if TYPE_CHECKING:
     import numpy as np
 
-    from report.files import folder, measured
+    from report.files import folder
     from report.sweeps import gridpage
     from sim.forecast import ensemble, gridpoints
     from sim.forecast import fleets as running
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sim.forecast.gridpoints import Choice
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
-    folder, measured = late_modules("report.files", "folder measured")
+    folder = LateModule("report.files.folder")
     gridpage = LateModule("report.sweeps.gridpage")
     ensemble, running, summing, gridpoints = late_modules("sim.forecast", "ensemble fleets summary gridpoints")
 
@@ -319,7 +319,7 @@ class Sweep:
         output, file = self._config.output, BytesIO()
         try:
             folder.write_parquet(self._points.table(), file)
-        except measured.Lacking as lacking:
+        except folder.Lacking as lacking:
             raise InputError(f"--output {output}: {lacking}") from None
         replace_output(output, file.getvalue(), PARQUET, "--output")
         print(f"results: {output}", file=sys.stderr)
