@@ -46,11 +46,15 @@ FLAGS: Final[Mapping[str, str]] = {
     "-o": "--html",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
+    "sim fit --window": "gone; expected a loop of tracefile cut and sim fit, one model for each window",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
-COMMANDS: Final[Mapping[str, str]] = {"loadgen calibrate": "loadgen selftest"}
+COMMANDS: Final[Mapping[str, str]] = {
+    "loadgen calibrate": "loadgen selftest",
+    "report drift": "a loop of tracefile cut and sim fit, one model for each window",
+}
 
 VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "llama.cpp"): "llamacpp",
