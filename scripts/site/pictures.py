@@ -1,7 +1,7 @@
 """Make the pictures of docs/ again: a comparison and a terminal. ``python -m scripts.site.pictures``.
 
-Those of docs/fleet.md and docs/capacity.md are made by the commands beside them (``--images``), the seed figure of
-docs/dev/results.md by ``python -m scripts.matrix judge``.
+Those of docs/fleet.md and docs/capacity.md are saved from the pages of the commands beside them, the seed figure of
+docs/dev/results.md is made by ``python -m scripts.matrix judge``.
 """
 
 import argparse

@@ -9,7 +9,6 @@ from tracefile.records.errors import InputError
 
 EXTRAS: Final[Mapping[str, str]] = {
     "lm_eval": "lm-eval",
-    "matplotlib": "images",
     "numba": "sim",
     "plotly": "notebook",
     "pyarrow": "parquet",
