@@ -37,8 +37,8 @@ check: $(VENV)/ready           ## format, lint, types and tests: what a change m
 results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/results.md's tables; what is captured is kept (about five hours)
 	$(PY) -m scripts.matrix --out out/results
 
-# The compiled forms are built again when their source changes; without a compiler Python's are used.
-$(VENV)/ready: pyproject.toml setup.py $(wildcard wire/*.c loadgen/core/*.c)
+# The compiled form is built again when its source changes; without a compiler Python's is used.
+$(VENV)/ready: pyproject.toml setup.py wire/usualevents.c
 	$$(scripts/find_python) -m venv $(VENV)
 	# uv takes a quarter of pip's time; pip alone knows an index of one's own.
 	{ $(PY) -m pip install --quiet uv && $(PY) -m uv pip install --quiet --python $(PY) --editable '.[dev]'; } \

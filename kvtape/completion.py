@@ -48,7 +48,7 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def commands() -> Iterator[str]:
-    """Yield every command that does something: ``tap``, ``loadgen``, ``loadgen selftest``, ``sim pool`` …"""
+    """Yield every command that does something: ``tap``, ``loadgen``, ``loadgen sweep``, ``sim pool`` …"""
     for program in PROGRAMS:
         parser = parser_of(program)
         if parser._subparsers is None:

@@ -9,29 +9,21 @@ from tracefile.commandline.ending import run_command
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
-    from loadgen import accuracyrun, loadflags, loadrun, sweeping, sweepplan
+    from loadgen import loadflags, loadrun, sweeping, sweepplan
     from loadgen.datasets import building
-    from loadgen.selftest import command as selftest
 else:  # only the work of the chosen command, after its flags
-    accuracyrun, loadflags, loadrun, sweeping, sweepplan = late_modules(
-        "loadgen", "accuracyrun loadflags loadrun sweeping sweepplan"
-    )
-    building, selftest = LateModule("loadgen.datasets.building"), LateModule("loadgen.selftest.command")
+    loadflags, loadrun, sweeping, sweepplan = late_modules("loadgen", "loadflags loadrun sweeping sweepplan")
+    building = LateModule("loadgen.datasets.building")
 
 
 def main(argv: Sequence[str]) -> int:
     chosen, rest = argv[:1], argv[1:]
-    if chosen == ["selftest"]:
-        return selftest.main(rest)
     if chosen == ["build-dataset"]:
         return building.main(rest)
     if chosen == ["sweep"]:
         plan = sweepplan.parse_sweep(rest)
         return sweeping.run_sweep(plan)
-    config = loadflags.parse_config(argv)
-    if config.lm_eval is not None:
-        return accuracyrun.run_accuracy(config, config.lm_eval)
-    return loadrun.run_load(config)
+    return loadrun.run_load(loadflags.parse_config(argv))
 
 
 def command() -> None:

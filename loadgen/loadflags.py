@@ -24,7 +24,6 @@ from loadgen.plan.config import (
     Pattern,
     Spacing,
 )
-from loadgen.plan.lmeval import add_lm_eval_arguments, lm_eval_of
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.text.spoken import Api
 from tracefile import InputError
@@ -37,7 +36,6 @@ EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same flags make the same load on every machine, with other tokens
 in every run; equal --nonce: equal tokens, which an engine's prefix cache may still hold.
-"loadgen selftest" measures the rate and the timing accuracy of loadgen on this machine, without an engine.
 "loadgen sweep" runs a load at several concurrencies or rates, on one engine or on several in turn.
 "loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
 "--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
@@ -51,7 +49,6 @@ examples:
 def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
     parser = load_parser(prog)
     args = parser.parse_args(argv)
-    lm_eval = lm_eval_of(args, parser)
     dataset, dataset_path, output = _files(args)
     _size_for(args)
     rate, rate_to = parse_rate(args.rate)
@@ -87,7 +84,6 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         "timeout_s": args.timeout,
         "as_json": args.json,
         "run": _run_flags(args),
-        "lm_eval": lm_eval,
     }
     return LoadConfig(**(same_named(LoadConfig, args) | made))
 
@@ -133,8 +129,6 @@ def _run_flags(args: argparse.Namespace) -> RunFlags:
 def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | None, int | None]:
     """Sessions, and requests in flight: a small closed loop where no flag says when sessions begin, or how many."""
     number, parallel = args.number, args.parallel
-    if args.lm_eval is not None:  # the tasks' documents say how many
-        return 1, CLOSED_PARALLEL if parallel is None and args.rate is None else parallel
     if args.pattern == "calibration":
         return number, STAGED_PARALLEL if parallel is None else parallel
     if args.rate is not None or args.pattern not in CLOSED_PATTERNS:
@@ -189,9 +183,8 @@ def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthD
 
 
 def load_parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description=DESCRIPTION, epilog=EPILOG, commands=["selftest", "build-dataset", "sweep"])
+    parser = Parser(prog=prog, description=DESCRIPTION, epilog=EPILOG, commands=["build-dataset", "sweep"])
     add_load_arguments(parser)
-    add_lm_eval_arguments(parser)
     return parser
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -276,9 +275,6 @@ class OpenReplay:
             gone += tree
         self._left = self.planned() - gone
         return kept
-
-    def results(self) -> Mapping[int, Any]:
-        return {}
 
     def findings(self) -> dict[str, int]:
         fidelity = self.replay.fidelity

@@ -52,10 +52,10 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
         ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
-        ("loadgen", "selftets", "did you mean selftest?"),
-        ("loadgen", "calibrate", "loadgen calibrate is now loadgen selftest"),
         ("report", "drift", "is now a loop of tracefile cut and sim fit, one model for each window"),
         ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
+        ("loadgen", "sweeep", "did you mean sweep?"),
+        ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
     ],
 )
 def test_an_unknown_command_is_one_line(program: str, word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +85,11 @@ OLD = [
     ("loadgen", ["--dialect", "tensorrt-llm"], "--dialect: 'tensorrt-llm' is now 'trtllm'"),
     ("loadgen", ["--pattern", "calibrate"], "--pattern: 'calibrate' is now 'calibration'"),
     ("loadgen", ["--think-s", "1"], "--think-s is now --think"),
+    (
+        "loadgen",
+        ["--lm-eval", "gsm8k"],
+        "--lm-eval: gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
+    ),
     ("loadgen", ["--token-seed", "1"], "--token-seed is now --nonce"),
     ("loadgen", ["--burst-every-s", "1"], "--burst-every-s is now --burst-every"),
     ("loadgen", ["--step-s", "1"], "--step-s is now --step-duration"),
@@ -95,7 +100,6 @@ OLD = [
         ["--url", "http://x", "-o", "t", "--json", "s.json"],
         "--json takes no file, its object goes to stdout; expected --json > s.json",
     ),
-    ("loadgen selftest", ["--seconds", "4"], "--seconds is now --duration"),
     ("replay", ["--trace", "t"], "--trace is now -o/--output"),
     ("sim serve", ["--answer-tokens", "9"], "--answer-tokens is now --output-tokens"),
     ("sim fit", ["--frontend", "serial"], "--frontend is now --api-server"),

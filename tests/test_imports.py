@@ -38,7 +38,7 @@ FLOORS = {
     "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
-    "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", "accuracy", ""],
+    "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
         *("watch", "serving/requests", "serving/engine", "serving/apis", "serving", ""),

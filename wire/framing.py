@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from wire.head import Headers, header_values
-from wire.native import compiled
 
 MAX_LENGTH_DIGITS = 18
 MAX_CHUNK_LINE_BYTES = 1024
@@ -171,7 +170,7 @@ class ChunkedBody:
                     at = self._take_data(data, at, pieces)
                     continue
                 if self._state == "size" and not self._line:
-                    at, number, piece = whole_chunks(data, at, MAX_CHUNKS_A_TURN - work + 1)
+                    at, number, piece = take_whole_chunks(data, at, MAX_CHUNKS_A_TURN - work + 1)
                     if number:
                         pieces.append(piece)
                         work += number - 1
@@ -273,6 +272,3 @@ def take_whole_chunks(data: bytes, at: int, most: int) -> tuple[int, int, bytes]
         pieces.append(data[end + 2 : stop])
         at = stop + 2
     return at, len(pieces), pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-whole_chunks = compiled(take_whole_chunks, "wire.usualchunks")

@@ -1,6 +1,6 @@
-"""Compiled forms of functions, each equal to its Python form, which is the rule.
+"""The compiled form of a function, equal to its Python form, which is the rule.
 
-``pip install`` builds them where it finds a compiler (``setup.py``). ``KVTAPE_PURE=1`` leaves them unused.
+``pip install`` builds it where it finds a compiler (``setup.py``). ``KVTAPE_PURE=1`` leaves it unused.
 """
 
 import importlib
@@ -26,5 +26,5 @@ def compiled(plain: Form, module: str) -> Form:
 
 
 def forms() -> str:
-    """Return the forms in use: ``compiled`` or ``python``."""
+    """Return the form in use: ``compiled`` or ``python``."""
     return "python" if PURE or importlib.util.find_spec("wire.usualevents") is None else "compiled"

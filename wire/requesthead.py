@@ -7,7 +7,6 @@ import msgspec
 
 from wire.framing import FramingError
 from wire.head import Header, header_values, keeps_alive
-from wire.native import compiled
 
 # A gateway that turns headers into variables (CGI, WSGI) reads these as the framing headers that they look like.
 FRAMING_LOOKALIKES = frozenset({b"content_length", b"transfer_encoding"})
@@ -62,29 +61,9 @@ class _HeadParser:
         self.complete += 1
 
 
-def take_usual_head(data: bytes) -> tuple[bytes, bytes, list[Header], list[bytes]] | None:
-    """Return method, target, headers and names of a head that needs no care; null: it is for the parser.
-
-    None does, here.
-    """
-    return None
-
-
-usual_head = compiled(take_usual_head, "wire.usualhead")
-
-
 def parse_request_head(data: bytes) -> RequestHead:
     """Read a complete head. Raises FramingError for one that HTTP/1.1 does not allow."""
     at_ns = perf_counter_ns()
-    usual = usual_head(data)
-    if usual is None:
-        return parsed_head(data, at_ns)
-    method, target, headers, names = usual
-    return RequestHead(at_ns, method, target, "1.1", headers, names, False)
-
-
-def parsed_head(data: bytes, at_ns: int) -> RequestHead:
-    """Read any head. Raises FramingError."""
     parser, found, upgrade = _parse(data)
     version = parser.get_http_version()
     if version not in {"1.0", "1.1"}:

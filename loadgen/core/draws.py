@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from loadgen.core.vocabulary import Vocabulary
 from tracefile.hashing.splitmix64 import GOLDEN, mix64, mix64_array
-from wire.native import compiled
 
 GENERATOR = "splitmix64/1"
 """Named in every workload digest: other draws from the same keys would be another workload."""
@@ -72,23 +71,16 @@ def below(bits: int, limit: int) -> int:
 
 def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:
     """Token ids, shape (len(keys), count); token j of key k depends on k and j alone."""
+    low, span = vocabulary.low, vocabulary.high - vocabulary.low
     ids = np.empty((len(keys), count), dtype=np.uint32)
-    fill(ids, keys, vocabulary.low, vocabulary.high - vocabulary.low)
-    return ids
-
-
-def fill_ids(ids: npt.NDArray[np.uint32], keys: npt.NDArray[np.uint64], low: int, span: int) -> None:
-    """Write the ids of key k, all below ``low + span``, into row k, in pieces that fit the cache."""
-    count = ids.shape[1]
+    # In pieces that fit the cache.
     rows, columns = max(1, PIECE // max(1, count)), max(1, min(PIECE, count))
     for left in range(0, count, columns):
         counters = _counters(left, min(left + columns, count))
         for top in range(0, len(keys), rows):
             bits = mix64_array(keys[top : top + rows, np.newaxis] + counters)
             ids[top : top + rows, left : left + columns] = _into(low, span, bits)
-
-
-fill = compiled(fill_ids, "loadgen.core.promptids")
+    return ids
 
 
 def _into(low: int, span: int, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from loadgen.core.plan import Plan
 from tracefile import RequestId
@@ -45,9 +45,6 @@ class OpenJob(Protocol):
 
     def findings(self) -> dict[str, int]:
         """Counts that add up over shards; read at the end."""
-
-    def results(self) -> Mapping[int, Any]:
-        """Return the outputs that the run's parent reads at the end, by number; kept in memory only."""
 
 
 class Job(Protocol):

@@ -13,7 +13,6 @@ from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from loadgen.datasets import DATASETS, RANDOM, Dataset
-from loadgen.plan.lmeval import LmEval
 from loadgen.text.spoken import Api
 from tracefile import InputError
 
@@ -120,8 +119,6 @@ class LoadConfig:
     as_json: bool = False
     """Print the summary as one JSON object on stdout, its lines on stderr."""
     run: RunFlags = ONE_PROCESS
-    lm_eval: LmEval | None = None
-    """Tasks whose documents make the load, and are scored; null: a load of its own."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)

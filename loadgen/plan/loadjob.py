@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -244,7 +243,7 @@ class StagedPlan:
 
 ELSEWHERE = frozenset(
     {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"}
-    | {"session_headers", "at_end", "lm_eval", "nonce"}
+    | {"session_headers", "at_end", "nonce"}
 )
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
@@ -425,9 +424,6 @@ class OpenLoad:
                 yield session, known
             elif (unknown := unknown + 1) > FAR_ENOUGH:
                 return
-
-    def results(self) -> Mapping[int, Any]:
-        return {}
 
     def findings(self) -> dict[str, int]:
         load, config = self.load, self.load.workload.config

@@ -1,10 +1,9 @@
 """Outcome of a run, from the last messages of its shards and, for a shard that died, from its records."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loadgen.core.job import add_shares
 from loadgen.runs.merging import record_lines
@@ -44,8 +43,6 @@ class RunOutcome:
     shards: list[ShardUse]
     kept: bool = True
     """False: the engine answered no request, so that the trace was removed."""
-    results: Mapping[int, Any] = field(default_factory=dict)
-    """Outputs that the job kept for its parent, by number; those of a shard that died are lost."""
 
 
 def outcome_of(
@@ -71,7 +68,6 @@ def outcome_of(
     return RunOutcome(
         tally=tally,
         findings=dict(findings),
-        results={number: result for word in done for number, result in word.results.items()},
         digest=digest,
         sent_digest=add_shares([word.sent_share for word in done]) if whole else None,
         stopped=stopped or ("refused" if tally.only_refusals else None),

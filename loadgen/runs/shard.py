@@ -217,7 +217,6 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
     return Done(
         tally=tally,
         findings=opened.findings() | ({} if setup.ends_ms is None else {UNSENT: running.unsent}),
-        results=opened.results(),
         sent_share=running.sent_share,
         reason=running.reason,
         stopped=running.stopped,

@@ -5,10 +5,8 @@ They are pickled: both ends are this program, started by the same user.
 
 import pickle
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from engines.access import OPEN, Access
 from loadgen.core.job import Job, Shard
@@ -97,8 +95,6 @@ class Done:
     """Lateness of a timer in the sender, twenty times a second: the delay of a read's time stamp."""
     crossing_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
     """From responses' ends in the sender to the shard that builds what follows, once a batch."""
-    results: Mapping[int, Any] = field(default_factory=dict)
-    """The job's own outputs by number; never written."""
     reason: str = ""
     """The engine's words for the first request that it refused; never written."""
 

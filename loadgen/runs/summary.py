@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from engines.facts import EngineFacts, PrefixCounters
-from loadgen.core.capacity import load_capacity
 from loadgen.core.runflags import RunFlags
 from loadgen.runs.outcome import RunOutcome, exit_code
 from loadgen.text.prefixtruth import TruthReport
@@ -20,8 +19,6 @@ from tracefile import InputError
 from wire.native import forms
 
 CPU_LIMIT = 0.9
-OFFERED_LIMIT = 0.8
-"""Share of the machine's capacity; beyond it, bursts exceed the capacity."""
 SHORT_S = 2.0
 """In shorter runs, start-up outweighs sending."""
 
@@ -60,10 +57,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client_cpu: float
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
-    offered_share: float | None
-    """Share of this machine's capacity (``loadgen selftest``); null: not measured, or sent from other machines."""
     forms: str
-    """``compiled`` or ``python``: the functions that have both forms (``wire/native.py``)."""
+    """``compiled`` or ``python``: the parser of events, which has both forms (``wire/native.py``)."""
     findings: dict[str, int]
     prefix_truth: TruthReport | None = None
     """Check of prompts in the target's tokens; null: not checked."""
@@ -139,7 +134,7 @@ def summarize(
     notes: list[str],
 ) -> Summary:
     """``facts``: the engine's before and after the run."""
-    tally, processes, offered = outcome.tally, processes_of(outcome), offered_share(outcome)
+    tally, processes = outcome.tally, processes_of(outcome)
     return Summary(
         pattern=pattern,
         trace=str(trace) if outcome.kept else "",
@@ -154,12 +149,11 @@ def summarize(
         metrics=metrics,
         client_cpu=round(sum(process.cpu for process in processes), 4),
         processes=processes,
-        offered_share=offered,
         forms=forms(),
         findings=outcome.findings,
         counters_before=facts[0].counters,
         counters_after=facts[1].counters,
-        notes=[*busy_notes(processes, outcome.seconds), *limit_notes(offered), *notes],
+        notes=[*busy_notes(processes, outcome.seconds), *notes],
     )
 
 
@@ -180,24 +174,6 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
     ]
 
 
-def offered_share(outcome: RunOutcome) -> float | None:
-    """Mean share of this machine's capacity that the run offered; null: see ``Summary``."""
-    local = all(shard.where.startswith("process ") for shard in outcome.shards)
-    known = load_capacity(len(outcome.shards)) if local else None
-    if known is None or not outcome.seconds:
-        return None
-    tally = outcome.tally
-    return round(known.share(tally.started, tally.output_tokens, tally.prompt_tokens, outcome.seconds), 4)
-
-
-def limit_notes(offered: float | None) -> list[str]:
-    if offered is None or offered <= OFFERED_LIMIT:
-        return []
-    how = "more than" if offered > 1 else f"{offered:.0%} of what"
-    said = f"the run offered {how} this machine can send (loadgen selftest)"
-    return [f"client near its limit: {said}; give it less load, or more --procs"]
-
-
 def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
     """Lines for a terminal; ``more``: lines of the command."""
     ended = ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items()))
@@ -215,12 +191,7 @@ def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
 
 
 def _counted(summary: Summary) -> list[str]:
-    lines: list[str] = []
-    if summary.offered_share is not None:
-        lines.append(
-            f"offered             {summary.offered_share:.0%} of what this machine can send (loadgen selftest)"
-        )
-    lines += [
+    lines = [
         f"client              {_cpu(summary)} of a core{_held(summary.metrics)}",
         f"trace               {summary.trace or 'none: no request was answered'}",
         f"workload            {summary.digest}",

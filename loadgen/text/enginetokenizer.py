@@ -11,7 +11,6 @@ from engines.dialect import Control
 from engines.tokenization import (
     APPLY_TEMPLATE,
     DETOKENIZE,
-    PROBE,
     TOKENIZE,
     DetokenizedText,
     Rendered,
@@ -59,11 +58,6 @@ class EngineTokenizer:
 
     def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         raise TokenizerError("the engine's tokenizer is asked for ids, not for a chat's text")
-
-    def first_id(self) -> int | None:
-        """Return the token that the engine puts before a text."""
-        plain, whole = self._encode(PROBE, special=False), self._encode(PROBE, special=True)
-        return whole[0] if len(whole) > len(plain) and whole[-len(plain) :] == plain else None
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         question = text_question(text, special=special, as_content=self._takes_content)

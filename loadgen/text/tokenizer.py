@@ -64,11 +64,6 @@ class LocalTokenizer:
             raise TokenizerError(f"its chat template refuses such messages ({type(error).__name__})") from error
         return text
 
-    def first_id(self) -> int | None:
-        """Return the token that a text begins with, or else the end token; null: there is none."""
-        known: tuple[int | None, int | None] = (self._model.bos_token_id, self._model.eos_token_id)
-        return next((one for one in known if one is not None), None)
-
 
 def _with_parsed_calls(message: Message) -> Message:
     """Parse a call's arguments, which templates expect as a mapping and the API carries as a string."""

@@ -65,9 +65,7 @@ def _arrival_rate(examined: Examined) -> HealthCheck:
     off = abs(sent / planned - 1.0)
     verdict: Verdict = "ok" if off <= RATE_OFF else "bad"
     figure = f"{rate(sent)} requests/s sent, {rate(planned)} planned"
-    return HealthCheck(
-        name=name, verdict=verdict, figure=figure, where="" if verdict == "ok" else "lag; loadgen selftest"
-    )
+    return HealthCheck(name=name, verdict=verdict, figure=figure, where="" if verdict == "ok" else "lag")
 
 
 def _per_s(times_ms: FloatArray) -> float | None:
@@ -113,7 +111,7 @@ def check_lag(client: Client) -> HealthCheck:
     if client.lag_ms is None:
         return _unknown(name, "no plan")
     late = f"late by more than {duration(client.limit_ms)}; lag p99 {duration(client.lag_ms.p99)}"
-    where = "idle machine, more --procs; loadgen selftest"
+    where = "idle machine, more --procs"
     return _counted(name, client.late, client.lag_ms.n, late, where)
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.selftest.measuring import truth_server
-from loadgen.selftest.truth import (
+from scripts.loadbench.cases import Case
+from scripts.loadbench.reference_server import reference_server
+from scripts.loadbench.server_log import (
     Sample,
+    ServerLog,
     Times,
-    Truth,
     count_between,
     quantile,
     received_ns,
     steady_part,
     ttft_errors_ms,
 )
-from scripts.loadbench.cases import Case
 from scripts.loadbench.subjects import Subject
 from scripts.loadbench.tree import TreeCost, TreeWatch
 
@@ -64,7 +64,7 @@ class Measured:
 class Ran:
     """Run as it happened."""
 
-    truth: Truth
+    log: ServerLog
     ttfts_ns: dict[str, float]
     """The client's own word, by request id."""
     launched_ns: int
@@ -75,14 +75,14 @@ class Ran:
 def measure(subject: Subject, case: Case, folder: Path, *, client_core: int, server_core: int) -> Measured:
     """Run one client on one case; its files go to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    with truth_server(case.server, prefix=("taskset", "-c", str(server_core))) as server:
+    with reference_server(case.server, prefix=("taskset", "-c", str(server_core))) as server:
         command = ["taskset", "-c", str(client_core), *subject.command(case, server.url, folder)]
         launched_ns = time.perf_counter_ns()
         code, cost, errors = _run(command, subject, folder, memory=case.saturating)
-        truth = server.truth()
-    ttfts_ns = subject.ttft_ns(folder, [one.request_id for one in truth.served])
+        log = server.log()
+    ttfts_ns = subject.ttft_ns(folder, [one.request_id for one in log.served])
     complaint = None if code == 0 else f"exit {code}: {errors[-300:]}"
-    return figures_of(subject.name, case, Ran(truth, ttfts_ns, launched_ns, cost, complaint))
+    return figures_of(subject.name, case, Ran(log, ttfts_ns, launched_ns, cost, complaint))
 
 
 def _run(command: Sequence[str], subject: Subject, folder: Path, *, memory: bool) -> tuple[int, TreeCost, str]:
@@ -101,8 +101,8 @@ def _run(command: Sequence[str], subject: Subject, folder: Path, *, memory: bool
 
 def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
     """A run's figures."""
-    truth, cost = ran.truth, ran.cost
-    ended = [one for one in truth.served if one.last_write_ns is not None]
+    log, cost = ran.log, ran.cost
+    ended = [one for one in log.served if one.last_write_ns is not None]
     received = received_ns(ended)
     start_ns, end_ns = steady_part(received)
     steady = count_between(received, start_ns, end_ns)
@@ -121,7 +121,7 @@ def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
         events_per_s=rate * case.output_tokens,
         cpu_us_per_request=whole_s * 1e6 / len(ended) if whole_s is not None else None,
         client_cpu=cpu_s / seconds if cpu_s is not None and seconds else None,
-        server_cpu=truth.cpu_ns / max(1, truth.told_ns - truth.started_ns),
+        server_cpu=log.cpu_ns / max(1, log.read_ns - log.started_ns),
         server_late_p99_ms=quantile(lateness_ms, 0.99),
         told=len(errors_ms),
         ttft_error_p50_ms=quantile(errors_ms, 0.5),

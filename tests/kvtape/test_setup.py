@@ -286,7 +286,7 @@ def test_doctor_refuses_a_wrong_address(key_file: Path) -> None:
 COMPLETED = {
     "kvtape tracef": "tracefile",
     "kvtape sim cur": "curve",
-    "kvtape loadgen selft": "selftest",
+    "kvtape loadgen swe": "sweep",
     "kvtape loadgen --pattern cal": "calibration",
     "kvtape sim pool --num-gpu": "--num-gpu-blocks",
     "kvtape loadgen sweep --prompt-t": "--prompt-tokens",

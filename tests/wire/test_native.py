@@ -1,4 +1,4 @@
-"""Compiled forms equal Python's, byte for byte and place for place. Without a compiler both are Python's."""
+"""The compiled form equals Python's, event for event. Without a compiler both are Python's."""
 
 from functools import partial
 from itertools import pairwise
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from wire import native
 from wire.completion import Completion, parse_stream, take_data, take_usual_events, usual_events
-from wire.framing import take_whole_chunks, whole_chunks
 
 SPOKEN = st.one_of(
     st.sampled_from(
@@ -129,41 +128,11 @@ def test_usual_events_are_read_at_once_where_that_form_was_built() -> None:
         assert "".join(texts) == " é\n" * 3
 
 
-CHUNK = st.binary(max_size=20).map(lambda data: b"%x\r\n%b\r\n" % (len(data), data))
-ODD_CHUNK = st.sampled_from(
-    [
-        b"0\r\n\r\n",
-        b"0a\r\n",
-        b"A\r\n0123456789\r\n",
-        b"1;x\r\na\r\n",
-        b"1\na\n",
-        b"fff\r\n",
-        b"1000\r\n",
-        b"2\r\na\r\n\r\n",
-        b"\r\n",
-    ]
-)
-LARGE_CHUNK = st.sampled_from([255, 256, 4095, 4096]).map(lambda size: b"%x\r\n%b\r\n" % (size, b"x" * size))
-
-
-@given(
-    st.lists(st.one_of(CHUNK, ODD_CHUNK, LARGE_CHUNK), max_size=6),
-    st.integers(0, 5),
-    st.integers(0, 9),
-    st.integers(0, 4),
-)
-def test_chunks_taken_at_once_are_those_that_python_takes(chunks: list[bytes], at: int, cut: int, most: int) -> None:
-    data = b"".join(chunks)
-    data = data[: len(data) - cut]
-    at = min(at, len(data))
-    assert whole_chunks(data, at, most) == take_whole_chunks(data, at, most)
-
-
 def test_pure_leaves_compiled_forms_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "PURE", True)
-    assert native.compiled(take_whole_chunks, "wire.usualchunks") is take_whole_chunks
+    assert native.compiled(take_usual_events, "wire.usualevents") is take_usual_events
     assert native.forms() == "python"
 
 
 def test_a_module_that_was_not_built_is_no_error() -> None:
-    assert native.compiled(take_whole_chunks, "wire.neverbuilt") is take_whole_chunks
+    assert native.compiled(take_usual_events, "wire.neverbuilt") is take_usual_events

@@ -44,6 +44,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--wait-s": "--wait",
     "--window-s": "--window",
     "-o": "--html",
+    "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim serve --tool-share": "outputs are texts and call no tool any more",
@@ -57,9 +58,10 @@ FLAGS: Final[Mapping[str, str]] = {
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "loadgen calibrate": "loadgen selftest",
     "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
     "report drift": "a loop of tracefile cut and sim fit, one model for each window",
+    "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
+    "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
 }
 
 VALUES: Final[Mapping[tuple[str, str], str]] = {

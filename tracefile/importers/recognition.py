@@ -56,9 +56,9 @@ def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, L
     for name, is_of_format, new_decoder in RECORDS:
         if is_of_format(found):
             return name, new_decoder(found)
-    for name, keys in NO_LONGER_READ:
+    for gone, keys in NO_LONGER_READ:
         if found.keys() >= keys:
-            raise InputError(f"{where}: {name}, no longer read; expected a trace that a tap recorded")
+            raise InputError(f"{where}: {gone}, no longer read; expected a trace that a tap recorded")
     raise InputError(
         f"{where}: neither a trace's header nor a record of a known format; "
         f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, or a format of `tracefile convert --help`'

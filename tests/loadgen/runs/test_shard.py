@@ -55,9 +55,6 @@ class OpenList:
         self.over = ended
         return list(ended)
 
-    def results(self) -> Mapping[int, Any]:
-        return {}
-
     def findings(self) -> dict[str, int]:
         return {"looked": 1}
 

@@ -92,11 +92,11 @@ def test_every_parser_tells_the_version(argv: list[str], capsys: pytest.CaptureF
 
 
 def test_a_command_that_the_program_handles_itself_is_known_by_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Parser(prog="loadgen", commands=["selftest"])
+    made = Parser(prog="loadgen", commands=["sweep"])
     made.add_argument("--url", required=True)
     for word, said in {
-        "calibrate": "loadgen: error: loadgen calibrate is now loadgen selftest\n",
-        "selftst": "loadgen: error: selftst: no such command; did you mean selftest?\n",
+        "calibrate": "loadgen: error: loadgen calibrate is now python -m scripts.bench_loadgen, in a clone\n",
+        "sweeep": "loadgen: error: sweeep: no such command; did you mean sweep?\n",
     }.items():
         with pytest.raises(SystemExit):
             made.parse_args([word])

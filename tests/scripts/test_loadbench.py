@@ -1,11 +1,12 @@
 """The load benchmark's arithmetic: what it makes of a server's truth and a client's word."""
 
+import numpy as np
 import pytest
 
-from loadgen.selftest.truth import Served, Truth
 from scripts.loadbench.cases import Case, cases
 from scripts.loadbench.results import ROWS, Results
-from scripts.loadbench.runs import Ran, figures_of
+from scripts.loadbench.runs import Ran, figures_of, lags_ms
+from scripts.loadbench.server_log import Served, ServerLog, quantile, received_ns, steady_part, ttft_errors_ms
 from scripts.loadbench.tree import TreeCost
 
 MS = 1_000_000
@@ -25,7 +26,7 @@ def test_cpu_is_counted_over_the_steady_part() -> None:
 
 
 def test_figures_of_a_run_at_a_rate() -> None:
-    truth = Truth([served(str(number), 10.0 * number) for number in range(101)], 250 * MS, 0, 1000 * MS)
+    truth = ServerLog([served(str(number), 10.0 * number) for number in range(101)], 250 * MS, 0, 1000 * MS)
     told = {str(number): 5.5 * MS for number in range(100)}
     case = Case(name="rate", output_tokens=16, rate=100.0, duration_s=1.0, server=())
     found = figures_of("x", case, Ran(truth, told, -500 * MS, TreeCost(), None))
@@ -39,7 +40,7 @@ def test_figures_of_a_run_at_a_rate() -> None:
 def test_the_table_has_ratios_and_goals() -> None:
     (case,) = [case for case in cases(1.0) if case.name == "rate50"]
     told = {name: {str(n): (5 + error) * MS for n in range(9)} for name, error in (("kvtape", 0.125), ("other", 0.5))}
-    truth = Truth([served(str(number), 20.0 * number) for number in range(9)], 0, 0, 1)
+    truth = ServerLog([served(str(number), 20.0 * number) for number in range(9)], 0, 0, 1)
     runs = [figures_of(name, case, Ran(truth, told[name], 0, TreeCost(), None)) for name in told]
     lines = Results(runs).table(["kvtape", "other"], markdown=True).splitlines()
     assert lines[0] == "|  | kvtape | other | kvtape / other | goal | reached |"
@@ -57,3 +58,28 @@ def test_a_goal_beside_another_client_is_judged_by_its_figure() -> None:
     assert requests.reached({"kvtape": 131.0}) is None
     assert str(goals["long", "256-token streams, events/s"]) == "≥ 1.5 × aiohttp"
     assert str(goals["rate200", "– TTFT error p99, ms"]) == "≤ 1.5 × bare loop"
+
+
+def test_the_error_is_what_the_client_says_beyond_the_truth() -> None:
+    truth = [served("a", 0), served("b", 10), served("cut", 20, None), served("untold", 30)]
+    told = {"a": 5.25 * MS, "b": 7.0 * MS, "cut": 1.0 * MS, "of another run": 3.0 * MS}
+    assert ttft_errors_ms(truth, told).tolist() == [0.25, 2.0]
+
+
+def test_lag_is_measured_from_the_earliest_arrival() -> None:
+    # 100 a second: due at 0, 10, 20, 30 from a start that nobody knows; the second came at its time at the earliest.
+    received_ns = np.array([1003, 1011, 1025, 1031]) * MS
+    assert lags_ms(received_ns, 100.0).tolist() == [2.0, 0.0, 4.0, 0.0]
+
+
+def test_a_run_counts_between_its_start_and_its_end() -> None:
+    assert steady_part(np.array([0, 100, 1000])) == (200, 950)
+    assert steady_part(np.array([], dtype=np.int64)) == (0, 0)
+
+
+def test_a_quantile_is_a_value_that_occurred() -> None:
+    assert [quantile(np.array([4.0, 1.0, 2.0, 3.0]), level) for level in (0.5, 0.75, 0.99)] == [2.0, 3.0, 4.0]
+
+
+def test_nothing_has_no_quantile() -> None:
+    assert quantile(lags_ms(received_ns([]), 10.0), 0.5) is None

@@ -1,4 +1,4 @@
-"""The built-in server: it answers as it was asked, and what it tells of that is true."""
+"""The reference server: it answers as it was asked, and what it tells of that is true."""
 
 import http.client
 import itertools
@@ -10,10 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadgen.selftest.measuring import TruthProcess, truth_server
-from loadgen.selftest.truth import Pace, Served
-from loadgen.selftest.truthserver import parse_pace, stream_pieces, token_ids
-from tracefile import InputError
+from scripts.loadbench.reference_server import ServerProcess, parse_pace, reference_server, stream_pieces, token_ids
+from scripts.loadbench.server_log import Pace, Served
 from wire.answer import parse_answer
 from wire.completion import BodyRead
 
@@ -21,17 +19,17 @@ PACED = ("--ttft-ms", "1:4", "--gap-ms", "0.5", "--tokens-per-write", "2", "--pr
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[TruthProcess]:
-    with truth_server(PACED) as running:
+def server() -> Iterator[ServerProcess]:
+    with reference_server(PACED) as running:
         yield running
 
 
-def connect(server: TruthProcess) -> socket.socket:
+def connect(server: ServerProcess) -> socket.socket:
     address = urlsplit(server.url)
     return socket.create_connection((address.hostname, address.port or 0), timeout=10)
 
 
-def ask(server: TruthProcess, request_id: str | None, tokens: int, *, path: str = "/v1/completions") -> bytes:
+def ask(server: ServerProcess, request_id: str | None, tokens: int, *, path: str = "/v1/completions") -> bytes:
     """The body of an answer, de-chunked by the standard library."""
     client = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
     headers = {} if request_id is None else {"X-Request-ID": request_id}
@@ -41,26 +39,19 @@ def ask(server: TruthProcess, request_id: str | None, tokens: int, *, path: str 
     return answer
 
 
-def served(server: TruthProcess, request_id: str) -> Served:
-    (found,) = [one for one in server.truth().served if one.request_id == request_id]
+def served(server: ServerProcess, request_id: str) -> Served:
+    (found,) = [one for one in server.log().served if one.request_id == request_id]
     return found
 
 
-def test_an_answer_is_as_long_as_was_asked_and_its_tokens_are_known(server: TruthProcess) -> None:
+def test_an_answer_is_as_long_as_was_asked_and_its_tokens_are_known(server: ServerProcess) -> None:
     completion = parse_answer("/v1/completions", [BodyRead(1, ask(server, "known", 5))], stream=True)
     assert completion.token_ids == list(token_ids(5)) == [1000, 1001, 1002, 1003, 1004]
     assert (completion.prompt_tokens, completion.output_tokens) == (7, 5)
     assert (completion.done, completion.finish_reason, completion.text) == (True, "length", " t0 t1 t2 t3 t4")
 
 
-def test_a_chat_is_answered_as_one(server: TruthProcess) -> None:
-    answer = ask(server, "chat", 2, path="/v1/chat/completions")
-    completion = parse_answer("/v1/completions", [BodyRead(1, answer)], stream=True)
-    assert (completion.text, completion.output_tokens) == (" t0 t1", 2)
-    assert b'"delta":{"content":" t1"}' in answer
-
-
-def test_the_truth_lies_between_what_the_client_can_know(server: TruthProcess) -> None:
+def test_the_truth_lies_between_what_the_client_can_know(server: ServerProcess) -> None:
     before_ns = time.perf_counter_ns()
     ask(server, "between", 5)
     after_ns = time.perf_counter_ns()
@@ -72,8 +63,8 @@ def test_the_truth_lies_between_what_the_client_can_know(server: TruthProcess) -
     assert (truth.tokens, truth.writes) == (5, 3)
 
 
-def test_both_sides_know_a_request_s_ttft_from_its_id(server: TruthProcess) -> None:
-    pace, _ = parse_pace(PACED)
+def test_both_sides_know_a_request_s_ttft_from_its_id(server: ServerProcess) -> None:
+    pace = parse_pace(PACED)
     for name in ("a", "b", "c"):
         ask(server, name, 1)
         truth = served(server, name)
@@ -86,10 +77,10 @@ def test_both_sides_know_a_request_s_ttft_from_its_id(server: TruthProcess) -> N
     assert 3_950_000 < max(drawn) <= 4_000_000
 
 
-def test_a_request_may_come_in_pieces_and_without_an_id(server: TruthProcess) -> None:
+def test_a_request_may_come_in_pieces_and_without_an_id(server: ServerProcess) -> None:
     body = b'{"max_tokens": 3, "prompt": "' + b"x" * 4000 + b'"}'
     request = b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    before = len(server.truth().served)
+    before = len(server.log().served)
     with connect(server) as client:
         for start, end in itertools.pairwise([0, 9, 50, 80, 2000, len(request)]):
             client.sendall(request[start:end])
@@ -98,11 +89,11 @@ def test_a_request_may_come_in_pieces_and_without_an_id(server: TruthProcess) ->
         while not answer.endswith(b"0\r\n\r\n"):
             answer += client.recv(65536)
     assert answer.count(b"token_ids") == 3
-    truth = server.truth().served[before]
+    truth = server.log().served[before]
     assert (truth.request_id, truth.tokens) == (f"#{before}", 3)
 
 
-def test_a_client_that_leaves_is_served_no_further(server: TruthProcess) -> None:
+def test_a_client_that_leaves_is_served_no_further(server: ServerProcess) -> None:
     with connect(server) as client:
         client.sendall(b'POST / HTTP/1.1\r\nX-Request-Id: left\r\nContent-Length: 20\r\n\r\n{"max_tokens": 9000}')
         client.recv(100)
@@ -112,18 +103,7 @@ def test_a_client_that_leaves_is_served_no_further(server: TruthProcess) -> None
 
 
 def test_everything_at_once_is_still_in_pieces() -> None:
-    pieces = stream_pieces(Pace(tokens_per_write=16), 40, chat=False)
+    pieces = stream_pieces(Pace(tokens_per_write=16), 40)
     assert [piece.count(b"token_ids") for piece in pieces] == [1, 16, 16, 7]
     assert pieces[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert [piece.count(b"token_ids") for piece in stream_pieces(Pace(), 1, chat=False)] == [1]
-
-
-def test_paces_that_cannot_be_are_refused() -> None:
-    for flags, name in (
-        (["--ttft-ms", "5:4"], "--ttft-ms: 5:4"),
-        (["--ttft-ms", "soon"], "--ttft-ms: 'soon'"),
-        (["--gap-ms", "-1"], "--gap-ms"),
-        (["--tokens-per-write", "0"], "--tokens-per-write"),
-    ):
-        with pytest.raises(InputError, match=name):
-            parse_pace(flags)
+    assert [piece.count(b"token_ids") for piece in stream_pieces(Pace(), 1)] == [1]

@@ -1,7 +1,9 @@
-"""The built-in server: prepared responses, written at known times, each write noted.
+"""The reference server: prepared responses, written at known times, each write noted.
 
 It is light, so that it limits no measurement: requests are found by three searches, not parsed; pieces go to the
 kernel by ``write(2)``, because an event loop's own write may wait for the end of its turn.
+
+    python -m scripts.loadbench.reference_server --ttft-ms 20:80 --gap-ms 10
 """
 
 import argparse
@@ -10,19 +12,21 @@ import contextlib
 import heapq
 import os
 import re
+import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from time import perf_counter_ns
 from typing import cast
 
+import httpx
 import msgspec
 
-from loadgen.selftest.truth import NS_PER_MS, Pace, Served, Truth
-from tracefile import InputError
-from tracefile.commandline.ending import run_command
+from scripts.loadbench.server_log import NS_PER_MS, Pace, Served, ServerLog
 from wire.alarm import Alarm
 from wire.loop import run as run_loop
+from wire.process import module_command, module_environment
 
 BACKLOG = 4096
 DEFAULT_TOKENS = 16
@@ -35,15 +39,21 @@ _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 
 FIRST_ID = 1000
 MODEL = "truth"
+ENVELOPE = {
+    "id": "cmpl-0123456789abcdef0123456789abcdef",
+    "object": "text_completion",
+    "created": 1_700_000_000,
+    "model": MODEL,
+}
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 @lru_cache(maxsize=256)
-def stream_pieces(pace: Pace, tokens: int, *, chat: bool) -> tuple[bytes, ...]:
+def stream_pieces(pace: Pace, tokens: int) -> tuple[bytes, ...]:
     """Pieces of a whole response; the first has the head and the first token."""
-    events = [_event(index, last=index == tokens - 1, chat=chat) for index in range(tokens)]
+    events = [_event(index, last=index == tokens - 1) for index in range(tokens)]
     step = pace.tokens_per_write
     pieces = [HEAD + events[0], *(b"".join(events[at : at + step]) for at in range(1, tokens, step))]
     pieces[-1] += _usage(pace.prompt_tokens, tokens) + END
@@ -54,27 +64,21 @@ def token_ids(tokens: int) -> Iterable[int]:
     return range(FIRST_ID, FIRST_ID + tokens)
 
 
-def _event(index: int, *, last: bool, chat: bool) -> bytes:
-    said = {"delta": {"content": f" t{index}"}} if chat else {"text": f" t{index}"}
+def _event(index: int, *, last: bool) -> bytes:
     choice = {
         "index": 0,
-        **said,
+        "text": f" t{index}",
         "logprobs": None,
         "finish_reason": "length" if last else None,
         "stop_reason": None,
         "token_ids": [FIRST_ID + index],
     }
-    return _chunk({**_envelope(chat=chat), "choices": [choice], "usage": None})
+    return _chunk({**ENVELOPE, "choices": [choice], "usage": None})
 
 
 def _usage(prompt_tokens: int, tokens: int) -> bytes:
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
-    return _chunk({**_envelope(chat=False), "choices": [], "usage": usage})
-
-
-def _envelope(*, chat: bool) -> dict[str, object]:
-    kind = "chat.completion.chunk" if chat else "text_completion"
-    return {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": kind, "created": 1_700_000_000, "model": MODEL}
+    return _chunk({**ENVELOPE, "choices": [], "usage": usage})
 
 
 def _chunk(event: dict[str, object]) -> bytes:
@@ -85,18 +89,6 @@ def _chunk(event: dict[str, object]) -> bytes:
 class _Stream:
     """Response being written."""
 
-    __slots__ = (
-        "connection",
-        "due_ns",
-        "first_ns",
-        "last_ns",
-        "next_piece",
-        "pieces",
-        "received_ns",
-        "request_id",
-        "tokens",
-    )
-
     def __init__(self, connection: "_Connection", request_id: str, received_ns: int, tokens: int) -> None:
         self.connection, self.request_id, self.received_ns, self.tokens = connection, request_id, received_ns, tokens
         self.pieces: tuple[bytes, ...] = ()
@@ -105,14 +97,14 @@ class _Stream:
         self.first_ns: int | None = None
         self.last_ns: int | None = None
 
-    def told(self) -> Served:
+    def served(self) -> Served:
         return Served(
             self.request_id, self.received_ns, self.due_ns, self.first_ns, self.last_ns, self.tokens, len(self.pieces)
         )
 
 
-class TruthServer:
-    """Answers every completion by its pace; ``truth`` tells what it did."""
+class ReferenceServer:
+    """Answers every completion by its pace, and logs each."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -123,14 +115,14 @@ class TruthServer:
         self._alarm = Alarm(self._ring)
         self._started_ns = perf_counter_ns()
 
-    async def listen(self, host: str, port: int) -> int:
+    async def listen(self) -> int:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: _Connection(self), host, port, backlog=BACKLOG)
+        listener = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, backlog=BACKLOG)
         return int(next(iter(listener.sockets)).getsockname()[1])
 
-    def truth(self) -> Truth:
-        served = [stream.told() for stream in self._streams]
-        return Truth(served, time.process_time_ns(), self._started_ns, perf_counter_ns())
+    def log(self) -> ServerLog:
+        served = [stream.served() for stream in self._streams]
+        return ServerLog(served, time.process_time_ns(), self._started_ns, perf_counter_ns())
 
     def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
         found = _REQUEST_ID.search(head)
@@ -138,7 +130,7 @@ class TruthServer:
         wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
         tokens = max(1, int(wanted[1])) if wanted else DEFAULT_TOKENS
         stream = _Stream(connection, request_id, received_ns, tokens)
-        stream.pieces = stream_pieces(self._pace, tokens, chat=b"/chat/" in head[:40])
+        stream.pieces = stream_pieces(self._pace, tokens)
         self._streams.append(stream)
         ttft_ns = self._pace.ttft_ns(request_id)
         stream.due_ns = received_ns + ttft_ns
@@ -178,7 +170,7 @@ class TruthServer:
 class _Connection(asyncio.Protocol):
     """Connection of a client: requests one after another, each answered before the next is sent."""
 
-    def __init__(self, server: TruthServer) -> None:
+    def __init__(self, server: ReferenceServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._fd = -1
@@ -234,8 +226,8 @@ class _Connection(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes, at_ns: int) -> None:
         if head.startswith(b"POST"):
             self._server.serve(self, head, body, at_ns)
-        elif head.startswith(b"GET /truth"):
-            self._whole(200, msgspec.msgpack.encode(self._server.truth()))
+        elif head.startswith(b"GET /log"):
+            self._whole(200, msgspec.msgpack.encode(self._server.log()))
         elif head.startswith(b"GET /v1/models"):
             self._whole(200, b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % MODEL.encode())
         elif head.startswith((b"GET /health", b"GET / ")):
@@ -248,9 +240,9 @@ class _Connection(asyncio.Protocol):
         self.write(head % (status, len(body)) + body)
 
 
-async def _serve(pace: Pace, port: int) -> None:
-    server = TruthServer(pace)
-    bound = await server.listen("127.0.0.1", port)
+async def _serve(pace: Pace) -> None:
+    server = ReferenceServer(pace)
+    bound = await server.listen()
     print(f"http://127.0.0.1:{bound}", flush=True)
     await _until_input_ends()
 
@@ -270,38 +262,61 @@ async def _until_input_ends() -> None:
     await ended.wait()
 
 
-def parse_pace(argv: Sequence[str]) -> tuple[Pace, int]:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.selftest.truthserver", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="default 0: any free one, printed")
-    parser.add_argument("--ttft-ms", default="0", metavar="MS", help="N or MIN:MAX, drawn by the request's id (0)")
+def parse_pace(argv: Sequence[str] | None = None) -> Pace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ttft-ms", type=_range_ms, default="0", metavar="MS", help="N or MIN:MAX, drawn by id (0)")
     parser.add_argument("--gap-ms", type=float, default=0.0, metavar="MS", help="between two writes (0: all at once)")
     parser.add_argument("--tokens-per-write", type=int, default=1, metavar="N", help="after the first (1)")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="what usage says (256)")
+    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="prompt tokens of usage (256)")
     args = parser.parse_args(argv)
-    low_ms, high_ms = _range_ms(args.ttft_ms)
-    pace = Pace(
+    low_ms, high_ms = args.ttft_ms
+    return Pace(
         ttft_low_ms=low_ms,
         ttft_high_ms=high_ms,
         gap_ms=args.gap_ms,
         tokens_per_write=args.tokens_per_write,
         prompt_tokens=args.prompt_tokens,
     )
-    return pace, args.port
 
 
 def _range_ms(text: str) -> tuple[float, float]:
     low, _, high = text.partition(":")
+    return float(low), float(high or low)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """Running server."""
+
+    url: str
+
+    def log(self) -> ServerLog:
+        response = httpx.get(f"{self.url}/log", trust_env=False, timeout=60.0).raise_for_status()
+        return msgspec.msgpack.decode(response.content, type=ServerLog)
+
+
+@contextlib.contextmanager
+def reference_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    """Run the server within the block; ``prefix``: command before it, such as ``taskset``."""
+    command = [*prefix, *module_command("scripts.loadbench.reference_server", *flags)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=module_environment())
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        return float(low), float(high or low)
-    except ValueError:
-        raise InputError(f"--ttft-ms: {text!r}; expected MS or MIN:MAX, 0 or more") from None
-
-
-def main(argv: Sequence[str]) -> int:
-    pace, port = parse_pace(argv)
-    run_loop(_serve(pace, port))
-    return 0
+        url = process.stdout.readline().strip()
+        if not url:
+            raise RuntimeError(f"{command!r} did not start")
+        yield ServerProcess(url)
+    finally:
+        process.stdin.close()  # its sign to end
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 if __name__ == "__main__":
-    run_command("python -m loadgen.selftest.truthserver", main)
+    run_loop(_serve(parse_pace()))

@@ -1,11 +1,10 @@
-"""Orders to the built-in server, and its log of each request: the ground truth for a client.
+"""Pace of the reference server, and its log of each request: the ground truth for a client.
 
 All times are of the monotonic clock that every process of a machine shares (``time.perf_counter_ns``). The server
 notes the last byte of a request and the write of the first token, so a client's TTFT error is never negative: it is
 the way there and back through the kernel, and the client's delay.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from loadgen.core.draws import below, text_key
 from measure.quantiles import quantile as order_statistic
-from tracefile import InputError
 
 NS_PER_MS = 1_000_000
 STEADY = (0.2, 0.95)
@@ -38,17 +36,6 @@ class Pace:
     """Events of later writes; the first write has one."""
     prompt_tokens: int = 256
     """Usage's prompt tokens: the server does not read prompts."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ttft_low_ms <= self.ttft_high_ms < math.inf:
-            raise InputError(
-                f"--ttft-ms: {self.ttft_low_ms:g}:{self.ttft_high_ms:g}; expected MS or MIN:MAX, 0 or more"
-            )
-        if not 0 <= self.gap_ms < math.inf or self.tokens_per_write < 1 or self.prompt_tokens < 1:
-            raise InputError(
-                f"--gap-ms, --tokens-per-write, --prompt-tokens: {self.gap_ms:g}, {self.tokens_per_write}, "
-                f"{self.prompt_tokens}; expected 0 or more, 1 or more, 1 or more"
-            )
 
     def ttft_ns(self, request_id: str) -> int:
         low_ns, high_ns = (round(bound * NS_PER_MS) for bound in (self.ttft_low_ms, self.ttft_high_ms))
@@ -81,13 +68,13 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
         return None if self.first_write_ns is None else self.first_write_ns - self.due_ns
 
 
-class Truth(msgspec.Struct, frozen=True):
+class ServerLog(msgspec.Struct, frozen=True):
     """Log of the server after a run."""
 
     served: list[Served]
     cpu_ns: int
     started_ns: int
-    told_ns: int
+    read_ns: int
 
 
 def received_ns(served: Sequence[Served]) -> Times:
@@ -101,12 +88,6 @@ def steady_part(received: Times) -> tuple[int, int]:
     first, last = int(received.min()), int(received.max())
     start, end = (round(first + share * (last - first)) for share in STEADY)
     return start, end
-
-
-def steady_rate(received: Times) -> float:
-    """Requests a second over the steady part."""
-    start, end = steady_part(received)
-    return count_between(received, start, end) / (end - start) * 1e9 if end > start else 0.0
 
 
 def count_between(received: Times, start_ns: int, end_ns: int) -> int:

@@ -1,1 +1,0 @@
-"""Accuracy beside speed: tasks of lm-eval-harness as a load, and their scores."""

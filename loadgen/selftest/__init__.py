@@ -1,1 +1,0 @@
-"""``loadgen selftest``: the rate this machine can send, against a server that knows the truth."""
