@@ -9,7 +9,7 @@ from tracefile.records.latenames import late_names
 
 if TYPE_CHECKING:
     from kvtape.modelling import fit_model, forecast
-    from kvtape.pictures import compare_traces, draw, write_images
+    from kvtape.pictures import compare_traces, draw
     from kvtape.runs import run_load, run_replay
     from kvtape.traces import measure_trace, read_frame, read_run
     from sim.forecast.scenarios import Scenario
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "kvtape.modelling": "fit_model forecast",
-    "kvtape.pictures": "compare_traces draw write_images",
+    "kvtape.pictures": "compare_traces draw",
     "kvtape.runs": "run_load run_replay",
     "kvtape.traces": "measure_trace read_frame read_run",
     "sim.forecast.scenarios": "Scenario",
@@ -40,7 +40,6 @@ __all__ = [
     "read_run",
     "run_load",
     "run_replay",
-    "write_images",
 ]
 
 

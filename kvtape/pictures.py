@@ -9,12 +9,10 @@ from measure.metrics.trace import measure_run, study_chains
 from measure.runs import Run
 from report.compare.comparison import CompareConfig, Compared, compare
 from report.files.measured import Measured
-from report.images.folder import check_images
-from report.images.folder import write_images as write_folder
-from report.images.palette import slot_colour
 from report.pages.figures import Figure, Trace
 from report.pages.forecastpages import what_if_figures
 from report.pages.page import comparison_figures
+from report.pages.palette import slot_colour
 from report.pages.whatif import WhatIf
 from report.trace.page import draw_chapters, trace_figures
 from tracefile.records.extras import load_extra
@@ -41,12 +39,6 @@ def draw(found: Compared | WhatIf | Run) -> "dict[str, go.Figure]":
     Raises InputError if plotly is missing.
     """
     return {name: _styled(figure) for name, figure in _figures(found).items()}
-
-
-def write_images(found: Compared | WhatIf | Run, folder: str | os.PathLike[str]) -> None:
-    """Write the figures of ``draw`` as SVG and PNG files. Raises InputError if matplotlib is missing."""
-    check_images(Path(folder))
-    write_folder(Path(folder), _figures(found))
 
 
 def _figures(found: Compared | WhatIf | Run) -> dict[str, Figure]:

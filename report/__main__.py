@@ -14,7 +14,6 @@ COMMANDS = {
         "report.comparing", "compare traces of the same requests: cached tokens first, then TTFT survival per cohort"
     ),
     "curve": Subcommand("report.curve", "draw results of sim curve, sim misses and sim reuse as one page"),
-    "drift": Subcommand("report.drift", "draw each parameter of sim fit --window by time, and say what changed"),
 }
 
 

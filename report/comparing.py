@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from measure.metrics.flags import add_slo_arguments, checked_bootstrap
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_json
 from tracefile.records.errors import InputError
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LABEL",
         help="the same load measured again: errors are against the mean (repeatable; default: again)",
     )
-    add_picture_arguments(parser)
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap")
     parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
@@ -68,12 +68,12 @@ def run(flags: argparse.Namespace) -> int:
     3 if no gate failed and one is too uncertain.
     """
     config = _config(flags)
-    pictures = pictures_of(flags, config.traces.values())
+    html = page_path(flags, config.traces.values())
     compared = comparison.compare(config)
     pairs = compared.result.pairs.values()
     comparable = not pairs or any(pair.joined for pair in pairs)
-    if comparable and pictures.wanted:
-        pictures.write(page.render_page(compared), page.comparison_figures(compared))
+    if comparable and html is not None:
+        write_page(html, page.render_page(compared))
     if flags.json:
         print_json(compared.result)
     terminal.print_comparison(compared.result, terminal.console_for(json=flags.json))

@@ -2,7 +2,7 @@
 
 import argparse
 
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from tracefile.records.errors import InputError
 
 EPILOG = "examples:\n  report curve curve.json misses.json --html cache.html\n"
@@ -10,16 +10,15 @@ EPILOG = "examples:\n  report curve curve.json misses.json --html cache.html\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")
-    add_picture_arguments(parser)
+    add_page_argument(parser)
 
 
 def run(flags: argparse.Namespace) -> int:
     """Draw the files."""
-    from report.pages.curvepage import curve_figures, read_curve_files, render_curves  # noqa: PLC0415 - as below
+    from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as below
 
-    pictures = pictures_of(flags, [name.partition("=")[2] or name for name in flags.files] + flags.files)
-    if not pictures.wanted:
-        raise InputError("report curve: nothing to write; expected --html PAGE, --images DIR or both")
-    files = read_curve_files(flags.files)
-    pictures.write(render_curves(files), curve_figures(files))
+    html = page_path(flags, [name.partition("=")[2] or name for name in flags.files] + flags.files)
+    if html is None:
+        raise InputError("report curve: nothing to write; expected --html PAGE")
+    write_page(html, render_curves(read_curve_files(flags.files)))
     return 0

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_bootstrap, checked_gpus
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from tracefile.commandline.parser import seed
 from tracefile.commandline.printing import print_result
 from tracefile.records.latenames import LateModule, late_modules
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR|LABEL=TRACE",
         help="folder of a sweep; or a trace, several of a label are its line",
     )
-    add_picture_arguments(parser)
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_gpus_argument(parser)
     add_slo_arguments(parser, "[LABEL.]")
@@ -49,13 +49,12 @@ def run(flags: argparse.Namespace) -> int:
     checked_bootstrap(flags.bootstrap)
     left_out: list[str] = []
     planned = inputs.plan_runs(flags.runs, left_out)
-    pictures = pictures_of(flags, [run.path for run in planned if run.path.exists()])
+    html = page_path(flags, [run.path for run in planned if run.path.exists()])
     goals = slos.parse_slos(flags.slo, flags.slo_file, list(dict.fromkeys(run.label for run in planned)))
     question = measuring.Question(goals, checked_gpus(flags.gpus), flags.mixed, flags.bootstrap, flags.seed)
     sweep = measuring.measure_sweep(planned, left_out, question)
-    if pictures.wanted:
-        drawn = page.draw_sweep(sweep)
-        pictures.write(page.render_sweep(sweep, drawn), drawn.figures)
+    if html is not None:
+        write_page(html, page.render_sweep(sweep, page.draw_sweep(sweep)))
     print_result(sweep, terminal.sweep_lines(sweep), as_json=flags.json)
     return 0 if _slos_are_met(sweep) else 1
 

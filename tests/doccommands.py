@@ -22,7 +22,6 @@ OUTSIDE = {
 LEFT_OUT = (
     (r"python -m (sglang|scripts)\.", "starts a real engine, or measures for minutes"),
     (r"s3://|/var/lib/kvtape|/etc/kvtape", "wants a bucket or the service's folders"),
-    (r"--each-trace", "wants a store of many engines: tests/sim/cache"),
     (r"--ray\b", "starts a cluster: `make test-ray`"),
     (r"--kv-events", "wants an engine's events: tests/e2e/test_kv_events.py"),
     (r"gateway\.example|sk-engine|localhost:8443|\$DOOR", "wants a gateway: tests/e2e/test_engines_doc.py"),
@@ -34,7 +33,6 @@ LEFT_OUT = (
     (r"--dialect (llamacpp|sglang)", "wants the engine's own API"),
     (r"kvtape (init|completion|doctor --config)", "looks for an engine here, or writes to the home: tests/kvtape"),
     (r"127\.0\.0\.1:9001|:9001/", "wants a tap's admin port: tests/tap/admin"),
-    (r"sim fit \w+/ |report drift", "wants hours of a tap's folder: tests/sim/fit"),
     (r"build-dataset", "wants a data set's own file: tests/loadgen/datasets"),
     (r"loadgen .*--resume", "wants a run that was cut: tests/loadgen"),
     (r"--upstreams|--upstream \S+ --upstream|http://router:|--workers 2", "wants several engines: tests/tap"),

@@ -51,7 +51,9 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("sim", "whatif", "did you mean what-if?"),
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
-        ("tracefile", "xyz", "expected one of ls, info, check, cat, convert, cut, anonymize, join, synthesize"),
+        ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
+        ("report", "drift", "is now a loop of tracefile cut and sim fit, one model for each window"),
+        ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
         ("loadgen", "sweeep", "did you mean sweep?"),
         ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
     ],
@@ -122,6 +124,21 @@ OLD = [
     ("sim serve", ["--drain-s", "1"], "--drain-s is now --drain"),
     ("report compare", ["a=t", "-o", "page.html"], "-o is now --html"),
     ("report compare", ["a=t", "--aa", "b"], "--aa is now --repeat"),
+    (
+        "report compare",
+        ["a=t", "--images", "d"],
+        "--images is now --html, whose figures have a button that saves them as SVG",
+    ),
+    (
+        "report show",
+        ["t", "--each-trace"],
+        "--each-trace: gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    ),
+    (
+        "sim fit",
+        ["t", "--window", "1h"],
+        "--window: gone; expected a loop of tracefile cut and sim fit, one model for each window",
+    ),
     ("tracefile synthesize", ["--times", "2"], "--times is now --scale"),
 ]
 
@@ -153,7 +170,7 @@ for command in COMMANDS:
         print(f"{command} --help imports {', '.join(sorted(new))}")
 """
 ONLY_ON_USE = {
-    *("asyncio", "fastapi", "fsspec", "httpx", "jinja2", "matplotlib", "multiprocessing", "numba", "numpy", "plotly"),
+    *("asyncio", "fastapi", "fsspec", "httpx", "jinja2", "multiprocessing", "numba", "numpy", "plotly"),
     *("pyarrow", "ray", "rich", "scipy", "transformers", "unittest", "uvicorn", "uvloop"),
 }
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -137,8 +136,6 @@ class Reader:
             shutil.copyfile(self.models[512 if "conversation_trace" in line else 32], self.folder / "model.json")
         for pattern, text in SHORTER:
             line = re.sub(pattern, text, line)
-        if find_spec("matplotlib") is None:
-            line = re.sub(r"--images \S+", "", line)
         for port in [port for port in self.servers if self.written[port] and self.written[port] in line]:
             self.stop(port)  # Ctrl-C, before its file is read
         if SERVERS.match(line):

@@ -84,7 +84,7 @@ class Ends:
     """Requests whose outputs hold the block; successive blocks of one output have the same."""
     prompts: Ending | None = None
     """Requests whose prompts end on the block, where only blocks are known."""
-    rests: set[int] = field(default_factory=set)
+    rests: tuple[int, ...] = ()
     """Tokens behind the block of the prompts of known tokens that end there."""
 
 

@@ -97,7 +97,8 @@ class SessionIndex:
         self.shared_prefix = 0
         self._blocks: BoundedMap[Hashable, Ends | None] = BoundedMap(max_blocks)
         """Every block past which a prompt goes on (None: nothing ends there); prompts under a block by their model."""
-        self._rests: BoundedMap[Rest, Ending] = BoundedMap(max_blocks)
+        self._rests: BoundedMap[Rest, Ending] = BoundedMap(max(max_blocks // 8, 2))
+        """Two of a request, each of some hundred bytes."""
         self._sessions: BoundedMap[SessionId, Ending] = BoundedMap(max_sessions)
 
     def link(self, record: Record, prompt_ids: Sequence[int] | None = None) -> Record:
@@ -276,7 +277,9 @@ class SessionIndex:
         at = min(max(len(tokens) - HEADER_TOKENS, 0) // self.block_size, len(chain.prompt))
         block = chain.prompt[at - 1] if at else root
         request = request._replace(rest=packed_tokens(tokens[at * self.block_size :]))
-        self._ends(block).rests.add(len(request.rest) // TOKEN_BYTES)
+        ends, size = self._ends(block), len(request.rest) // TOKEN_BYTES
+        if size not in ends.rests:
+            ends.rests = (*ends.rests, size)
         for rest in rests_of(block, request.rest):
             self._rests.touch(rest, Ending()).add(request)
 

@@ -1,1 +1,1 @@
-"""A run's metrics as files: ours, and in the shapes of other tools."""
+"""A run's metrics as files: tables and a timeline."""

@@ -1,4 +1,4 @@
-"""A folder of files: our tables and spans, a timeline, evalscope's and Veeksha's.
+"""A folder of files: tables of requests and sessions, and a timeline.
 
 It is written beside its place and renamed: whole or not at all, and over nothing but its own like. In the timeline,
 for Perfetto and Chrome, each session and request takes the first track that is free when it begins.
@@ -8,7 +8,7 @@ import csv
 import heapq
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,11 +21,7 @@ from measure.enginesteps import EngineStep, read_steps
 from measure.metrics.columns import Column, Lists, Table, parts, request_table, session_table
 from measure.metrics.sessions import session_order
 from measure.runs import STATUSES, UNKNOWN, Run
-from report.files import evalscope, veeksha
-from report.files.measured import Lacking, Measured, Writer, write_jsonl
-from tracefile.exporters.formats import Export, export_lines
-from tracefile.exporters.loss import Loss
-from tracefile.files.reading import open_trace
+from report.files.measured import Measured
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.extras import lacking
@@ -34,6 +30,14 @@ SESSIONS: Final = 1
 REQUESTS: Final = 2
 ENGINE: Final = 3
 """Process ids of the groups of tracks."""
+
+
+class Lacking(Exception):  # noqa: N818 - no error: the file is left out
+    """Raised with what a file needs and the trace lacks."""
+
+
+Writer = Callable[[Measured, Path], None]
+"""Writes one file; raises Lacking before its first byte or behind it."""
 
 
 def tracks(begins: FloatArray, ends: FloatArray) -> IntArray:
@@ -126,6 +130,14 @@ def _write_timeline(measured: Measured, path: Path) -> None:
         file.write(b"\n]}\n")
 
 
+def _write_jsonl(table: Table, path: Path) -> None:
+    encoder = msgspec.json.Encoder()
+    with open(path, "wb") as file:
+        for part in parts(table):
+            rows = zip(*part.values(), strict=True)
+            file.write(encoder.encode_lines([dict(zip(part, row, strict=True)) for row in rows]))
+
+
 def _write_csv(table: Table, path: Path) -> None:
     """Write null as nothing and a list as its values between semicolons."""
     with open(path, "w", encoding="utf-8", newline="") as file:
@@ -157,15 +169,6 @@ def write_parquet(table: Table, path: Path | BinaryIO) -> None:
             file.write_batch(pa.RecordBatch.from_pydict(part, schema=schema))
 
 
-def _write_spans(measured: Measured, path: Path) -> None:
-    loss = Loss()
-    try:
-        with open_trace(measured.path) as reader, open(path, "wb") as file:
-            file.writelines(export_lines("otlp", Export(reader.meta, reader, str(measured.path), loss)))
-    except InputError as error:  # none with lengths and arrivals, or stdin, which is read by now
-        raise Lacking(f"{loss.reasons()} in any request" if loss.left_out else str(error)) from None
-
-
 def _of(table_of: Callable[[Run], Table], write: Callable[[Table, Path], None]) -> Writer:
     return lambda measured, path: write(table_of(measured.run), path)
 
@@ -174,9 +177,9 @@ FILES: Final[dict[str, Writer]] = {
     **{
         f"{name}.{suffix}": _of(table_of, write)
         for name, table_of in (("requests", request_table), ("sessions", session_table))
-        for suffix, write in (("parquet", write_parquet), ("csv", _write_csv), ("jsonl", write_jsonl))
+        for suffix, write in (("parquet", write_parquet), ("csv", _write_csv), ("jsonl", _write_jsonl))
     },
-    **{"spans.otlp.jsonl": _write_spans, "timeline.json": _write_timeline, **evalscope.FILES, **veeksha.FILES},
+    "timeline.json": _write_timeline,
 }
 """Writers by file name."""
 
@@ -202,29 +205,17 @@ def check_folder(folder: Path, trace: Path, *, overwrite: bool) -> None:
 
 
 def write_files(folder: Path, measured: Measured) -> list[str]:
-    """Write every file that the trace has the facts for; say the others."""
-    left_out: dict[str, str] = {}
+    """Write every file that the trace has the facts for; return a line for each of the others."""
+    left_out = []
     with _whole(folder) as new:
         for name, write in FILES.items():
             path = new / name
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 write(measured, path)
-            except Lacking as lacking:
+            except Lacking as error:
                 path.unlink(missing_ok=True)
-                left_out[name] = str(lacking)
-    return _told_of(left_out)
-
-
-def _told_of(left_out: Mapping[str, str]) -> list[str]:
-    """Return a line a file, or one for all files of a kind in a folder that the same reason leaves out."""
-    kinds = [f"{Path(name).parent}/*{Path(name).suffix}" for name in FILES]
-    said = {}
-    for name, reason in left_out.items():
-        kind = f"{Path(name).parent}/*{Path(name).suffix}"
-        alike = [one for one, why in left_out.items() if why == reason and Path(one).match(kind)]
-        said[kind if len(alike) == kinds.count(kind) > 1 else name] = reason
-    return [f"{name} left out: {reason}" for name, reason in said.items()]
+                left_out.append(f"{name} left out: {error}")
+    return left_out
 
 
 @contextmanager

@@ -1,17 +1,12 @@
-"""A run with its metrics, as every file is made of it; and the reason why one is not."""
+"""A run with its metrics, from which its files and its page are made."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from measure.metrics.columns import Table, parts
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import Slo
 from measure.runs import UNKNOWN, Run
-from tracefile.records.encoding import encode_document
 from tracefile.records.extras import is_lacking, lacking
 
 if TYPE_CHECKING:  # numba, which a trace without hashes need not load
@@ -20,7 +15,7 @@ if TYPE_CHECKING:  # numba, which a trace without hashes need not load
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Material of the files."""
+    """A trace, its metrics and the limits that were asked for."""
 
     path: Path
     """The trace."""
@@ -38,23 +33,3 @@ class Measured:
         if self.study is not None or not is_lacking("numba") or (self.run.reusable_tokens == UNKNOWN).all():
             return ""
         return f"hits at every cache size and shared prefixes left out: {lacking('numba')}"
-
-
-class Lacking(Exception):  # noqa: N818 - no error: the file is left out
-    """Raised with what a file needs and the trace lacks."""
-
-
-Writer = Callable[[Measured, Path], None]
-"""Writes one file; raises Lacking before its first byte or behind it."""
-
-
-def write_json(path: Path, told: Any) -> None:
-    path.write_bytes(encode_document(told))
-
-
-def write_jsonl(table: Table, path: Path) -> None:
-    encoder = msgspec.json.Encoder()
-    with open(path, "wb") as file:
-        for part in parts(table):
-            rows = zip(*part.values(), strict=True)
-            file.write(encoder.encode_lines([dict(zip(part, row, strict=True)) for row in rows]))

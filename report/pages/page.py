@@ -17,7 +17,6 @@ from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.headline import error_text, ordered_labels, telling_cohort
 from report.compare.results import LEVELS, METRICS, Comparison
-from report.images.palette import SLOTS
 from report.pages.figures import (
     Figure,
     arrival_figure,
@@ -26,6 +25,7 @@ from report.pages.figures import (
     gap_figure,
     survival_figures,
 )
+from report.pages.palette import SLOTS
 
 
 @dataclass(frozen=True, slots=True)

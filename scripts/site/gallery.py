@@ -80,8 +80,8 @@ PAGES = (
     Shown(
         "evict",
         "Which eviction policy?",
-        "Hits by size under six policies, beside Belady's bound.",
-        "sim curve $A --block-size 512 --evict arc,s3-fifo,tail,workload --json > evict.json\n"
+        "Hits by size under four policies, beside Belady's bound.",
+        "sim curve $A --block-size 512 --evict lfu,slru,ttl --json > evict.json\n"
         "report curve evict.json --html evict.html",
     ),
     Shown(

@@ -44,12 +44,12 @@ FIRST_ROOM = 1 << 12
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    "prompt_logprobs hits cached_blocks seen_blocks earlier_blocks",
+    "prompt_logprobs hits cached_blocks seen_blocks",
     times="arrival_ms",
 )
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
 ``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
-cached at its arrival, and that ever were. ``earlier_blocks``: as in ``sim.kernels.layout``."""
+cached at its arrival, and that ever were."""
 NEVER = -1
 
 

@@ -15,38 +15,27 @@ from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
 from tracefile import InputError
 from tracefile.commandline.configfile import refuse_beside
-from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named, seed
 from tracefile.records.latenames import late_modules
 from tracefile.storage.output import MODEL, check_output
 
 if TYPE_CHECKING:
-    from sim.fit import fitting, identification, pace, residuals, windows
+    from sim.fit import fitting, identification, pace, residuals
 else:  # numpy and the kernels, which the flags need not
-    fitting, identification, pace, residuals, windows = late_modules(
-        "sim.fit", "fitting identification pace residuals windows"
-    )
+    fitting, identification, pace, residuals = late_modules("sim.fit", "fitting identification pace residuals")
 
 KEPT_SHAPE = "the model keeps its terms and its engine"
 
 EPILOG = """\
 examples:
   sim fit calibration.jsonl.zst -o model.json
-  sim fit monday/ --window 1h --borrow-from model.json -o windows
+  sim fit monday.jsonl.zst --borrow-from model.json -o model-monday.json
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="captures of one engine")
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, help="model.json to write; with --window the folder of them"
-    )
-    parser.add_argument(
-        "--window",
-        type=duration,
-        help="fit every window of this length by itself, such as 1h; without --borrow-from the first one lends to the "
-        "others (report drift draws them)",
-    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="model.json to write")
     pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
     pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
     pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
@@ -91,16 +80,14 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, with ``--window`` each window; with ``--pace-from``, scale a model instead."""
+    """Fit; with ``--pace-from``, scale a model instead."""
     paced = (arguments.pace_from, arguments.latency_model)
     if paced == (None, None):
         if not arguments.traces:
             raise InputError("TRACE: none; expected captures of one engine")
-        if arguments.window is not None:
-            return windows.fit_windows(read_config(arguments), arguments.window)
         fit_and_save(read_config(arguments))
         return 0
-    if None in paced or arguments.traces or arguments.window is not None:
+    if None in paced or arguments.traces:
         raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no TRACE")
     refuse_beside("--pace-from", arguments, ("borrow_from", "residuals"), KEPT_SHAPE)
     if arguments.term or given_engine_flags(arguments):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from sim.fit.identification import (
     one_size,
     require_enough,
 )
-from sim.fit.pace import Pace, describe_pace
+from sim.fit.pace import describe_pace
 from sim.fit.regression import bootstrap, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors
 from sim.fit.schedule import Reconstruction
@@ -86,21 +86,17 @@ class Fitted:
     unidentified: list[Unidentified]
     """Borrowed ones are left out."""
     requests: Requests
-    best: Fit
-    captures: list[Capture]
-    pace: Pace | None
-    """Of the captures over the lender. None: there was none."""
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    digests = digests_of(config.traces)
+    digests = _digests_of(config.traces)
     lender = None if config.borrow_from is None else read_lender(config.borrow_from)
     loaded = {str(path): load_trace(path) for path in config.traces}
     _refuse_overlap(loaded)
-    return fit_records(config, loaded, digests, lender)
+    return _fit_loaded(config, loaded, digests, lender)
 
 
-def digests_of(traces: Sequence[Path]) -> list[str]:
+def _digests_of(traces: Sequence[Path]) -> list[str]:
     """Return the traces' digests. Raises InputError for one given twice, under another name too."""
     first: dict[str, Path] = {}
     for path in traces:
@@ -121,10 +117,8 @@ def _refuse_overlap(loaded: Loaded) -> None:
         name_of |= dict.fromkeys(request_sample(records), path)
 
 
-def fit_records(
-    config: FitConfig, loaded: Loaded, digests: Sequence[str], lender: Lender | None, to: TextIO | None = None
-) -> Fitted:
-    """Fit traces that are read, with their digests; assumed settings are told ``to`` (None: stderr)."""
+def _fit_loaded(config: FitConfig, loaded: Loaded, digests: Sequence[str], lender: Lender | None) -> Fitted:
+    """Fit traces that are read, with their digests; assumed settings are told on stderr."""
     metas = [meta for meta, _ in loaded.values()]
     settings = settle(
         {path: meta for path, (meta, _) in loaded.items()},
@@ -136,7 +130,7 @@ def fit_records(
         config = replace(config, frontend=lender.model.frontend_placement, extra_terms=lender.extra_terms)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
-        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=to or sys.stderr)
+        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     solved = _solve(config, loaded, settings, lender)
     sources = [
         FitTrace(
@@ -152,8 +146,7 @@ def fit_records(
     if solved.loan is not None:
         model = _with_lender(model, solved.loan, len(sources))
         unidentified = [one for one in unidentified if one.name not in solved.loan.names]
-    pace = None if solved.loan is None else solved.loan.pace
-    return Fitted(model, unidentified, solved.best.forecast, solved.best, solved.captures, pace)
+    return Fitted(model, unidentified, solved.best.forecast)
 
 
 def _fitted_sample(records: Sequence[Record], held_out: frozenset[int]) -> list[str]:

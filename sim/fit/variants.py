@@ -131,10 +131,18 @@ def fit_variant(
     terms: tuple[str, ...],
     assumed: Assumptions = NO_ASSUMPTIONS,
 ) -> Fit:
+    """Raises InputError if no prefill, no decode and no first token is there to compare with a prediction."""
     seen, solution = _look(captures, schedules, variant, terms, assumed)
     requests = forecast(captures, solution.parameters, variant)
     misfits = sum(schedule.misfits for schedule in schedules)
     losses = [*group_losses(seen, solution.parameters), requests.loss]
+    if np.isnan(losses).all():
+        config = variant.config
+        raise InputError(
+            "no token of the captures is one that the engine's rules compute: its requests failed, or are beyond "
+            f"max_model_len {config.max_model_len} and num_gpu_blocks {config.num_gpu_blocks}; expected captures of "
+            "served requests"
+        )
     return Fit(variant, terms, solution.parameters, seen, solution, misfits, requests, float(np.nanmean(losses)))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from report.output import pictures_of
+from report.output import page_path
 from sim.fit import fit
 from sim.fit.fit import add_fit_flags, fit_and_save
 from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write model.json, validate, print; 1 if a gate fails, 3 if one is too uncertain."""
-    pictures = pictures_of(arguments, [*arguments.traces, *arguments.against, arguments.output])
+    html = page_path(arguments, [*arguments.traces, *arguments.against, arguments.output])
     inputs = [*arguments.traces, *arguments.against]
     check_output(arguments.output, MODEL, inputs, "--output", overwrite=arguments.overwrite)
     config = _read_config(arguments)
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         found[str(gate.trace)] = compared = validate(gate, model if gate.judged is None else _without_whole(model))
         part = "" if gate.judged is None else "a third of "
         keep_gates(config.fit.output, model, part + gate.trace.name, compared)
-        codes.add(report(replace(gate, pictures=pictures), compared))
+        codes.add(report(replace(gate, html=html), compared))
     if arguments.json:
         print_json({name: compared.result for name, compared in found.items()})
     return verdict_code(failed=1 in codes, uncertain=UNCERTAIN in codes)
@@ -118,9 +118,8 @@ def _read_config(arguments: argparse.Namespace) -> CalibrateConfig:
         rows = held_out_rows(path, fitted.seed)
         own = replace(read_validation(arguments, path), judged=rows)
         return CalibrateConfig(replace(fitted, held_out={path: frozenset(rows.tolist())}), (own,))
-    if len(gates) > 1 and (arguments.html is not None or arguments.images is not None):
-        flag = "--images" if arguments.html is None else "--html"
-        raise InputError(f"{flag}: one page is of one capture; expected one --against, not {len(gates)}")
+    if len(gates) > 1 and arguments.html is not None:
+        raise InputError(f"--html: one page is of one capture; expected one --against, not {len(gates)}")
     _refuse_shared(fitted.traces, gates)
     return CalibrateConfig(fitted, tuple(read_validation(arguments, path) for path in gates))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast, get_args
 from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.compare.results import Metric
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.captured import Captured, Load, plan, read_captured
 from sim.forecast.scenarios import (
@@ -155,13 +155,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_scenario_flags(parser)
     add_forecast_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    add_picture_arguments(parser)
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; 1 if no value holds."""
     quantity: Quantity = arguments.minimize or arguments.maximize
-    pictures = pictures_of(arguments, [arguments.trace, arguments.latency_model])
+    html = page_path(arguments, [arguments.trace, arguments.latency_model])
     found = search(
         SearchConfig(
             trace=arguments.trace,
@@ -177,8 +177,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     )
     print_result(found, [describe(found)], as_json=arguments.json)
-    if pictures.wanted:
-        pictures.write(forecastpages.render_search(found), forecastpages.search_figures(found))
+    if html is not None:
+        write_page(html, forecastpages.render_search(found))
     return {"found": 0, "all hold": 0, "none holds": 1, "interrupted": 130}[found.outcome]
 
 

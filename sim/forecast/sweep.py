@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from measure.cohorts import ALL
 from measure.metrics.flags import add_gpus_argument, checked_gpus
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from report.sweeps.grid import GridSweep, sweep_lines
 from sim.forecast.captured import Captured, Load, plan, read_captured
 from sim.forecast.effectgates import parse_slo
@@ -34,7 +34,7 @@ from tracefile.storage.output import PARQUET, check_output, replace_output
 if TYPE_CHECKING:
     import numpy as np
 
-    from report.files import folder, measured
+    from report.files import folder
     from report.sweeps import gridpage
     from sim.forecast import ensemble, gridpoints
     from sim.forecast import fleets as running
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sim.forecast.gridpoints import Choice
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
-    folder, measured = late_modules("report.files", "folder measured")
+    folder = LateModule("report.files.folder")
     gridpage = LateModule("report.sweeps.gridpage")
     ensemble, running, summing, gridpoints = late_modules("sim.forecast", "ensemble fleets summary gridpoints")
 
@@ -155,7 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument("-o", "--output", type=Path, help="results, a row a point (default GRID.parquet)")
     parser.add_argument("--overwrite", action="store_true", help="begin anew instead of going on with a cut sweep")
-    add_picture_arguments(parser)
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     choice = parser.add_argument_group("choice")
     choice.add_argument(
@@ -178,13 +178,13 @@ def run(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     inputs = [config.grid.path, config.trace, config.model]
     check_output(config.output, PARQUET, inputs, "--output")
-    pictures = pictures_of(arguments, inputs)
+    html = page_path(arguments, inputs)
     found = Sweep(config).run()
     if found is None:
         return 130
     print_result(found, list(sweep_lines(found)), as_json=arguments.json)
-    if pictures.wanted:
-        pictures.write(gridpage.render_grid(found), gridpage.grid_figures(found))
+    if html is not None:
+        write_page(html, gridpage.render_grid(found))
     return 0 if found.chosen is not None else 1
 
 
@@ -319,7 +319,7 @@ class Sweep:
         output, file = self._config.output, BytesIO()
         try:
             folder.write_parquet(self._points.table(), file)
-        except measured.Lacking as lacking:
+        except folder.Lacking as lacking:
             raise InputError(f"--output {output}: {lacking}") from None
         replace_output(output, file.getvalue(), PARQUET, "--output")
         print(f"results: {output}", file=sys.stderr)

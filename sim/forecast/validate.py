@@ -15,7 +15,7 @@ from measure.metrics.flags import checked_bootstrap
 from measure.thresholds import TOO_UNCERTAIN
 from report.compare.results import LEVELS
 from report.compare.results import Forecast as Facts
-from report.output import Pictures, add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, load_model, model_digest
@@ -76,7 +76,7 @@ class ValidateConfig:
     gates: tuple[str, ...]
     standard: bool
     json: bool
-    pictures: Pictures = field(default_factory=Pictures)
+    html: Path | None = None
     again: tuple[Path, ...] = ()
     cold: tuple[Path, ...] = ()
     """Captures without sharing: the first is forecast, the others repeat it."""
@@ -147,7 +147,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         "--no-pace", action="store_true", help="no second forecast at the pace of the capture's own steps, ungated"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    add_picture_arguments(parser)
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         also=_labelled(arguments.also),
     )
     inputs = [config.trace, arguments.latency_model, *config.again, *config.cold, *config.also.values()]
-    config = replace(config, pictures=pictures_of(arguments, inputs))
+    config = replace(config, html=page_path(arguments, inputs))
     refuse_inputs(verdicts_path(arguments.latency_model), inputs, "verdicts in")
     model = load_model(arguments.latency_model)
     compared = validate(config, model)
@@ -213,8 +213,8 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
 def report(config: ValidateConfig, compared: "Compared") -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed, 3 if one is too uncertain."""
     terminal.print_comparison(compared.result, terminal.console_for(json=config.json))
-    if config.pictures.wanted:
-        config.pictures.write(page.render_page(compared), page.comparison_figures(compared))
+    if config.html is not None:
+        write_page(config.html, page.render_page(compared))
     return gating.exit_code(compared.result.gates)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from engines.routing.costs import prefill_ms
 from measure.thresholds import Threshold
 from measure.wording import listed
-from report.output import add_picture_arguments, pictures_of
+from report.output import add_page_argument, page_path, write_page
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, TiersSaid, WhatIf, describe
 from sim.forecast.captured import Captured, Load, plan_as, read_captured
 from sim.forecast.effectgates import judge, parse_gate
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ttft.p95.ratio<=1.05",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    add_picture_arguments(parser)
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -113,11 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         json=arguments.json,
     )
-    pictures = pictures_of(arguments, [config.trace, config.model])
+    html = page_path(arguments, [config.trace, config.model])
     result, finished = forecast_scenarios(config)
     print_result(result, [describe(result)], as_json=config.json)
-    if pictures.wanted:
-        pictures.write(forecastpages.render_what_if(result), forecastpages.what_if_figures(result))
+    if html is not None:
+        write_page(html, forecastpages.render_what_if(result))
     if not finished:
         return 130
     failed = any(gate.sure and not gate.passed for gate in result.gates)
@@ -245,7 +245,10 @@ def _unchanged(rows: Sequence[Row], summaries: "Sequence[ForecastSummary]", base
     scenarios = [row for row in rows if row.kind == "scenario"]
     if not scenarios or any(_differs(measure) for row in scenarios for measure in row.measures.values()):
         return None
-    load, most = summaries[base].load, summaries[base].run.counts.max(axis=0)
+    load, counts = summaries[base].load, summaries[base].run.counts
+    if not len(counts):
+        return "nothing changes: no request of this load runs in an engine: it failed, or its output_tokens are unknown"
+    most = counts.max(axis=0)
     blocks, usable = load.most_blocks, min(one.load.engine.usable_blocks for one in summaries[base:])
     pool = f"touches at most {blocks:,} blocks of {load.engine.block_size} tokens"
     pool += f" (the engine has {usable:,})" if blocks <= usable else ", and no block that is evicted is asked for again"

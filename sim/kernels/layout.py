@@ -44,7 +44,7 @@ COPY = record("segment references deeper before after previous_twin next_twin")
 """Some blocks in the free queue or held; ``deeper``: the copy that was cut off last; ``after``: of a free one, the
 next."""
 BLOCK = record(
-    "key kind state parent children references hits depth most_depth level queue before after next_in_slot is_entered",
+    "key kind state parent children references hits depth queue before after next_in_slot is_entered",
     times="used_ms",
 )
 """A block of ``sim.kernels.blocks``. ``parent``: the block before it in its chain; ``children``: cached ones after it;
@@ -53,22 +53,21 @@ HOLD = record("copy end next")
 """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
 POOL = record(
     "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
-    "num_twins not_chained num_repeated lowest hand returning of_second",
-    times="now_ms aimed",
+    "num_twins not_chained num_repeated lowest",
+    times="now_ms",
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
 free again in lists from ``free_…`` on; ``num_twins``: copies but for the first of each segment; ``not_chained``: a key
-was met at two depths; ``num_repeated``: holds of blocks that another request held before. Of policies of eviction: a
-level that none is below, SIEVE's hand, and ARC's state."""
+was met at two depths; ``num_repeated``: holds of blocks that another request held before; ``lowest``: a level of a
+policy of eviction that no block is below."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
-    "prompt_logprobs first_key known_keys serial first_hold last_hold tail earlier_blocks",
+    "prompt_logprobs first_key known_keys serial first_hold last_hold tail",
     times="arrival_ms",
 )
 """``first_key``: where the keys of its chain that the trace knows begin, ``known_keys`` of them; the others are its own
-by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper. ``earlier_blocks``:
-of its blocks, those that were seen before, under a policy that asks for it."""
+by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper."""
 REQUEST_RUN = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms "
@@ -132,8 +131,7 @@ class Pool(NamedTuple):
     blocks: Records
     """BLOCK by number; empty under vLLM's own policy, and the others do without segments, copies and holds."""
     uses: Places
-    """Beside ``keys``, for Belady's policy: worth of the next use. Of ``workload``, by level and class of idle time:
-    blocks that were idle for so long, and that returned then."""
+    """Beside ``keys``, for Belady's policy: worth of the next use."""
     evicted: UInt64Array
     """Ring of 1 + the known keys evicted last, each at its number; empty: nobody asks."""
 

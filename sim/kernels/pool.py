@@ -20,7 +20,7 @@ from sim.kernels import blocks, layout
 from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, UNHASHED, first_slot, private_key
 from sim.kernels.compiling import nothing
 from sim.kernels.layout import Pool, Records
-from sim.vllm.eviction import ADDED, AGES, LEVELS, WORKLOAD
+from sim.vllm.eviction import LEVELS
 from sim.vllm.rules import goes_to_tail
 from tracefile.records.arrays import UInt64Array
 
@@ -61,7 +61,7 @@ def empty_pool(
     rows = np.zeros(0, layout.BLOCK)
     if policy:
         levels = levels or LEVELS.get(policy, 1)
-        rows, records, holds = blocks.empty_blocks(policy, records, levels), 0, 0
+        rows, records, holds = blocks.empty_blocks(records, levels), 0, 0
         counts["num_copies"] = levels
     return Pool(
         settings,
@@ -72,7 +72,7 @@ def empty_pool(
         table=np.zeros(slots, np.int32),
         keys=keys,
         blocks=rows,
-        uses=np.zeros(2 * ADDED * AGES if policy == WORKLOAD else 0, np.int64),
+        uses=np.zeros(0, np.int64),
         evicted=np.zeros(0, np.uint64),
     )
 
@@ -136,8 +136,13 @@ def hold(pool: Pool, request: Any, most: int) -> int:
 
 @kernel
 def take(pool: Pool, count: int) -> None:
-    """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
+    """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free.
+
+    Hashes that are not chained end the run after this step; until then neither the queue nor the holds are relied on.
+    """
     stay_apart()
+    if pool.counts[0].not_chained:
+        return
     if pool.settings[0].evict:
         _take_blocks(pool, count)
         return
@@ -168,7 +173,7 @@ def take(pool: Pool, count: int) -> None:
 def publish(pool: Pool, request: Any, start: int, end: int) -> None:
     """Rule 5: make a request's blocks from ``start``, where its last hold ends, to ``end`` findable."""
     stay_apart()
-    if not pool.settings[0].enable_prefix_caching:
+    if not pool.settings[0].enable_prefix_caching or pool.counts[0].not_chained:
         return
     if pool.settings[0].evict:
         _publish_blocks(pool, request, start, end)

@@ -196,7 +196,7 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         scheduler.running[state.num_running] = place
         state.num_running += 1
         if not loaded:
-            _adopt(scheduler, place, hits)
+            _adopt(scheduler, place, hits, idle)
         if end_of_load > hits:
             tier.step_until_ms = max(tier.step_until_ms, take_loaded(scheduler, place, end_of_load))
             publish_loaded(scheduler, place)
@@ -217,7 +217,7 @@ def begin_load(scheduler: Scheduler, place: int, hits: int, idle: int, end: int)
     if _blocks_needed(end, hits, idle) > num_free - reserved_blocks(scheduler):
         return False
     leave_queue(scheduler, place)
-    _adopt(scheduler, place, hits)
+    _adopt(scheduler, place, hits, idle)
     own, tier = scheduler.tier.requests[place], scheduler.tier.state[0]
     own.done_ms, own.next, own.noted = take_loaded(scheduler, place, end), tier.first_loading, 0
     tier.first_loading = place
@@ -326,9 +326,13 @@ def _withdraw(scheduler: Scheduler, place: int, slot: int) -> None:
 
 
 @kernel
-def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
-    request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
-    hold(scheduler.pool, request, hits)
+def _adopt(scheduler: Scheduler, place: int, hits: int, idle: int) -> None:
+    """Give a request its hits, ``idle`` of them without a holder; chained hashes are held as they were looked up."""
+    request, block_size, counts = scheduler.requests[place], scheduler.settings[0].block_size, scheduler.pool.counts[0]
+    num_free = counts.num_free
+    held = hold(scheduler.pool, request, hits)
+    if held < hits or num_free - counts.num_free != idle:
+        counts.not_chained = 1
     hit_tokens = hits * block_size
     count_admission(scheduler, place, hit_tokens)
     request.num_blocks = hits

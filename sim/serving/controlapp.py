@@ -24,8 +24,6 @@ from sim.serving.requests.fields import check_ids, decode_body
 from tracefile.records.errors import InputError
 
 JSON = "application/json"
-CountTokens = Callable[[Service, bytes], int]
-"""Returns the prompt tokens of a body of the Messages API; raises ApiError."""
 
 
 class FaultsRequest(msgspec.Struct, frozen=True):
@@ -34,12 +32,12 @@ class FaultsRequest(msgspec.Struct, frozen=True):
     faults: list[str]
 
 
-def make_app(service: Service, count_message_tokens: CountTokens) -> FastAPI:
+def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="kvtape sim serve", version=service.version, openapi_url=None)
     app.exception_handler(ApiError)(_api_error_response)
     app.exception_handler(HTTPException)(_http_error_response)
     _add_control_endpoints(app, service)
-    _add_token_endpoints(app, service, count_message_tokens)
+    _add_token_endpoints(app, service)
     if service.faults.by_request:
         _add_fault_endpoints(app, service)
     return app
@@ -82,7 +80,7 @@ def _add_control_endpoints(app: FastAPI, service: Service) -> None:
         return _json({"success": service.fleet.reset_prefix_cache()})
 
 
-def _add_token_endpoints(app: FastAPI, service: Service, count_message_tokens: CountTokens) -> None:
+def _add_token_endpoints(app: FastAPI, service: Service) -> None:
     vocabulary = service.vocabulary
 
     @app.post("/tokenize")
@@ -107,13 +105,6 @@ def _add_token_endpoints(app: FastAPI, service: Service, count_message_tokens: C
         service.check_model(body.model)
         check_ids(body.tokens, vocabulary.size, "tokens")
         return _json({"prompt": vocabulary.decode(body.tokens)})
-
-    @app.post("/v1/messages/count_tokens")
-    async def count_tokens(request: Request) -> Response:
-        try:
-            return _json({"input_tokens": count_message_tokens(service, await request.body())})
-        except ApiError as error:
-            return Response(error.messages_body(), status_code=error.status, media_type=JSON)
 
 
 def _add_fault_endpoints(app: FastAPI, service: Service) -> None:

@@ -1,11 +1,11 @@
-"""Generating endpoints of every API; a slow reader gets all tokens since its last read in one event, as from vLLM."""
+"""Generating endpoints; a slow reader gets all tokens since its last read in one event, as from vLLM."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from sim.serving.apis.voice import Api, Delta, Usage, Voice
+from sim.serving.apis.encoder import Api, Delta, ResponseEncoder, Usage
 from sim.serving.engine.faults import Injection
 from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.engine.service import Service
@@ -17,7 +17,7 @@ from tracefile.records.errors import InputError
 from wire.head import Header
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-WORDED_AHEAD = 32
+ENCODED_AHEAD = 32
 """Tokens whose events are made at once, before they come: a few kilobytes of each stream."""
 GARBAGE = b'data: {"id":"garbage","choices":[{"index":0,"delta":{"content":"\xff\xfe\n\n'
 
@@ -30,7 +30,7 @@ class Reply:
         self._streams = bool(asked.fields.stream)
         options = asked.fields.stream_options
         self._continuous = options is not None and bool(options.continuous_usage_stats)
-        self._voice: Voice
+        self._encoder: ResponseEncoder
         self._engine: RealTimeEngine
         self._headers: Sequence[Header] = ()
         self._generations: Sequence[Generation] = ()
@@ -45,13 +45,17 @@ class Reply:
         self._trigger = -1
         """Tokens told, over all choices, at which what was injected into the output's middle happens; -1: none."""
         self._is_plain = not self._continuous
-        """Whether tokens in the middle of an output may be worded before they come."""
+        """Whether tokens in the middle of an output may be encoded before they come."""
 
     def begin(
-        self, voice: Voice, generations: Sequence[Generation], engine: RealTimeEngine, headers: Sequence[Header]
+        self,
+        encoder: ResponseEncoder,
+        generations: Sequence[Generation],
+        engine: RealTimeEngine,
+        headers: Sequence[Header],
     ) -> None:
         """Before the engine has the request."""
-        self._voice, self._generations, self._engine, self._headers = voice, generations, engine, headers
+        self._encoder, self._generations, self._engine, self._headers = encoder, generations, engine, headers
         self._told = [0] * len(generations)
         self._ahead = [[] for _ in generations]
         self._open_choices = len(generations)
@@ -100,9 +104,6 @@ class Reply:
         self._held = None
         if self._streams:
             self._exchange.begin(200, (EVENT_STREAM, *self._headers))
-            opening = self._voice.opening()
-            if opening:
-                self._exchange.write(opening)
         self._catch_up()
 
     def _go_on(self) -> None:
@@ -126,24 +127,24 @@ class Reply:
         start, self._told[place] = self._told[place], stop
         ended = generation.outcome is not None
         delta = Delta(generation, start, stop, generation.output.finish_reason if ended else None)
-        said = self._voice.delta(delta, self._usage(with_cached=False) if self._continuous else None)
+        said = self._encoder.delta(delta, self._usage(with_cached=False) if self._continuous else None)
         if ended:
             self._open_choices -= 1
             if not self._open_choices:
-                said += self._voice.closing(self._usage(with_cached=True))
+                said += self._encoder.closing(self._usage(with_cached=True))
         if 0 <= self._trigger <= sum(self._told):
             self._go_wrong(said)
         else:
             self._say(said)
         if self._is_plain and not ended:
-            self._word_ahead(generation)
+            self._encode_ahead(generation)
 
-    def _word_ahead(self, generation: Generation) -> None:
-        """Word the tokens that come next, but for the output's last one, which says more than itself."""
+    def _encode_ahead(self, generation: Generation) -> None:
+        """Encode the tokens that come next, but for the output's last one, which says more than itself."""
         place, token_ids = generation.place, generation.output.token_ids
         told = self._told[place]
-        coming = token_ids[told : min(told + WORDED_AHEAD, len(token_ids) - 1)]
-        said = self._voice.tokens(place, coming)
+        coming = token_ids[told : min(told + ENCODED_AHEAD, len(token_ids) - 1)]
+        said = self._encoder.tokens(place, coming)
         self._is_plain = bool(said) or not coming
         self._ahead[place] = self._exchange.chunks(said)[::-1]
 
@@ -153,7 +154,7 @@ class Reply:
             Delta(generation, 0, generation.delivered, generation.output.finish_reason)
             for generation in self._generations
         ]
-        body = self._voice.whole(deltas, self._usage(with_cached=True))
+        body = self._encoder.whole(deltas, self._usage(with_cached=True))
         headers = (JSON_TYPE, *self._headers)
         if self._trigger < 0 or self._injection is None:
             self._exchange.whole(200, headers, body)
@@ -231,15 +232,15 @@ class Endpoint:
         place = service.fleet.route(request.header(b"x-session-id"), asked.fields, generations)
         engine = service.fleet.engines[place]
         response_id = self._api.id_prefix + (request.header(b"x-request-id") or secrets.token_hex(16))
-        voice = self._api.voice(service, asked, response_id, int(time.time()))
-        reply.begin(voice, generations, engine, ((b"x-engine", b"%d" % place),))
+        encoder = self._api.encoder(service, asked, response_id, int(time.time()))
+        reply.begin(encoder, generations, engine, ((b"x-engine", b"%d" % place),))
         arrival_ms = engine.time_ms(request.head.at_ns)
         extra_ms = service.fleet.load(place, asked.fields) + (0.0 if injection is None else injection.extra_ms)
         for generation in generations:
             engine.submit(generation, arrival_ms, extra_ms)
 
     def _refuse(self, exchange: Exchange, error: ApiError, headers: tuple[Header, ...] = ()) -> None:
-        exchange.whole(error.status, (JSON_TYPE, *headers), self._api.error(error))
+        exchange.whole(error.status, (JSON_TYPE, *headers), error.body())
 
     def _refuse_on_purpose(self, exchange: Exchange, status: int, retry_after_s: int) -> None:
         kind = "RateLimitError" if status == 429 else "InternalServerError" if status >= 500 else "BadRequestError"

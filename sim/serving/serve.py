@@ -48,13 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--output-tokens", type=float, default=200.0, metavar="N", help="median tokens of outputs that end on their own"
     )
-    add(
-        "--tool-share",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of outputs that call a tool, of those that may and need not",
-    )
     add("--engines", type=int, default=1, help="engines, each with its own cache")
     add("--route", metavar="POLICY", help=f"{ROUTE_HELP[:-1]}; default {ROUTE})")
     add("--adapter", action="append", default=[], metavar="NAME", help="a LoRA adapter to serve (repeatable)")
@@ -92,8 +85,6 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
         )
     if not arguments.output_tokens >= 1:
         raise InputError(f"--output-tokens: {arguments.output_tokens}; expected at least 1")
-    if not 0.0 <= arguments.tool_share <= 1.0:
-        raise InputError(f"--tool-share: {arguments.tool_share}; expected a share from 0 to 1")
     if not 1 <= arguments.engines <= MAX_ENGINES:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
     if arguments.max_loras is not None and arguments.max_loras < 1:

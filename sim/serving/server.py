@@ -14,8 +14,6 @@ from typing import Any
 from engines.routing import Route
 from sim.latency.modelfile import Model
 from sim.serving.apis.completions import Chats, Completions
-from sim.serving.apis.messages import Messages
-from sim.serving.apis.responses import Responses
 from sim.serving.controlapp import AsgiPages, make_app
 from sim.serving.endpoint import Endpoint
 from sim.serving.engine.faults import Fault, Faults
@@ -47,7 +45,6 @@ class ServeConfig:
     seed: int
     noise: bool
     median_output_tokens: float
-    tool_share: float
     engines: int
     route: Route
     adapters: Adapters
@@ -119,13 +116,10 @@ async def _first(*waits: Any) -> None:
 
 
 def _dispatcher(service: Service) -> Handler:
-    messages = Messages()
-    pages = AsgiPages(make_app(service, messages.count_tokens))
+    pages = AsgiPages(make_app(service))
     endpoints = {
         "/v1/completions": Endpoint(service, Completions()),
         "/v1/chat/completions": Endpoint(service, Chats()),
-        "/v1/messages": Endpoint(service, messages),
-        "/v1/responses": Endpoint(service, Responses()),
     }
 
     def dispatch(request: HttpRequest, exchange: Exchange) -> None:
@@ -150,7 +144,6 @@ def _make_service(config: ServeConfig, vocabulary: Vocabulary) -> Service:
         version=VERSION,
         seed=config.seed,
         median_output_tokens=config.median_output_tokens,
-        tool_share=config.tool_share,
         faults=Faults(config.faults, config.seed, config.fault_control),
         hash_key=HashKey(secrets.token_bytes(32)),
     )

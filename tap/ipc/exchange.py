@@ -45,14 +45,6 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Failed tries to upload a segment; it stays and is tried again."""
     refused_counts: int = 0
     """Records with a count of the client or the engine that cannot be true."""
-    moved: int = 0
-    """Records in files that others moved away, among ``recorded``."""
-    earlier: int = 0
-    """Records of this run in traces under earlier keys, among ``recorded``."""
-    key_id: str | None = None
-    """Key of the trace that is written. Null: none is open yet."""
-    file: str | None = None
-    """File being written, if another one took the trace's name. Null: the trace's own."""
     responses: dict[str, int] = {}
     """Complete responses of generations (``all``), ``streams`` among them, and those that lack something:
     ``streams_without_usage``, ``without_cached_tokens``, ``without_token_times``."""
@@ -79,7 +71,7 @@ class CacheFeed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """First message to a recorder; a later one has another key, and the trace to go on in."""
+    """First message to a recorder."""
 
     trace: str
     overwrite: bool
@@ -292,9 +284,6 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     """Path of the socket on which it takes the other processes' numbers."""
     trace: str
     """Path, for the heading of the page."""
-    block_size: int
-    model_state: str | None = None
-    """File in which ``sim watch`` keeps its last judgement. Null: no model was given."""
     names: list[str] = []
     """Host names under which the pages are asked for, in lower case."""
 

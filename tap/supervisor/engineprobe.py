@@ -58,7 +58,7 @@ BYTES = (
 
 COSTS: Mapping[str, str] = {
     "usage": "streams have no cached tokens and estimated lengths where clients do not ask for usage",
-    "token-ids": "the blocks of outputs are not hashed",
+    "token-ids": "the blocks of an output are known from the next turn alone",
 }
 
 

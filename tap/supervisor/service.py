@@ -21,7 +21,7 @@ from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import TapConfig, checked_certificate, recorder_setup, trace_under
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
-from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers, watch_model
+from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.runtimefolder import runtime_folder
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import UpstreamList, read_upstreams
@@ -57,39 +57,6 @@ def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[sock
             f"{flag} {host}:{port}: {error.strerror or error}; expected a free address of this machine"
         ) from None
     return sockets
-
-
-HANDED_FD = 3
-"""First socket that a service manager hands over."""
-
-
-def handed_listeners(count: int) -> list[socket.socket]:
-    """Return the socket of systemd's protocol once for each process; none without one. Raises InputError for others.
-
-    Its queue of connections outlives this tap: those that come while one version ends wait for the next.
-    """
-    if os.environ.pop("LISTEN_PID", None) != str(os.getpid()):
-        return []
-    sockets = os.environ.pop("LISTEN_FDS", "0")
-    if sockets != "1":
-        raise InputError(f"LISTEN_FDS: {sockets} sockets; expected one, in place of --listen")
-    try:
-        first = socket.socket(fileno=HANDED_FD)
-    except OSError as error:
-        raise InputError(f"LISTEN_FDS: {error.strerror or error}; expected a ListenStream=") from None
-    problem = _listener_problem(first)
-    if problem is not None:
-        first.close()
-        raise InputError(f"LISTEN_FDS: {problem}")
-    return [first, *(first.dup() for _ in range(count - 1))]
-
-
-def _listener_problem(handed: socket.socket) -> str | None:
-    if not handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return "a socket that does not listen; expected a ListenStream="
-    if handed.family not in (socket.AF_INET, socket.AF_INET6):
-        return "a socket without a port; expected ListenStream= with one"
-    return None
 
 
 def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.socket:
@@ -245,9 +212,9 @@ FLUSH_TIMEOUT_S = 60.0
 
 async def serve(config: TapConfig) -> None:
     signals = Signals()
-    listeners = handed_listeners(config.workers) or bind_listeners("--listen", *config.listen, count=config.workers)
+    listeners = bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
-    key, named = load_key(config.key_file), config.trace
+    key = load_key(config.key_file)
     if config.resume:
         config = replace(config, trace=trace_under(key, config.trace))
     config, reached = await reach_upstreams(config, signals, listeners, pages)
@@ -257,19 +224,19 @@ async def serve(config: TapConfig) -> None:
     with runtime_folder() as runtime:
         ledger = Ledger(runtime.map_counts(config.workers), config.workers)
         setup = recorder_setup(config, key, facts, runtime)
-        admin = AdminProcess(config, pages[0], runtime, setup.block_size) if pages else None
+        admin = AdminProcess(config, pages[0], runtime) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, key=key, listeners=listeners)
             for origin, told in zip(reached, (facts, *others), strict=False):
                 workers.fleet.learn(origin, told.dialect)
-            service = Service(config, ledger, recorder, workers, facts.known_engine, named=named)
+            service = Service(config, ledger, recorder, workers, facts.known_engine)
             try:
                 await workers.start()
                 if admin is not None:
                     await admin.start(service.stats)
                 signals.started()
                 _announce(config, listeners[0].getsockname()[1], admin, probed, setup.block_size)
-                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns), runtime.model_state)
+                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
                 await service.end(signals, admin)
             except BaseException:
                 await workers.drain(0.0, asyncio.Queue())
@@ -302,16 +269,13 @@ class Service:
         recorder: RecorderProcess,
         workers: Workers,
         engine: Engine | None,
-        *,
-        named: str,
     ) -> None:
-        """``named``: the trace as the user named it; ``config.trace`` may have a key's mark."""
         self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
         self._fleet = workers.fleet
-        self._engine, self._named = engine, named
+        self._engine = engine
         self._draining = False
 
-    async def run(self, signals: Signals, samples: SampleFile, model_state: Path) -> None:
+    async def run(self, signals: Signals, samples: SampleFile) -> None:
         going = [self._reload_when_told(signals)]
         if self._config.log_interval_s:
             going.append(self._report_regularly())
@@ -325,8 +289,6 @@ class Service:
         if self._config.health_check is not None:
             watching = watch_health(self._fleet, self._config.health_check, self._health_changed, self._config.access)
             going.append(watching)
-        if self._config.latency_model is not None:
-            going.append(self._watch_model(self._config.latency_model, model_state))
         tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()
@@ -362,8 +324,8 @@ class Service:
 
     def reload(self) -> None:
         file, own = self._config.upstreams_file, self._config.certificate
-        if not self._reload_key() and file is None and own is None:
-            say("SIGHUP: no file has changed; expected another key, --upstreams FILE or --tls-cert, to be read again")
+        if file is None and own is None:
+            say("SIGHUP: nothing to read again; expected a tap with --upstreams FILE or --tls-cert")
             return
         try:
             if file is not None:
@@ -379,16 +341,6 @@ class Service:
         except InputError as error:
             say(f"SIGHUP: {error}; THE CERTIFICATE STAYS AS IT WAS")
         self._workers.reload(certificate=True)
-
-    def _reload_key(self) -> bool:
-        """Record under the key file's key if that is another; a file that is gone or wrong changes nothing."""
-        path = self._config.key_file or key_path()
-        try:
-            key = load_key(path) if path.exists() else None
-            return key is not None and self._recorder.rekey(key, self._named)
-        except (InputError, OSError) as error:
-            say(f"SIGHUP: {error}; THE KEY STAYS AS IT WAS")
-            return True
 
     def _health_changed(self, line: str) -> None:
         say(line)
@@ -412,17 +364,6 @@ class Service:
         while True:
             await signals.reloads.get()
             self.reload()
-
-    async def _watch_model(self, model: Path, state: Path) -> None:
-        """Hold the model to the trace, and to the next one once another key has begun it."""
-        changed = self._recorder.changed_trace
-        while True:
-            changed.clear()
-            watching = asyncio.create_task(watch_model(model, self._recorder.trace, state))
-            try:
-                await changed.wait()
-            finally:
-                watching.cancel()
 
     async def _report_regularly(self) -> None:
         reported = 0

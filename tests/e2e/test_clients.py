@@ -118,15 +118,11 @@ def tapped(request: pytest.FixtureRequest, tap: Tap) -> Iterator[Tapped]:
         yield running
 
 
-@pytest.fixture(params=["canned", "sim", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(params=["canned", pytest.param("vllm", marks=pytest.mark.vllm)])
 def tapped_api(request: pytest.FixtureRequest, tap: Tap) -> Iterator[Tapped]:
     """A tap before an engine that speaks every API."""
-    if request.param == "sim":
-        url, model = request.getfixturevalue("sim_server"), "kvtape-sim"
-    else:
-        url = running_vllm() if request.param == "vllm" else request.getfixturevalue("canned_engine").url
-        model = VLLM_MODEL
-    with tap(url, model) as running:
+    url = running_vllm() if request.param == "vllm" else request.getfixturevalue("canned_engine").url
+    with tap(url, VLLM_MODEL) as running:
         yield running
 
 

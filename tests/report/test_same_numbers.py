@@ -1,6 +1,6 @@
-"""One trace, one set of numbers: ``report show``, its page, its tables, and the files of evalscope and Veeksha.
+"""One trace, one set of numbers: ``report show``, its page and its tables.
 
-Another tool's file has another number only by a rule of that tool, which is named here. The ends of loadgen and replay
+The ends of loadgen and replay
 print the same object: tests/loadgen/test_loadgen.py and tests/replay/test_replay.py hold them to ``report show``.
 """
 
@@ -18,7 +18,6 @@ from measure.metrics.results import STATISTICS
 from measure.metrics.statistics import statistics_of
 from measure.wording import duration_ms
 from report.__main__ import main
-from report.files import veeksha
 from tests.jsonoutput import json_of
 from tests.measure.metrics.made import request
 from tests.report.browser import page_figures
@@ -26,8 +25,6 @@ from tracefile import Meta, TraceWriter
 
 SESSIONS = {"s0": 3, "s1": 2, "s2": 4, "s3": 1, "s4": 2}
 """Requests by session: each is done before the next of its session, and each ends well."""
-HALF_A_DIGIT = 5.01e-6
-"""Of the five digits of Veeksha's seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +52,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
                 )  # fmt: skip
                 at_ms += e2e_ms + 30.0
     flags = ["--files", str(out), "--html", str(page), "--slo", "ttft.p99<=1s", "--slo", "e2e.p50<=10s"]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(veeksha, "can_draw", lambda: False)
-        found = json_of(main, ["show", str(trace), *flags])
+    found = json_of(main, ["show", str(trace), *flags])
     page.rename(out / "page.html")
     return found, out
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -89,73 +80,6 @@ def test_our_tables_have_the_numbers_of_the_json(shown: tuple[dict[str, Any], Pa
             values = [row[name] for row in rows if row[name] is not None]
             assert [float(row[name]) for row in cells if row[name]] == values, name
             assert summary(values) == pytest.approx({one: expected[one] for one in STATISTICS}), name
-
-
-def test_evalscopes_files_differ_by_its_quantiles_and_windows_alone(shown: tuple[dict[str, Any], Path]) -> None:
-    found, out = shown
-    sessions = rows_of(out / "sessions.jsonl")
-    theirs = {row["metric"]: row for row in read(out / "evalscope/trace_summary.json")["rows"]}
-    for metric, ours, unit in (
-        ("Latency (s)", "latency_ms", 1e-3),
-        ("First-Turn TTFT (s)", "ttft_ms", 1e-3),
-        ("TTFAT (s)", "ttfat_ms", 1e-3),
-        ("Cache Hit Rate (%)", "hit_rate", 100),
-        # Sessions of one turn have no eligible tokens: 0 for evalscope, unknown for us.
-        ("Eligible Cache Hit Rate (%)", "eligible_hit_rate_evalscope", 100),
-    ):
-        values = [(row[ours] or 0.0) * unit for row in sessions]
-        assert theirs[metric]["mean"] == pytest.approx(np.mean(values)), metric
-        assert (theirs[metric]["min"], theirs[metric]["max"]) == pytest.approx((min(values), max(values))), metric
-        # Its quantiles lie between two values; ours are values that occurred.
-        assert theirs[metric]["p90"] == pytest.approx(np.quantile(values, 0.9)), metric
-        if "Eligible" not in metric:
-            assert found["per_session"][ours]["mean"] * unit == pytest.approx(theirs[metric]["mean"]), metric
-            own = found["per_session"][ours]["p90"] * unit
-            assert any(own == pytest.approx(value) for value in values), metric
-    throughput = read(out / "evalscope/workload_throughput.json")
-    assert throughput["wall_time_s"] == pytest.approx(found["workload"]["wall_s"], abs=1e-4)
-    overall = {row["metric"]: row["overall"] for row in throughput["rows"]}
-    for metric, ours in (
-        ("Total Prompt tok/s", "prompt_tps"),
-        ("New Prompt tok/s", "uncached_tps"),
-        ("Cached Prompt tok/s", "cached_tps"),
-        ("Completion tok/s", "completion_tps"),
-    ):
-        assert overall[metric] == pytest.approx(found["workload"][ours]["overall"]), metric
-
-
-def test_veekshas_files_differ_by_its_quantiles_and_its_tpot_alone(shown: tuple[dict[str, Any], Path]) -> None:
-    found, out = shown
-    per_request, metrics = found["per_request"], out / "veeksha/metrics"
-    theirs = {row["request_id"]: row for row in rows_of(metrics / "request_level_metrics.jsonl")}
-    for row in rows_of(out / "requests.jsonl"):
-        own = theirs[row["request_id"]]
-        assert own["ttfc"] == pytest.approx(row["ttft_ms"] / 1e3, abs=HALF_A_DIGIT)
-        assert own["end_to_end_latency"] == pytest.approx(
-            row["e2e_ms"] / 1e3, abs=HALF_A_DIGIT
-        )  # the last read is the end
-        assert own["tpot"] == pytest.approx(row["tpot_veeksha_ms"] / 1e3, abs=HALF_A_DIGIT)
-        assert own["tbc"] == pytest.approx([gap / 1e3 for gap in row["tbc_ms"]], abs=HALF_A_DIGIT)
-        assert (own["num_total_prompt_tokens"], own["num_output_tokens"]) == (row["input_tokens"], row["output_tokens"])
-    counts = read(metrics / "summary_stats.json")
-    assert counts["Number of Requests"] == found["requests"]["n"] == sum(SESSIONS.values())
-    assert counts["Number of Completed Requests"] == found["requests"]["completed"]
-    assert counts["Successful Sessions"] == found["sessions"]["completed"] == len(SESSIONS)
-    mean_s = per_request["tpot_veeksha_ms"]["mean"] / 1e3
-    assert read(metrics / "throughput_metrics.json")["tpot_based_throughput"] == pytest.approx(1 / mean_s)
-    for name, ours in (("ttfc", "ttft_ms"), ("end_to_end_latency", "e2e_ms"), ("tbc", "tbc_ms")):
-        with open(metrics / f"{name}.csv", encoding="utf-8", newline="") as file:
-            values = [float(row[2]) for row in list(csv.reader(file))[1:]]
-        assert (values[0], values[-1]) == pytest.approx(
-            (per_request[ours]["min"] / 1e3, per_request[ours]["max"] / 1e3)
-        )  # fmt: skip
-    # Its p99 lies just below the largest value, which is our p99: the verdicts agree, the values differ by the rule.
-    slos = {slo["name"]: slo for slo in read(metrics / "slo_results.json")["results"]}
-    for slo in found["slos"]:
-        assert slos[slo["slo"]]["met"] == slo["met"]
-    ttfts = [row["ttft_ms"] / 1e3 for row in rows_of(out / "requests.jsonl")]
-    assert slos["ttft.p99<=1s"]["observed_value"] == pytest.approx(np.quantile(ttfts, 0.99))
-    assert per_request["ttft_ms"]["p99"] == pytest.approx(max(ttfts) * 1e3)
 
 
 def test_the_page_has_the_numbers_of_the_json(shown: tuple[dict[str, Any], Path]) -> None:

@@ -55,11 +55,7 @@ CACHES = (
     *(["curve", "--by", "prefix"], ["curve", "--sample", "0.5", "--exact-blocks", "2"]),
 )
 POLICIES = tuple(
-    ["misses", "--by", "prefix", "--evict", policy]
-    for policy in (
-        *("lru", "lfu", "slru", "arc", "ttl:after=5s", "tail:threshold=64:next=16", "workload", "belady", "fifo"),
-        *("sieve", "s3-fifo"),
-    )
+    ["misses", "--by", "prefix", "--evict", policy] for policy in ("lfu", "slru", "ttl:after=5s", "belady")
 )
 GROUPS = tuple(
     ["pool", "--kv-groups", groups]
@@ -67,7 +63,7 @@ GROUPS = tuple(
 )
 RUNS: tuple[list[str], ...] = (
     *([], ["--replay-sessions"], ["--no-async-scheduling", "--scheduling-policy", "priority"]),
-    *(["--evict", "lru"], ["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"]),
+    *(["--evict", "lfu"], ["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"]),
     *([*HOST, "0.1"], [*HOST, "25", "--tier-write", "evict", "--disk-blocks", "300"]),
     *([*HOST, "0.1", "--tier-load", "layerwise"], ["--replicas", "3", "--route", "cost"]),
     ["--replicas", "2", "--route", "overlap", "--event", "kill:engine=2:at=50ms:back=90ms"],
@@ -172,6 +168,25 @@ def random_loads(commands: Commands, data: st.DataObject, seed: int, requests: i
     commands.show(trace)
 
 
+def unchained_loads(commands: Commands) -> None:
+    """Run requests whose blocks come in another order each time: a key at one depth behind several others."""
+    for seed in range(24):
+        random = Random(seed)
+        shuffled = seed % 2  # then a key is at several depths, too
+        chains = [[1 + random.randrange(2)] for _ in range(30)]
+        for chain in chains:
+            for depth in range(1, random.choice([1, 2, 3, 10, 30])):
+                chain.append(chain[-1] + 1 + random.randrange(2) if shuffled else 1 + 2 * depth + random.randrange(2))
+        trace = commands.write(
+            [request(number, chain, 1, None, random.choice([1, 9, 30])) for number, chain in enumerate(chains)]
+        )
+        blocks = random.choice([40, 60, 200])
+        for words in (CACHES[seed % len(CACHES)], POLICIES[seed % len(POLICIES)], GROUPS[seed % len(GROUPS)]):
+            commands.cache(trace, words, blocks)
+        for words in ([], RUNS[seed % len(RUNS)]):
+            commands.run(trace, words, blocks, random.choice([1, 2, 8]))
+
+
 def many_requests(commands: Commands) -> None:
     trace = commands.write(load(Random(1), 3000, 5.0))
     for words in (*CACHES, POLICIES[0]):
@@ -184,7 +199,10 @@ def published_loads(commands: Commands) -> None:
         commands.cache(str(Path(os.environ["KVTAPE_DATA"]) / "mooncake" / "conversation_trace.jsonl"), words, 10_001)
 
 
-LOADS = {run.__name__: run for run in (known_loads, captured_loads, many_requests, random_loads, published_loads)}
+LOADS = {
+    run.__name__: run
+    for run in (known_loads, captured_loads, unchained_loads, many_requests, random_loads, published_loads)
+}
 
 
 def main() -> None:

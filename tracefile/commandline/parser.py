@@ -24,6 +24,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--f1-ms-per-prompt-token": "--frontend-ms-per-prompt-token",
     "--cohort": "--target, as in --target 'turns2+.ttft.p90<=500ms'",
     "--frontend": "--api-server",
+    "--images": "--html, whose figures have a button that saves them as SVG",
     "--highest": "--maximize",
     "--kv-blocks": "--num-gpu-blocks",
     "--least-exact": "--min-exact-share",
@@ -47,13 +48,22 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim run --regret": "gone; expected sim what-if with several --route, which compares their TTFT",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
+    "sim serve --tool-share": "outputs are texts and call no tool any more",
+    "tap --latency-model": "tap watches no model; expected sim watch TRACE --latency-model MODEL --follow",
+    "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "sim reuse --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "sim fit --window": "gone; expected a loop of tracefile cut and sim fit, one model for each window",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
-COMMANDS: Final[Mapping[str, str]] = dict.fromkeys(
-    ("loadgen calibrate", "loadgen selftest"), "python -m scripts.bench_loadgen, in a clone"
-)
+COMMANDS: Final[Mapping[str, str]] = {
+    "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
+    "report drift": "a loop of tracefile cut and sim fit, one model for each window",
+    "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
+    "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
+}
 
 VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "llama.cpp"): "llamacpp",

@@ -8,7 +8,6 @@ from typing import Any, Final
 from tracefile.records.errors import InputError
 
 EXTRAS: Final[Mapping[str, str]] = {
-    "matplotlib": "images",
     "numba": "sim",
     "plotly": "notebook",
     "pyarrow": "parquet",

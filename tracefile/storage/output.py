@@ -30,8 +30,6 @@ PAGE = Kind("an HTML page", re.compile(rb"\s*(?:<!doctype\s+html|<html)", re.IGN
 MODEL = Kind("a model.json", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-model/'))
 MANIFEST = Kind("a manifest of segments", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-segments/'))
 STATE = Kind("a state of sim watch", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-modelstate/'))
-SVG = Kind("an SVG image", re.compile(rb"\s*(?:<\?xml|<svg)"))
-PNG = Kind("a PNG image", re.compile(rb"\x89PNG"))
 PARQUET = Kind("a Parquet file", re.compile(rb"PAR1"))
 PROGRESS = Kind("a progress log", re.compile(rb'\{"elapsed_s"'))
 

@@ -1,12 +1,12 @@
 """``/v1/completions`` and ``/v1/chat/completions`` as in vLLM 0.32, but cached tokens are those of all prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from sim.serving.apis.voice import Api, Delta, Usage, Voice
+from sim.serving.apis.encoder import Api, Delta, ResponseEncoder, Usage
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import (
@@ -15,15 +15,14 @@ from sim.serving.requests.fields import (
     ChatMessage,
     GenerationFields,
     check_top_logprobs,
-    choose_tools,
     decode_body,
     decode_prompts,
 )
-from sim.serving.requests.tools import named_choice, tools_of
 from sim.serving.requests.vocabulary import Vocabulary
 
 DEFAULT_TOKENS = 16
 DONE = b"data: [DONE]\n\n"
+MESSAGE: Mapping[str, Any] = {"role": "assistant", "content": None, "refusal": None, "reasoning": None}
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
@@ -59,12 +58,12 @@ class Completions(Api):
             echo=bool(request.echo),
         )
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
-        return CompletionVoice(service, asked, response_id, created_s)
+    def encoder(self, service: Service, asked: Asked, response_id: str, created_s: int) -> ResponseEncoder:
+        return CompletionEncoder(service, asked, response_id, created_s)
 
 
-class ChunkVoice(Voice):
-    """Words one response, whose events are chunks that begin alike."""
+class ChunkEncoder(ResponseEncoder):
+    """Encodes one response, whose events are chunks that begin alike."""
 
     chunk: str
     """The events' kind of object."""
@@ -87,7 +86,7 @@ class ChunkVoice(Voice):
             fields["usage"] = usage.fields()
         return self._head + msgspec.json.encode(fields)[1:] + b"\n\n"
 
-    def _worded(self, before: bytes, after: bytes, token_ids: Sequence[int]) -> list[bytes]:
+    def _encoded(self, before: bytes, after: bytes, token_ids: Sequence[int]) -> list[bytes]:
         """An event for each token: its text stands behind ``before``, and its id behind ``after`` if that is told."""
         if self._with_ids:
             return [b"%b%b%b[%d]}]}\n\n" % (before, self._spelling[one], after, one) for one in token_ids]
@@ -95,8 +94,8 @@ class ChunkVoice(Voice):
         return [before + self._spelling[one] + after for one in token_ids]
 
 
-class CompletionVoice(ChunkVoice):
-    """Words one completion."""
+class CompletionEncoder(ChunkEncoder):
+    """Encodes one completion."""
 
     chunk = "text_completion"
 
@@ -111,7 +110,7 @@ class CompletionVoice(ChunkVoice):
             return []
         before = b'%b"choices":[{"index":%d,"text":' % (self._head, place)
         after = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
-        return self._worded(before, after, token_ids)
+        return self._encoded(before, after, token_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         choice = self._choice(delta)
@@ -157,7 +156,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
 
     messages: list[ChatMessage]
     tools: list[Any] | None = None
-    tool_choice: Any = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = True
     logprobs: bool | None = False
@@ -177,43 +175,31 @@ class Chats(Api):
         messages = [message.joined() for message in request.messages]
         generation_prompt = request.add_generation_prompt is not False
         prompt = service.vocabulary.render_chat(messages, request.tools or [], generation_prompt=generation_prompt)
-        functions = tools_of(tool.get("function") for tool in request.tools or () if isinstance(tool, dict))
-        tools, choice = choose_tools(functions, _choice(request.tool_choice))
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         top = check_top_logprobs(request.top_logprobs or 0) if request.logprobs else None
-        return Asked(
-            fields=request,
-            prompts=[prompt],
-            max_tokens=max_tokens,
-            tools=tools,
-            tool_choice=choice,
-            top_logprobs=top,
-        )
+        return Asked(fields=request, prompts=[prompt], max_tokens=max_tokens, top_logprobs=top)
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
-        return ChatVoice(service, asked, response_id, created_s)
+    def encoder(self, service: Service, asked: Asked, response_id: str, created_s: int) -> ResponseEncoder:
+        return ChatEncoder(service, asked, response_id, created_s)
 
 
-class ChatVoice(ChunkVoice):
-    """Words one chat's response."""
+class ChatEncoder(ChunkEncoder):
+    """Encodes one chat's response."""
 
     chunk = "chat.completion.chunk"
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        if self._asked.top_logprobs is not None or self._asked.tool_choice != "none" or self._asked.fields.stops():
+        if self._asked.top_logprobs is not None or self._asked.fields.stops():
             return []
         before = b'%b"choices":[{"index":%d,"delta":{"content":' % (self._head, place)
         after = b'},"logprobs":null,"finish_reason":null,"token_ids":'
-        return self._worded(before, after, token_ids)
+        return self._encoded(before, after, token_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """A chunk; before a choice's first one, another with its role."""
         generation = delta.generation
         role = b"" if delta.start else self._role(generation.place, usage)
-        said = self._said(delta)
-        if not said and delta.finish_reason is None and not self._with_ids:
-            return role  # tokens that only lead to a call's arguments
-        choice = self._choice(delta, "delta", said)
+        choice = self._choice(delta, "delta", {})
         if delta.finish_reason is None:
             del choice["stop_reason"]
         return role + self._event({"choices": [choice]}, usage)
@@ -222,7 +208,7 @@ class ChatVoice(ChunkVoice):
         fields = {
             **self._fields,
             "object": "chat.completion",
-            "choices": [self._choice(delta, "message", self._message(delta)) for delta in deltas],
+            "choices": [self._choice(delta, "message", MESSAGE) for delta in deltas],
             "usage": usage.fields(),
             "prompt_token_ids": self._asked.prompts[0] if self._with_ids else None,
         }
@@ -235,51 +221,18 @@ class ChatVoice(ChunkVoice):
         told = None if usage is None else usage._replace(completion_tokens=usage.completion_tokens - 1)
         return self._event({"choices": [choice], "prompt_token_ids": prompt_ids}, told)
 
-    def _said(self, delta: Delta) -> dict[str, Any]:
-        call = delta.generation.output.call
-        if call is None:
-            return {"content": delta.text(self._vocabulary)}
-        arguments = delta.arguments(self._vocabulary)
-        if delta.names_tool:
-            function = {"name": call.name, "arguments": arguments}
-            return {"tool_calls": [{"id": call.call_id, "type": "function", "index": 0, "function": function}]}
-        return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
-
-    def _message(self, delta: Delta) -> dict[str, Any]:
-        call = delta.generation.output.call
-        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "reasoning": None}
-        if call is None:
-            return message | {"content": delta.text(self._vocabulary)}
-        function = {"name": call.name, "arguments": delta.arguments(self._vocabulary)}
-        calls = [{"id": call.call_id, "type": "function", "function": function}] if delta.names_tool else []
-        return message | {"tool_calls": calls}
-
-    def _choice(self, delta: Delta, key: str, said: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, delta: Delta, key: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         logprobs = None
         if self._asked.top_logprobs is not None:
             logprobs = chat_logprobs(self._vocabulary, delta.token_ids, delta.start, self._asked.top_logprobs)
         return {
             "index": delta.generation.place,
-            key: said,
+            key: {**fields, "content": delta.text(self._vocabulary)},
             "logprobs": logprobs,
-            "finish_reason": _finish_reason(delta),
+            "finish_reason": delta.finish_reason,
             "stop_reason": delta.generation.output.stop_reason if delta.finish_reason else None,
             "token_ids": delta.token_ids if self._with_ids else None,
         }
-
-
-def _finish_reason(delta: Delta) -> str | None:
-    """vLLM's: a call of a tool of the model's choice ends with ``tool_calls``, one of a named tool with ``stop``."""
-    call = delta.generation.output.call
-    if delta.finish_reason == "stop" and call is not None and not call.is_named:
-        return "tool_calls"
-    return delta.finish_reason
-
-
-def _choice(choice: Any) -> str | None:
-    if choice is None or isinstance(choice, str):
-        return choice
-    return named_choice(choice.get("function") if isinstance(choice, dict) else None)
 
 
 _STEP = 0.75

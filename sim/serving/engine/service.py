@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
-import xxhash
 
 from engines.routing import Route, RoutedRequest, make_router
 from engines.routing.adapters import AdapterSlots
@@ -18,7 +17,6 @@ from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, GenerationFields
 from sim.serving.requests.output import Generation, OutputLimits, draw_output
-from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Spelling, Vocabulary
 from sim.vllm.request import Request
 from tracefile import BlockHasher, HashKey
@@ -168,8 +166,6 @@ class Service:
     version: str
     seed: int
     median_output_tokens: float
-    tool_share: float
-    """Share of the outputs that may call a tool and need not, and do."""
     faults: Faults
     hash_key: HashKey
     """Of this process alone: block keys never leave it."""
@@ -229,13 +225,9 @@ class Service:
         choice: int,
         on_progress: Callable[[Generation], None],
     ) -> Generation:
-        fields, prompt = asked.fields, prompt_ids.tobytes()
-        seed = self._seed(fields)
-        output = draw_output(
-            *(prompt, self.vocabulary, limits, seed, choice),
-            tool=self._tool(asked, prompt, seed + choice),
-            stops=fields.stops(),
-        )
+        fields = asked.fields
+        prompt, seed = prompt_ids.tobytes(), self._seed(fields)
+        output = draw_output(prompt, self.vocabulary, limits, seed, choice, stops=fields.stops())
         # The last token's KV is never computed, so it fills no block.
         computed = np.concatenate([prompt_ids, np.array(output.token_ids[:-1], dtype="<u4")])
         hasher = BlockHasher(
@@ -260,12 +252,3 @@ class Service:
         if fields.seed is not None:
             return self.seed ^ (fields.seed + 1)
         return self.seed ^ (next(self.sampled) << 32) if fields.temperature else self.seed
-
-    def _tool(self, asked: Asked, prompt: bytes, seed: int) -> Tool | None:
-        """The tool that an output calls: a function of prompt and seed, like the output."""
-        if asked.tool_choice == "none":
-            return None
-        drawn = xxhash.xxh3_64_intdigest(prompt, seed=(seed + 1) & 0xFFFFFFFFFFFFFFFF)
-        if asked.tool_choice == "auto" and drawn / 2.0**64 >= self.tool_share:
-            return None
-        return asked.tools[drawn % len(asked.tools)]

@@ -1,18 +1,16 @@
-"""Fields, messages and tools of all APIs' requests, decoded or refused by name; unknown fields are ignored."""
+"""Fields and messages of requests, decoded or refused by name; unknown fields are ignored."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from sim.serving.requests.errors import ApiError
-from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Message, Vocabulary
 from tracefile.records.decoding import NOT_JSON
 
 Shape = TypeVar("Shape")
-ToolChoice = Literal["none", "auto", "required"]
 MAX_TOP_LOGPROBS = 20
 
 
@@ -24,7 +22,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that an output depends on, named as in OpenAI's completions; other APIs' fields are mapped to them."""
+    """Fields that an output depends on, named as in OpenAI's completions."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -53,16 +51,6 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-def joined_text(content: str | Sequence[ContentPart] | None, param: str) -> str:
-    """Return parts as one text. Raises ApiError for a part that is not text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.text is None:
-            raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param=param)
-    return "".join(part.text or "" for part in content)
-
-
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message as sent."""
 
@@ -72,7 +60,11 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     def joined(self) -> Message:
         """The message with its parts as one text. Raises ApiError for a part that is not text."""
-        text = joined_text(self.content, "messages")
+        parts = [] if self.content is None or isinstance(self.content, str) else self.content
+        for part in parts:
+            if part.text is None:
+                raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param="messages")
+        text = self.content if isinstance(self.content, str) else "".join(part.text or "" for part in parts)
         return Message(role=self.role, text=text, tool_calls=tuple(self.tool_calls or ()))
 
 
@@ -139,27 +131,12 @@ class Asked:
     prompts: list[list[int]]
     max_tokens: int | None
     """None: as many as fit."""
-    tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice = "none"
     top_logprobs: int | None = None
     """Alternatives to tell of for each token; None: no logprobs."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt, which is then not looked up in the prefix cache."""
     echo: bool = False
     """Whether the response's text begins with the prompt."""
-
-
-def choose_tools(tools: Iterable[Tool], choice: str | None) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the tools to call and the choice; raises ApiError for an unknown name, or a call required of no tool."""
-    offered = tuple(tools)
-    if choice in (None, "auto", "none", "required"):
-        if choice == "required" and not offered:
-            raise ApiError("tool_choice: required, but there are no tools", param="tool_choice")
-        return offered, "none" if choice == "none" or not offered else "required" if choice == "required" else "auto"
-    for tool in offered:
-        if tool.name == choice:
-            return (Tool(tool.name, tool.parameters, is_named=True),), "required"
-    raise ApiError(f"tool_choice: no tool is named {choice!r}", param="tool_choice")
 
 
 def check_top_logprobs(count: int | None, param: str = "logprobs") -> int | None:

@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from sim.serving.requests.tools import Tool, ToolCall, draw_call
 from sim.serving.requests.vocabulary import Vocabulary
 from sim.vllm.request import Request
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
@@ -42,7 +41,6 @@ class Output:
     token_ids: list[int]
     """The end token included, if it came to that."""
     finish_reason: FinishReason
-    call: ToolCall | None = None
     stop_reason: str | None = None
     """The stop string that ended it."""
     spoken_chars: int | None = None
@@ -56,13 +54,10 @@ def draw_output(
     seed: int,
     choice: int,
     *,
-    tool: Tool | None = None,
     stops: Sequence[str] = (),
 ) -> Output:
-    """Return the output for ``prompt`` (ids as little-endian u32), a call where ``tool`` is given, then blanks."""
+    """Return the output for ``prompt`` (ids as little-endian u32)."""
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=(seed * GOLDEN + choice) & MASK64))
-    if tool is not None:
-        return _call_output(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
     natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
     ends = not limits.ignore_eos and natural <= limits.max_tokens
     length = min(natural, limits.max_tokens)
@@ -88,15 +83,6 @@ def _stopped(output: Output, vocabulary: Vocabulary, limits: OutputLimits, stops
             place, stop = min(at)
             return Output(output.token_ids[:count], "stop", stop_reason=stop, spoken_chars=place)
     return output
-
-
-def _call_output(call: ToolCall, vocabulary: Vocabulary, limits: OutputLimits) -> Output:
-    blank = vocabulary.encode(" ")[0]
-    least = limits.max_tokens if limits.ignore_eos else limits.min_tokens
-    token_ids = call.token_ids + [blank] * (least - len(call.token_ids))
-    if limits.ignore_eos or len(token_ids) >= limits.max_tokens:
-        return Output(token_ids[: limits.max_tokens], "length", call)
-    return Output([*token_ids, vocabulary.end_id], "stop", call)
 
 
 def _natural_length(stream: np.uint64, limits: OutputLimits) -> int:

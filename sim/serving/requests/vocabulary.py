@@ -64,9 +64,6 @@ class Vocabulary(Protocol):
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
         """The ids of a conversation; ``generation_prompt``: ending where the assistant's next message begins."""
 
-    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
-        """The ids that a call of a tool is generated as: up to its arguments, the arguments, what closes the call."""
-
 
 class PieceVocabulary:
     """The built-in vocabulary: ``decode(encode(text)) == text`` for all text, and outputs survive the way back."""
@@ -116,7 +113,10 @@ class PieceVocabulary:
         return b"".join([spelling[token_id] for token_id in token_ids]).decode(errors="replace")
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
-        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour."""
+        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour.
+
+        A call is ``<|calls|>``, its name, ``<|message|>`` and its arguments.
+        """
         special = self._special
         token_ids: list[int] = []
         if tools:
@@ -125,17 +125,13 @@ class PieceVocabulary:
             token_ids.append(special.get(message.role, special["message"]))
             token_ids += self._encode_cached(message.text)
             for call in message.tool_calls:
-                before, arguments, _ = self.spell_call(*_called(call))
-                token_ids += [*before, *arguments]
+                name, arguments = _called(call)
+                token_ids += [special["calls"], *self._encode_cached(name), special["message"]]
+                token_ids += self._encode_cached(arguments)
             token_ids.append(self.end_id)
         if generation_prompt:
             token_ids.append(special["assistant"])
         return token_ids
-
-    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
-        """``<|calls|>``, the name, ``<|message|>``, the arguments; nothing closes it but the end of the message."""
-        special = self._special
-        return [special["calls"], *self._encode_cached(name), special["message"]], self.encode(arguments), []
 
 
 def _pieces() -> Iterator[str]:
@@ -227,8 +223,3 @@ class TokenizerVocabulary:
             tokenize=False,
         )
         return self.encode(text)
-
-    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
-        """Return the ids of a call as Hermes and Qwen models write it; under another template, other ids come back."""
-        opening = f'<tool_call>\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": '
-        return self.encode(opening), self.encode(arguments), self.encode("}\n</tool_call>")

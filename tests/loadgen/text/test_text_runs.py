@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
+from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
 from tracefile import InputError, load_trace
 
@@ -26,7 +27,8 @@ def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("api", "hashed"), [("chat", "engine"), ("responses", "tokenizer"), ("messages", "tokenizer")])
 def test_every_prompt_is_as_planned(sim_server: str, tmp_path: Path, api: str, hashed: str) -> None:
-    summary = run(sim_server, tmp_path, "--api", api)
+    with translating(sim_server) as url:
+        summary = run(url, tmp_path, "--api", api)
     truth = summary["prefix_truth"]
     assert truth["verdict"].startswith("exact (8 of 8 sampled prompts by the tokenizer; ")
     # 70 words of the prefix, and what the template writes before them and before the user's.
@@ -75,8 +77,8 @@ def test_a_tools_results_and_calls_are_as_planned(sim_server: str, tmp_path: Pat
         "--rate",
         "30",
     ]
-    arguments = ["--url", sim_server, "-o", str(tmp_path / "t.jsonl")]
-    truth = json_of(main, [*arguments, *flags])["prefix_truth"]
+    with translating(sim_server) as url:
+        truth = json_of(main, ["--url", url, "-o", str(tmp_path / "t.jsonl"), *flags])["prefix_truth"]
     assert truth["verdict"] == "exact (6 of 6 sampled prompts by the tokenizer; 9 of 9 by usage)"
     assert (truth["counts"]["outputs"], truth["counts"]["outputs_changed"]) == (6, 0)
 

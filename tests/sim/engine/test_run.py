@@ -11,7 +11,6 @@ import pytest
 
 from measure.enginesteps import read_steps
 from report.__main__ import main as report
-from report.files import veeksha
 from sim.__main__ import main
 from sim.latency.modelfile import FitTrace, Model, default_model, make_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
@@ -206,7 +205,7 @@ def test_other_attention_is_refused(fact: str, trace: Path, tmp_path: Path) -> N
         main(["pool", str(path)])
 
 
-def test_the_steps_of_three_are_written_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_of_three_are_written_and_drawn(tmp_path: Path) -> None:
     """Request a: 40 prompt tokens, 2 outputs; request b waits behind it, as only one may run: 16 tokens, 1 output."""
     costs = {"t0_ms": 10.0, "per_prefill_token_ms": 0.1, "per_attention_token2_ms": 0.0, "per_decode_ms": 1.0}
     costs |= {"per_kv_token_ms": 0.0, "frontend_base_ms": 0.0, "frontend_ms_per_prompt_token": 0.0}
@@ -228,7 +227,6 @@ def test_the_steps_of_three_are_written_and_drawn(tmp_path: Path, monkeypatch: p
         (14.0, 11.0, 0, 1, 40, 0, 1, 0),
         (25.0, 11.6, 16, 0, 0, 0, 0, 0),
     ]
-    monkeypatch.setattr(veeksha, "can_draw", lambda: False)
     predicted, files = tmp_path / "predicted.jsonl", tmp_path / "files"
     show = ["show", str(predicted), "--steps", str(steps)]
     assert report([*show, "--files", str(files)]) == 0

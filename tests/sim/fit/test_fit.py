@@ -245,11 +245,13 @@ def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
     later = [msgspec.structs.replace(record, arrival_ms=(record.arrival_ms or 0.0) + 1.0) for record in records]
     smaller = write(tmp_path / "smaller.jsonl", later, engine_of(truth, num_gpu_blocks=9))
     good = write(tmp_path / "good.jsonl", records, engine_of(truth))
+    beyond = write(tmp_path / "beyond.jsonl", records, engine_of(truth, max_model_len=8))
     copy = write(tmp_path / "copy.jsonl.zst", records, engine_of(truth))
     for traces, message in (
         ((few,), "only 12 requests"),
         ((same,), "about one size"),
         ((unsettled,), "--num-gpu-blocks"),
+        ((beyond,), "no token of the captures is one that .* beyond max_model_len 8"),
         ((good, smaller), "num_gpu_blocks: 9, but 4096"),
         ((good, good), "good.jsonl: the same trace as .*good.jsonl; expected each trace once"),
         ((good, copy), "copy.jsonl.zst: the same trace as .*good.jsonl; expected each trace once"),

@@ -127,6 +127,15 @@ def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -
     assert middle(result.rows[2], "queue.p90") > middle(result.rows[0], "queue.p90")
 
 
+def test_a_load_that_no_engine_runs_is_said_to_change_by_nothing(folder: Path) -> None:
+    """Its outputs are unknown, so no step is taken, of which there would be a busiest."""
+    with TraceWriter(folder / "unknown.jsonl", Meta(block_size=32)) as writer:
+        writer.write(Record(request_id=RequestId("a"), arrival_ms=0.0, e2e_ms=9.0, prompt_tokens=7))
+    result = asked(folder, Scenario({"num_gpu_blocks": 900}), trace="unknown")
+    assert result.unchanged is not None
+    assert "no request of this load runs in an engine" in result.unchanged
+
+
 def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(folder: Path) -> None:
     """A forecast never poses as a measurement: its error against the measured numbers is in the row."""
     result = asked(folder, Scenario({}, cold_prompts=True), trace="captured")

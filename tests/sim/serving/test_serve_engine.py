@@ -151,7 +151,6 @@ def test_a_requests_priority_is_the_schedulers() -> None:
         version="",
         seed=0,
         median_output_tokens=8.0,
-        tool_share=0.0,
         faults=Faults((), 0),
         hash_key=HashKey(bytes(32)),
     )

@@ -55,9 +55,9 @@ def test_refusals_are_in_the_apis_own_shape(client: httpx.Client) -> None:
     limited = complete(client, "429=3")
     assert (limited.status_code, limited.headers["retry-after"]) == (429, "3")
     assert limited.json()["error"]["code"] == 429
-    failed = client.post("/v1/messages", json={}, headers={"X-Fault": "500"})
+    failed = client.post("/v1/chat/completions", json={}, headers={"X-Fault": "500"})
     assert failed.status_code == 500
-    assert failed.json()["type"] == "error"
+    assert failed.json()["error"]["code"] == 500
     assert "retry-after" not in failed.headers
     assert complete(client, "").status_code == 200
 

@@ -16,7 +16,6 @@ import pytest
 
 from tap.ipc.exchange import AdminSetup, Ready, ServiceStats, encode_frame
 from tap.ipc.feed import FeedSender
-from tests.tap.admin.told import BLOCK
 from tests.warmstart import WarmPopen
 from wire.process import split_frames
 
@@ -57,7 +56,7 @@ class AdminProcess:
         raise AssertionError(f"{wanted} stayed {found!r}")
 
 
-def start_admin(folder: Path, model_state: Path | None = None) -> AdminProcess:
+def start_admin(folder: Path) -> AdminProcess:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
         port = listener.getsockname()[1]
@@ -73,8 +72,6 @@ def start_admin(folder: Path, model_state: Path | None = None) -> AdminProcess:
             listen_fd=listener.fileno(),
             feed_socket=feed_socket,
             trace="captured.jsonl",
-            block_size=BLOCK,
-            model_state=None if model_state is None else str(model_state),
         )
         ours.sendall(encode_frame(setup))
         buffer = bytearray()

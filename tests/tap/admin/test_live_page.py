@@ -1,7 +1,6 @@
 """The live page in a real browser: it shows what /live.json says, follows it, and asks nobody else for anything."""
 
 import http.server
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from measure.modelstate import encode_state
+from measure.histogram import WAIT_S, add_value, empty_counts
 from tests.tap.admin.browser import CHROMIUM, Browser
-from tests.tap.admin.conftest import AdminProcess, start_admin
-from tests.tap.admin.told import conversation_feed, model_state, recorder_stats, service_stats, worker_stats
+from tests.tap.admin.conftest import AdminProcess
+from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")]
 
@@ -28,26 +27,13 @@ SHOWN = """(() => {
     status: text(document.getElementById("status")), at: text(document.getElementById("at")),
     reasons: all("#reasons li").filter(shown).map(text),
     tiles: all(".tile").map((tile) => [tile.dataset.tile, ...all(".value, .detail", tile).map(text)]),
-    cohorts: all("tr[data-cohort]").map((row) => [row.dataset.cohort, ...all("td", row).map(text)]),
-    curves: all("path[data-cohort]").map((path) => path.dataset.cohort),
-    sentence: text(document.querySelector("#hit-curve .sentence")),
-    hits: all("path[data-curve]").length,
-    prefixes: all("#prefixes tbody tr").map((row) => [text(row.querySelector("th")), ...all("td", row).map(text)]),
+    lines: all(".tile").filter((tile) => tile.querySelector("path")).map((tile) => tile.dataset.tile),
     recorder: facts("recorder"), processes: facts("processes"), drops: facts("drops"),
     empty: all(".empty").filter(shown).map(text),
-    plots: all(".plot").filter(shown).map((plot) => plot.getAttribute("aria-label")),
     wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
     stale: document.body.classList.contains("stale"),
   };
 })()"""
-
-POINT = """(() => {
-  const plot = document.querySelector("#hit-curve .plot");
-  const mark = plot.querySelector("line.mark").getBoundingClientRect();
-  plot.dispatchEvent(new PointerEvent("pointermove", { clientX: mark.left + mark.width / 2, clientY: mark.top + 9 }));
-  return document.querySelector("#hit-curve h3 .at").textContent;
-})()"""
-"""Puts the pointer on the real cache's size; what the readout says there."""
 
 
 @pytest.fixture
@@ -73,20 +59,14 @@ def feed(admin: AdminProcess, upstream: str) -> None:
     admin.tell(service_stats(upstream))
     admin.push(worker_stats())
     admin.push(recorder_stats())
-    admin.push(conversation_feed())
 
 
 def told(live: Any) -> dict[str, Any]:
     """What the page has to show of a snapshot."""
-    cohorts = live["by_turn"] + live["by_uncached"]
     return {
         "status": live["status"],
         "reasons": live["reasons"],
         "tiles": [[tile["id"], tile["value"], tile["detail"]] for tile in live["tiles"]],
-        "cohorts": [[one["cohort"], *(level["text"] for level in one["quantiles"])] for one in cohorts],
-        "curves": [one["cohort"] for one in cohorts if one["judged"]],
-        "sentence": live["hit_curve"]["sentence"],
-        "prefixes": [[row["hash"], row["depth"], row["requests"], row["share"]] for row in live["prefixes"]],
         **{name: [[fact["name"], fact["value"]] for fact in live[name]] for name in ("recorder", "processes", "drops")},
     }
 
@@ -100,22 +80,25 @@ def assert_quiet(browser: Browser, admin: AdminProcess) -> None:
 def test_it_shows_what_live_json_says_and_follows_it(admin: AdminProcess, browser: Browser, upstream: str) -> None:
     feed(admin, upstream)
     admin.live_once("status", "ready")
-    admin.live_once("hit_curve.requests", 300)
+    admin.live_once("recorder.0.value", "800")
     browser.open(admin.url + "/")
     shown = browser.evaluate(SHOWN)
     live = admin.live()
     steady = {name: value for name, value in told(live).items() if name != "tiles"}
     assert {name: shown[name] for name in steady} == steady
     assert [tile[0] for tile in shown["tiles"]] == [tile["id"] for tile in live["tiles"]]
-    assert shown["hits"] == 1
     assert shown["empty"] == []
-    assert len([plot for plot in shown["plots"] if plot]) == 3
-    assert browser.evaluate(POINT).startswith("64")  # the engine's cache is marked at 64,000 tokens
-    admin.push(recorder_stats(prompt_tokens=9_000_000, feed_skipped=77))
+    ttft = empty_counts(WAIT_S)
+    for value_s in (0.03, 0.07, 0.4, 0.09, 0.09):  # the last two are new
+        add_value(ttft, WAIT_S, value_s)
+    admin.push(recorder_stats(prompt_tokens=2_004_000, cached_tokens=1_503_000, ttft=ttft))
+    browser.wait_for("document.querySelector('[data-tile=cached] .value').textContent === '75.0 %'")
+    browser.wait_for("document.querySelector('[data-tile=ttft] .value').textContent === '≤ 100 ms'")
     admin.tell(service_stats(upstream, dropped={"queue_full": 1_234}))
     browser.wait_for("document.querySelector('[data-tile=dropped] .value').textContent === '1,234'")
-    browser.wait_for("document.querySelector('[data-facts=recorder]').textContent.includes('77 records')")
-    assert browser.evaluate(SHOWN)["drops"] == [["queue_full", "1,234"]]
+    shown = browser.evaluate(SHOWN)
+    assert shown["drops"] == [["queue_full", "1,234"]]
+    assert shown["lines"] == ["requests", "in-flight", "output", "dropped"]
     assert_quiet(browser, admin)
 
 
@@ -124,14 +107,13 @@ def test_an_idle_tap_explains_what_is_not_there_yet(admin: AdminProcess, browser
     shown = browser.evaluate(SHOWN)
     assert shown["status"] == "not ready"
     assert "the tap has not reported yet" in shown["reasons"]
-    assert len(shown["empty"]) == 7  # two survivals, the curve, the prefixes, records, drops and processes
-    assert (shown["plots"], shown["curves"], shown["prefixes"]) == ([], [], [])
+    assert len(shown["empty"]) == 3  # records, drops and processes
     assert_quiet(browser, admin)
 
 
 def test_it_can_be_read_on_a_phone_and_in_the_dark(admin: AdminProcess, browser: Browser, upstream: str) -> None:
     feed(admin, upstream)
-    admin.live_once("hit_curve.requests", 300)
+    admin.live_once("recorder.0.value", "800")
     browser.open(admin.url + "/")
     background = "getComputedStyle(document.documentElement).backgroundColor"
     browser.use_colours("light")
@@ -139,7 +121,7 @@ def test_it_can_be_read_on_a_phone_and_in_the_dark(admin: AdminProcess, browser:
     browser.use_colours("dark")
     assert browser.evaluate(background) != light
     browser.resize(360, 800)
-    browser.wait_for("document.querySelector('.plot svg').viewBox.baseVal.width < 360")
+    browser.wait_for("document.documentElement.clientWidth === 360")
     assert not browser.evaluate(SHOWN)["wide"]
     assert_quiet(browser, admin)
 
@@ -150,64 +132,3 @@ def test_a_tap_that_does_not_answer_any_more_is_said_to(admin: AdminProcess, bro
     admin.process.wait(timeout=30)
     browser.wait_for("document.body.classList.contains('stale')")
     assert browser.evaluate(SHOWN)["status"] == "not answering"
-
-
-MODEL = """(() => {
-  const text = (place) => place.textContent;
-  const all = (wanted) => [...document.querySelectorAll(wanted)];
-  return {
-    alarm: all("#model .alarm[role]").filter((place) => place.checkVisibility()).map(text),
-    judged: text(document.querySelector("#model .judged")),
-    ttft: all("#model-ttft tbody tr").map((row) => [...row.children].map(text)),
-    red: all("#model-ttft td.alarm").map(text),
-    caches: all("#model-caches tbody tr").map((row) => [...row.children].map(text)),
-    facts: all("#model-facts dd").map(text),
-    line: all("#model-pace path").length,
-    notes: all("#model .notes li").map(text),
-    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
-  };
-})()"""
-
-
-def test_a_model_beside_the_traffic_and_its_alarm(tmp_path: Path, browser: Browser) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # a unix socket's path is short
-        state = tmp_path / "modelstate.json"
-        admin = start_admin(Path(folder), state)
-        browser.open(admin.url + "/")
-        assert browser.evaluate(MODEL)["judged"].startswith("No judgement yet")
-        state.write_bytes(encode_state(model_state()))
-        browser.wait_for("document.querySelectorAll('#model-ttft tbody tr').length === 2")
-        shown = browser.evaluate(MODEL)
-        assert shown == {
-            "alarm": [
-                "The model has drifted: steps take 0.83 (0.81 to 0.85) of its time since 12:07:00 UTC, its captures "
-                "let expect 0.90 to 1.11; scale it (sim fit --pace-from) or fit it again."
-            ],
-            "judged": "412 requests that arrived from 12:00:00 UTC to 12:10:00 UTC. No judgement since: no requests "
-            "end, or the watch is away.",
-            "ttft": [
-                ["all requests, 412", "p50", "101 ms", "120 ms (110 ms to 135 ms)", "100 ms (90 ms to 110 ms)"],
-                ["", "p90", "180 ms", "120 ms (110 ms to 135 ms)", "100 ms (90 ms to 110 ms)"],
-            ],
-            "red": ["180 ms"],
-            "caches": [
-                ["half of it, 401 blocks", "40.0 %", "too small"],
-                ["the engine's cache, 801 blocks", "60.0 %", "100 ms (90 ms to 110 ms)", "–", "–"],
-                ["twice of it, 1,601 blocks", "75.0 %", "80 ms (70 ms to 95 ms)", "–", "–"],
-            ],
-            "facts": ["model.json", "0.83 (0.81 to 0.85)", "0.90 to 1.11", "5,000", "61.0 %"],
-            "line": 1,
-            "notes": ["Another engine than the model's: max_num_seqs 64, fitted under 32."],
-            "wide": False,
-        }
-        metrics = admin.get("/metrics").text
-        assert "kvtape_tap_model_drifted 1.0" in metrics
-        assert 'kvtape_tap_model_pace{bound="middle"} 0.83' in metrics
-        assert 'kvtape_tap_model_ttft_seconds{cohort="all",kind="at_pace_high",quantile="p90"} 0.11' in metrics
-        assert 'kvtape_tap_model_hit_rate{cache="half"} 0.4' in metrics
-        assert 'kvtape_tap_model_cache_ttft_seconds{cache="twice",quantile="p50"} 0.08' in metrics
-        state.write_bytes(encode_state(model_state(drifted=False, drifted_since_ms=None)))
-        browser.wait_for("document.querySelector('#model .alarm').hidden")
-        assert browser.console == []
-        admin.control.close()
-        admin.process.communicate(timeout=30)

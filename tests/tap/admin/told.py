@@ -1,15 +1,13 @@
 """What the tap's processes could have told an admin process: made-up numbers that tests know."""
 
-import random
 from typing import Any
 
 import msgspec
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
-from measure.modelstate import CacheRow, Estimate, LivePace, ModelState, TtftRow
 from tap.ipc.exchange import Progress, ServiceStats
-from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, UpstreamStats, WorkerStats
-from tracefile.records.schema import BlockHash, Engine
+from tap.ipc.feed import RecorderStats, RequestCount, UpstreamStats, WorkerStats
+from tracefile.records.schema import Engine
 
 BLOCK = 16
 
@@ -70,7 +68,6 @@ def recorder_stats(**changes: Any) -> RecorderStats:
             uploaded=2,
             upload_failed=1,
         ),
-        feed_skipped=5,
         requests=[
             RequestCount("/v1/chat/completions", "ok", 200, "http://127.0.0.1:9", 780),
             RequestCount("/v1/chat/completions", "client_abort", 200, "http://127.0.0.1:9", 15),
@@ -84,60 +81,3 @@ def recorder_stats(**changes: Any) -> RecorderStats:
         output_tokens=150_000,
     )
     return msgspec.structs.replace(stats, **changes)
-
-
-def conversation_feed(sessions: int = 60, turns: int = 5, seed: int = 1) -> RecordFeed:
-    """Sessions on two system prompts of 120 and 300 blocks; later turns find their past cached and are quick."""
-    draw = random.Random(seed)
-    systems = [[BlockHash(draw.getrandbits(64)) for _ in range(blocks)] for blocks in (120, 300)]
-    histories = [list(draw.choice(systems)) for _ in range(sessions)]
-    records = []
-    for turn in range(1, turns + 1):
-        for history in histories:
-            cached = 0 if turn == 1 and draw.random() < 0.3 else BLOCK * len(history)
-            history += [BlockHash(draw.getrandbits(64)) for _ in range(draw.randint(5, 60))]
-            prompt = BLOCK * len(history) + draw.randint(0, 15)
-            ttft_ms = (15 + 0.06 * (prompt - cached)) * draw.lognormvariate(0, 0.25)
-            gone = draw.random() < 0.04
-            records.append(
-                SeenRecord(
-                    "client_abort" if gone else "ok",
-                    True,
-                    turn,
-                    None if gone else ttft_ms,
-                    0.7 * ttft_ms if gone else 20 * ttft_ms,
-                    prompt,
-                    None if gone else cached,
-                    list(history),
-                )
-            )
-    return RecordFeed(records)
-
-
-def model_state(**changes: Any) -> ModelState:
-    """A model that was a fifth too slow, judged up to 12:10 of the first day of 1970."""
-    near, far = Estimate(100.0, 90.0, 110.0), Estimate(120.0, 110.0, 135.0)
-    state = ModelState(
-        model="model.json",
-        allowed=(0.9, 1.11),
-        judged_unix_s=43_800.0,
-        from_ms=0.0,
-        until_ms=600_000.0,
-        requests=412,
-        reported_hit_rate=0.61,
-        pace=LivePace(factor=0.83, low=0.81, high=0.85, intervals=5_000, outside=True),
-        paces=[(480_000.0, 0.98), (540_000.0, 0.9), (600_000.0, 0.83)],
-        drifted=True,
-        drifted_since_ms=420_000.0,
-        ttft=[
-            TtftRow(cohort="all", level="p50", n=412, seen_ms=101.0, predicted=far, at_pace=near),
-            TtftRow(cohort="all", level="p90", n=412, seen_ms=180.0, predicted=far, at_pace=near),
-        ],
-        caches=[
-            CacheRow(cache="half", num_gpu_blocks=401, hit_rate=0.4, withheld="too small"),
-            CacheRow(cache="today", num_gpu_blocks=801, hit_rate=0.6, ttft={"p50": near}),
-            CacheRow(cache="twice", num_gpu_blocks=1_601, hit_rate=0.75, ttft={"p50": Estimate(80.0, 70.0, 95.0)}),
-        ],
-        notes=["another engine than the model's: max_num_seqs 64, fitted under 32"],
-    )
-    return msgspec.structs.replace(state, **changes)

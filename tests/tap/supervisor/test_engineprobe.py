@@ -95,7 +95,7 @@ def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
         "the engine is not idle: 2 requests running, 0 waiting before the first; times and hits will not be this "
         "load's alone",
         "no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do not ask for "
-        "usage; the blocks of outputs are not hashed; expected --inject auto",
+        "usage; the blocks of an output are known from the next turn alone; expected --inject auto",
         "unknown: step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)",
     ]
     stranger, asked = probed(lab, EngineFacts(), None, block_size=None)

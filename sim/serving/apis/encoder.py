@@ -1,12 +1,9 @@
-"""The interface of an API: the request's reader and the response's writer (``Api``, ``Voice``)."""
+"""The interface of an API: the request's reader and the response's writer (``Api``, ``ResponseEncoder``)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from sim.serving.engine.service import Service
-from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked
 from sim.serving.requests.output import FinishReason, Generation
 from sim.serving.requests.vocabulary import Vocabulary
@@ -51,25 +48,9 @@ class Delta(NamedTuple):
             return vocabulary.decode(token_ids)[: max(0, output.spoken_chars - before)]
         return vocabulary.decode(token_ids[:-1] if self.finish_reason == "stop" else token_ids)
 
-    def arguments(self, vocabulary: Vocabulary) -> str:
-        output = self.generation.output
-        assert output.call is not None
-        spoken = self.stop - 1 if self.finish_reason == "stop" else self.stop
-        return output.call.fragment(vocabulary, output.token_ids, self.start, spoken)
 
-    @property
-    def names_tool(self) -> bool:
-        """Return whether the tool's name is complete with these tokens, and was not before."""
-        call = self.generation.output.call
-        return call is not None and self.start < call.name_tokens <= self.stop
-
-
-class Voice(Protocol):
-    """Words one response. Streamed parts are complete server-sent events; an empty one is not written."""
-
-    def opening(self) -> bytes:
-        """Return the events before the first token; none: the first token's have the beginning, as from vLLM."""
-        return b""
+class ResponseEncoder(Protocol):
+    """Encodes one response. Streamed parts are complete server-sent events; an empty one is not written."""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
         """Return each token's event, made before the tokens come; empty: events of this kind are not made ahead."""
@@ -93,14 +74,5 @@ class Api(Protocol):
     def read(self, service: Service, body: bytes) -> Asked:
         """A request's body. Raises ApiError."""
 
-    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
+    def encoder(self, service: Service, asked: Asked, response_id: str, created_s: int) -> ResponseEncoder:
         """Return the writer of the response to ``asked``."""
-
-    def error(self, error: ApiError) -> bytes:
-        """Return an error's JSON, in OpenAI's shape."""
-        return error.body()
-
-
-def named_event(kind: str, fields: dict[str, Any]) -> bytes:
-    """A server-sent event with its type beside it, as the Messages and Responses APIs have them."""
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))

@@ -1,1 +1,0 @@
-"""Figures of the pages as SVG and PNG files."""
