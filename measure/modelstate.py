@@ -1,8 +1,7 @@
-"""State of a latency model beside live traffic: the file that ``sim watch`` keeps and a tap's admin pages show."""
+"""State of a latency model beside live traffic: the file that ``sim watch`` keeps."""
 
 import math
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -107,14 +106,6 @@ decode_state: Final = msgspec.json.Decoder(ModelState).decode
 def encode_state(state: ModelState) -> bytes:
     """Return a line of JSON."""
     return msgspec.json.encode(state) + b"\n"
-
-
-def read_state(path: Path) -> ModelState | None:
-    """Return the state in a file; None: there is none yet, or it is of another version."""
-    try:
-        return decode_state(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def pace_text(state: ModelState) -> str:

@@ -92,13 +92,6 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         help="address of /healthz, /readyz, /metrics and a live page, such as 127.0.0.1:9001",
     )
     group.add_argument(
-        "--latency-model",
-        type=Path,
-        metavar="MODEL",
-        help="model.json of the engine: the live page shows its pace, predicted TTFT beside seen, caches of half and "
-        "twice the size, and an alarm when it has drifted; by sim watch, a process of low priority",
-    )
-    group.add_argument(
         "--admin-name",
         action="append",
         default=[],
@@ -332,9 +325,6 @@ def read_config(argv: Sequence[str]) -> "settings.TapConfig":
         "inject_auto": settings.AUTO in settings.injection_words(args.inject),
         "engine_metrics_s": args.engine_metrics_interval,
         "admin": None if args.admin is None else settings.checked_listen("--admin", args.admin),
-        "latency_model": settings.checked_latency_model(
-            args.latency_model, shown=args.admin is not None, sample=args.sample
-        ),
         "wait_s": args.wait,
         "file_mode": settings.checked_mode(args.file_mode),
         "admin_names": tuple(name.lower() for name in args.admin_name),
@@ -346,7 +336,7 @@ def read_config(argv: Sequence[str]) -> "settings.TapConfig":
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
     tokenizer = None if args.tokenizer in (settings.AUTO, *settings.NAMED_TOKENIZERS) else Path(args.tokenizer)
-    files = (args.key_file or hashkey.key_path(), args.upstreams, tokenizer, args.latency_model)
+    files = (args.key_file or hashkey.key_path(), args.upstreams, tokenizer)
     pems = (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)
     return [path for path in (*files, *(Path(pem) for pem in pems if pem is not None)) if path is not None]
 

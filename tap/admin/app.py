@@ -14,9 +14,7 @@ from prometheus_client.core import Metric
 
 from measure.exposition import MEDIA_TYPE, Families, Row, exposition
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts
-from measure.modelstate import ModelState
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.modelview import cache_ttft_seconds, ttft_seconds
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
 from tap.admin.view import Snapshot, snapshot
@@ -37,8 +35,6 @@ def tap_metrics(state: LiveState, now_s: float) -> Iterator[Metric]:
     yield TAP.histogram("overhead_seconds", text, OVERHEAD_S, overheads, ["part"])
     if recorder is not None:
         yield from _recorder_metrics(recorder)
-    if state.model is not None:
-        yield from _model_metrics(state.model)
 
 
 def _service_metrics(state: LiveState, now_s: float) -> Iterator[Metric]:
@@ -141,25 +137,6 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
 def _written(progress: Progress) -> int:
     """Return the records that reached a file, which never become fewer."""
     return progress.recorded + progress.dropped.get("trace_lost", 0)
-
-
-def _model_metrics(model: ModelState) -> Iterator[Metric]:
-    watching = [((), float(model.problem is None))]
-    yield TAP.gauge("model_watched", "1 unless the watch of the model has ended for bad input.", watching)
-    if model.judged_unix_s is not None:
-        judged = [((), model.judged_unix_s)]
-        yield TAP.gauge("model_judged_timestamp_seconds", "Wall clock up to which requests are judged.", judged)
-    yield TAP.gauge("model_drifted", "1 if the pace has left the model's drift.", [((), float(model.drifted))])
-    if (pace := model.pace) is not None:
-        rows: list[Row] = [(("middle",), pace.factor), (("low",), pace.low), (("high",), pace.high)]
-        yield TAP.gauge("model_pace", "Time of the engine's steps over the model's.", rows, ["bound"])
-    yield TAP.gauge(
-        "model_ttft_seconds", "TTFT, seen and forecast.", ttft_seconds(model), ["kind", "cohort", "quantile"]
-    )
-    hits: list[Row] = [((row.cache,), row.hit_rate) for row in model.caches]
-    yield TAP.gauge("model_hit_rate", "Cached share of prompt tokens by cache size.", hits, ["cache"])
-    ttft = cache_ttft_seconds(model)
-    yield TAP.gauge("model_cache_ttft_seconds", "Forecast TTFT by cache size.", ttft, ["cache", "quantile"])
 
 
 def _cache_feed_metrics(feeds: Sequence[CacheFeedStats]) -> Iterator[Metric]:

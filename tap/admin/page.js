@@ -217,64 +217,9 @@
 
   function showFacts(list, facts) {
     list.parentElement.querySelector(".empty").hidden = facts.length > 0;
-    fillFacts(list, facts);
-  }
-
-  function fillFacts(list, facts) {
     list.replaceChildren(...facts.flatMap((fact) => [
       make("dt", {}, fact.name), make("dd", fact.alarm ? { class: "alarm" } : {}, fact.value),
     ]));
-  }
-
-  function showModel(model) {
-    const place = byId("model");
-    if (!place || !model) return;
-    const alarm = place.querySelector(".alarm");
-    alarm.hidden = model.alarm === null;
-    if (alarm.textContent !== (model.alarm ?? "")) alarm.textContent = model.alarm ?? "";
-    place.querySelector(".judged").textContent = model.judged;
-    fillTable(byId("model-ttft"), model.ttft.map((row) => {
-      const line = make("tr");
-      line.append(make("th", { scope: "row" }, row.cohort), make("td", {}, row.level));
-      line.append(make("td", row.outside ? { class: "alarm" } : {}, row.seen));
-      line.append(estimate(row.predicted), estimate(row.at_pace));
-      return line;
-    }));
-    fillTable(byId("model-caches"), model.caches.map((row) => {
-      const line = make("tr");
-      line.append(make("th", { scope: "row" }, row.title), make("td", {}, row.hits));
-      if (row.withheld !== null) line.append(make("td", { colspan: 3, class: "words" }, row.withheld));
-      else line.append(...row.ttft.map(estimate));
-      return line;
-    }));
-    fillFacts(byId("model-facts"), model.facts);
-    drawPace(byId("model-pace"), model);
-    place.querySelector(".notes").replaceChildren(...model.notes.map((note) => make("li", {}, note)));
-  }
-
-  // A cell of "118 ms (110 ms to 126 ms)": the interval below the value.
-  function estimate(text) {
-    const at = text.indexOf("(");
-    const cell = make("td", {}, at < 0 ? text : text.slice(0, at));
-    if (at >= 0) cell.append(make("small", {}, text.slice(at)));
-    return cell;
-  }
-
-  function fillTable(figure, rows) {
-    figure.querySelector(".empty").hidden = rows.length > 0;
-    figure.querySelector(".scroll").hidden = !rows.length;
-    figure.querySelector("tbody").replaceChildren(...rows);
-  }
-
-  // The pace of each judgement over the band that the model lets expect.
-  function drawPace(svg, { line, allowed: [low, high] }) {
-    svg.replaceChildren();
-    svg.toggleAttribute("hidden", line.length < 2);
-    if (line.length < 2) return;
-    const bottom = Math.min(low, ...line) * 0.98, span = Math.max(high, ...line) * 1.02 - bottom;
-    const y = (pace) => 40 - 40 * (pace - bottom) / span;
-    draw(svg, "rect", { class: "under", x: 0, width: 120, y: y(high), height: y(low) - y(high) });
-    draw(svg, "path", { d: path(line.map((pace, i) => [120 * i / (line.length - 1), y(pace)])) });
   }
 
   function showStatus() {
@@ -294,7 +239,6 @@
     drawHitCurve(byId("hit-curve"), live.hit_curve);
     showPrefixes(byId("prefixes"), live.prefixes);
     for (const list of document.querySelectorAll("[data-facts]")) showFacts(list, live[list.dataset.facts]);
-    showModel(live.model);
   }
 
   function showSilence() {

@@ -3,11 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
-from measure.modelstate import ModelState, read_state
 from tap.admin.cachecurve import CacheCurve
 from tap.admin.survival import SurvivalCurves
 from tap.admin.timeline import Growth, Sample, Timeline, Window
@@ -134,9 +132,6 @@ class LiveState:
         self.prefixes = SharedPrefixes()
         self.survival = SurvivalCurves()
         self.timeline = Timeline()
-        self.model: ModelState | None = None
-        """Last judgement of the model beside the traffic. Null: there is no model, or no judgement yet."""
-        self._model_changed_ns = 0
         self.records_seen = 0
         self._ticked_s: float | None = None
         self._growth = {name: Growth() for name in ("requests", "prompt", "output", "in", "out", "dropped")}
@@ -201,22 +196,10 @@ class LiveState:
     def tick(self, now_s: float) -> None:
         for number in [number for number in self.workers if now_s - self._workers_heard_s[number] > WORKER_SILENCE_S]:
             del self.workers[number]
-        self._read_model()
         before, self._ticked_s = self._ticked_s, now_s
         sample = self._sample(0.0 if before is None else now_s - before)
         if before is not None:
             self.timeline.add(sample)
-
-    def _read_model(self) -> None:
-        if self.setup.model_state is None:
-            return
-        file = Path(self.setup.model_state)
-        try:
-            changed_ns = file.stat().st_mtime_ns
-        except OSError:
-            return
-        if changed_ns != self._model_changed_ns:
-            self.model, self._model_changed_ns = read_state(file), changed_ns
 
     @property
     def dropped(self) -> dict[str, int]:

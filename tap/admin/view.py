@@ -1,6 +1,5 @@
 """Snapshot of the state for the live page."""
 
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,11 +13,18 @@ from measure.cohorts import MAIN
 from measure.histogram import OVERHEAD_S, HistogramCounts, quantile_bound
 from tap.admin.cachecurve import SIZES
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.modelview import Fact, ModelView, model_view
 from tap.admin.state import LiveState
 from tap.admin.survival import LEVELS, MIN_JUDGED, Survival
 from tap.admin.timeline import WINDOW_MINUTES
 from tap.ipc.feed import RecorderStats
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """A named number of the recorder or the processes."""
+
+    name: str
+    value: str
+    alarm: bool = False
 
 
 class Tile(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +113,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     recorder: list[Fact]
     processes: list[Fact]
     drops: list[Fact]
-    model: ModelView | None
-    """Null: the tap was started without --latency-model."""
 
 
 def snapshot(state: LiveState, now_s: float) -> Snapshot:
@@ -130,7 +134,6 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         recorder=recorder_facts(state),
         processes=process_facts(state),
         drops=[Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())],
-        model=None if state.setup.model_state is None else model_view(state.model, time.time()),
     )
 
 

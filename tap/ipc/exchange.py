@@ -293,8 +293,6 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     trace: str
     """Path, for the heading of the page."""
     block_size: int
-    model_state: str | None = None
-    """File in which ``sim watch`` keeps its last judgement. Null: no model was given."""
     names: list[str] = []
     """Host names under which the pages are asked for, in lower case."""
 

@@ -103,8 +103,6 @@ class TapConfig:
     engine_metrics_s: float
     """Seconds between samples of the engine's metrics; 0: none."""
     admin: tuple[str, int] | None
-    latency_model: Path | None
-    """Model held to the traffic, for the admin pages. Null: none."""
     wait_s: float | None
     """Time for a first upstream to accept connections. Null: as long as it takes."""
     file_mode: int
@@ -245,18 +243,6 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
     return frozenset(injection for injection in known if injection in wanted)
 
 
-def checked_latency_model(path: Path | None, *, shown: bool, sample: float) -> Path | None:
-    if path is not None and not shown:
-        raise InputError(f"--latency-model {path}: shown on the admin pages; expected --admin HOST:PORT beside it")
-    if path is not None and sample < 1:
-        raise InputError(
-            f"--sample {sample:g}: leaves out part of each batch; expected all sessions for --latency-model"
-        )
-    if path is not None and not os.access(path, os.R_OK):
-        raise InputError(f"--latency-model {path}: cannot be read; expected a model.json of sim fit")
-    return path
-
-
 def checked_mode(text: str) -> int:
     if not re.fullmatch("0?6[0-6][0-6]", text):
         raise InputError(f"--file-mode {text}: expected permissions that let the owner read and write, such as 0640")
@@ -303,10 +289,6 @@ class Runtime:
     @property
     def admin_socket(self) -> str:
         return str(self.folder / "admin.sock")
-
-    @property
-    def model_state(self) -> Path:
-        return self.folder / "modelstate.json"
 
     @property
     def counts(self) -> Path:

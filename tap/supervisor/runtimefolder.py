@@ -44,7 +44,7 @@ def remove_left(parent: Path) -> None:
 
 
 def _remove(left: Runtime, folder: int) -> None:
-    own = (left.recorder_socket, left.admin_socket, left.model_state, left.counts, left.board)
+    own = (left.recorder_socket, left.admin_socket, left.counts, left.board)
     for path in own:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.basename(path), dir_fd=folder)

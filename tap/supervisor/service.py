@@ -21,7 +21,7 @@ from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import TapConfig, checked_certificate, recorder_setup, trace_under
 from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.fleet import watch_health
-from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers, watch_model
+from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.runtimefolder import runtime_folder
 from tap.supervisor.signals import Signals
 from tap.supervisor.upstreamlist import UpstreamList, read_upstreams
@@ -269,7 +269,7 @@ async def serve(config: TapConfig) -> None:
                     await admin.start(service.stats)
                 signals.started()
                 _announce(config, listeners[0].getsockname()[1], admin, probed, setup.block_size)
-                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns), runtime.model_state)
+                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
                 await service.end(signals, admin)
             except BaseException:
                 await workers.drain(0.0, asyncio.Queue())
@@ -311,7 +311,7 @@ class Service:
         self._engine, self._named = engine, named
         self._draining = False
 
-    async def run(self, signals: Signals, samples: SampleFile, model_state: Path) -> None:
+    async def run(self, signals: Signals, samples: SampleFile) -> None:
         going = [self._reload_when_told(signals)]
         if self._config.log_interval_s:
             going.append(self._report_regularly())
@@ -325,8 +325,6 @@ class Service:
         if self._config.health_check is not None:
             watching = watch_health(self._fleet, self._config.health_check, self._health_changed, self._config.access)
             going.append(watching)
-        if self._config.latency_model is not None:
-            going.append(self._watch_model(self._config.latency_model, model_state))
         tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()
@@ -412,17 +410,6 @@ class Service:
         while True:
             await signals.reloads.get()
             self.reload()
-
-    async def _watch_model(self, model: Path, state: Path) -> None:
-        """Hold the model to the trace, and to the next one once another key has begun it."""
-        changed = self._recorder.changed_trace
-        while True:
-            changed.clear()
-            watching = asyncio.create_task(watch_model(model, self._recorder.trace, state))
-            try:
-                await changed.wait()
-            finally:
-                watching.cancel()
 
     async def _report_regularly(self) -> None:
         reported = 0

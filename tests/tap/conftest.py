@@ -417,7 +417,6 @@ class Lab:
             "dialect": "vllm",
             "engine_metrics_s": 0.0,
             "admin": None,
-            "latency_model": None,
             "listen": ("127.0.0.1", 0),
             "certificate": None,
             "access": OPEN,

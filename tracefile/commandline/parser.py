@@ -46,6 +46,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim serve --tool-share": "outputs are texts and call no tool any more",
+    "tap --latency-model": "tap watches no model; expected sim watch TRACE --latency-model MODEL --follow",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""

@@ -57,7 +57,7 @@ class AdminProcess:
         raise AssertionError(f"{wanted} stayed {found!r}")
 
 
-def start_admin(folder: Path, model_state: Path | None = None) -> AdminProcess:
+def start_admin(folder: Path) -> AdminProcess:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
         port = listener.getsockname()[1]
@@ -74,7 +74,6 @@ def start_admin(folder: Path, model_state: Path | None = None) -> AdminProcess:
             feed_socket=feed_socket,
             trace="captured.jsonl",
             block_size=BLOCK,
-            model_state=None if model_state is None else str(model_state),
         )
         ours.sendall(encode_frame(setup))
         buffer = bytearray()

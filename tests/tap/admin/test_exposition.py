@@ -12,12 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from measure.exposition import exposition
 from tap.admin.app import tap_metrics
 from tap.admin.health import reasons_against
-from tap.admin.modelview import Fact
 from tap.admin.state import LiveState
-from tap.admin.view import upstream_facts
+from tap.admin.view import Fact, upstream_facts
 from tap.ipc.exchange import AdminSetup
 from tap.ipc.feed import CacheFeedStats, UpstreamStats
-from tests.tap.admin.told import model_state, recorder_stats, service_stats, worker_stats
+from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy" / "grafana" / "kvtape-tap.json"
@@ -36,7 +35,6 @@ def state() -> LiveState:
     state.take(worker_stats(1, relayed=500), 10.0)
     state.take(recorder_stats(cache_feeds=FEEDS), 10.0)
     state.reachable = {"http://127.0.0.1:9": True}
-    state.model = model_state()
     return state
 
 

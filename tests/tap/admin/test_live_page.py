@@ -1,7 +1,6 @@
 """The live page in a real browser: it shows what /live.json says, follows it, and asks nobody else for anything."""
 
 import http.server
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from measure.modelstate import encode_state
 from tests.tap.admin.browser import CHROMIUM, Browser
-from tests.tap.admin.conftest import AdminProcess, start_admin
-from tests.tap.admin.told import conversation_feed, model_state, recorder_stats, service_stats, worker_stats
+from tests.tap.admin.conftest import AdminProcess
+from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")]
 
@@ -150,64 +148,3 @@ def test_a_tap_that_does_not_answer_any_more_is_said_to(admin: AdminProcess, bro
     admin.process.wait(timeout=30)
     browser.wait_for("document.body.classList.contains('stale')")
     assert browser.evaluate(SHOWN)["status"] == "not answering"
-
-
-MODEL = """(() => {
-  const text = (place) => place.textContent;
-  const all = (wanted) => [...document.querySelectorAll(wanted)];
-  return {
-    alarm: all("#model .alarm[role]").filter((place) => place.checkVisibility()).map(text),
-    judged: text(document.querySelector("#model .judged")),
-    ttft: all("#model-ttft tbody tr").map((row) => [...row.children].map(text)),
-    red: all("#model-ttft td.alarm").map(text),
-    caches: all("#model-caches tbody tr").map((row) => [...row.children].map(text)),
-    facts: all("#model-facts dd").map(text),
-    line: all("#model-pace path").length,
-    notes: all("#model .notes li").map(text),
-    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
-  };
-})()"""
-
-
-def test_a_model_beside_the_traffic_and_its_alarm(tmp_path: Path, browser: Browser) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # a unix socket's path is short
-        state = tmp_path / "modelstate.json"
-        admin = start_admin(Path(folder), state)
-        browser.open(admin.url + "/")
-        assert browser.evaluate(MODEL)["judged"].startswith("No judgement yet")
-        state.write_bytes(encode_state(model_state()))
-        browser.wait_for("document.querySelectorAll('#model-ttft tbody tr').length === 2")
-        shown = browser.evaluate(MODEL)
-        assert shown == {
-            "alarm": [
-                "The model has drifted: steps take 0.83 (0.81 to 0.85) of its time since 12:07:00 UTC, its captures "
-                "let expect 0.90 to 1.11; scale it (sim fit --pace-from) or fit it again."
-            ],
-            "judged": "412 requests that arrived from 12:00:00 UTC to 12:10:00 UTC. No judgement since: no requests "
-            "end, or the watch is away.",
-            "ttft": [
-                ["all requests, 412", "p50", "101 ms", "120 ms (110 ms to 135 ms)", "100 ms (90 ms to 110 ms)"],
-                ["", "p90", "180 ms", "120 ms (110 ms to 135 ms)", "100 ms (90 ms to 110 ms)"],
-            ],
-            "red": ["180 ms"],
-            "caches": [
-                ["half of it, 401 blocks", "40.0 %", "too small"],
-                ["the engine's cache, 801 blocks", "60.0 %", "100 ms (90 ms to 110 ms)", "–", "–"],
-                ["twice of it, 1,601 blocks", "75.0 %", "80 ms (70 ms to 95 ms)", "–", "–"],
-            ],
-            "facts": ["model.json", "0.83 (0.81 to 0.85)", "0.90 to 1.11", "5,000", "61.0 %"],
-            "line": 1,
-            "notes": ["Another engine than the model's: max_num_seqs 64, fitted under 32."],
-            "wide": False,
-        }
-        metrics = admin.get("/metrics").text
-        assert "kvtape_tap_model_drifted 1.0" in metrics
-        assert 'kvtape_tap_model_pace{bound="middle"} 0.83' in metrics
-        assert 'kvtape_tap_model_ttft_seconds{cohort="all",kind="at_pace_high",quantile="p90"} 0.11' in metrics
-        assert 'kvtape_tap_model_hit_rate{cache="half"} 0.4' in metrics
-        assert 'kvtape_tap_model_cache_ttft_seconds{cache="twice",quantile="p50"} 0.08' in metrics
-        state.write_bytes(encode_state(model_state(drifted=False, drifted_since_ms=None)))
-        browser.wait_for("document.querySelector('#model .alarm').hidden")
-        assert browser.console == []
-        admin.control.close()
-        admin.process.communicate(timeout=30)

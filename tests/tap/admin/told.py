@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
-from measure.modelstate import CacheRow, Estimate, LivePace, ModelState, TtftRow
 from tap.ipc.exchange import Progress, ServiceStats
 from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, UpstreamStats, WorkerStats
 from tracefile.records.schema import BlockHash, Engine
@@ -112,32 +111,3 @@ def conversation_feed(sessions: int = 60, turns: int = 5, seed: int = 1) -> Reco
                 )
             )
     return RecordFeed(records)
-
-
-def model_state(**changes: Any) -> ModelState:
-    """A model that was a fifth too slow, judged up to 12:10 of the first day of 1970."""
-    near, far = Estimate(100.0, 90.0, 110.0), Estimate(120.0, 110.0, 135.0)
-    state = ModelState(
-        model="model.json",
-        allowed=(0.9, 1.11),
-        judged_unix_s=43_800.0,
-        from_ms=0.0,
-        until_ms=600_000.0,
-        requests=412,
-        reported_hit_rate=0.61,
-        pace=LivePace(factor=0.83, low=0.81, high=0.85, intervals=5_000, outside=True),
-        paces=[(480_000.0, 0.98), (540_000.0, 0.9), (600_000.0, 0.83)],
-        drifted=True,
-        drifted_since_ms=420_000.0,
-        ttft=[
-            TtftRow(cohort="all", level="p50", n=412, seen_ms=101.0, predicted=far, at_pace=near),
-            TtftRow(cohort="all", level="p90", n=412, seen_ms=180.0, predicted=far, at_pace=near),
-        ],
-        caches=[
-            CacheRow(cache="half", num_gpu_blocks=401, hit_rate=0.4, withheld="too small"),
-            CacheRow(cache="today", num_gpu_blocks=801, hit_rate=0.6, ttft={"p50": near}),
-            CacheRow(cache="twice", num_gpu_blocks=1_601, hit_rate=0.75, ttft={"p50": Estimate(80.0, 70.0, 95.0)}),
-        ],
-        notes=["another engine than the model's: max_num_seqs 64, fitted under 32"],
-    )
-    return msgspec.structs.replace(state, **changes)

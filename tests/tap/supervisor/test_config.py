@@ -153,12 +153,6 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--inject", "logprobs"], "--inject logprobs: expected auto, usage or token-ids"),
         (["--inject", "auto,usage"], "--inject auto: asks for all that the engine has; expected it alone"),
         (["--inject", "usage", "--dialect", "trtllm"], "TensorRT-LLM refuses fields"),
-        (["--latency-model", "m"], "--latency-model m: shown on the admin pages; expected --admin HOST:PORT beside it"),
-        (
-            ["--latency-model", "m", "--admin", ":9", "--sample", "0.5"],
-            "--sample 0.5: leaves out part of each batch; expected all sessions for --latency-model",
-        ),
-        (["--latency-model", "m", "--admin", ":9"], "--latency-model m: cannot be read; expected a model.json of sim"),
         (["--admin", "9000"], "--admin: '9000': expected HOST:PORT"),
         (["--file-mode", "0400"], "--file-mode 0400: expected permissions that let the owner read and write"),
         (["--file-mode", "rw"], "--file-mode rw: expected"),
