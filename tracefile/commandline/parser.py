@@ -47,6 +47,12 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim serve --tool-share": "outputs are texts and call no tool any more",
     "tap --latency-model": "tap watches no model; expected sim watch TRACE --latency-model MODEL --follow",
+    "sim watch --every": "each minute is judged",
+    "sim watch --members": "20 forecasts make a judgement",
+    "sim watch --output": "no file is kept; expected --json, or --metrics HOST:PORT for Prometheus",
+    "sim watch --seed": "every judgement draws alike",
+    "sim watch --window": "the last ten minutes are judged",
+    "sim watch -o": "no file is kept; expected --json, or --metrics HOST:PORT for Prometheus",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
