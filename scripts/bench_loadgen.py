@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scripts.loadbench.cases import cases
-from scripts.loadbench.expansion import Expanded, expansion
 from scripts.loadbench.results import Results
 from scripts.loadbench.runs import Measured, measure
 from scripts.loadbench.subjects import Subject, aiperf, kvtape, reference
@@ -33,9 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="shorter runs, one round")
     made.add_argument("--rounds", type=int, metavar="N", help="default 3, quick 1")
     made.add_argument("--seconds", type=float, metavar="S", help="of a saturating run; default 5, quick 3")
-    made.add_argument(
-        "--only", default="short,long,rate50,rate200,expansion", metavar="LIST", help="default: %(default)s"
-    )
+    made.add_argument("--only", default="short,long,rate50,rate200", metavar="LIST", help="default: %(default)s")
     made.add_argument("--clients", default="kvtape,aiohttp,protocol", metavar="LIST", help="default: %(default)s")
     made.add_argument("--aiperf", type=Path, metavar="VENV", help="a virtual environment that has AIPerf")
     made.add_argument("--client-core", type=int, default=1, metavar="CORE", help="default %(default)s")
@@ -93,14 +90,10 @@ def main(argv: Sequence[str]) -> int:
         runs = bench(args, folder)
     conditions = watch.stop(())
     results = Results(runs)
-    if runs:
-        print(results.table(list(dict.fromkeys(run.subject for run in runs)), markdown=args.markdown) + "\n")
-    expanded: list[Expanded] = expansion() if "expansion" in args.only.split(",") else []
-    print("".join(f"expansion: {each}\n" for each in expanded))
+    print(results.table(list(dict.fromkeys(run.subject for run in runs)), markdown=args.markdown) + "\n")
     print(f"{datetime.now(UTC):%Y-%m-%d}; {conditions}")
     if args.json is not None:
         facts = {"conditions": asdict(conditions), "runs": [asdict(run) for run in runs]}
-        facts["expansion"] = [asdict(each) for each in expanded]
         args.json.write_text(json.dumps(facts, indent=1) + "\n")
     return 0
 

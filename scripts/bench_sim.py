@@ -1,8 +1,7 @@
 """Run times of the simulator: an hour of traffic warm and cold, the pool and a plain LRU at two block sizes, the
-whole size curve, a made-up million requests, and Dynamo's replay of the same trace where its Python is given, on
-one engine and on four behind its routers.
+whole size curve, and a made-up million requests.
 
-    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python --markdown
+    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --markdown
 
 The engine's step times are those of no engine in particular: one that keeps up with an hour of that trace. Figures in
 seconds are medians over ``--runs``; a command's are those of its fastest, its compiled code being on disk.
@@ -20,7 +19,6 @@ from pathlib import Path
 from scripts.simbench.caches import bench_caches
 from scripts.simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, bench_hour
 from scripts.simbench.million import bench_million
-from scripts.simbench.peer import bench_fleet, bench_peer
 from scripts.simbench.timing import Figures
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
@@ -42,7 +40,7 @@ SPREAD = tuple(0.02 * (place - len(LEVELS) // 2) for place in range(len(LEVELS))
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="How long the simulator takes.")
-    parser.add_argument("trace", type=Path, help="a trace with block hashes, in Mooncake's format for Dynamo")
+    parser.add_argument("trace", type=Path, help="a trace with block hashes")
     parser.add_argument("--blocks", type=int, default=10_000, help="usable blocks (default 10000)")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
@@ -50,7 +48,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="of each measurement (default 5)")
     parser.add_argument("--plain", action="store_true", help="run the plain Python engine too, and compare every token")
     parser.add_argument("--million", type=int, default=0, metavar="N", help="make up and run N requests")
-    parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="a Python that has ai-dynamo")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--markdown", action="store_true", help="print a table")
@@ -66,10 +63,6 @@ def ratios(figures: Figures) -> Figures:
     }
     coarse, fine = (f"{name}_cpu_s" for name in caches)
     found["pool_fine_over_coarse"] = figures[fine] / figures[coarse]
-    if "dynamo_cpu_s" in figures:
-        found["dynamo_over_ours_from_file"] = figures["dynamo_cpu_s"] / figures["peer_from_file_cpu_s"]
-        found["dynamo_over_ours_from_memory"] = figures["dynamo_cpu_s"] / figures["peer_from_memory_cpu_s"]
-        found["ttft_ours_over_dynamo"] = figures["peer_mean_ttft_ms"] / figures["dynamo_mean_ttft_ms"]
     return {name: round(value, 3) for name, value in found.items()}
 
 
@@ -93,9 +86,6 @@ def main() -> None:
         fine = figures[f"hour_block{config.block_size // FINE_PARTS}_run_least_cpu_s"]
         figures["hour_fine_over_coarse"] = round(fine / figures["hour_run_least_cpu_s"], 3)
     figures |= bench_caches(arguments.trace, arguments.blocks, arguments.runs)
-    if arguments.dynamo:
-        figures |= bench_peer(arguments.dynamo, arguments.trace, config, arguments.runs)
-        figures |= bench_fleet(arguments.dynamo, arguments.trace, config, arguments.runs)
     if arguments.million:
         # In a process of its own, so that the most memory that it ever had is the million's.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:

@@ -3,7 +3,6 @@
     python -m scripts.bench_tap                      # under three minutes
     python -m scripts.bench_tap --quick              # under 40 seconds: one short round, nginx and one tap
     python -m scripts.bench_tap --only cpu,ttft --proxies nginx,tap-ids
-    python -m scripts.bench_tap --routed             # two upstreams: the tap's policies beside nginx's
 
 The upstream and the load client share one process on core 0, every proxy runs on core 1, the tap's recorder on core 0
 at its own low priority. Rounds are interleaved, every proxy once a round, and figures are medians over rounds. What is
@@ -22,7 +21,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from engines.routing import POLICIES
 from scripts.proxybench.conditions import Conditions, Watch
 from scripts.proxybench.engine import Engine
 from scripts.proxybench.measures import (
@@ -42,11 +40,6 @@ from wire.loop import run
 PROXIES = ("nginx", "haproxy", "tap-ids", "tap-bytes")
 QUICK_PROXIES = ("nginx", "tap-ids")
 MEASURES = ("cpu", "latency", "ttft", "tail", "unary", "idle")
-ROUTED_MEASURES = ("ttft", "unary")
-ROUTED_PROMPT_BYTES = 16_000
-"""Unary prompts of ``--routed``: as much as policies read."""
-SESSION = "bench"
-NGINX_RULES = {"least_conn": "least_conn;", "hash": "hash $http_x_session_id consistent;"}
 UNARY_TIMES = 8
 """Unary requests for each one of a TTFT: a p99 takes more than a median."""
 BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
@@ -78,12 +71,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help=f"beside none at all; default {','.join(PROXIES)}, quick {','.join(QUICK_PROXIES)}",
     )
-    made.add_argument("--only", metavar="LIST", help=f"measurements; default {','.join(MEASURES)}")
-    made.add_argument(
-        "--routed",
-        action="store_true",
-        help=f"two upstreams: each policy of the tap beside nginx's; measures {','.join(ROUTED_MEASURES)} by default",
-    )
+    made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
     made.add_argument(
         "--one-core", action="store_true", help="the tap's recorder on the proxies' core, as in a sidecar"
     )
@@ -96,11 +84,8 @@ def parser() -> argparse.ArgumentParser:
 class Bench:
     """State of a run: proxies that are up, an engine behind them, results."""
 
-    def __init__(
-        self, plan: Plan, engine: Engine, proxies: Sequence[Proxy], folder: Path, unary_bytes: int = 400
-    ) -> None:
+    def __init__(self, plan: Plan, engine: Engine, proxies: Sequence[Proxy], folder: Path) -> None:
         self._plan, self._engine, self._proxies, self._folder = plan, engine, proxies, folder
-        self._unary_bytes = unary_bytes
         self.results = Results()
 
     async def measure(self, measures: Sequence[str]) -> None:
@@ -156,7 +141,7 @@ class Bench:
         self.results.add(proxy.name, "unary_p99", statistics.quantiles(waits, n=100)[-1])
 
     async def _unary(self, proxy: Proxy) -> None:
-        found = await saturate(self._engine, proxy, self._folder, self._plan.unary_s, prompt_bytes=self._unary_bytes)
+        found = await saturate(self._engine, proxy, self._folder, self._plan.unary_s)
         if found is None:
             return
         self.results.add(proxy.name, "unary", found.rate)
@@ -197,25 +182,6 @@ async def proxies_up(
         yield found
 
 
-@contextlib.asynccontextmanager
-async def routed_up(folder: Path, upstreams: Sequence[int], args: argparse.Namespace) -> AsyncIterator[list[Proxy]]:
-    """Start nginx with each of its rules and a tap with each policy, before the same upstreams."""
-    async with contextlib.AsyncExitStack() as stack:
-        found = [Proxy("direct", upstreams[0])]
-        for name, rule in (
-            {REFERENCE: ""} | {f"{REFERENCE}-{name}": rule for name, rule in NGINX_RULES.items()}
-        ).items():
-            found.append(await stack.enter_async_context(nginx(folder, *upstreams, name=name, rule=rule)))
-        more = [flag for port in upstreams[1:] for flag in ("--upstream", f"http://127.0.0.1:{port}")]
-        for policy in args.proxies.split(",") if args.proxies else POLICIES:
-            flags = ["--no-engine-facts", *more, "--route", policy, *args.tap_flags.split()]
-            started = tap(folder, upstreams[0], "ids", flags, one_core=args.one_core, name=policy)
-            found.append(await stack.enter_async_context(started))
-        for proxy in found:
-            proxy.session = SESSION
-        yield found
-
-
 def _missing(name: str, what: str) -> None:
     print(f"bench_tap: {name} is not installed (Debian: apt-get install {name}): {what} left out", file=sys.stderr)
 
@@ -229,13 +195,8 @@ async def bench(args: argparse.Namespace) -> None:
     upstream = await engine.listen()
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-tap-") as name:
-        if args.routed:
-            started = routed_up(Path(name), [upstream, await engine.listen()], args)
-        else:
-            started = proxies_up(wanted, Path(name), upstream, args)
-        async with started as proxies:
-            unary_bytes = ROUTED_PROMPT_BYTES if args.routed else 400
-            work = Bench(plan, engine, proxies, Path(name), unary_bytes)
+        async with proxies_up(wanted, Path(name), upstream, args) as proxies:
+            work = Bench(plan, engine, proxies, Path(name))
             gc.collect()
             gc.freeze()
             await work.measure(args.only.split(","))
@@ -271,7 +232,6 @@ def _progress(text: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Pin, raise the limit of open files, measure."""
     args = parser().parse_args(argv)
-    args.only = args.only or ",".join(ROUTED_MEASURES if args.routed else MEASURES)
     pin_to_load_core()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

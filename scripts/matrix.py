@@ -24,7 +24,6 @@ from scripts.fidelity.goals import goals, rounds
 from scripts.fidelity.judging import judge_all
 from scripts.fidelity.loads import LOADS, Capture
 from scripts.fidelity.loads import captures as matrix
-from scripts.fidelity.seedfigure import draw_seed_figures
 from scripts.fidelity.sizing import add_sized_loads
 
 
@@ -69,14 +68,13 @@ def main() -> int:
 
 
 def judge(captures: Path, out: Path, wanted: list[Capture]) -> str:
-    """Judge what is there of it; leaves ``verdicts.json``, the tables and a seed figure for each model. The tables."""
+    """Judge what is there of it; leaves ``verdicts.json``, and the tables, which are returned."""
     verdicts = judge_all(captures, out, wanted)
     judged = {name: goals(cells) for name, cells in rounds(verdicts.cells).items()}
     result = {"goals": judged, "verdicts": verdicts}
     (out / "verdicts.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     text = tables.page(verdicts)
     (out / "verdicts.md").write_text(text + "\n")
-    draw_seed_figures(captures, out, wanted)
     print(text)
     return text
 

@@ -2,9 +2,8 @@
 
 Client and upstream share a process, a loop and a clock, so a chunk can carry the time it was sent at, and neither costs
 a context switch. What is asked for stands in the query string, which every proxy passes on: ``answer=stream`` goes on
-for ``chunks`` of them, or until ``end_streams``; ``answer=cut`` does, and then the connection is lost; ``answer=first``
-is one token and the end, ``answer=error`` a 429, anything else a unary response. ``tokens`` is the length of the prompt
-that usage reports.
+until ``end_streams``, ``answer=first`` is one token and the end, anything else a unary response. ``tokens`` is the
+length of the prompt that usage reports.
 """
 
 import asyncio
@@ -18,7 +17,6 @@ from typing import cast
 
 TICK_S = 0.001
 MAX_LATE_MS = 50
-_CHUNKS = re.compile(rb"[?&]chunks=(\d+)")
 _TOKENS = re.compile(rb"[?&]tokens=(\d+)")
 
 _EVENT = (
@@ -49,23 +47,12 @@ _UNARY = (
     b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m","choices":[{"index":0,"text":" token",'
     b'"logprobs":null,"finish_reason":"length"}],"usage":%b}'
 )
-BUSY_BODY = b'{"error":{"message":"too many requests","type":"rate_limit_error","code":429}}'
-ERROR_RESPONSE = (
-    b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    b"Content-Length: %d\r\n\r\n%b"
-) % (len(BUSY_BODY), BUSY_BODY)
-
-
-@cache
-def unary_body(prompt_tokens: int) -> bytes:
-    """Body of the response to a unary request."""
-    return _UNARY % usage(prompt_tokens, 1)
 
 
 @cache
 def unary_response(prompt_tokens: int) -> bytes:
-    """The same with its head."""
-    body = unary_body(prompt_tokens)
+    """The response to a unary request."""
+    body = _UNARY % usage(prompt_tokens, 1)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     return head % len(body) + body
 
@@ -79,15 +66,11 @@ def last_chunks(prompt_tokens: int, output_tokens: int) -> bytes:
 class Stream:
     """Response with a chunk at each of its gaps."""
 
-    __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks", "cut", "limit", "prompt_tokens")
+    __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks", "prompt_tokens")
 
     def __init__(self, engine: "Engine", transport: asyncio.Transport, gaps_ms: Sequence[int], first_gap: int) -> None:
         self._engine, self._transport = engine, transport
-        self.limit: int | None = None
-        """How many chunks it has. Null: as many as there is time for."""
         self.prompt_tokens = 0
-        self.cut = False
-        """Whether the connection is lost where it should end."""
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._gaps_ms, self._gap = gaps_ms, first_gap
         self.chunks = 0
@@ -119,16 +102,8 @@ class Stream:
         self._engine.sent += 1
         return True
 
-    @property
-    def complete(self) -> bool:
-        """Return whether all chunks were sent."""
-        return self.limit is not None and self.chunks >= self.limit
-
     def end(self) -> None:
-        """Send the usage and the end, as vLLM does, or lose the connection."""
-        if self.cut:
-            self._transport.abort()
-            return
+        """Send the usage and the end, as vLLM does."""
         self._transport.write(last_chunks(self.prompt_tokens, self.chunks))
 
 
@@ -162,25 +137,17 @@ class EngineConnection(asyncio.Protocol):
 
     def _answer(self, request_line: bytes) -> None:
         assert self.transport is not None
-        prompt_tokens = number_in(request_line, _TOKENS) or 0
-        if b"answer=stream" in request_line or b"answer=cut" in request_line:
+        found = _TOKENS.search(request_line)
+        prompt_tokens = int(found[1]) if found is not None else 0
+        if b"answer=stream" in request_line:
             self.transport.write(_HEAD)
             stream = self._engine.begin_stream(self.transport)
-            stream.prompt_tokens, stream.limit = prompt_tokens, number_in(request_line, _CHUNKS)
-            stream.cut = b"answer=cut" in request_line
+            stream.prompt_tokens = prompt_tokens
         elif b"answer=first" in request_line:
             self.transport.write(_FIRST + last_chunks(prompt_tokens, 1))
-        elif b"answer=error" in request_line:
-            self.transport.write(ERROR_RESPONSE)
         else:
             self._engine.unary += 1
             self.transport.write(unary_response(prompt_tokens))
-
-
-def number_in(request_line: bytes, name: re.Pattern[bytes]) -> int | None:
-    """A number of the query string; null: it is not there."""
-    found = name.search(request_line)
-    return int(found[1]) if found is not None else None
 
 
 def content_length(head: bytes) -> int:
@@ -264,12 +231,10 @@ class Engine:
         for _ in range(min(late_ms, MAX_LATE_MS)):
             self._tick += 1
             for stream in wheel.pop(self._tick, ()):
-                if stream.send() and not stream.complete:
+                if stream.send():
                     wheel[self._tick + stream.next_gap_ms()].append(stream)
-                    continue
-                self.streams.discard(stream)
-                if stream.complete:
-                    stream.end()
+                else:
+                    self.streams.discard(stream)
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._advance)
 
 

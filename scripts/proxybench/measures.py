@@ -36,6 +36,7 @@ UNARY_PAUSES_S = (0.001, 0.003, 0.002, 0.0, 0.004)
 LARGE_PAUSE_S = 0.03
 WARM_REQUESTS = 5
 SETTLE_S = 60.0
+CONNECTIONS = 64
 BEGIN_S = 20.0
 
 
@@ -46,7 +47,7 @@ def prompt_for(proxy: Proxy, prompt_bytes: int, *, stream: bool = True) -> Promp
     if not proxy.token_ids:
         prompt = "token " * tokens
     body = {"model": "m", "prompt": prompt, "max_tokens": 4096, "stream": stream}
-    return Prompt(json.dumps(body, separators=(",", ":")).encode(), tokens, proxy.session)
+    return Prompt(json.dumps(body, separators=(",", ":")).encode(), tokens)
 
 
 async def settled(proxy: Proxy) -> float:
@@ -78,7 +79,6 @@ async def stream_window(
 ) -> Window:
     """Open streams, let them run in, count and clock a window of them, end them."""
     engine.gaps_ms = gaps_ms
-    proxy.sent += streams
     recorder_ns = total_ns(proxy.recorder)
     failed_before, sent_before = engine.failed, engine.sent
     engine.hold()
@@ -143,7 +143,6 @@ async def _send_large_prompts(proxy: Proxy, stop: asyncio.Event) -> None:
     client, request = WaitingClient(), post(prompt_for(proxy, LARGE_PROMPT_BYTES), "first")
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
     while not stop.is_set():
-        proxy.sent += 1
         await client.wait_us(request)
         await asyncio.sleep(LARGE_PAUSE_S)
     client.close()
@@ -154,7 +153,6 @@ async def waits(
 ) -> list[float]:
     """Waits of requests one after another on one connection, µs."""
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
-    proxy.sent += count + WARM_REQUESTS
     for _ in range(WARM_REQUESTS):
         await client.wait_us(request)
     times = []
@@ -169,41 +167,34 @@ async def waits(
 class Saturation:
     """Unary requests as fast as they go."""
 
-    requests: int
     rate: float
     """Answered a second."""
     failures: int
     cpu_us: float | None
     """Of the data plane, a request."""
     recorder_cpu_us: float | None
-    recorded: int | None
     recorded_rate: float | None
     """Records in the file a second, from the first request until the recorder had written the last."""
-    rss_mb: float | None
 
 
 WRK = r"""
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
-{session}
 wrk.body = [==[{body}]==]
 """
 
 
-async def saturate(
-    engine: Engine, proxy: Proxy, folder: Path, seconds: float, *, prompt_bytes: int = 400, connections: int = 64
-) -> Saturation | None:
+async def saturate(engine: Engine, proxy: Proxy, folder: Path, seconds: float) -> Saturation | None:
     """``wrk`` on the load's core, beside the upstream; null where there is no wrk."""
     path = shutil.which("wrk")
     if path is None:
         return None
     script = folder / "unary.lua"
-    prompt = prompt_for(proxy, prompt_bytes, stream=False)
-    session = "" if prompt.session is None else f'wrk.headers["X-Session-ID"] = "{prompt.session}"'
-    script.write_text(WRK.format(body=prompt.body.decode(), session=session))
+    prompt = prompt_for(proxy, 400, stream=False)
+    script.write_text(WRK.format(body=prompt.body.decode()))
     answered, records = engine.unary, records_of(proxy)
     plane_ns, recorder_ns, started = total_ns(proxy.pid), total_ns(proxy.recorder), time.monotonic()
-    command = [path, "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script)]
+    command = [path, "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}s", "-s", str(script)]
     process = await asyncio.create_subprocess_exec(
         *command, f"http://127.0.0.1:{proxy.port}{target(prompt, 'unary')}", stdout=subprocess.PIPE
     )
@@ -211,13 +202,10 @@ async def saturate(
     said = (await process.communicate())[0].decode()
     plane_ns = total_ns(proxy.pid) - plane_ns
     requests = engine.unary - answered
-    proxy.sent += requests
-    memory = rss_mb(proxy.pid) if proxy.pid is not None else None
     recorded, written_at = await written(proxy, records + requests)
     took = written_at - started
     await settled(proxy)
     return Saturation(
-        requests=requests,
         rate=float(re.findall(r"Requests/sec:\s+([\d.]+)", said)[0]),
         failures=sum(
             int(number)
@@ -225,9 +213,7 @@ async def saturate(
         ),
         cpu_us=per(plane_ns, requests) if proxy.pid is not None else None,
         recorder_cpu_us=per(total_ns(proxy.recorder) - recorder_ns, requests) if proxy.recorder else None,
-        recorded=recorded - records if proxy.records else None,
         recorded_rate=(recorded - records) / took if proxy.records else None,
-        rss_mb=memory,
     )
 
 

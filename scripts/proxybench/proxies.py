@@ -29,7 +29,7 @@ http {{
   client_body_buffer_size 128k;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  upstream engine {{ {rule} {servers} keepalive 1024; keepalive_requests 100000000; }}
+  upstream engine {{ server 127.0.0.1:{upstream}; keepalive 1024; keepalive_requests 100000000; }}
   server {{
     listen 127.0.0.1:{port} backlog=4096;
     location / {{
@@ -70,10 +70,6 @@ class Proxy:
     records: RecordCount | None = None
     token_ids: bool = True
     """Whether prompts go as token ids, as text otherwise."""
-    sent: int = 0
-    """Requests that it has been sent."""
-    session: str | None = None
-    """Session that all its requests name. Null: none."""
     account: dict[str, Any] = field(default_factory=dict)
     """What the tap said of every request, once it has ended."""
 
@@ -97,18 +93,17 @@ def binary(name: str) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def nginx(folder: Path, *upstreams: int, name: str = "nginx", rule: str = "") -> AsyncIterator[Proxy]:
-    """nginx with one worker. ``rule``: its choice among several upstreams; empty: round robin."""
-    port, own = free_port(), folder / name
+async def nginx(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
+    """nginx with one worker."""
+    port, own = free_port(), folder / "nginx"
     own.mkdir()
     config = own / "nginx.conf"
-    servers = " ".join(f"server 127.0.0.1:{upstream};" for upstream in upstreams)
-    config.write_text(NGINX_CONF.format(folder=own, servers=servers, rule=rule, port=port))
+    config.write_text(NGINX_CONF.format(folder=own, upstream=upstream, port=port))
     command = [binary("nginx") or "nginx", "-c", str(config), "-e", str(own / "nginx.log")]
     async with running(command, port) as process:
         worker = await child_named(process.pid, "worker process")
         pin(worker, PROXY_CORE)
-        yield Proxy(name, port, worker)
+        yield Proxy("nginx", port, worker)
 
 
 @contextlib.asynccontextmanager
@@ -124,10 +119,10 @@ async def haproxy(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
 
 @contextlib.asynccontextmanager
 async def tap(
-    folder: Path, upstream: int, tokenizer: str, flags: Sequence[str], *, one_core: bool, name: str | None = None
+    folder: Path, upstream: int, tokenizer: str, flags: Sequence[str], *, one_core: bool
 ) -> AsyncIterator[Proxy]:
     """The tap with full recording and hashing; at the end the proxy's account is the summary that the tap kept."""
-    own = folder / (name or tokenizer)
+    own = folder / tokenizer
     own.mkdir()
     async with running_tap(own, upstream, ["--tokenizer", tokenizer, *flags]) as command:
         plane, recorder = command.data_plane, await command.pid("recorder")
@@ -135,7 +130,7 @@ async def tap(
             pin(pid, PROXY_CORE)
         pin(recorder, PROXY_CORE if one_core else LOAD_CORE)
         records, token_ids = RecordCount(command.trace), tokenizer != "bytes"
-        proxy = Proxy(f"tap {name or tokenizer}", command.port, plane, recorder, records, token_ids)
+        proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, records, token_ids)
         yield proxy
         await command.end()
         proxy.account = command.account

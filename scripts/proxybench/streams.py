@@ -25,8 +25,6 @@ class Prompt:
 
     body: bytes
     tokens: int
-    session: str | None = None
-    """Value of X-Session-ID. Null: no such header."""
 
 
 def target(prompt: Prompt, answer: str) -> str:
@@ -36,9 +34,8 @@ def target(prompt: Prompt, answer: str) -> str:
 
 def post(prompt: Prompt, answer: str) -> bytes:
     """The whole request."""
-    session = b"" if prompt.session is None else f"X-Session-ID: {prompt.session}\r\n".encode()
-    head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
-    return head % (target(prompt, answer).encode(), session, len(prompt.body)) + prompt.body
+    head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (target(prompt, answer).encode(), len(prompt.body)) + prompt.body
 
 
 class StreamClient(asyncio.Protocol):

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from scripts.proxybench.processes import child_named, children, free_port, named, until_listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROLES = {"worker": "tap.proxy.worker", "recorder": "tap.recorder.recorder", "admin": "tap.admin"}
+ROLES = {"worker": "tap.proxy.worker", "recorder": "tap.recorder.recorder"}
 
 
 @dataclass(slots=True)
@@ -52,21 +52,12 @@ class RunningTap:
 
 
 @contextlib.asynccontextmanager
-async def running_tap(
-    folder: Path,
-    upstream: int,
-    flags: Sequence[str],
-    *,
-    trace: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> AsyncIterator[RunningTap]:
+async def running_tap(folder: Path, upstream: int, flags: Sequence[str]) -> AsyncIterator[RunningTap]:
     """``tap`` in front of a port until the block ends."""
-    port, trace, log = free_port(), trace or folder / "captured.jsonl", folder / "tap.log"
+    port, trace, log = free_port(), folder / "captured.jsonl", folder / "tap.log"
     command = [sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream}"]
     command += ["--listen", f"127.0.0.1:{port}", "-o", str(trace), *flags]
-    given = environment or {}
-    path = os.pathsep.join(filter(None, (given.get("PYTHONPATH"), str(ROOT))))
-    variables = {**os.environ, "KVTAPE_KEY_FILE": str(folder / "key"), **given, "PYTHONPATH": path}
+    variables = {**os.environ, "KVTAPE_KEY_FILE": str(folder / "key"), "PYTHONPATH": str(ROOT)}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220  once, before anything is measured
             command, cwd=ROOT, env=variables, stdout=output, stderr=output
@@ -96,15 +87,6 @@ def kept_account(trace: Path) -> dict[str, Any]:
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
     return account
-
-
-def records_in_files(trace: Path) -> int:
-    """Records in a plain trace, all of its segments together: lines that are no header and not torn."""
-    lines = 0
-    for path in trace.parent.glob(f"{trace.stem}*{trace.suffix}"):
-        if not path.name.endswith(".engine.jsonl"):
-            lines += sum(line.endswith(b"\n") and not line.startswith(b'{"meta"') for line in path.open("rb"))
-    return lines
 
 
 class RecordCount:

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from measure.resampling import FEWEST_UNITS, busy_units, draw_weights, effective_units
+from measure.survival import EVENT, Waits, make_waits
 from report.compare.cells import Cell, describe, measure
-from scripts.coverage import mm1, sample
+from sim.forecast.baselines import queued
+from tracefile.records.arrays import FloatArray
 
 
 def test_sessions_that_met_in_one_queue_are_one_unit() -> None:
@@ -52,3 +54,13 @@ def queue_cell(random: np.random.Generator, utilization: float, n: int, seed: in
     arrival_ms, wait_ms = mm1(random, utilization, n)
     units = busy_units(arrival_ms, wait_ms, np.arange(n))
     return measure(sample(wait_ms), units, draw_weights(int(units.max()) + 1, 100, seed))
+
+
+def mm1(random: np.random.Generator, utilization: float, n: int) -> tuple[FloatArray, FloatArray]:
+    """Return arrivals and waits of one run of a queue that begins empty."""
+    arrival_ms = np.cumsum(random.exponential(1.0 / utilization, n))
+    return arrival_ms, queued(arrival_ms, random.exponential(1.0, n))
+
+
+def sample(wait_ms: FloatArray) -> Waits:
+    return make_waits(wait_ms, np.full(len(wait_ms), EVENT, dtype=np.int8), np.arange(len(wait_ms)))

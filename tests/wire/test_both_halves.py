@@ -11,8 +11,8 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts.timedclient import Client, Exchange
 from tests.waiting import standstill, until
+from tests.wire.timedclient import Client, Exchange
 from wire.client.connection import ResponseHead, ServerConnection
 from wire.client.pool import ConnectionPool
 from wire.errors import LossKind

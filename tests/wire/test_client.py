@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from scripts.timedclient import Client, Exchange
+from tests.wire.timedclient import Client, Exchange
 from wire.url import parse_url
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

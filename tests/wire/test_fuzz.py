@@ -1,7 +1,7 @@
 """Hostile bytes through a whole tap in memory: nothing smuggled, nothing out of step, nothing that the reads decide.
 
-What the upstream got is read by two parsers that are not ours (``scripts/wirefuzz``): a slow, obvious one and h11. The
-corpus holds inputs that mattered once, named by what they are; ``scripts/fuzz_wire.py`` looks for more.
+What the upstream got is read by two parsers that are not ours: a slow, obvious one (``strictparser``) and h11. The
+corpus holds inputs that mattered once, named by what they are.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scripts.wirefuzz.properties import check_requests, check_response
+from tests.wire.fuzzproperties import check_requests, check_response
 
 CORPUS = Path(__file__).with_name("corpus")
 EXAMPLES = 100

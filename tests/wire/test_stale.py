@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from scripts.timedclient import Client, Exchange
+from tests.wire.timedclient import Client, Exchange
 from wire.client import connection
 from wire.client.pool import ConnectionPool
 from wire.url import parse_url

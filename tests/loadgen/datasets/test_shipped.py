@@ -4,23 +4,31 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 
+import msgspec
 import pytest
+import zstandard
 
 from loadgen.datasets import SHIPPED, parse_dataset, shipped_path
 from loadgen.datasets.session import ESTIMATED, DatasetOptions
 from loadgen.datasets.traces import read_trie
-from scripts.lookalikes import LOOKALIKES, rows
 from tracefile import open_trace
+from tracefile.importers.trie import TrieRow
+
+
+def rows(name: str) -> list[TrieRow]:
+    """Rows of a shipped file."""
+    lines = zstandard.ZstdDecompressor().decompress(shipped_path(name).read_bytes()).splitlines()
+    return [msgspec.json.decode(line, type=TrieRow) for line in lines]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_file_is_what_its_script_draws(name: str) -> None:
-    made = rows(name)
+def test_a_shipped_file_is_read_as_sessions(name: str) -> None:
+    shipped = rows(name)
     sessions = list(read_trie(shipped_path(name), DatasetOptions(lengths=ESTIMATED)))
-    assert [len(session) for session in sessions] == [row.num_turns + 1 for row in made]
-    assert [session[0].new_tokens for session in sessions] == [row.input_prompt_length for row in made]
+    assert [len(session) for session in sessions] == [row.num_turns + 1 for row in shipped]
+    assert [session[0].new_tokens for session in sessions] == [row.input_prompt_length for row in shipped]
     pauses_ms = [turn.think_ms for session in sessions for turn in session[1:]]
-    assert pauses_ms == [latency_s * 1000 for row in made for latency_s in row.tool_call_latency]
+    assert pauses_ms == [latency_s * 1000 for row in shipped for latency_s in row.tool_call_latency]
 
 
 def test_the_shapes_are_those_that_the_article_states() -> None:
@@ -41,7 +49,6 @@ def test_the_shapes_are_those_that_the_article_states() -> None:
 
 def test_a_shipped_workload_is_called_by_its_name() -> None:
     assert parse_dataset("trie:code-qa") == ("trie", shipped_path("code-qa"))
-    assert set(LOOKALIKES) == set(SHIPPED)
     with open_trace(shipped_path("agentic-coding")) as reader:  # as a trace, too
         assert [record.turn for record in islice(reader, 3)] == [1, 2, 3]
 

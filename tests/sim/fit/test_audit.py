@@ -1,7 +1,6 @@
 """``sim audit``: reported cached tokens against the rules, and causes that are found by trying."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +13,7 @@ from sim.__main__ import main
 from sim.fit import audit
 from sim.fit.schedule import Admitted, Reconstruction
 from sim.workload.arrivals import Arrival
-from tests.warmstart import run_warm
 from tracefile import InputError, Record, RequestId, TraceWriter
-from wire.process import module_environment
 
 SEED = 5
 
@@ -156,31 +153,6 @@ def everyone(records: list[Record]) -> list[int]:
 
 def changed(record: Record, cached_tokens: int) -> Record:
     return msgspec.structs.replace(record, cached_tokens=cached_tokens)
-
-
-def pressure(directory: Path, *flags: str) -> list[dict[str, Any]]:
-    """Run ``scripts/pressure.py``, whose gate is 98 % exact; its results."""
-    environment = module_environment() | {"KVTAPE_KEY_FILE": str(directory / "key")}
-    done = run_warm("scripts.pressure", "--out", directory / "out", *flags, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results: list[dict[str, Any]] = json.loads((directory / "out" / "results.json").read_text())
-    return results
-
-
-def test_the_embedded_engine_under_pressure(tmp_path: Path) -> None:
-    [result] = pressure(tmp_path, "--engine", "sim", "--num-gpu-blocks", "140", "--loads", "poisson", "--seconds", "2")
-    assert result["evicted_blocks"] > 0
-
-
-@pytest.mark.vllm
-def test_vllm_under_pressure(tmp_path: Path) -> None:
-    """A server of its own with a small pool, beside the one that other tests use."""
-    if "KVTAPE_VLLM_PYTHON" not in os.environ:
-        pytest.skip("needs vLLM's environment (make test-vllm)")
-    [result] = pressure(
-        tmp_path, "--engine", "vllm", "--num-gpu-blocks", "400", "--loads", "poisson", "--seconds", "15"
-    )
-    assert result["evicted_blocks"] > 0
 
 
 def admitted(hashes: list[int], reported: int, cached: int) -> Admitted:

@@ -9,13 +9,13 @@ import pytest
 
 from report.compare.headline import doubts
 from report.compare.results import Forecast
-from scripts import knownengine
 from sim.__main__ import main
 from sim.fit.fit import describe_fit
 from sim.fit.fitting import FitConfig, fit_traces
 from sim.forecast.saturation import beyond_fit, borrowed_parameters, open_parameters, run_point
 from sim.latency.modelfile import Model, load_model, save_model
 from sim.workload.arrivals import plan_arrivals
+from tests.sim.fit import knownengine
 from tracefile import InputError, load_trace
 
 SLOWER = 1.1

@@ -7,12 +7,12 @@ import pytest
 
 from measure.fitindex import FittedWindow, read_windows, write_windows
 from report.rolling.drift import make_page
-from scripts import knownengine
 from sim.__main__ import main
 from sim.fit import windows as windows_module
 from sim.fit.fitting import FitConfig, fit_records, fit_traces
 from sim.fit.windows import Windows
 from sim.latency.modelfile import load_model, save_model
+from tests.sim.fit import knownengine
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, load_trace
 
 PIECE_S = 120.0

@@ -154,7 +154,6 @@ def test_a_reader_that_stops_costs_little_and_loses_nothing(url: str) -> None:
 
 
 def test_two_hundred_clients_that_leave_free_every_block(start_sim_server: StartSimServer) -> None:
-    """scripts/bench_serve.py does it with two thousand."""
     flags = ("--t0-ms", "100", "--num-gpu-blocks", "40000", "--block-size", "16", "--max-num-seqs", "256")
     body = json.dumps({"prompt": "x", "max_tokens": 9000, "ignore_eos": True, "stream": True}).encode()
     with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30) as client:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from scripts.wirefuzz.fuzzedtap import (
+from tests.wire.fuzzedtap import (
     MARKER,
     RequestOutcome,
     ResponseOutcome,
@@ -12,7 +12,7 @@ from scripts.wirefuzz.fuzzedtap import (
     send_requests,
     send_response,
 )
-from scripts.wirefuzz.strictparser import Request, parse_requests
+from tests.wire.strictparser import Request, parse_requests
 
 MARKER_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nmarker"
 

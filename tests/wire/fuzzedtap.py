@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import h11
 
-from scripts.wirefuzz.memorynet import MemoryLoop, MemoryTransport, pump
-from scripts.wirefuzz.strictparser import Request, parse_requests
 from tap.ipc.exchange import UpstreamEntry
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
+from tests.wire.memorynet import MemoryLoop, MemoryTransport, pump
+from tests.wire.strictparser import Request, parse_requests
 from wire.requesthead import BEYOND_ASCII
 from wire.server import ClientConnection
 
