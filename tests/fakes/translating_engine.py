@@ -79,8 +79,8 @@ def _response_events(text: str, chat: Json) -> Events:
 
 def _chat_of_message(fields: Json) -> Json:
     messages: list[Json] = [{"role": "system", "content": fields["system"]}] if "system" in fields else []
-    for message in fields["messages"]:
-        messages.append({"role": message["role"], "content": "".join(block["text"] for block in message["content"])})
+    turns = [(turn["role"], "".join(block["text"] for block in turn["content"])) for turn in fields["messages"]]
+    messages += [{"role": role, "content": text} for role, text in turns]
     return {"messages": messages, "max_tokens": fields["max_tokens"]}
 
 

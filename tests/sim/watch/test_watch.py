@@ -154,7 +154,7 @@ def test_a_model_that_is_too_slow_by_a_fifth_has_drifted(
 
 
 @pytest.mark.parametrize(
-    ("changes", "engine", "note"),
+    "case",
     [
         ({"cached_tokens": None}, {}, "cached tokens: most records have none; nothing is judged (tap --inject usage)"),
         ({"itl_ms": [], "itl_tokens": []}, {}, "pace: 0 intervals between tokens; expected 100 for a pace, of "),
@@ -162,14 +162,9 @@ def test_a_model_that_is_too_slow_by_a_fifth_has_drifted(
     ],
 )
 def test_what_cannot_be_told_is_a_note(
-    tmp_path: Path,
-    served: Any,
-    changes: dict[str, Any],
-    engine: dict[str, Any],
-    note: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, served: Any, case: tuple[dict[str, Any], dict[str, Any], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    meta, records = served
+    (meta, records), (changes, engine, note) = served, case
     meta = msgspec.structs.replace(meta, engine=msgspec.structs.replace(meta.engine, **engine))
     records = [msgspec.structs.replace(record, **changes) for record in records[:60]]
     _, [found] = watched(tmp_path, write(tmp_path / "t.jsonl", meta, records), engine_model(), capsys)
