@@ -19,7 +19,7 @@ from sim.fit.pace import Pace, measure_pace, priced_steps
 from sim.fit.variants import Capture
 from sim.forecast.captured import captured_engine
 from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.summary import finite, ttft_quantiles
+from sim.forecast.summary import ttft_quantiles
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import engine_warning
 from sim.vllm.settings import refuse_other_attention
@@ -200,7 +200,8 @@ class ModelWatch:
         assert self._meta is not None
         cached = np.array([record.cached_tokens or 0 for record in records], np.int64)
         arrivals = plan_arrivals(self._meta, records, model.engine.block_size, needs_hashes=False)
-        capture, pace = Capture(records, arrivals, arrivals.objects(), cached.tolist(), None), None
+        capture = Capture(records, arrivals, arrivals.objects(), cached.tolist(), None)
+        pace: Pace | None = None
         seen = priced_steps(capture, model)
         inside = (seen.start_ms >= judgement.from_ms) & (seen.start_ms < judgement.until_ms)
         try:
@@ -217,7 +218,7 @@ class ModelWatch:
             outside=pace is not None and is_outside(pace, self._reach),
             drifted=self._alarm.drifted,
             drifted_since_ms=self._alarm.since_ms,
-            ttft=ttft_rows(self._meta, capture, model, judged) if len(judged) else [],
+            ttft=ttft_rows(self._meta, capture, model, judged) if len(judged) >= FEWEST["p50"] else [],
         )
 
 
@@ -238,6 +239,11 @@ def ttft_rows(meta: Meta, capture: Capture, model: Model, judged: IntArray) -> l
     for column, level in enumerate(LEVELS):
         if len(judged) >= FEWEST[level]:
             band = interval(by_member[:, column])
-            predicted = Bounds(finite(band.middle), finite(band.low), finite(band.high))
-            rows.append(TtftRow(level=level, seen=finite(float(seen_ms[column])), predicted=predicted))
+            predicted = Bounds(_ms(band.middle), _ms(band.low), _ms(band.high))
+            rows.append(TtftRow(level=level, seen=_ms(float(seen_ms[column])), predicted=predicted))
     return rows
+
+
+def _ms(value: float) -> float | None:
+    """Return a time to the microsecond, as traces have it; None: not finite."""
+    return round(value, 3) if np.isfinite(value) else None

@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Judge until the trace ends; 1 if the model has drifted by then, 3 if the last pace is too uncertain to say."""
     trace, overrides = arguments.trace, engine_overrides(arguments)
-    watch, last = modelwatch.ModelWatch(trace, arguments.latency_model, overrides, arguments.upstream), None
+    watch = modelwatch.ModelWatch(trace, arguments.latency_model, overrides, arguments.upstream)
+    last: Judgement | None = None
     shown = None if arguments.metrics is None else gauges.serve(arguments.metrics)
     if arguments.follow:
         os.nice(NICENESS)

@@ -157,7 +157,7 @@ def test_a_model_that_is_too_slow_by_a_fifth_has_drifted(
     "case",
     [
         ({"cached_tokens": None}, {}, "cached tokens: most records have none; nothing is judged (tap --inject usage)"),
-        ({"itl_ms": [], "itl_tokens": []}, {}, "pace: 0 intervals between tokens; expected 100 for a pace, of "),
+        ({"itl_ms": [], "itl_tokens": []}, {}, " intervals between tokens; expected 100 for a pace, of "),
         ({}, {"max_num_seqs": 64}, "of another engine than the trace (max_num_seqs 64, fitted under 32)"),
     ],
 )
