@@ -1,6 +1,7 @@
-"""A model beside a trace of one engine: takes its requests one by one, and judges the last minutes."""
+"""A model beside a trace of one engine: takes its requests one by one, judges the last minutes, and shows gauges."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import exp, hypot, log
 from pathlib import Path
@@ -8,7 +9,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
+from measure.exposition import Families
 from measure.runs import make_run
 from measure.scores import ndtri, stdtrit
 from measure.survival import incidence, quantiles
@@ -247,3 +252,41 @@ def ttft_rows(meta: Meta, capture: Capture, model: Model, judged: IntArray) -> l
 def _ms(value: float) -> float | None:
     """Return a time to the microsecond, as traces have it; None: not finite."""
     return round(value, 3) if np.isfinite(value) else None
+
+
+class Gauges(Collector):
+    """Collects nothing until there is a judgement."""
+
+    def __init__(self) -> None:
+        self.judgement: Judgement | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        if (one := self.judgement) is None:
+            return
+        low, high = one.allowed
+        gauge = Families("kvtape_watch_").gauge
+        yield gauge("drifted", "1: the pace has left the model's drift.", [((), one.drifted)])
+        yield gauge("pace", "Steps' time over the model's.", _rows(one.pace), ["bound"])
+        yield gauge("allowed_pace", "The model's range.", [(("low",), low), (("high",), high)], ["bound"])
+        yield gauge("requests", "Judged requests of the last ten minutes.", [((), one.requests)])
+        labels = ["quantile", "bound"]
+        seen = [((row.level, "seen"), row.seen / 1e3) for row in one.ttft if row.seen is not None]
+        made = [((row.level, *bound), value / 1e3) for row in one.ttft for bound, value in _rows(row.predicted)]
+        yield gauge("ttft_seconds", "TTFT seen, and predicted with its interval.", seen + made, labels)
+
+
+def _rows(bounds: Bounds | None) -> list[tuple[tuple[str], float]]:
+    named = [] if bounds is None else [("middle", bounds.middle), ("low", bounds.low), ("high", bounds.high)]
+    return [((name,), value) for name, value in named if value is not None]
+
+
+def serve(address: str) -> Gauges:
+    """Serve gauges at HOST:PORT, on a thread of the library. Raises InputError for an address that cannot be used."""
+    host, _, port = address.rpartition(":")
+    gauges, registry = Gauges(), CollectorRegistry()
+    registry.register(gauges)
+    try:
+        start_http_server(int(port), host or "0.0.0.0", registry)
+    except (ValueError, OverflowError, OSError) as error:
+        raise InputError(f"--metrics {address}: {error}; expected HOST:PORT, free on this machine") from None
+    return gauges

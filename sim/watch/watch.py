@@ -22,10 +22,10 @@ from tracefile.files.reading import FollowedTrace, wait_for_more
 from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
-    from sim.watch import gauges, modelwatch
+    from sim.watch import modelwatch
     from sim.watch.modelwatch import Bounds, Judgement, ModelWatch, TtftRow
 else:  # numpy, which the flags need not
-    gauges, modelwatch = LateModule("sim.watch.gauges"), LateModule("sim.watch.modelwatch")
+    modelwatch = LateModule("sim.watch.modelwatch")
 
 NICENESS = 15
 POLL_S = 1.0
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     trace, overrides = arguments.trace, engine_overrides(arguments)
     watch = modelwatch.ModelWatch(trace, arguments.latency_model, overrides, arguments.upstream)
     last: Judgement | None = None
-    shown = None if arguments.metrics is None else gauges.serve(arguments.metrics)
+    shown = None if arguments.metrics is None else modelwatch.serve(arguments.metrics)
     if arguments.follow:
         os.nice(NICENESS)
         print(f"{trace}: followed until Ctrl-C", file=sys.stderr, flush=True)

@@ -13,8 +13,7 @@ from sim.__main__ import main
 from sim.latency.modelfile import Model, default_model, make_model, save_model
 from sim.watch import modelwatch
 from sim.watch import watch as command
-from sim.watch.gauges import serve
-from sim.watch.modelwatch import Bounds, Judgement, TtftRow
+from sim.watch.modelwatch import Bounds, Judgement, TtftRow, serve
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 BLOCK = 32
