@@ -47,7 +47,8 @@ FLOORS = {
 }
 # Folders of loadgen that replay stands on.
 REPLAY_USES = {"core", "text", "sending", "runs"}
-# The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
+# The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server. The
+# gauges of `sim watch` are served by prometheus_client.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 MOST_MODULES = 20
 

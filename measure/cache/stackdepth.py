@@ -293,29 +293,6 @@ def with_room(stack: RecencyStack, touches: int, most: int | None = None) -> Rec
     return fresh
 
 
-def take_chain(stack: RecencyStack, keys: UInt64Array, limit: int, sizes: IntArray) -> IntArray:
-    """Touch a chain from leaf to root; return its leading blocks, up to ``limit``, that hit in a cache of each size."""
-    hits = np.zeros(len(sizes), np.int64)
-    _count_hits(stack, keys, limit, sizes, hits)
-    return hits
-
-
-@entry
-def _count_hits(
-    stack: RecencyStack, keys: UInt64Array, limit: int, sizes: IntArray, hits: IntArray
-) -> None:  # pragma: no cover - compiled
-    for position in range(min(limit, len(keys))):
-        depth = depth_of(stack, keys[position])
-        if depth == 0:
-            break
-        for place in range(len(sizes)):
-            # Depths only grow along a chain: a block in a cache has all before it there.
-            if depth <= sizes[place]:
-                hits[place] = position + 1
-    for position in range(len(keys) - 1, -1, -1):
-        touch(stack, keys[position])
-
-
 @entry
 def for_all(stack: RecencyStack, keys: UInt64Array) -> None:  # pragma: no cover - compiled
     """Touch ``keys`` in turn."""

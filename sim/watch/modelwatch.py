@@ -1,86 +1,166 @@
-"""A model beside a trace: takes its requests one by one, judges the last minutes, and tells when the model drifted."""
+"""A model beside a trace of one engine: takes its requests one by one, judges the last minutes, and shows gauges."""
 
-import os
-from dataclasses import dataclass
-from operator import attrgetter
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp, hypot, log
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-from measure.modelstate import CacheRow, ModelState, TtftRow
-from sim.fit.pace import Pace, with_pace
+from measure.exposition import Families
+from measure.runs import make_run
+from measure.scores import ndtri, stdtrit
+from measure.survival import incidence, quantiles
+from measure.waits import first_token_waits
+from sim.fit.drift import INTERVAL
+from sim.fit.factualhits import with_factual_hits
+from sim.fit.pace import Pace, measure_pace, priced_steps
+from sim.fit.variants import Capture
 from sim.forecast.captured import captured_engine
+from sim.forecast.ensemble import forecast, interval, members
+from sim.forecast.summary import ttft_quantiles
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import engine_warning
-from sim.vllm.config import EngineConfig
 from sim.vllm.settings import refuse_other_attention
-from sim.watch.judgement import (
-    DriftAlarm,
-    EngineLoad,
-    Slices,
-    allowed_reach,
-    cache_rows,
-    drawn_models,
-    engine_load,
-    forecast_loads,
-    is_outside,
-    live_pace,
-    slice_begin,
-    slice_steps,
-    ttft_rows,
-)
-from sim.watch.window import CacheSizes, Kept, Window, cache_sizes
+from sim.workload.arrivals import plan_arrivals
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
-MOST_MISSING = 0.05
-"""Share of requests in flight that the trace may lack before a note tells it."""
-MOST_ENGINES = 16
-"""Upstreams with an order of use of their own; requests of others are left out."""
+WINDOW_MS, EVERY_MS = 600e3, 60e3
+"""Time that is judged, and from one judgement to the next."""
+MOST_REQUESTS = 2048
+MOST_READS = 1 << 18
+"""Token reads of all kept requests: rebuilding the steps of more takes seconds."""
+MEMBERS = 20
+LEAST = log(1.05)
+"""Drift that is never reported: forecasts' bands are wider."""
+JUDGEMENTS = 3
+"""In a row that say the same before the alarm changes."""
+LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+FEWEST = {"p50": 30, "p90": 30, "p99": 100}
+"""Requests of which a quantile is judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchConfig:
-    """Settings of ``sim watch``."""
+class Bounds(msgspec.Struct, frozen=True):
+    """A value and the ends of its interval. Null: not finite."""
 
-    trace: Path
-    model: Path
-    overrides: dict[str, Any]
-    window_ms: float
-    every_ms: float
-    members: int
-    seed: int
+    middle: float | None
+    low: float | None
+    high: float | None
+
+
+class TtftRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A TTFT quantile of the judged requests, ms."""
+
+    level: str
+    seen: float | None
+    """Null: more than the rest waited for no first token."""
+    predicted: Bounds
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """A model beside the last minutes of a trace. Times in ms on the trace's clock."""
+
+    allowed: tuple[float, float]
+    """Range of drift: paces that the model's captures let expect."""
+    epoch_unix_ns: int | None = None
+    """Wall clock of the trace's time 0. Null: the trace does not report it."""
+    from_ms: float = 0.0
+    until_ms: float = 0.0
+    """The judged requests arrived between these."""
+    requests: int = 0
+    pace: Bounds | None = None
+    """Time of the engine's steps over the model's, with its 95 % interval. Null: a note tells the reason."""
+    outside: bool = False
+    """The pace is outside the model's own range of drift, by more than the measurement's error."""
+    drifted: bool = False
+    """The pace has been outside for several judgements in a row, and not been back for as many."""
+    drifted_since_ms: float | None = None
+    ttft: list[TtftRow] = []
+    notes: list[str] = []
+
+
+def allowed_reach(model: Model) -> float:
+    """Return how far log(pace) may be from 0 by the drift between the model's captures, at the ends of 95 %."""
+    score = stdtrit(model.drift_freedom, INTERVAL[1]) if model.drift_freedom else ndtri(INTERVAL[1])
+    return max(float(score) * model.drift_log_sd, LEAST)
+
+
+def is_outside(pace: Pace, reach: float) -> bool:
+    """Return whether a pace is out of the model's range by more than both are known."""
+    return abs(log(pace.factor)) > hypot(reach, pace.reach)
+
+
+@dataclass(slots=True)
+class DriftAlarm:
+    """On after ``JUDGEMENTS`` in a row outside, off after as many inside; judgements without a pace change nothing."""
+
+    drifted: bool = False
+    since_ms: float | None = None
+    """Time of the first judgement in a row that differs from the one before."""
+    _differing_ms: list[float] = field(default_factory=list)
+
+    def judge(self, *, outside: bool, at_ms: float) -> None:
+        self._differing_ms = [] if outside == self.drifted else [*self._differing_ms, at_ms]
+        if len(self._differing_ms) == JUDGEMENTS:
+            self.drifted, self.since_ms = outside, self._differing_ms[0] if outside else None
+            self._differing_ms = []
 
 
 class ModelWatch:
     """Times are the trace's own: the same trace gives the same judgements."""
 
-    def __init__(self, config: WatchConfig) -> None:
-        self._config = config
-        self._notes: list[str] = []
-        self._stamp: object = _stamp(config.model)
-        self._fitted = load_model(config.model)
+    def __init__(self, trace: Path, model: Path, overrides: dict[str, Any], upstream: str | None = None) -> None:
+        """``upstream``: the engine to judge, of a trace of several."""
+        self._trace, self._overrides = trace, overrides
+        self._engine, self._is_chosen = upstream, upstream is not None
+        self._fitted = load_model(model)
+        self._reach = allowed_reach(self._fitted)
+        self._alarm = DriftAlarm()
         self._meta: Meta | None = None
-        self.alarm = DriftAlarm()
-        self._paces: list[tuple[float, float]] = []
-        self._has_judged = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._kept = deque[tuple[Record, float]]()
+        """Requests with their ends, in the order of these."""
+        self._reads = 0
+        self._latest_ms = self._begin_ms = -np.inf
         self._judged_ms: float | None = None
-        self._begin(Meta(source="tap"))
 
     def take(self, record: Record, meta: Meta) -> None:
         """Take the next request to end; another engine in the header begins anew. Raises InputError."""
         if self._meta is None or meta.engine != self._meta.engine:
-            refuse_other_attention(meta, self._config.trace)
-            self._begin(meta)
+            refuse_other_attention(meta, self._trace)
             self._meta = meta
+            self._begin()
         end_ms = record.end_ms()
-        if record.arrival_ms is None or end_ms is None:
+        if record.arrival_ms is None or end_ms is None or not self._is_of_engine(record):
             return
-        self._window.take(Kept(record, end_ms, self._hits(record)))
-        if self._judged_ms is None:
-            self._judged_ms = end_ms
+        self._kept.append((record, end_ms))
+        self._reads += len(record.itl_ms)
+        self._latest_ms = max(self._latest_ms, end_ms)
+        self._judged_ms = end_ms if self._judged_ms is None else self._judged_ms
+        first_ms = self._latest_ms - WINDOW_MS
+        # Of faster traffic a shorter time is kept: sessions are parts of batches.
+        while len(self._kept) > MOST_REQUESTS or self._reads > MOST_READS or self._kept[0][1] < first_ms:
+            if len(self._kept) == 1:
+                break
+            gone, gone_ms = self._kept.popleft()
+            self._reads -= len(gone.itl_ms)
+            self._begin_ms = max(self._begin_ms, gone_ms)  # all requests in flight from then on are kept
+
+    def _is_of_engine(self, record: Record) -> bool:
+        self._engine = self._engine or record.upstream
+        if record.upstream not in (None, self._engine) and not self._is_chosen:
+            raise InputError(f"{self._trace}: requests of {self._engine} and {record.upstream}; expected --upstream")
+        return record.upstream in (None, self._engine)  # without one it was refused by the tap itself
 
     @property
     def is_empty(self) -> bool:
@@ -89,214 +169,124 @@ class ModelWatch:
 
     @property
     def is_due(self) -> bool:
-        """True once the trace has gone on by ``every_ms`` since the last judgement."""
-        return self._judged_ms is not None and self._window.latest_ms >= self._judged_ms + self._config.every_ms
+        """True once the trace has gone on by ``EVERY_MS`` since the last judgement."""
+        return self._judged_ms is not None and self._latest_ms >= self._judged_ms + EVERY_MS
 
-    @property
-    def has_news(self) -> bool:
-        """True if a request has ended since the last judgement, or there was none."""
-        return not self._has_judged or self._window.latest_ms > (self._judged_ms or 0.0)
-
-    def judge(self) -> ModelState:
+    def judge(self) -> Judgement:
         """Judge the requests of the window up to the time by which all that arrived have ended."""
-        self._refresh_model()
-        self._judged_ms, self._has_judged = self._window.latest_ms, True
-        until_ms = self._window.known_until_ms
-        begin_ms = max(self._window.begin_ms, until_ms - self._config.window_ms)
-        model = self._current_model()
-        self._notes = list(self._standing_notes(model))
-        loads = self._loads(model.engine, begin_ms, until_ms)
-        if not loads or not self._know_hits(loads):
-            return self._state([], begin_ms, until_ms)
-        if (missing := _missing_share(loads)) > MOST_MISSING:
-            self._notes.append(
-                f"{missing:.0%} of requests in flight are not in the trace (sampled?): the pace is too high"
-            )
-        pace = self._pace(model, loads, begin_ms, until_ms)
-        if any(load.judged.any() for load in loads):
-            ttft, caches = self._forecasts(model, loads, pace)
-        else:
-            ttft, caches = [], []
-            self._notes.append("TTFT: no streamed request arrived and ended in the time that is kept")
-        said = None if pace is None else live_pace(pace, allowed_reach(model))
-        state = self._state(loads, begin_ms, until_ms)
-        return msgspec.structs.replace(state, pace=said, ttft=ttft, caches=caches)
-
-    def _begin(self, meta: Meta) -> None:
-        self._window = Window(self._config.window_ms)
-        self._slices = Slices(self._config.window_ms)
-        self._sizes: dict[str | None, CacheSizes] = {}
-        self._left_out = 0
-        self._judged_ms = None
-        self._paced_until_ms = -np.inf
-        engine = meta.engine
-        known = self._config.overrides.get("num_gpu_blocks") or (engine and engine.num_gpu_blocks)
-        self._first_sizes = cache_sizes(meta, self._engine(meta, []), size_known=bool(known))
-
-    def _engine(self, meta: Meta, records: list[Record]) -> EngineConfig:
-        return engine_with(captured_engine(self._fitted.engine, meta, records), self._config.overrides)
-
-    def _hits(self, record: Record) -> Any:
-        if isinstance(self._first_sizes, str) or record.block_hashes is None or not record.prompt_tokens:
-            return None
         assert self._meta is not None
-        if record.upstream not in self._sizes:
-            if len(self._sizes) == MOST_ENGINES:
-                self._left_out += 1
-                return None
-            self._sizes[record.upstream] = CacheSizes(self._meta, self._engine(self._meta, []))
-        return self._sizes[record.upstream].take(record)
-
-    def _current_model(self) -> Model:
-        assert self._meta is not None
-        records = [one.record for one in self._window]
-        return msgspec.structs.replace(self._fitted, engine=self._engine(self._meta, records))
-
-    def _loads(self, engine: EngineConfig, begin_ms: float, until_ms: float) -> list[EngineLoad]:
-        assert self._meta is not None
-        by_engine: dict[str | None, list[Kept]] = {}
-        for one in sorted(self._window, key=attrgetter("arrival_ms")):
-            if one.arrival_ms < until_ms and one.end_ms > begin_ms:
-                by_engine.setdefault(one.record.upstream, []).append(one)
-        several = [upstream for upstream in by_engine if upstream is not None]
-        if len(several) > 1:
-            by_engine.pop(None, None)  # refused by the tap itself, for want of an engine
-            self._notes.append(f"{len(several)} engines, each by its own requests; settings as of one")
-        return [engine_load(self._meta, kept, engine, begin_ms) for kept in by_engine.values()]
-
-    def _know_hits(self, loads: list[EngineLoad]) -> bool:
-        served = [one for load in loads for one in load.kept if one.record.ttft_ms is not None]
-        reported = sum(one.record.cached_tokens is not None for one in served)
-        if 2 * reported >= len(served):
-            return True
-        if isinstance(self._first_sizes, str):
-            said = "cached tokens: most records have none, nor is the cache's size known; nothing is judged (vLLM: "
-            self._notes.append(f"{said}--enable-prompt-tokens-details; streams: tap --inject usage)")
-            return False
-        self._notes.append("cached tokens: most records have none; taken from block hashes, at the cache's size")
-        return True
-
-    def _pace(self, model: Model, loads: list[EngineLoad], begin_ms: float, until_ms: float) -> Pace | None:
-        assert self._meta is not None
-        since_ms = max(begin_ms, self._paced_until_ms)
-        kept = [one for load in loads for one in load.kept]
-        first_ms = min(one.arrival_ms for one in kept)
-        since_ms = slice_begin(kept, max(since_ms, first_ms), until_ms)
-        if until_ms > since_ms:
-            for load in loads:
-                met = [place for place, one in enumerate(load.kept) if one.end_ms > since_ms]
-                records = [load.kept[place].record for place in met]
-                cached = load.cached_tokens[met].tolist()
-                seen = slice_steps(self._meta, records, cached, model, (since_ms, until_ms))
-                self._slices.add(until_ms, seen)
-            self._paced_until_ms = until_ms
-        try:
-            pace = self._slices.pace(model)
-        except InputError as error:
-            self._notes.append(str(error))
-            return None
-        self._paces = [(at_ms, factor) for at_ms, factor in self._paces if at_ms > until_ms - self._config.window_ms]
-        self._paces.append((until_ms, round(pace.factor, 4)))
-        self.alarm.judge(outside=is_outside(pace, allowed_reach(model)), at_ms=until_ms)
-        return pace
-
-    def _forecasts(
-        self, model: Model, loads: list[EngineLoad], pace: Pace | None
-    ) -> tuple[list[TtftRow], list[CacheRow]]:
-        assert self._meta is not None
-        config, engine = self._config, model.engine
-        models, beyond = drawn_models(loads, engine, model, config.members, config.seed)
-        self._notes += beyond
-        cached = [load.cached_tokens for load in loads]
-        by_model = forecast_loads(loads, cached, engine, models, config.seed)
-        at_pace = None
-        if pace is not None:
-            models, _ = drawn_models(loads, engine, with_pace(model, pace), config.members, config.seed)
-            at_pace = forecast_loads(loads, cached, engine, models, config.seed)
-        rows = ttft_rows(self._meta, loads, by_model, at_pace)
-        if isinstance(self._first_sizes, str):
-            self._notes.append(self._first_sizes)
-            return rows, []
-        if self._first_sizes.counted_in != engine.block_size:
-            self._notes.append(f"hits at other cache sizes are counted in blocks of {self._first_sizes.counted_in}")
-        return rows, list(cache_rows(loads, self._first_sizes, engine, models, config.seed))
-
-    def _refresh_model(self) -> None:
-        """Read the model's file again where it is another one; one that is gone or bad is told, the last one stays."""
-        stamp = _stamp(self._config.model)
-        if stamp == self._stamp:
-            return
-        try:
-            self._fitted = load_model(self._config.model)
-        except InputError:
-            return
-        self._stamp, self.alarm, self._paces = stamp, DriftAlarm(), []
-        self._slices, self._paced_until_ms = Slices(self._config.window_ms), -np.inf
-
-    def _standing_notes(self, model: Model) -> list[str]:
-        assert self._meta is not None
-        notes = list(engine_warning(self._fitted, self._meta, model.engine))
-        if self._stamp != _stamp(self._config.model):
-            notes.append(f"{self._config.model.name}: cannot be read any more; the one read before is still used")
-        if self._window.is_short:
-            span_s = (self._window.latest_ms - self._window.begin_ms) / 1e3
-            notes.append(f"traffic beyond what is kept: the last {span_s:,.0f} s, all sessions of it")
-        if self._left_out:
-            notes.append(f"more than {MOST_ENGINES} upstreams: {self._left_out:,} requests of the others left out")
-        return notes
-
-    def _state(self, loads: list[EngineLoad], begin_ms: float, until_ms: float) -> ModelState:
-        model, epoch_ns = self._fitted, None if self._meta is None else self._meta.epoch_unix_ns
-        reach = allowed_reach(model)
-        judged = sum(int(load.judged.sum()) for load in loads)
-        return ModelState(
-            model=self._config.model.name,
-            allowed=(round(float(np.exp(-reach)), 4), round(float(np.exp(reach)), 4)),
-            judged_unix_s=None if epoch_ns is None else round(epoch_ns / 1e9 + until_ms / 1e3, 6),
-            from_ms=_first_ms(loads, begin_ms),
+        self._judged_ms, until_ms = self._latest_ms, self._known_until_ms()
+        begin_ms = max(self._begin_ms, until_ms - WINDOW_MS)
+        met = [record for record, end_ms in self._kept if (record.arrival_ms or 0.0) < until_ms and end_ms > begin_ms]
+        records = sorted(met, key=lambda record: record.arrival_ms or 0.0)
+        engine = captured_engine(self._fitted.engine, self._meta, records)
+        model = msgspec.structs.replace(self._fitted, engine=engine_with(engine, self._overrides))
+        judgement = Judgement(
+            allowed=(round(exp(-self._reach), 4), round(exp(self._reach), 4)),
+            epoch_unix_ns=self._meta.epoch_unix_ns,
+            from_ms=round(max(begin_ms, min((one.arrival_ms or 0.0 for one in records), default=begin_ms)), 3),
             until_ms=round(until_ms, 3),
-            requests=judged,
-            reported_hit_rate=_reported_hit_rate(loads),
-            paces=self._paces,
-            drifted=self.alarm.drifted,
-            drifted_since_ms=self.alarm.since_ms,
-            notes=self._notes,
+            notes=list(engine_warning(self._fitted, self._meta, model.engine)),
+        )
+        served = [record for record in records if record.ttft_ms is not None]
+        if 2 * sum(record.cached_tokens is not None for record in served) < len(served) or not records:
+            judgement.notes.append("cached tokens: most records have none; nothing is judged (tap --inject usage)")
+            return msgspec.structs.replace(judgement, drifted=self._alarm.drifted)
+        return self._judged(judgement, records, model)
+
+    def _known_until_ms(self) -> float:
+        """Time by which all arrived requests have ended: as long ago as the longest took, or half of the window."""
+        longest_ms = max(end_ms - (record.arrival_ms or 0.0) for record, end_ms in self._kept)
+        first_ms = max(self._begin_ms, self._kept[0][0].arrival_ms or 0.0)
+        return self._latest_ms - min(longest_ms, (self._latest_ms - first_ms) / 2)
+
+    def _judged(self, judgement: Judgement, records: list[Record], model: Model) -> Judgement:
+        """Return the judgement with pace and TTFT."""
+        assert self._meta is not None
+        cached = np.array([record.cached_tokens or 0 for record in records], np.int64)
+        arrivals = plan_arrivals(self._meta, records, model.engine.block_size, needs_hashes=False)
+        capture = Capture(records, arrivals, arrivals.objects(), cached.tolist(), None)
+        pace: Pace | None = None
+        seen = priced_steps(capture, model)
+        inside = (seen.start_ms >= judgement.from_ms) & (seen.start_ms < judgement.until_ms)
+        try:
+            pace = measure_pace(seen.select(inside), model, "pace")
+            self._alarm.judge(outside=is_outside(pace, self._reach), at_ms=judgement.until_ms)
+        except InputError as error:
+            judgement.notes.append(str(error))
+        streamed = np.array([record.stream is not False for record in records])
+        judged = np.flatnonzero(streamed & arrivals.runs & (arrivals.arrival_ms >= judgement.from_ms))
+        return msgspec.structs.replace(
+            judgement,
+            requests=len(judged),
+            pace=None if pace is None else _bounds(pace.factor, exp(pace.reach)),
+            outside=pace is not None and is_outside(pace, self._reach),
+            drifted=self._alarm.drifted,
+            drifted_since_ms=self._alarm.since_ms,
+            ttft=ttft_rows(self._meta, capture, model, judged) if len(judged) >= FEWEST["p50"] else [],
         )
 
 
-def _missing_share(loads: list[EngineLoad]) -> float:
-    """Return the share of requests in flight at judged arrivals, by the writer's count, that the trace lacks."""
-    kept = [one for load in loads for one in load.kept]
-    arrivals_ms, ends_ms = np.sort([one.arrival_ms for one in kept]), np.sort([one.end_ms for one in kept])
-    judged = [
-        one for load in loads for one, is_judged in zip(load.kept, load.judged.tolist(), strict=True) if is_judged
-    ]
-    told = [(one.arrival_ms, one.record.concurrency) for one in judged if one.record.concurrency]
-    at_ms, counted = np.array([at for at, _ in told]), sum(count for _, count in told)
-    known = np.searchsorted(arrivals_ms, at_ms, side="right") - np.searchsorted(ends_ms, at_ms, side="right")
-    return 1.0 - float(known.sum()) / counted if counted else 0.0
+def _bounds(value: float, factor: float) -> Bounds:
+    return Bounds(round(value, 4), round(value / factor, 4), round(value * factor, 4))
 
 
-def _first_ms(loads: list[EngineLoad], begin_ms: float) -> float | None:
-    first_ms = min((float(load.arrivals.arrival_ms.min()) for load in loads), default=np.inf)
-    return round(max(begin_ms, first_ms), 3) if np.isfinite(first_ms) else None
+def ttft_rows(meta: Meta, capture: Capture, model: Model, judged: IntArray) -> list[TtftRow]:
+    """Return TTFT quantiles of the requests at ``judged``, seen and forecast with the hits that they had."""
+    levels = np.array([*LEVELS.values()])
+    waits = first_token_waits(make_run("seen", "", meta, capture.records), judged)
+    seen_ms = quantiles(waits, incidence(waits), levels)
+    arrivals, roomy = with_factual_hits(capture.columns, model.engine, np.array(capture.cached_tokens))
+    made = forecast(arrivals, roomy, members(model, MEMBERS, 0), seed=0, threads=1)
+    places = judged + len(arrivals) - len(capture.records)  # behind requests that leave the hits
+    by_member = np.array([ttft_quantiles(made, member, places, levels).values_ms for member in range(MEMBERS)])
+    rows = []
+    for column, level in enumerate(LEVELS):
+        if len(judged) >= FEWEST[level]:
+            band = interval(by_member[:, column])
+            predicted = Bounds(_ms(band.middle), _ms(band.low), _ms(band.high))
+            rows.append(TtftRow(level=level, seen=_ms(float(seen_ms[column])), predicted=predicted))
+    return rows
 
 
-def _reported_hit_rate(loads: list[EngineLoad]) -> float | None:
-    told = [
-        (one.record.cached_tokens, one.record.prompt_tokens or 0)
-        for load in loads
-        for one, judged in zip(load.kept, load.judged.tolist(), strict=True)
-        if judged and one.record.cached_tokens is not None
-    ]
-    prompts = sum(prompt for _, prompt in told)
-    return round(sum(cached for cached, _ in told) / prompts, 5) if prompts else None
+def _ms(value: float) -> float | None:
+    """Return a time to the microsecond, as traces have it; None: not finite."""
+    return round(value, 3) if np.isfinite(value) else None
 
 
-def _stamp(path: Path) -> object:
-    """Return what changes when a file is replaced; None: it is not there."""
+class Gauges(Collector):
+    """Collects nothing until there is a judgement."""
+
+    def __init__(self) -> None:
+        self.judgement: Judgement | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        if (one := self.judgement) is None:
+            return
+        low, high = one.allowed
+        gauge = Families("kvtape_watch_").gauge
+        yield gauge("drifted", "1: the pace has left the model's drift.", [((), one.drifted)])
+        yield gauge("pace", "Steps' time over the model's.", _rows(one.pace), ["bound"])
+        yield gauge("allowed_pace", "The model's range.", [(("low",), low), (("high",), high)], ["bound"])
+        yield gauge("requests", "Judged requests of the last ten minutes.", [((), one.requests)])
+        labels = ["quantile", "bound"]
+        seen = [((row.level, "seen"), row.seen / 1e3) for row in one.ttft if row.seen is not None]
+        made = [((row.level, *bound), value / 1e3) for row in one.ttft for bound, value in _rows(row.predicted)]
+        yield gauge("ttft_seconds", "TTFT seen, and predicted with its interval.", seen + made, labels)
+
+
+def _rows(bounds: Bounds | None) -> list[tuple[tuple[str], float]]:
+    named = [] if bounds is None else [("middle", bounds.middle), ("low", bounds.low), ("high", bounds.high)]
+    return [((name,), value) for name, value in named if value is not None]
+
+
+def serve(address: str) -> Gauges:
+    """Serve gauges at HOST:PORT, on a thread of the library. Raises InputError for an address that cannot be used."""
+    host, _, port = address.rpartition(":")
+    gauges, registry = Gauges(), CollectorRegistry()
+    registry.register(gauges)
     try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        start_http_server(int(port), host or "0.0.0.0", registry)
+    except (ValueError, OverflowError, OSError) as error:
+        raise InputError(f"--metrics {address}: {error}; expected HOST:PORT, free on this machine") from None
+    return gauges

@@ -1,46 +1,29 @@
-"""``sim watch``: hold a latency model to a trace while it is written, or to one that is there, minute by minute."""
+"""``sim watch``: does a latency model still hold for a trace, while it is written or afterwards? Minute by minute."""
 
 import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from measure import wording
-from measure.modelstate import (
-    COHORTS,
-    ModelState,
-    TtftRow,
-    clock_text,
-    drift_sentence,
-    encode_state,
-    estimate_text,
-    is_pace_uncertain,
-    is_within,
-    pace_text,
-)
 from measure.table import table_lines
 from measure.thresholds import BELOW_SATURATION, TOO_UNCERTAIN
-from sim.forecast.scenarios import checked_members
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, open_trace
-from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import verdict_code
-from tracefile.commandline.parser import seed
 from tracefile.files.reading import FollowedTrace, wait_for_more
 from tracefile.records.latenames import LateModule
-from tracefile.records.schema import Meta, Record
-from tracefile.storage.output import STATE, check_output, replace_output
-from tracefile.storage.segments import trace_after
 
 if TYPE_CHECKING:
     from sim.watch import modelwatch
-    from sim.watch.modelwatch import ModelWatch, WatchConfig
+    from sim.watch.modelwatch import Bounds, Judgement, ModelWatch, TtftRow
 else:  # numpy, which the flags need not
     modelwatch = LateModule("sim.watch.modelwatch")
 
@@ -48,182 +31,119 @@ NICENESS = 15
 POLL_S = 1.0
 REST = 19.0
 """Pause after a judgement of a trace that is followed, in its CPU time: a twentieth of a core at most."""
+NEAR = 1.01
+"""A seen value so near to a forecast's interval is within it."""
 
-
-QUIET_S = 60.0
-"""Time without a record after which the wait is told, once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Places that judgements go to."""
-
-    file: Path | None
-    json: bool
-    follow: bool
-
-
-EPILOG = "examples:\n  sim watch tap.jsonl.zst --latency-model model.json --follow\n"
+EPILOG = "examples:\n  sim watch tap.jsonl.zst --latency-model model.json --follow --metrics 127.0.0.1:9105\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the trace: a file, or the name of a trace in segments")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit; read again if new")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument(
         "--follow", action="store_true", help="go on as the trace grows, at low priority, until Ctrl-C (default: end)"
     )
-    parser.add_argument("--window", type=duration, default="10m", help="time that is judged")
-    parser.add_argument("--every", type=duration, default="1m", help="time between judgements")
-    parser.add_argument("--members", type=int, default=20, help="forecasts per judgement")
-    parser.add_argument("--seed", type=seed, default=0, help="of the members and their noise")
-    parser.add_argument("-o", "--output", type=Path, metavar="STATE", help="JSON file to keep the last judgement in")
+    parser.add_argument("--upstream", metavar="URL", help="the engine to judge, of a trace of several")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="address of Prometheus gauges of the last judgement")
     parser.add_argument("--json", action="store_true", help="print a JSON object per judgement; words go to stderr")
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Judge until the trace ends; 1 if the model has drifted by then, 3 if the last pace is too uncertain to say."""
-    for flag in ("window", "every"):
-        if not getattr(arguments, flag) > 0:
-            raise InputError(f"--{flag} {getattr(arguments, flag):g}: expected more than 0")
-    config = modelwatch.WatchConfig(
-        trace=arguments.trace,
-        model=arguments.latency_model,
-        overrides=engine_overrides(arguments),
-        window_ms=1e3 * arguments.window,
-        every_ms=1e3 * arguments.every,
-        members=checked_members(arguments.members),
-        seed=arguments.seed,
-    )
-    check_output(arguments.output, STATE, [config.trace, config.model], "--output")
-    output = Output(arguments.output, arguments.json, arguments.follow)
-    try:
-        watch = modelwatch.ModelWatch(config)
-        if output.follow:
-            os.nice(NICENESS)
-        told, state = False, None
-        for state in _judgements(watch, config, follow=output.follow):
-            _publish(output, state)
-            told = _tell_drift(state, told=told)
-        return verdict_code(failed=told, uncertain=state is not None and is_pace_uncertain(state))
-    except InputError as error:
-        if output.file is not None:
-            state = ModelState(model=config.model.name, allowed=(1.0, 1.0), problem=str(error))
-            replace_output(output.file, encode_state(state), STATE, "--output")
-        raise
+    trace, overrides = arguments.trace, engine_overrides(arguments)
+    watch = modelwatch.ModelWatch(trace, arguments.latency_model, overrides, arguments.upstream)
+    last: Judgement | None = None
+    shown = None if arguments.metrics is None else modelwatch.serve(arguments.metrics)
+    if arguments.follow:
+        os.nice(NICENESS)
+        print(f"{trace}: followed until Ctrl-C", file=sys.stderr, flush=True)
+    for last in (_followed if arguments.follow else _judgements)(watch, trace):
+        if arguments.json:
+            sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
+        print("\n".join(describe(last)), file=sys.stderr if arguments.json else None, flush=True)
+        if shown is not None:
+            shown.judgement = last
+    return verdict_code(failed=last is not None and last.drifted, uncertain=last is not None and is_uncertain(last))
 
 
-def _judgements(watch: "ModelWatch", config: "WatchConfig", *, follow: bool) -> Iterator[ModelState]:
-    if follow:
-        yield from _followed(watch, config.trace)
-        return
-    taken = False
-    for record, meta in _records(config.trace):
-        taken = True
-        watch.take(record, meta)
-        if watch.is_due:
-            yield watch.judge()
-    if not taken:
-        raise InputError(f"{config.trace}: no records; expected at least one request")
-    if watch.has_news:
-        if watch.is_empty:
-            raise InputError(f"{config.trace}: no request with an arrival and an end; expected a capture")
+def is_uncertain(one: "Judgement") -> bool:
+    """Return if the pace's own interval is wider than the range of drift, so that a drift of it would not show."""
+    pace = one.pace
+    return pace is None or (not one.outside and (pace.high or math.inf) / (pace.middle or 1.0) > one.allowed[1])
+
+
+def _judgements(watch: "ModelWatch", path: Path) -> "Iterator[Judgement]":
+    has_news = False
+    with open_trace(path) as reader:
+        for record in reader:
+            watch.take(record, reader.latest_meta)
+            has_news = not watch.is_due
+            if watch.is_due:
+                yield watch.judge()
+        for warning in reader.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+    if watch.is_empty:
+        raise InputError(f"{path}: no request with an arrival and an end; expected a capture")
+    if has_news:
         yield watch.judge()
 
 
-def _records(path: Path) -> Iterator[tuple[Record, Meta]]:
-    with open_trace(path) as reader:
-        for record in reader:
-            yield record, reader.latest_meta
-        for warning in reader.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-
-
-def _followed(watch: "ModelWatch", path: Path) -> Iterator[ModelState]:
-    rest_s, quiet_s = 0.0, QUIET_S  # told when the trace has been read to its end
-    requests, until_ms = 0, 0.0
+def _followed(watch: "ModelWatch", path: Path) -> "Iterator[Judgement]":
+    rest_s = 0.0
     with closing(FollowedTrace(path)) as trace:
         while True:
             for record in trace.new_records():
                 assert trace.meta is not None
                 watch.take(record, trace.meta)
-                quiet_s = quiet_s if quiet_s == QUIET_S else 0.0
-                requests, until_ms = requests + 1, max(until_ms, record.arrival_ms or 0.0)
-            if quiet_s == QUIET_S:
-                print(_waiting(path, trace.meta, requests, until_ms), file=sys.stderr, flush=True)
             if watch.is_due and rest_s <= 0.0:
-                begun_s = _cpu_s()
+                begun_s = sum(os.times()[:2])
                 yield watch.judge()
-                rest_s = REST * (_cpu_s() - begun_s)
+                rest_s = REST * (sum(os.times()[:2]) - begun_s)
             if not wait_for_more(POLL_S):
                 return
             rest_s -= POLL_S
-            quiet_s += POLL_S
 
 
-def _waiting(path: Path, meta: Meta | None, requests: int, until_ms: float) -> str:
-    epoch_ns = None if meta is None else meta.epoch_unix_ns
-    until = f"{until_ms / 1e3:,.0f} s" if epoch_ns is None else f"{_time_words(epoch_ns / 1e9 + until_ms / 1e3)} UTC"
-    told = f"{path}: {requests:,} requests read, until {until}; waiting for more"
-    after = None if path.is_dir() else trace_after(path)
-    return told if after is None else f"{told}: the tap goes on under another key in {after}, which needs its own watch"
-
-
-def _time_words(unix_s: float) -> str:
-    """Return a moment in UTC to the minute."""
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _cpu_s() -> float:
-    return sum(os.times()[:2])
-
-
-def _publish(output: Output, state: ModelState) -> None:
-    if output.file is not None:
-        replace_output(output.file, encode_state(state), STATE, "--output")
-    if output.json:
-        sys.stdout.write(encode_state(state).decode())
-    print("\n".join(describe(state)), file=sys.stderr if output.json else None, flush=True)
-
-
-def _tell_drift(state: ModelState, *, told: bool) -> bool:
-    """Say on stderr, once each, that the model has drifted, and that it has no longer."""
-    if state.drifted != told:
-        said = drift_sentence(state) or f"the model fits again: steps take {pace_text(state)} of its time"
-        print(f"sim watch: {said}", file=sys.stderr, flush=True)
-    return state.drifted
-
-
-def describe(state: ModelState) -> list[str]:
-    """Return a judgement as lines: the pace, a table of TTFT, one of cache sizes, notes."""
-    low, high = state.allowed
+def describe(one: "Judgement") -> list[str]:
+    """Return a judgement as lines: the pace, a table of TTFT, notes."""
+    low, high = one.allowed
     lines = [
-        f"{clock_text(state, state.until_ms)}: {state.requests:,} requests since {clock_text(state, state.from_ms)}; "
-        f"pace {pace_text(state)}, expected {low:.2f} to {high:.2f}{' · DRIFTED' if state.drifted else ''}"
+        f"{_clock(one, one.until_ms)}: {one.requests:,} requests since {_clock(one, one.from_ms)}; "
+        f"pace {_interval(one.pace, '{:.2f}'.format)}, expected {low:.2f} to {high:.2f}"
     ]
-    rows = [_ttft_cells(row) for row in state.ttft]
-    if rows:
-        lines += table_lines(["TTFT", "n", "", "seen", "predicted", "at this pace", ""], rows, "<>>>>><")
-    sizes = [
-        [row.cache, f"{row.num_gpu_blocks:,}", wording.share(row.hit_rate)]
-        + ([estimate_text(one) for one in row.ttft.values()] or [row.withheld or wording.NOTHING])
-        for row in state.caches
-    ]
-    if sizes:
-        widest = max(map(len, sizes))
-        lines += table_lines(
-            ["cache", "num_gpu_blocks", "hits", "TTFT p50", "p90", "p99"][:widest],
-            [row + [""] * (widest - len(row)) for row in sizes],
-        )
-    return lines + [f"  {note}" for note in state.notes]
+    if one.ttft:
+        lines += table_lines(["TTFT", "seen", "predicted", ""], [_cells(row) for row in one.ttft], "<>><")
+    if one.drifted:
+        since = _clock(one, one.drifted_since_ms or 0.0)
+        lines.append(f"  the model has drifted since {since}; scale it (sim fit --pace-from) or fit it again")
+    return lines + [f"  {note}" for note in one.notes]
 
 
-def _ttft_cells(row: TtftRow) -> list[str]:
-    first = row.level == "p50"
-    seen = wording.NOTHING if row.seen_ms is None else wording.duration(row.seen_ms)
-    cohort = [COHORTS[row.cohort], f"{row.n:,}"] if first else ["", ""]
-    forecast = row.at_pace or row.predicted
-    within = {True: "within", False: "outside", None: ""}[is_within(row.seen_ms, forecast)]
-    if within == "within" and forecast.reach > BELOW_SATURATION.get(row.level, math.inf):
-        within = TOO_UNCERTAIN
-    return [*cohort, row.level, seen, estimate_text(row.predicted), estimate_text(row.at_pace), within]
+def _cells(row: "TtftRow") -> list[str]:
+    seen = wording.NOTHING if row.seen is None else wording.duration(row.seen)
+    return [row.level, seen, _interval(row.predicted, wording.duration), _verdict(row)]
+
+
+def _interval(bounds: "Bounds | None", text: Callable[[float], str]) -> str:
+    if bounds is None:
+        return wording.NOTHING
+    ends = (bounds.middle, bounds.low, bounds.high)
+    middle, low, high = (wording.NOTHING if value is None else text(value) for value in ends)
+    return f"{middle} ({low} to {high})"
+
+
+def _verdict(row: "TtftRow") -> str:
+    low, high, middle = row.predicted.low, row.predicted.high or math.inf, row.predicted.middle
+    if row.seen is None or low is None or middle is None:
+        return ""
+    if not low / NEAR <= row.seen <= high * NEAR:
+        return "outside"
+    return TOO_UNCERTAIN if (high - low) / 2.0 / middle > BELOW_SATURATION.get(row.level, math.inf) else "within"
+
+
+def _clock(one: "Judgement", time_ms: float) -> str:
+    """Return a time of the trace as HH:MM:SS UTC, or as seconds of the trace where its wall clock is not known."""
+    if one.epoch_unix_ns is None:
+        return f"{time_ms / 1e3:.0f} s"
+    return datetime.fromtimestamp(one.epoch_unix_ns / 1e9 + time_ms / 1e3, UTC).strftime("%H:%M:%S UTC")

@@ -54,6 +54,12 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim reuse --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim fit --window": "gone; expected a loop of tracefile cut and sim fit, one model for each window",
+    "sim watch --every": "each minute is judged",
+    "sim watch --members": "20 forecasts make a judgement",
+    "sim watch --output": "no file is kept; expected --json, or --metrics HOST:PORT for Prometheus",
+    "sim watch --seed": "every judgement draws alike",
+    "sim watch --window": "the last ten minutes are judged",
+    "sim watch -o": "no file is kept; expected --json, or --metrics HOST:PORT for Prometheus",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""

@@ -29,7 +29,6 @@ class Kind(NamedTuple):
 PAGE = Kind("an HTML page", re.compile(rb"\s*(?:<!doctype\s+html|<html)", re.IGNORECASE))
 MODEL = Kind("a model.json", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-model/'))
 MANIFEST = Kind("a manifest of segments", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-segments/'))
-STATE = Kind("a state of sim watch", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-modelstate/'))
 PARQUET = Kind("a Parquet file", re.compile(rb"PAR1"))
 PROGRESS = Kind("a progress log", re.compile(rb'\{"elapsed_s"'))
 

@@ -200,23 +200,6 @@ def manifests_under_other_keys(trace: str | os.PathLike[str]) -> dict[Path, Mani
     return manifests
 
 
-def trace_after(trace: str | os.PathLike[str]) -> str | None:
-    """Return the name of a trace that a tap went on with under another key, changed later than this; null: none."""
-    path = Path(trace)
-    own, (stem, suffix) = path.name, _split_name(path)
-    base = _UNDER_KEY.sub("", stem)
-    changed_ns: dict[str, int] = {}
-    for file in path.parent.iterdir() if path.parent.is_dir() else ():
-        name = file.name.removesuffix(PART_SUFFIX)
-        found = _NUMBERED.match(name)
-        name = f"{found['stem']}{found['suffix']}" if found else name
-        if name.endswith(suffix) and _UNDER_KEY.sub("", name.removesuffix(suffix)) == base:
-            with contextlib.suppress(FileNotFoundError):  # closed, or deleted, meanwhile
-                changed_ns[name] = max(changed_ns.get(name, 0), file.stat().st_mtime_ns)
-    latest = max(changed_ns, key=changed_ns.__getitem__, default=own)
-    return None if latest == own else latest
-
-
 def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
     """Return the path of the trace that goes on under another key."""
     return marked_path(trace, f"-k{key_id[:8]}")

@@ -1,1 +1,1 @@
-"""The APIs that ``sim serve`` speaks."""
+"""Completions and chats as ``sim serve`` answers them."""

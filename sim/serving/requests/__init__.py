@@ -1,1 +1,1 @@
-"""Requests and outputs of ``sim serve``: fields, vocabulary, tools, tokens."""
+"""Requests and outputs of ``sim serve``: fields, vocabulary, tokens."""

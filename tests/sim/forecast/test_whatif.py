@@ -130,7 +130,7 @@ def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -
 def test_a_load_that_no_engine_runs_is_said_to_change_by_nothing(folder: Path) -> None:
     """Its outputs are unknown, so no step is taken, of which there would be a busiest."""
     with TraceWriter(folder / "unknown.jsonl", Meta(block_size=32)) as writer:
-        writer.write(Record(request_id=RequestId("a"), arrival_ms=0.0, e2e_ms=9.0, prompt_tokens=7))
+        writer.write(Record(request_id=RequestId("a"), arrival_ms=0.0, e2e_ms=9.0, prompt_tokens=7, block_hashes=[]))
     result = asked(folder, Scenario({"num_gpu_blocks": 900}), trace="unknown")
     assert result.unchanged is not None
     assert "no request of this load runs in an engine" in result.unchanged

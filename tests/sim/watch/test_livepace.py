@@ -7,7 +7,7 @@ import pytest
 
 from sim.fit.pace import Pace
 from sim.latency.modelfile import default_model
-from sim.watch.judgement import LEAST, DriftAlarm, allowed_reach, is_outside
+from sim.watch.modelwatch import LEAST, DriftAlarm, allowed_reach, is_outside
 
 
 def test_the_alarm_goes_on_after_three_judgements_outside_and_off_after_three_inside() -> None:
