@@ -71,10 +71,32 @@ def _mend_open(file: IO[bytes], where: str) -> Mended:
         _refuse_other_files(lines, where)
         end = 0
     torn = end < size
-    tail = _tail(file, end, compression, _LineCount(where, lines.meta)) if torn and lines.meta is not None else b""
-    whole = not torn or _end_file(file, end, tail)
+    if torn:
+        complete_records += _write_tail(file, end, compression, lines)
     os.fsync(file.fileno())
-    return Mended(lines.meta, lines.records if whole else complete_records, torn)
+    return Mended(lines.meta, complete_records, torn)
+
+
+def _write_tail(file: IO[bytes], start: int, compression: Compression, lines: "_LineCount") -> int:
+    """Write the complete lines behind ``start`` in place of what is there, as many as there is room for.
+
+    ``lines``: those of the whole file. Returns the records written.
+    """
+    limit = 0 if lines.meta is None else lines.number
+    size = os.fstat(file.fileno()).st_size
+    before = os.pread(file.fileno(), size - start, start)
+    while True:
+        tail = _LineCount(lines.where, lines.meta, limit)
+        content = _tail(file, start, compression, tail) if limit else b""
+        with contextlib.suppress(OSError):
+            if os.pwrite(file.fileno(), content, start) == len(content):
+                os.ftruncate(file.fileno(), start + len(content))
+                return tail.records
+        if not limit:
+            return 0
+        os.pwrite(file.fileno(), before, start)  # a part may have been written over
+        os.ftruncate(file.fileno(), size)
+        limit = min(limit, tail.number) * 3 // 4
 
 
 def _tail(file: IO[bytes], start: int, compression: Compression, lines: "_LineCount") -> bytes:
@@ -91,28 +113,18 @@ def _tail(file: IO[bytes], start: int, compression: Compression, lines: "_LineCo
     return bytes(written) + (last if compressor is None else compressor.compress(last) + compressor.finish())
 
 
-def _end_file(file: IO[bytes], offset: int, tail: bytes) -> bool:
-    """Write the tail in place of what is there; false if there is no room for it, and the file ends at ``offset``."""
-    for data in (tail, b""):
-        with contextlib.suppress(OSError):
-            if os.pwrite(file.fileno(), data, offset) == len(data):
-                os.ftruncate(file.fileno(), offset + len(data))
-                return data is tail
-    return False
-
-
 class _LineCount:
     """Counts a file's lines for as long as they are complete records and headers."""
 
-    def __init__(self, where: str, meta: Meta | None = None) -> None:
-        """``meta``: the file's first header. None: it comes first."""
-        self._where, self.meta = where, meta
+    def __init__(self, where: str, meta: Meta | None = None, limit: int | None = None) -> None:
+        """``meta``: the file's first header. None: it comes first. ``limit``: most lines to take."""
+        self.where, self.meta, self._limit = where, meta, limit
         self._decoder = KvtapeDecoder(Meta())
-        self.records = 0
+        self.number = self.records = 0
         self.held = b""
         """Line without its end so far."""
         self.damaged = False
-        """A line was neither record nor header."""
+        """A line was neither record nor header, or beyond the limit."""
 
     def take(self, content: bytes) -> bytes:
         """Take what comes next in the file; return the lines that it completes, up to one that is damaged."""
@@ -131,15 +143,18 @@ class _LineCount:
         return self.held + b"\n"
 
     def _take_line(self, line: bytes) -> bool:
+        if self.number == self._limit:
+            return False
+        self.number += 1
         if not line or line.isspace():
             return True
         if self.meta is None:
             if not is_object(line):
                 return False
-            self.meta = decode_meta(parse_object(line, self._where).get("meta"), self._where)
+            self.meta = decode_meta(parse_object(line, self.where).get("meta"), self.where)
             return True
         try:
-            self._decoder.decode_without_faults(line, self._where)
+            self._decoder.decode_without_faults(line, self.where)
         except InputError:
             return is_header(line)
         self.records += 1

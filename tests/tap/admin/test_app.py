@@ -125,7 +125,7 @@ def test_ttft_and_cached_tokens_are_those_of_the_last_minutes(
     state.take(recorder_stats(ttft=ttft, prompt_tokens=2_004_000, cached_tokens=1_503_000), clock.now_s)
     clock.now_s += 1
     state.tick(clock.now_s)
-    assert tiles()["ttft"] == ("≤ 100 ms", "p90 ≤ 5.00 s, last 5 minutes")
+    assert tiles()["ttft"] == ("≤ 100 ms", "p90 ≤ 6 s, last 5 minutes")
     assert tiles()["cached"] == ("75.0 %", "as the engine reports, last 5 minutes")
     for _ in range(KEPT_SAMPLES):
         state.take(worker_stats(), clock.now_s)

@@ -67,13 +67,12 @@ def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, numb
     assert (summary["offered"], summary["recorded"], summary["dropped"]) == (1, 1, {})
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_engine_that_goes_away_and_comes_back_is_told_once_each(lab: Any, workers: str) -> None:
+def test_an_engine_that_goes_away_and_comes_back_is_told_once_each(lab: Any) -> None:
     async def scenario() -> None:
         upstream = lab.upstream(answer)
         async with contextlib.AsyncExitStack() as engine:
             await engine.enter_async_context(upstream.serving())
-            async with lab.command(upstream.port, "--workers", workers) as tap:
+            async with lab.command(upstream.port) as tap:
                 assert (await tap.post("/v1/completions", COMPLETION)).startswith(b"HTTP/1.1 200")
                 await engine.aclose()
                 for _ in range(4):
@@ -516,7 +515,7 @@ def test_a_restart_under_another_key_begins_a_trace_of_its_own(lab: Any) -> None
     with pytest.raises(
         InputError, match=rf"xxh3_64 under key {key.key_id}.*; expected xxh3_64 under key {old_key.key_id}"
     ):
-        tracefile(["join", str(lab.trace), str(new), "-o", str(lab.folder / "both.jsonl")])
+        tracefile(["join", "--align", str(lab.trace), str(new), "-o", str(lab.folder / "both.jsonl")])
     with pytest.raises(InputError, match=f"segments of captured and captured-k{key.key_id[:8]}; expected those of one"):
         tracefile(["info", str(lab.folder)])
 
