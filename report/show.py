@@ -16,21 +16,19 @@ from measure.metrics.flags import (
     checked_kv_bytes,
 )
 from report.output import add_page_argument, page_path, write_page
-from tracefile.commandline.configfile import refuse_beside, refuse_without
+from tracefile.commandline.configfile import refuse_without
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
-from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     from measure import enginesteps
-    from measure.metrics import manytraces, sessions, slos, tables, trace
-    from measure.metrics.results import TraceMetrics
+    from measure.metrics import sessions, slos, tables, trace
     from report.files import folder, measured
     from report.trace import page
 else:  # numpy and a page's libraries, which the flags need not
     enginesteps = LateModule("measure.enginesteps")
-    manytraces, sessions, slos, tables, trace = late_modules("measure.metrics", "manytraces sessions slos tables trace")
+    sessions, slos, tables, trace = late_modules("measure.metrics", "sessions slos tables trace")
     folder, measured = late_modules("report.files", "folder measured")
     page = LateModule("report.trace.page")
 
@@ -40,7 +38,6 @@ Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is miss
 examples:
   report show run.jsonl.zst --gpus 8 --html run.html --files run-files
   report show run.jsonl.zst --by session
-  report show traces/ --each-trace --ray head:6379
   report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
 """
 
@@ -60,18 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_page_argument(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
-    add_store_arguments(parser)
 
 
 def run(flags: argparse.Namespace) -> int:
     """Print the metrics of a trace; 1 if it misses an SLO."""
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
     limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
-    if takes_each(flags):
-        refuse_beside("--each-trace", flags, ("files", "steps", "html", "overwrite", "by"))
-        part = added_up(flags, manytraces.part_of(gpus, limits))
-        name = f"{len(part.traces):,} traces (quantiles within 0.1 %; rates are sums)"
-        return _told(flags, manytraces.merged_metrics(part, limits, kv_bytes), name)
     if flags.files is not None:
         folder.check_folder(flags.files, flags.trace, overwrite=flags.overwrite)
     else:
@@ -95,12 +86,7 @@ def run(flags: argparse.Namespace) -> int:
         for line in folder.write_files(flags.files, found):
             print(printable(f"{flags.files}: {line}"), file=sys.stderr)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
-    return _told(flags, metrics, flags.trace.name, found.left_out)
-
-
-def _told(flags: argparse.Namespace, metrics: "TraceMetrics", name: str, left_out: str = "") -> int:
-    """Print metrics and what is left out; return 1 if an SLO is missed."""
-    told = [f"{name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
-    told += tables.metric_lines(metrics)
-    print_result(metrics, [*told, *filter(None, [left_out])], as_json=flags.json)
+    lines = [f"{flags.trace.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
+    lines += [*tables.metric_lines(metrics), *filter(None, [found.left_out])]
+    print_result(metrics, lines, as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1

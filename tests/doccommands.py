@@ -22,7 +22,6 @@ OUTSIDE = {
 LEFT_OUT = (
     (r"python -m (sglang|scripts)\.", "starts a real engine, or measures for minutes"),
     (r"s3://|/var/lib/kvtape|/etc/kvtape", "wants a bucket or the service's folders"),
-    (r"--each-trace", "wants a store of many engines: tests/sim/cache"),
     (r"--ray\b", "starts a cluster: `make test-ray`"),
     (r"--lm-eval", "wants lm-eval and its tasks"),
     (r"--kv-events", "wants an engine's events: tests/e2e/test_kv_events.py"),

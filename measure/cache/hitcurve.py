@@ -21,7 +21,6 @@ import numpy as np
 from measure.cache.accesses import Accesses
 from measure.cache.stackdepth import count_depths, untouched
 from tracefile.records.arrays import IntArray
-from tracefile.records.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +65,6 @@ class HitCurve:
 
     def rate_at(self, size: int) -> float:
         return self.hits_at(size) * self.block_size / self.input_tokens if self.input_tokens else 0.0
-
-    def plus(self, other: "HitCurve") -> "HitCurve":
-        """Return the hits of two engines, each with a cache of its own. Raises InputError for two block sizes."""
-        require_block_size(other.block_size, self.block_size)
-        count = max(len(self.sizes), len(other.sizes))
-        return HitCurve(
-            np.arange(1, count + 1, dtype=np.int64),
-            _longer(self.hit_blocks, count) + _longer(other.hit_blocks, count),
-            _longer(self.bound_blocks, count) + _longer(other.bound_blocks, count),
-            self.block_size,
-            self.lookup_blocks + other.lookup_blocks,
-            self.input_tokens + other.input_tokens,
-            min(self.fine_block_size, other.fine_block_size),
-            self.requests + other.requests,
-            self.whole_chains + other.whole_chains,
-        )
-
-
-def require_block_size(theirs: int, ours: int) -> None:
-    """Raise InputError for blocks of another size than those before."""
-    if theirs != ours:
-        raise InputError(f"blocks of {theirs} tokens; expected {ours}, as in the others, or --block-size")
-
-
-def _longer(counts: IntArray, count: int) -> IntArray:
-    last = counts[-1] if len(counts) else 0
-    return np.concatenate([counts, np.full(count - len(counts), last, np.int64)])
 
 
 def hit_curve(accesses: Accesses) -> HitCurve:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from measure.metrics.results import Client, Statistics
-from measure.metrics.statistics import Measure, quantile_of, statistics_of
+from measure.metrics.statistics import quantile_of, statistics_of
 from measure.runs import Run
 from measure.tally import late_limit_ms
 from tracefile.records.arrays import FloatArray
@@ -27,13 +27,13 @@ def lag_ms_of(run: Run) -> FloatArray:
     return np.where(planned, np.abs(run.arrival_ms - run.scheduled_ms), np.nan)
 
 
-def measure_client(run: Run, measure: Measure = statistics_of) -> Client:
+def measure_client(run: Run) -> Client:
     """Return lag, late requests and the delays that the header keeps."""
     lag_ms = lag_ms_of(run)
     limit_ms = late_limit_ms(quantile_of(run.ttft_ms, 0.5))
     delays = kept_delays(run.meta)
     return Client(
-        lag_ms=measure(lag_ms),
+        lag_ms=statistics_of(lag_ms),
         limit_ms=limit_ms,
         late=int(np.count_nonzero(lag_ms > limit_ms)),
         held=int(np.count_nonzero(run.held)),

@@ -10,7 +10,7 @@ from measure.metrics.prefillfit import fit_prefill
 from measure.metrics.requests import known
 from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, UpstreamMetrics
 from measure.metrics.sessions import accounted_tokens
-from measure.metrics.statistics import Measure, statistics_of
+from measure.metrics.statistics import statistics_of
 from measure.runs import UNKNOWN, Run
 from tracefile.records.arrays import FloatArray, IntArray
 
@@ -34,7 +34,7 @@ def _count(run: Run, tokens: IntArray, rows: IntArray) -> HitCount:
     return HitCount(requests=len(tells), tokens=hits, prompt_tokens=prompts, rate=hits / prompts if prompts else None)
 
 
-def measure_upstreams(run: Run, measure: Measure = statistics_of) -> dict[str, UpstreamMetrics]:
+def measure_upstreams(run: Run) -> dict[str, UpstreamMetrics]:
     """Return requests, hits and TTFT of each upstream; empty: one served all, or the trace does not say."""
     found = {}
     for place, name in enumerate(run.upstreams if len(run.upstreams) > 1 else ()):
@@ -43,7 +43,7 @@ def measure_upstreams(run: Run, measure: Measure = statistics_of) -> dict[str, U
             requests=len(rows),
             completed=int(run.ok[rows].sum()),
             hits=_count(run, run.cached_tokens, rows),
-            ttft_ms=measure(run.ttft_ms[rows]),
+            ttft_ms=statistics_of(run.ttft_ms[rows]),
         )
     return dict(sorted(found.items()))
 
@@ -70,28 +70,28 @@ def _partings(run: Run, accounts: dict[str, IntArray]) -> Iterator[HitParting]:
                 )
 
 
-def measure_prefill(run: Run, measure: Measure = statistics_of) -> Prefill:
+def measure_prefill(run: Run) -> Prefill:
     """Group TTFT by prompt tokens and by uncached tokens."""
     uncached, rows = known(own_traits(run).uncached_tokens), cohort_rows(own_traits(run))
     return Prefill(
-        by_prompt_tokens=_groups(run.ttft_ms, known(run.prompt_tokens), measure),
-        by_uncached_tokens=_groups(run.ttft_ms, uncached, measure),
+        by_prompt_tokens=_groups(run.ttft_ms, known(run.prompt_tokens)),
+        by_uncached_tokens=_groups(run.ttft_ms, uncached),
         fit=fit_prefill(run),
         by_turn={
             name: found
             for name in (FIRST_TURN, LATER_TURNS)
-            if name in rows and (found := measure(run.ttft_ms[rows[name]]))
+            if name in rows and (found := statistics_of(run.ttft_ms[rows[name]]))
         },
     )
 
 
-def _groups(ttft_ms: FloatArray, tokens: FloatArray, measure: Measure) -> list[PrefillGroup]:
+def _groups(ttft_ms: FloatArray, tokens: FloatArray) -> list[PrefillGroup]:
     """Group by powers of two; the first group is 0 alone."""
     tells = ~np.isnan(ttft_ms) & ~np.isnan(tokens)
     ttft_ms, places = ttft_ms[tells], np.frexp(tokens[tells])[1]
     groups = []
     for place in np.unique(places).tolist():
-        found = measure(ttft_ms[places == place])
+        found = statistics_of(ttft_ms[places == place])
         assert found is not None
         low, high = (2 ** (place - 1), 2**place - 1) if place else (0, 0)
         groups.append(PrefillGroup(from_tokens=low, to_tokens=high, ttft_ms=found))

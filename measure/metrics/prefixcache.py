@@ -52,7 +52,7 @@ def study_cache(run: Run, chains: Chains, kv_bytes_per_token: int | None) -> Cac
     told = engine.num_gpu_blocks if engine is not None else None
     # One of vLLM's blocks is the null block.
     usable = told - 1 if told is not None and told > 1 else None
-    return CacheStudy(curve, tree, cache_size(curve, usable, own, kv_bytes_per_token), own)
+    return CacheStudy(curve, tree, _cache_size(curve, usable, own, kv_bytes_per_token), own)
 
 
 def _known_chains(run: Run, chains: Chains) -> KnownChains:
@@ -102,7 +102,7 @@ def _tree_requests(run: Run, chains: Chains) -> TreeRequests:
     )
 
 
-def cache_size(curve: HitCurve, usable: int | None, own: OwnHits | None, kv_bytes_per_token: int | None) -> CacheSize:
+def _cache_size(curve: HitCurve, usable: int | None, own: OwnHits | None, kv_bytes_per_token: int | None) -> CacheSize:
     """Return the size of cache that is enough; ``usable``: blocks of the engine. Null: unknown."""
     size, most = curve.block_size, curve.max_hit_blocks
     knee = curve.size_for_share(KNEE_SHARE) if most else None

@@ -120,12 +120,7 @@ def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
     found = _value(run, threshold, workload)
     if found is None:
         raise InputError(f"--slo {threshold.text}: {run.file} {_lack(run, threshold)}")
-    return judged(slo, *found)
-
-
-def judged(slo: Slo, value: float, n: int) -> SloResult:
-    """Return an SLO with what was found in a sample of ``n``."""
-    threshold = slo.threshold
+    value, n = found
     return SloResult(
         slo=threshold.text,
         name=slo.name,
@@ -178,9 +173,9 @@ def _lack(run: Run, threshold: Threshold) -> str:
 
 def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, int] | None:
     if threshold.metric in NUMBERS:
-        value = number_of(threshold, workload, success(run))
+        value = _number_of(threshold, workload, success(run))
         return None if value is None else (value, len(run))
-    values = sample_of(run, threshold)
+    values = _sample_of(run, threshold)
     values = values[~np.isnan(values)]
     if not len(values):
         return None
@@ -189,7 +184,7 @@ def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, i
     return float(_MOMENTS[threshold.key or "mean"](values)), len(values)
 
 
-def number_of(threshold: Threshold, workload: Workload, succeeded: float) -> float | None:
+def _number_of(threshold: Threshold, workload: Workload, succeeded: float) -> float | None:
     """Return a number that is one of the whole run's, of ``NUMBERS``; null: the trace does not say."""
     metric = threshold.metric
     if metric in RATES:
@@ -200,7 +195,7 @@ def number_of(threshold: Threshold, workload: Workload, succeeded: float) -> flo
     return succeeded if metric == "success" else workload.requests_per_s
 
 
-def sample_of(run: Run, threshold: Threshold) -> FloatArray:
+def _sample_of(run: Run, threshold: Threshold) -> FloatArray:
     """Return the values that a threshold limits, NaN where they are not known."""
     metric = threshold.metric
     if metric in _OF_SESSION:

@@ -1,7 +1,5 @@
 """Statistics of samples by the one quantile rule."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from measure.metrics.results import Statistics
@@ -9,8 +7,6 @@ from measure.quantiles import quantile_place
 from tracefile.records.arrays import FloatArray
 
 LEVELS = (0.50, 0.90, 0.95, 0.99)
-Measure = Callable[[FloatArray], Statistics | None]
-"""Statistics of a sample, NaN for values that are not known: ``statistics_of``, or a sketch, for many traces."""
 
 
 def statistics_of(values: FloatArray) -> Statistics | None:

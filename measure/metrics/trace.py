@@ -14,7 +14,7 @@ from measure.metrics.requests import REQUEST_METRICS, known, request_counts
 from measure.metrics.results import SessionCounts, Statistics, TraceMetrics
 from measure.metrics.sessions import SESSION_METRICS, expected_tokens, measure_sessions, session_order
 from measure.metrics.slos import Slo, check_slos, goodput
-from measure.metrics.statistics import Measure, statistics_of
+from measure.metrics.statistics import statistics_of
 from measure.metrics.workload import measure_workload, overview
 from measure.runs import Run, load_run
 from tracefile.records.arrays import FloatArray
@@ -47,19 +47,18 @@ def measure_run(
     gpus: int | None = None,
     slos: Sequence[Slo] = (),
     study: "CacheStudy | None" = None,
-    measure: Measure = statistics_of,
 ) -> TraceMetrics:
     """Measure a run; raises InputError if it lacks the metric of an SLO. ``gpus``: null for the header's number.
 
-    ``study``: of its chains, if it is known already. ``measure``: of each sample.
+    ``study``: of its chains, if it is known already.
     """
     study = study or study_chains(run)
     engine = run.meta.engine
-    per_request = _per_request(run, measure)
+    per_request = _per_request(run)
     tbc = per_request["tbc_ms"]
     workload = measure_workload(run, gpus or (engine.gpus if engine else None), tbc.p99 if tbc else None)
     workload = msgspec.structs.replace(workload, goodput=goodput(run, slos))
-    client, hits, sessions = measure_client(run, measure), count_hits(run), measure_sessions(run)
+    client, hits, sessions = measure_client(run), count_hits(run), measure_sessions(run)
     completed = int(sessions.completed.sum())
     return TraceMetrics(
         source=run.meta.source,
@@ -72,31 +71,31 @@ def measure_run(
             completed=completed,
             per_s=completed / workload.wall_s if workload.wall_s else None,
         ),
-        per_session={name: measure(getattr(sessions, name)[sessions.completed]) for name in SESSION_METRICS},
-        shape=measure_shape(run, measure),
+        per_session={name: statistics_of(getattr(sessions, name)[sessions.completed]) for name in SESSION_METRICS},
+        shape=measure_shape(run),
         workload=workload,
         overview=overview(run, workload),
-        prefill=measure_prefill(run, measure),
+        prefill=measure_prefill(run),
         hits=hits,
         cache=None if study is None else study.size,
-        upstreams=measure_upstreams(run, measure),
+        upstreams=measure_upstreams(run),
         client=client,
         health=check_health(run, client, hits),
         slos=check_slos(run, slos, workload),
     )
 
 
-def _per_request(run: Run, measure: Measure) -> dict[str, Statistics | None]:
-    found = {name: measure(values(run)) for name, values in REQUEST_METRICS.items() if name != "tbc_ms"}
+def _per_request(run: Run) -> dict[str, Statistics | None]:
+    found = {name: statistics_of(values(run)) for name, values in REQUEST_METRICS.items() if name != "tbc_ms"}
     # One token a read, as nearly always: then gaps are ITLs, and a million requests have too many to sort twice.
     same = run.itl_ms is run.gap_ms
-    tbc = found["itl_ms"] if same else measure(REQUEST_METRICS["tbc_ms"](run))
+    tbc = found["itl_ms"] if same else statistics_of(REQUEST_METRICS["tbc_ms"](run))
     return {name: tbc if name == "tbc_ms" else found[name] for name in REQUEST_METRICS}
 
 
-def measure_shape(run: Run, measure: Measure = statistics_of) -> dict[str, Statistics | None]:
+def measure_shape(run: Run) -> dict[str, Statistics | None]:
     """Measure every session, its failed requests included; null where the trace tells none."""
-    return {name: measure(sample) for name, sample in shape_samples(run).items()}
+    return {name: statistics_of(sample) for name, sample in shape_samples(run).items()}
 
 
 def shape_samples(run: Run) -> dict[str, FloatArray]:

@@ -3,7 +3,6 @@
 import argparse
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 from tracefile.sessions import NO_CHAINS
-from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_group_arguments(parser)
     add_kv_groups(parser)
-    add_store_arguments(parser)
     parser.add_argument(
         "--evict", metavar="POLICY,…", help=f"the pool's hits under policies side by side, with the bound; {EVICT_HELP}"
     )
@@ -90,8 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
     evicts = [] if arguments.evict is None else comparing.parse_policies(arguments.evict)
-    if takes_each(arguments):
-        return _run_each(arguments, cache_tokens, kv_bytes)
     if arguments.sample is not None:
         return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
     refuse_without("--sample", arguments, SAMPLING_FLAGS)
@@ -113,17 +108,6 @@ def _kv_bytes(arguments: argparse.Namespace) -> int | None:
     if given is not None and arguments.model_config is not None:
         raise InputError("--model-config: given with --kv-bytes-per-token; expected one of them")
     return given if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)
-
-
-def _run_each(arguments: argparse.Namespace, cache_tokens: list[int], kv_bytes: int | None) -> int:
-    refuse_beside("--each-trace", arguments, ("by", "evict", "sample", "block_sizes", *SAMPLING_FLAGS))
-    curve = added_up(arguments, partial(_curve_of, parse_block_size(arguments.block_size)))
-    found = {**curve_as_json(curve, []), "kv_bytes_per_token": kv_bytes, "policies": []}
-    return _print(arguments, [found], [describe(curve, cache_tokens, [], kv_bytes)])
-
-
-def _curve_of(block_size: int | None, trace: str) -> "HitCurve":
-    return hitcurve.hit_curve(workload_accesses.read_accesses(Path(trace), block_size))
 
 
 def _run_sampled(

@@ -53,7 +53,6 @@ OTHER_FLAGS = (
     "cache_tokens",
     "model_config",
     "evict",
-    "each_trace",
 )
 """Flags of one group of full attention."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")

@@ -6,35 +6,31 @@ like the curve's, but not asked for. A block without a known hash never comes ag
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial, reduce
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from dataclasses import asdict, dataclass
+from functools import reduce
+from math import fsum
+from operator import mul
+from typing import TYPE_CHECKING, Any, Self
 
 from measure.cacheuse import Distribution, Window
+from measure.quantiles import quantile_place
 from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
-from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.durations import duration
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
-from tracefile.study.parts import add_store_arguments, added_up, takes_each
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from measure.cache import hitcurve, interning, stackdepth
+    from measure.cache import interning, stackdepth
     from measure.cache.accesses import Accesses, Piece
     from measure.cache.stackdepth import AccessDepths
-    from measure.metrics import sketches
-    from measure.metrics.sketches import ValueCounts
     from sim.workload import accesses as workload_accesses
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
-    hitcurve, stackdepth, interning = late_modules("measure.cache", "hitcurve stackdepth interning")
-    sketches = LateModule("measure.metrics.sketches")
+    stackdepth, interning = late_modules("measure.cache", "stackdepth interning")
     workload_accesses = LateModule("sim.workload.accesses")
 
 
@@ -69,8 +65,7 @@ EPILOG = "examples:\n  sim reuse monday.jsonl.zst --window 5m\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
-    parser.add_argument("--window", type=duration, help="duration of a window (default 60s; none with --each-trace)")
-    add_store_arguments(parser)
+    parser.add_argument("--window", type=duration, help="duration of a window (default 60s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -81,62 +76,52 @@ def run(arguments: argparse.Namespace) -> int:
         parse_block_size(arguments.block_size),
         1e3 * (WINDOW_S if arguments.window is None else arguments.window),
     )
-    if takes_each(arguments):
-        refuse_beside("--each-trace", arguments, ("window",))
-        found = merged_reuse(added_up(arguments, partial(_reuse_part, block_size)), window_ms, [])
-    else:
-        found = measure_reuse(workload_accesses.read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
+    found = measure_reuse(workload_accesses.read_accesses(arguments.trace, block_size, needs_times=True), window_ms)
     found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class ReusePart:
-    """Reuse of one engine's blocks, or of several engines', to whole milliseconds."""
+class ValueCounts:
+    """Different values, in order, and how often each occurs."""
 
-    block_size: int
-    requests: int
-    accesses: int
-    first_accesses: int
-    time_ms: "ValueCounts"
-    distance_requests: "ValueCounts"
-    distance_blocks: "ValueCounts"
+    values: IntArray | FloatArray
+    counts: IntArray
+
+    @classmethod
+    def of(cls, values: IntArray | FloatArray, counts: IntArray) -> Self:
+        """Count values that occur so many times each."""
+        ordered: Any
+        ordered, index = np.unique(values, return_inverse=True)
+        weights = counts.astype(np.float64)  # exact below 2⁵³
+        return cls(ordered, np.bincount(index, weights, len(ordered)).astype(np.int64))
 
     def plus(self, other: Self) -> Self:
-        hitcurve.require_block_size(other.block_size, self.block_size)
-        return type(self)(
-            self.block_size,
-            self.requests + other.requests,
-            self.accesses + other.accesses,
-            self.first_accesses + other.first_accesses,
-            self.time_ms.plus(other.time_ms),
-            self.distance_requests.plus(other.distance_requests),
-            self.distance_blocks.plus(other.distance_blocks),
-        )
+        return type(self).of(np.concatenate([self.values, other.values]), np.concatenate([self.counts, other.counts]))
+
+    def distribution(self, unit: str) -> Distribution:
+        """Return mean and quantiles by the rule of sorted values."""
+        up_to = np.cumsum(self.counts)
+        if not len(up_to):
+            return Distribution(unit=unit, count=0, mean=None, quantiles=[])
+        count = int(up_to[-1])
+        places = [quantile_place(level, count) for level in LEVELS]
+        quantiles = self.values[np.searchsorted(up_to, places, side="right")].tolist()
+        total = fsum(map(mul, self.values.tolist(), self.counts.tolist()))
+        return Distribution(unit=unit, count=count, mean=total / count, quantiles=quantiles)
 
 
 def measure_reuse(accesses: "Accesses", window_ms: float) -> Reuse:
     """Return the reuse of one trace's blocks."""
     windows = _Windows(accesses, window_ms)
-    return merged_reuse(count_reuse(accesses, windows.add), window_ms, windows.found())
-
-
-def _reuse_part(block_size: int | None, trace: str) -> ReusePart:
-    part = count_reuse(workload_accesses.read_accesses(Path(trace), block_size, needs_times=True))
-    whole_ms = np.rint(part.time_ms.values).astype(np.int64)
-    return replace(part, time_ms=sketches.ValueCounts.of(whole_ms, part.time_ms.counts))
-
-
-def count_reuse(accesses: "Accesses", also: "Callable[[Piece, AccessDepths], None] | None" = None) -> ReusePart:
-    """Count reuse times and distances; ``also`` is called with each piece of the requests."""
     recency, touched_by = (
         stackdepth.untouched(int(accesses.starts[-1]), accesses.numbers),
         np.full(accesses.numbers, -1),
     )
     at_depth = np.zeros(accesses.distinct + 1, np.int64)
     none = np.empty(0, np.int64)
-    times_ms, distances = [sketches.ValueCounts(np.empty(0), none)], [sketches.ValueCounts(none, none)]
+    times_ms, distances = [ValueCounts(np.empty(0), none)], [ValueCounts(none, none)]
     asked_in_all = 0
     for piece in accesses.pieces():
         first, _, starts = piece
@@ -146,26 +131,27 @@ def count_reuse(accesses: "Accesses", also: "Callable[[Piece, AccessDepths], Non
         again = (found.depths > 0) & asked
         now, then = np.repeat(np.arange(first, end), np.diff(starts))[again], found.before[again]
         now, then, counts = _equal_runs(now, then)
-        _gather(times_ms, sketches.ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
-        _gather(distances, sketches.ValueCounts.of(now - then, counts))
+        _gather(times_ms, ValueCounts.of(accesses.arrival_ms[now] - accesses.arrival_ms[then], counts))
+        _gather(distances, ValueCounts.of(now - then, counts))
         np.add.at(at_depth, found.depths[again], 1)
         asked_in_all += int(asked.sum())
-        if also is not None:
-            also(piece, found)
+        windows.add(piece, found)
     depths = np.flatnonzero(at_depth)
-    distance_blocks = sketches.ValueCounts(depths, at_depth[depths])
-    return ReusePart(
-        accesses.block_size,
-        len(accesses.limits),
-        asked_in_all,
-        asked_in_all - int(at_depth.sum()),
-        reduce(sketches.ValueCounts.plus, times_ms),
-        reduce(sketches.ValueCounts.plus, distances),
-        distance_blocks,
+    return Reuse(
+        block_size=accesses.block_size,
+        requests=len(accesses.limits),
+        accesses=asked_in_all,
+        first_accesses=asked_in_all - int(at_depth.sum()),
+        levels=LEVELS,
+        time_ms=reduce(ValueCounts.plus, times_ms).distribution("ms"),
+        distance_requests=reduce(ValueCounts.plus, distances).distribution("requests"),
+        distance_blocks=ValueCounts(depths, at_depth[depths]).distribution("blocks"),
+        window_ms=window_ms,
+        windows=windows.found(),
     )
 
 
-def _gather(sums: "list[ValueCounts]", new: "ValueCounts") -> None:
+def _gather(sums: list[ValueCounts], new: ValueCounts) -> None:
     """Add to sums of falling sizes, so that each value is sorted few times."""
     sums.append(new)
     while len(sums) > 1 and len(sums[-2].values) <= 2 * len(sums[-1].values):
@@ -177,22 +163,6 @@ def _equal_runs(now: IntArray, then: IntArray) -> tuple[IntArray, IntArray, IntA
     """Return pairs that differ from the pair before, and the length of each run of equal ones."""
     begins = np.flatnonzero(np.append(True, (np.diff(now) != 0) | (np.diff(then) != 0))[: len(now)])
     return now[begins], then[begins], np.diff(begins, append=len(now))
-
-
-def merged_reuse(part: ReusePart, window_ms: float, windows: list[Window]) -> Reuse:
-    """Return the reuse of one engine, or of many; these have clocks of their own, so no windows."""
-    return Reuse(
-        block_size=part.block_size,
-        requests=part.requests,
-        accesses=part.accesses,
-        first_accesses=part.first_accesses,
-        levels=LEVELS,
-        time_ms=part.time_ms.distribution("ms", LEVELS),
-        distance_requests=part.distance_requests.distribution("requests", LEVELS),
-        distance_blocks=part.distance_blocks.distribution("blocks", LEVELS),
-        window_ms=window_ms,
-        windows=windows,
-    )
 
 
 class _Windows:

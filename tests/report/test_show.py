@@ -100,19 +100,18 @@ def test_bad_input_is_named(make_trace: MakeTrace, tmp_path: Path) -> None:
         main(["show", trace, "--gpus", "0"])
     with pytest.raises(InputError, match="--kv-bytes-per-token: 0; expected a positive number of bytes"):
         main(["show", trace, "--kv-bytes-per-token", "0"])
+    with pytest.raises(InputError, match="--overwrite: without --files; expected both"):
+        main(["show", trace, "--overwrite"])
     with pytest.raises(InputError, match=r"a\.jsonl has no lag"):
         main(["show", trace, "--slo", "lag.p99<=1ms"])
     with pytest.raises(InputError, match="absent"):
         main(["show", str(tmp_path / "absent")])
 
 
-@pytest.mark.parametrize("many", [[], ["--each-trace", "--procs", "1"]])
-def test_a_trace_cut_short_is_told(
-    make_trace: MakeTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str], many: list[str]
-) -> None:
+def test_a_trace_cut_short_is_told(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     trace = make_trace("a", sessions=12, turns=3)
     trace.write_bytes(trace.read_bytes()[:-20])
-    assert main(["show", str(tmp_path if many else trace), *many]) == 0
+    assert main(["show", str(trace)]) == 0
     assert f"warning: {trace}:37: torn last line skipped; its writer was cut short\n" in capsys.readouterr().err
 
 
@@ -167,28 +166,6 @@ def test_slos_on_a_pair(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str
     ]
     assert main([*quick, "--slo", "ttft.p90<=400ms"]) == 1
     assert "b: SLO MISSED: ttft.p90<=400ms" in capsys.readouterr().out
-
-
-def test_each_trace_of_a_store_adds_up(
-    make_trace: MakeTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, other = make_trace("a", sessions=12, turns=3), make_trace("b", sessions=5, turns=2, seed=1)
-    alone = [json_of(main, ["show", str(trace)]) for trace in (one, other)]
-    store = ["show", str(tmp_path), "--each-trace", "--procs", "1"]
-    found = json_of(main, [*store, "--slo", "ttft.p50<=1h"])
-    assert set(found) == set(alone[0])
-    assert (found["requests"]["n"], found["requests"]["completed"]) == (46, 45)
-    assert found["per_request"]["itl_ms"]["n"] == sum(each["per_request"]["itl_ms"]["n"] for each in alone)
-    assert found["per_session"]["latency_ms"]["max"] == max(each["per_session"]["latency_ms"]["max"] for each in alone)
-    assert found["slos"][0]["n"] == 45
-    assert main(store) == 0
-    assert capsys.readouterr().out.startswith("2 traces (quantiles within 0.1 %; rates are sums): 45 of 46 requests")
-    with pytest.raises(InputError, match="--html: given with --each-trace; expected one of them"):
-        main([*store, "--html", str(tmp_path / "page.html")])
-    with pytest.raises(InputError, match="--procs: without --each-trace; expected both"):
-        main(["show", str(one), "--procs", "1"])
-    with pytest.raises(InputError, match="--overwrite: without --files; expected both"):
-        main(["show", str(one), "--overwrite"])
 
 
 def test_the_core_install_shows_a_trace_but_for_the_hit_curve(

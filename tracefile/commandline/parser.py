@@ -46,6 +46,9 @@ FLAGS: Final[Mapping[str, str]] = {
     "-o": "--html",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
+    "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "sim reuse --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim fit --window": "gone; expected a loop of tracefile cut and sim fit, one model for each window",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }

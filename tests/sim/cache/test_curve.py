@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from measure.cache.accesses import Accesses
 from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.__main__ import main
-from sim.cache.reuse import LEVELS, count_reuse
+from sim.cache.reuse import measure_reuse
 from sim.workload.accesses import read_accesses
 from tests.sim.cache.packed import in_order
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
@@ -184,10 +184,11 @@ def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list
     assert found.distinct == expected.distinct
     for name in ("hit_blocks", "bound_blocks", "lookup_blocks"):
         assert np.array_equal(getattr(hit_curve(found), name), getattr(hit_curve(expected), name))
-    mine, theirs = (count_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (found, expected))
-    assert (mine.accesses, mine.first_accesses) == (theirs.accesses, theirs.first_accesses)
-    for name in ("time_ms", "distance_requests", "distance_blocks"):
-        assert getattr(mine, name).distribution("", LEVELS) == getattr(theirs, name).distribution("", LEVELS)
+    mine, theirs = (
+        measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64)), 10.0) for one in (found, expected)
+    )
+    for name in ("accesses", "first_accesses", "time_ms", "distance_requests", "distance_blocks"):
+        assert getattr(mine, name) == getattr(theirs, name)
 
 
 def check_one_size(found: Accesses, curve: HitCurve, size: int) -> None:

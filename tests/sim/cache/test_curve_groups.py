@@ -156,7 +156,6 @@ def test_several_block_sizes_at_once(capsys: pytest.CaptureFixture[str]) -> None
         (["--by", "tenant", "--prefix-blocks", "3"], "^--prefix-blocks: without --by prefix; expected both$"),
         (["--exact-blocks", "9"], "^--exact-blocks: without --sample; expected both$"),
         (["--sample-seed", "9"], "^--sample-seed: without --sample; expected both$"),
-        (["--procs", "2"], "^--procs: without --each-trace; expected both$"),
         (["--kv-groups", "full:4", "--groups", "3"], "^--groups: given with --kv-groups"),
     ],
 )
