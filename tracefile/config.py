@@ -90,7 +90,7 @@ def _add_convert(actions: Actions) -> None:
         "--block-size",
         type=int,
         help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part "
-        "(default: the trace's, or 512 for Mooncake and 16 for Bailian where that is a multiple)",
+        "(default: the trace's, or 512 for Mooncake where that is a multiple)",
     )
     _overwrites(convert)
     convert.add_argument(

@@ -1,19 +1,14 @@
-"""Traces of lengths and block ids: Mooncake's lines, and those of vLLM's timed_trace, guidellm and Bailian (Qwen).
+"""Traces of lengths and block ids: Mooncake's lines. The format is that of ``tracefile.importers.blocktraces``."""
 
-The formats are those of ``tracefile.importers.blocktraces``. vLLM's ``timed_trace`` and guidellm's ``mooncake`` read
-Mooncake's lines with seconds (vllm 0.32, guidellm 0.8) and are told the block size by a flag; guidellm also takes a
-``duration``.
-"""
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from tracefile.exporters.loss import Loss, with_arrivals, with_lengths
-from tracefile.importers.blocktraces import NO_PARENT, PARTIAL_BLOCK
+from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record
 
 
 class BlockIds:
@@ -26,8 +21,8 @@ class BlockIds:
     def __init__(self, meta: Meta, where: str) -> None:
         if meta.block_size is None:
             raise InputError(
-                f"{where}: meta.block_size: missing; expected a trace with block hashes, or --to trie, "
-                "aiperf-mooncake, otlp or vllm-vcr, which need none"
+                f"{where}: meta.block_size: missing; expected a trace with block hashes, or --to trie or otlp, "
+                "which need none"
             )
         self.block_size = meta.block_size
         self._numbers: dict[int, int] = {}
@@ -56,61 +51,22 @@ class BlockIds:
         return self._next - 1
 
 
-Line = dict[str, Any]
-NewLine = Callable[[Record, BlockIds], Line]
-
-
-def by_arrival(
-    records: Iterable[Record], ids: BlockIds, loss: Loss, new_line: Callable[[Record, BlockIds], Line]
-) -> Iterator[bytes]:
+def mooncake_lines(records: Iterable[Record], ids: BlockIds, loss: Loss) -> Iterator[bytes]:
     """Lines in order of arrival, which keep no record in memory but its line."""
     lines: list[tuple[float, int, bytes]] = []
     for record in with_arrivals(with_lengths(records, loss), loss):
         if record.block_hashes is None:
             loss.changed["have no hashes: their ids are shared with none"] += 1
-        lines.append((record.arrival_ms or 0.0, loss.kept, msgspec.json.encode(new_line(record, ids))))
+        lines.append((record.arrival_ms or 0.0, loss.kept, msgspec.json.encode(_mooncake_line(record, ids))))
         loss.kept += 1
     return (line + b"\n" for _, _, line in sorted(lines))
 
 
-def mooncake_line(record: Record, ids: BlockIds) -> Line:
+def _mooncake_line(record: Record, ids: BlockIds) -> dict[str, Any]:
     """Mooncake's line; whole milliseconds, as published."""
-    return {"timestamp": round(record.arrival_ms or 0.0), **_lengths(record, ids)}
-
-
-def timed_line(record: Record, ids: BlockIds) -> Line:
-    """Line of vLLM's timed_trace."""
-    return {"timestamp": _seconds(record.arrival_ms or 0.0), **_lengths(record, ids)}
-
-
-def guidellm_line(record: Record, ids: BlockIds) -> Line:
-    """Line of guidellm's Mooncake traces."""
-    duration = {} if record.e2e_ms is None else {"duration": _seconds(record.e2e_ms)}
-    return timed_line(record, ids) | duration
-
-
-def bailian_lines() -> NewLine:
-    """New function from records in finish order to Bailian's lines: chats are numbered, parents by their number."""
-    numbers: dict[RequestId, int] = {}
-
-    def line(record: Record, ids: BlockIds) -> Line:
-        number = numbers[record.request_id] = len(numbers)
-        parent = NO_PARENT if record.parent_id is None else numbers.get(record.parent_id, NO_PARENT)
-        return {
-            "chat_id": number,
-            "parent_chat_id": parent,
-            "timestamp": _seconds(record.arrival_ms or 0.0),
-            **_lengths(record, ids),
-            "type": str(record.extra.get("type", "text")),
-            "turn": record.turn or 1,
-        }
-
-    return line
-
-
-def _lengths(record: Record, ids: BlockIds) -> Line:
-    return {"input_length": record.prompt_tokens, "output_length": record.output_tokens, "hash_ids": ids.of(record)}
-
-
-def _seconds(ms: float) -> float:
-    return round(ms / 1000, 6)
+    return {
+        "timestamp": round(record.arrival_ms or 0.0),
+        "input_length": record.prompt_tokens,
+        "output_length": record.output_tokens,
+        "hash_ids": ids.of(record),
+    }

@@ -1,4 +1,4 @@
-"""Traces of events with their times: Dynamo's request traces, OpenTelemetry spans as OTLP's JSON, and vllm-vcr's lines.
+"""Traces of events with their times: Dynamo's request traces, and OpenTelemetry spans as OTLP's JSON.
 
 The formats are those of the importers of the same names. Spans hold no content and no hashes.
 """
@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from tracefile.exporters.blocklines import BlockIds
-from tracefile.exporters.loss import NO_PROMPT_TOKENS, Loss, with_arrivals, with_lengths
+from tracefile.exporters.loss import Loss, with_arrivals, with_lengths
 from tracefile.importers.dynamo import DYNAMO_SCHEMA, KEPT
 from tracefile.records.schema import Meta, Record
 
@@ -139,42 +139,3 @@ def _seconds(ms: float | None) -> float | None:
 
 def _hex(name: str, digits: int) -> str:
     return xxhash.xxh3_128_hexdigest(name.encode())[:digits]
-
-
-def vcr_lines(records: Iterable[Record], meta: Meta, loss: Loss) -> Iterator[bytes]:
-    """vllm-vcr's header and records. Their reader takes an absent ``cached_tokens`` as 0."""
-    engine = meta.engine
-    header = {
-        "model": meta.model,
-        "max_num_seqs": None if engine is None else engine.max_num_seqs,
-        "vllm_version": engine.version if engine is not None and engine.name == "vllm" else None,
-        "source": meta.source,
-        "block_size": meta.block_size,
-    }
-    yield msgspec.json.encode({"meta": {name: value for name, value in header.items() if value is not None}}) + b"\n"
-    for record in records:
-        if record.prompt_tokens is None:
-            loss.left_out[NO_PROMPT_TOKENS] += 1
-            continue
-        loss.kept += 1
-        if record.cached_tokens is None:
-            loss.changed["report no cached tokens, which vllm-vcr reads as 0"] += 1
-        told = {
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "output_tokens": record.output_tokens,
-            "ttft_ms": record.ttft_ms,
-            "itl_ms": record.itl_ms or None,
-            "itl_tokens": record.itl_tokens or None,
-            "concurrency": record.concurrency or 1,
-            "arrival_ms": record.arrival_ms,
-            "block_hashes": None if not record.block_hashes else record.block_hashes[: record.hashable_blocks],
-            "finish_reason": _vcr_finish(record),
-        }
-        yield msgspec.json.encode({name: value for name, value in told.items() if value is not None}) + b"\n"
-
-
-def _vcr_finish(record: Record) -> str | None:
-    if record.status == "ok":
-        return record.finish_reason
-    return "error" if record.status == "error" else "abort"

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tracefile.exporters.blocklines import BlockIds, bailian_lines, by_arrival, guidellm_line, mooncake_line, timed_line
-from tracefile.exporters.conversations import aiperf_lines, trie_lines
-from tracefile.exporters.events import dynamo_lines, otlp_lines, vcr_lines
+from tracefile.exporters.blocklines import BlockIds, mooncake_lines
+from tracefile.exporters.events import dynamo_lines, otlp_lines
 from tracefile.exporters.loss import Loss
+from tracefile.exporters.trie import trie_lines
 from tracefile.records.schema import Meta, Record
-
-TIMES = "sessions, statuses and the times of tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +35,12 @@ class Target:
     """Tokens in a block as the format is usually written; null: its readers are told."""
 
 
-def _aiperf(export: Export) -> Iterator[bytes]:
-    ids = None if export.meta.block_size is None else export.ids()
-    return aiperf_lines(export.records, ids, export.loss)
-
-
 TARGETS = {
     "mooncake": Target(
-        lambda export: by_arrival(export.records, export.ids(), export.loss, mooncake_line),
-        f"{TIMES}, fractions of a millisecond",
+        lambda export: mooncake_lines(export.records, export.ids(), export.loss),
+        "sessions, statuses and the times of tokens, fractions of a millisecond",
         512,
     ),
-    "aiperf-mooncake": Target(_aiperf, "arrivals and hashes of later turns, statuses and times", 512),
-    "bailian": Target(
-        lambda export: by_arrival(export.records, export.ids(), export.loss, bailian_lines()),
-        "statuses and times but the arrival",
-        16,
-    ),
-    "vllm-timed-trace": Target(lambda export: by_arrival(export.records, export.ids(), export.loss, timed_line), TIMES),
-    "guidellm": Target(lambda export: by_arrival(export.records, export.ids(), export.loss, guidellm_line), TIMES),
     "dynamo": Target(
         lambda export: dynamo_lines(export.records, export.meta, export.ids(), export.loss),
         "statuses, gaps between tokens, fractions of a millisecond",
@@ -63,10 +48,6 @@ TARGETS = {
     "trie": Target(
         lambda export: trie_lines(export.records, export.loss),
         "arrivals, hashes (and so shared prefixes), statuses and times",
-    ),
-    "vllm-vcr": Target(
-        lambda export: vcr_lines(export.records, export.meta, export.loss),
-        "request ids, sessions, ends after the last token",
     ),
     "otlp": Target(lambda export: otlp_lines(export.records, export.meta, export.loss), "hashes, gaps between tokens"),
 }

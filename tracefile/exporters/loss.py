@@ -28,11 +28,8 @@ class Loss:
         """Raise InputError if no request was kept."""
         if self.kept:
             return
-        raise InputError(f"{where}: nothing to write as {target}: {self.reasons()}{self._advice()}")
-
-    def reasons(self) -> str:
-        """Return the reasons why requests have no line."""
-        return ", ".join(self.left_out) or "the trace has no requests"
+        reasons = ", ".join(self.left_out) or "the trace has no requests"
+        raise InputError(f"{where}: nothing to write as {target}: {reasons}{self._advice()}")
 
     def _advice(self) -> str:
         advice = [_ADVICE[reason] for reason in self.left_out if reason in _ADVICE]
@@ -44,8 +41,8 @@ NO_OUTPUT_TOKENS: Final = "no output_tokens"
 NO_ARRIVAL: Final = "no arrival_ms"
 _ADVICE: Final = {
     NO_PROMPT_TOKENS: USAGE_ADVICE,
-    NO_OUTPUT_TOKENS: f"{USAGE_ADVICE}, or choose --to vllm-vcr, which needs none",
-    NO_ARRIVAL: "choose --to trie, aiperf-mooncake or vllm-vcr, which need none",
+    NO_OUTPUT_TOKENS: USAGE_ADVICE,
+    NO_ARRIVAL: "choose --to trie, which needs none",
 }
 
 

@@ -12,8 +12,6 @@ from tracefile.importers.blocktraces import (
 )
 from tracefile.importers.csvtraces import AZURE_COLUMNS, BURSTGPT_COLUMNS, AzureDecoder, BurstGptDecoder, has_columns
 from tracefile.importers.dynamo import DynamoDecoder, is_dynamo
-from tracefile.importers.guidellm import GuidellmDecoder, is_guidellm
-from tracefile.importers.litellm import LitellmDecoder, is_litellm
 from tracefile.importers.spans import SpansDecoder, is_spans
 from tracefile.importers.trie import TRIE_KEYS, TrieDecoder
 from tracefile.importers.vcr import VcrDecoder
@@ -24,6 +22,10 @@ from tracefile.records.schema import SCHEMA, TraceFormat
 
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 AIPERF_KEYS = {"session_id", "delay"}
+NO_LONGER_READ = (
+    ("a guidellm report", {"benchmarks"}),
+    ("LiteLLM's spend logs", {"request_id", "startTime", "completion_tokens"}),
+)
 
 Found = dict[str, Any]
 
@@ -54,6 +56,9 @@ def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, L
     for name, is_of_format, new_decoder in RECORDS:
         if is_of_format(found):
             return name, new_decoder(found)
+    for gone, keys in NO_LONGER_READ:
+        if found.keys() >= keys:
+            raise InputError(f"{where}: {gone}, no longer read; expected a trace that a tap recorded")
     raise InputError(
         f"{where}: neither a trace's header nor a record of a known format; "
         f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, or a format of `tracefile convert --help`'
@@ -75,8 +80,6 @@ RECORDS: Sequence[tuple[TraceFormat, Callable[[Found], bool], Callable[[Found], 
     ("dynamo", is_dynamo, lambda _: DynamoDecoder()),
     ("otlp", is_spans, lambda _: SpansDecoder()),
     ("weka", is_weka, WekaDecoder),
-    ("guidellm", is_guidellm, lambda _: GuidellmDecoder()),
-    ("litellm", is_litellm, lambda _: LitellmDecoder()),
     ("trie", _has(*TRIE_KEYS), lambda _: TrieDecoder()),
     ("bailian", _has(*BAILIAN_KEYS), lambda _: BailianDecoder()),
     (

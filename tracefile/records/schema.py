@@ -48,8 +48,6 @@ TraceFormat = Literal[
     "dynamo",
     "weka",
     "trie",
-    "guidellm",
-    "litellm",
     "otlp",
 ]
 """Formats that can be read."""

@@ -1,4 +1,4 @@
-"""Traces by session: AIPerf's lines, of which a later turn says only what is new, and trie's rows, a session each.
+"""Traces by session: trie's rows, a session each.
 
 A session's turns are its requests from parent to child. Where several continue one, the branch that goes on longest is
 taken and the others begin sessions of their own; a prompt shorter than the context before (compaction) begins one, too.
@@ -7,11 +7,9 @@ A request that gave no output (an abort, an error) is left out, and what was new
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from tracefile.exporters.blocklines import BlockIds
 from tracefile.exporters.loss import Loss, with_lengths
 from tracefile.importers.trie import TrieTurn, trie_row
 from tracefile.records.schema import Record, RequestId
@@ -101,27 +99,6 @@ def _paths(root: Node, loss: Loss) -> Iterator[list[Turn]]:
             starts += branches
             node = longest
         yield turns
-
-
-def aiperf_lines(records: Iterable[Record], ids: BlockIds | None, loss: Loss) -> Iterator[bytes]:
-    """Mooncake lines as AIPerf takes them; ``ids`` null: without block ids."""
-    for number, turns in enumerate(linear_sessions(records, loss), start=1):
-        for turn in turns:
-            loss.kept += 1
-            yield msgspec.json.encode(_aiperf_line(turn, f"s{number}", turn is turns[0], ids)) + b"\n"
-
-
-def _aiperf_line(turn: Turn, session: str, first: bool, ids: BlockIds | None) -> dict[str, Any]:
-    record = turn.record
-    line: dict[str, Any] = {"session_id": session}
-    if not first:
-        line["delay"] = round(record.think_ms or 0.0, 3)
-    elif record.arrival_ms is not None:
-        line["timestamp"] = round(record.arrival_ms, 3)
-    line |= {"input_length": turn.new_tokens, "output_length": record.output_tokens}
-    return (
-        line | {"hash_ids": ids.of(record)} if first and ids is not None and record.block_hashes is not None else line
-    )
 
 
 def trie_lines(records: Iterable[Record], loss: Loss) -> Iterator[bytes]:
