@@ -22,7 +22,6 @@ from scripts.bench_recorder import exchange, setup
 from tap.ipc.exchange import ExchangeCopy
 from tap.recorder.recorder import Recorder
 from tracefile.storage.segments import manifest_path
-from tracefile.study.index import by_trace, index_store
 
 HOUR_S, DAY_S = 3600, 86_400
 HOURS = 70 * 24
@@ -90,9 +89,6 @@ def simulate(folder: Path, requests: int, last_hour: int) -> None:
                 (f"after {(hour + 1) / 24:.0f} days", f"{files:,} files, {rss_mib():.0f} MiB, {spent_s * 1e3:.1f} ms")
             )
     rows += _record_last_hour(weeks, requests, last_hour)
-    listed_s = time.process_time()
-    (trace,) = by_trace(index_store(str(folder)))
-    rows.append(("`tracefile ls`", f"{trace.files:,} files in {time.process_time() - listed_s:.2f} CPU s"))
     for name, told in rows:
         print(f"| {name} | {told} |")
 

@@ -51,9 +51,11 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("sim", "whatif", "did you mean what-if?"),
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
-        ("tracefile", "xyz", "expected one of ls, info, check, cat, convert, cut, anonymize, join, synthesize"),
+        ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
         ("loadgen", "selftets", "did you mean selftest?"),
         ("loadgen", "calibrate", "loadgen calibrate is now loadgen selftest"),
+        ("report", "drift", "is now a loop of tracefile cut and sim fit, one model for each window"),
+        ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
     ],
 )
 def test_an_unknown_command_is_one_line(program: str, word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +115,21 @@ OLD = [
     ("sim serve", ["--drain-s", "1"], "--drain-s is now --drain"),
     ("report compare", ["a=t", "-o", "page.html"], "-o is now --html"),
     ("report compare", ["a=t", "--aa", "b"], "--aa is now --repeat"),
+    (
+        "report compare",
+        ["a=t", "--images", "d"],
+        "--images is now --html, whose figures have a button that saves them as SVG",
+    ),
+    (
+        "report show",
+        ["t", "--each-trace"],
+        "--each-trace: gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    ),
+    (
+        "sim fit",
+        ["t", "--window", "1h"],
+        "--window: gone; expected a loop of tracefile cut and sim fit, one model for each window",
+    ),
     ("tracefile synthesize", ["--times", "2"], "--times is now --scale"),
 ]
 

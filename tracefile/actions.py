@@ -1,10 +1,7 @@
 """Work of ``tracefile``'s actions: each reads a trace, and prints or writes."""
 
 import json
-import math
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from rich.table import Table
@@ -27,7 +24,6 @@ from tracefile.rewriting import (
     warn,
 )
 from tracefile.study.checking import check_trace
-from tracefile.study.index import IndexedFile, IndexedTrace, by_trace, index_object, index_store, time_words
 from tracefile.study.summary import Summary, share, summarise, summary_object
 
 FINDINGS_SHOWN = 100
@@ -35,8 +31,8 @@ FINDINGS_SHOWN = 100
 
 def run_action(config: Config) -> int:
     """Do what the flags ask; 1 if ``check`` found a broken rule."""
-    if config.action in ("ls", "join"):
-        return list_store(config) if config.action == "ls" else join_traces(config)
+    if config.action == "join":
+        return join_traces(config)
     actions = {
         "info": show_info,
         "check": show_check,
@@ -62,43 +58,6 @@ def show_info(config: Config, reader: TraceReader) -> int:
         console.print(counts_table(reader, summary))
         console.print(meta_table(reader))
     return 0
-
-
-def list_store(config: Config) -> int:
-    """Print the files of a store with arrivals in a span, by trace or each."""
-    until_s = math.inf if config.to_s is None else config.to_s
-    files = [file for file in index_store(config.trace) if file.overlaps(config.from_s or 0.0, until_s)]
-    if config.as_json:
-        print(json.dumps(index_object(files)))
-    elif config.paths:
-        print("\n".join(file.path for file in files))
-    else:
-        rows = _listed_files(files) if config.segments else by_trace(files)
-        CommandConsole(sys.stdout).print(store_table(config.trace, rows))
-    return 0
-
-
-def _listed_files(files: Sequence[IndexedFile]) -> list[IndexedTrace]:
-    """Return a row for each file."""
-    return [replace(row, trace=file.path) for file in files for row in by_trace([file])]
-
-
-def store_table(store: str, rows: Sequence[IndexedTrace]) -> Table:
-    """Table of a store: a row for each trace or file, named from there."""
-    title = f"{store}: {len(rows):,} rows, {sum(row.bytes for row in rows):,} bytes"
-    table = Table(title=Text(printable(title)), title_justify="left")
-    for heading in ("trace", "from (UTC)", "until", "files", "requests", "bytes", "key", "engine"):
-        table.add_column(heading, justify="right" if heading in ("files", "requests", "bytes") else "left")
-    for row in rows:
-        unknown = f" + {row.uncounted} files" if row.uncounted else ""
-        requests = "–" if row.uncounted == row.files else f"{row.requests:,}{unknown}"
-        sums = (f"{row.files:,}", requests, f"{row.bytes:,}")
-        times = (time_words(row.from_unix_s), time_words(row.until_unix_s))
-        names = (", ".join(row.key_ids) or "–", ", ".join(row.engines) or "–")
-        table.add_row(
-            *(Text(printable(text)) for text in (row.trace.removeprefix(store).lstrip("/"), *times, *sums, *names))
-        )
-    return table
 
 
 def show_check(config: Config, reader: TraceReader) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from tracefile.commandline.durations import duration, duration_or_moment, moment
+from tracefile.commandline.durations import duration, duration_or_moment
 from tracefile.commandline.parser import Parser, seed
 from tracefile.exporters.formats import TARGETS
 from tracefile.records.schema import TraceFormat
@@ -21,7 +21,7 @@ Actions: TypeAlias = "_SubParsersAction[Parser]"
 class Config:
     """Settings of one call of the command."""
 
-    action: Literal["ls", "info", "check", "cat", "convert", "cut", "anonymize", "join", "synthesize"]
+    action: Literal["info", "check", "cat", "convert", "cut", "anonymize", "join", "synthesize"]
     trace: str = ""
     traces: tuple[str, ...] = ()
     """Traces of ``join``, in order."""
@@ -41,15 +41,13 @@ class Config:
     mean_session: bool = False
     spread: float = 1.0
     seed: int = 0
-    segments: bool = False
-    paths: bool = False
     head: int | None = None
     """Records that ``cat`` prints; null: all."""
 
 
 def parse_config(argv: Sequence[str]) -> Config:
     """Return the command line as a Config."""
-    parser = Parser(prog="tracefile", description="List, inspect, check, convert, cut, join and scale traces.")
+    parser = Parser(prog="tracefile", description="Inspect, check, convert, cut, join and scale traces.")
     actions = parser.add_subparsers(dest="action", required=True)
     _add_readers(actions)
     _add_convert(actions)
@@ -60,17 +58,7 @@ def parse_config(argv: Sequence[str]) -> Config:
 
 
 def _add_readers(actions: Actions) -> None:
-    """Add the commands that print: ls, info, check, cat."""
-    summary = "list the traces of a store: times, requests, bytes, keys, engines; no body is read"
-    ls = _command(actions, "ls", summary, "s3://traces --from 2026-11-20 --until 2026-11-21")
-    ls.add_argument("trace", metavar="STORE", help="a folder of traces, at any depth, or its URL")
-    for flag, name, told in (("--from", "from_s", "from then on"), ("--until", "to_s", "before then")):
-        help_text = f"list files with arrivals {told}, in UTC, such as 2026-11-20 or 2026-11-20T14:00 (default: all)"
-        ls.add_argument(flag, dest=name, type=moment, metavar="DATE", help=help_text)
-    form = ls.add_mutually_exclusive_group()
-    form.add_argument("--segments", action="store_true", help="list each file, not each trace")
-    form.add_argument("--paths", action="store_true", help="print the files' paths alone, for tracefile join")
-    form.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of a table")
+    """Add the commands that print: info, check, cat."""
     info = _reader(actions, "info", "summarise a trace: counts, time span, sessions, shared prefixes", "")
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
     _reader(actions, "check", "check a trace against the schema; exit 1 and list the lines that break a rule", "")

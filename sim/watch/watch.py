@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,6 @@ from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.output import STATE, check_output, replace_output
 from tracefile.storage.segments import trace_after
-from tracefile.study.index import time_words
 
 if TYPE_CHECKING:
     from sim.watch import modelwatch
@@ -163,10 +163,15 @@ def _followed(watch: "ModelWatch", path: Path) -> Iterator[ModelState]:
 
 def _waiting(path: Path, meta: Meta | None, requests: int, until_ms: float) -> str:
     epoch_ns = None if meta is None else meta.epoch_unix_ns
-    until = f"{until_ms / 1e3:,.0f} s" if epoch_ns is None else f"{time_words(epoch_ns / 1e9 + until_ms / 1e3)} UTC"
+    until = f"{until_ms / 1e3:,.0f} s" if epoch_ns is None else f"{_time_words(epoch_ns / 1e9 + until_ms / 1e3)} UTC"
     told = f"{path}: {requests:,} requests read, until {until}; waiting for more"
     after = None if path.is_dir() else trace_after(path)
     return told if after is None else f"{told}: the tap goes on under another key in {after}, which needs its own watch"
+
+
+def _time_words(unix_s: float) -> str:
+    """Return a moment in UTC to the minute."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _cpu_s() -> float:

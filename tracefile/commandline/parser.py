@@ -56,6 +56,7 @@ FLAGS: Final[Mapping[str, str]] = {
 
 COMMANDS: Final[Mapping[str, str]] = {
     "loadgen calibrate": "loadgen selftest",
+    "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
     "report drift": "a loop of tracefile cut and sim fit, one model for each window",
 }
 

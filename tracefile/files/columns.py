@@ -30,12 +30,6 @@ def read_footer(path: str | os.PathLike[str]) -> Footer:
     return found
 
 
-def span_of(path: str | os.PathLike[str]) -> tuple[float | None, float | None]:
-    """Return the first and last arrival by the file's own statistics, in ms; null: not told."""
-    found: tuple[float | None, float | None] = _module("tracefile.parquet.reading", path).span_of(path)
-    return found
-
-
 def _module(name: str, path: str | os.PathLike[str]) -> Any:
     load_extra("pyarrow", where=f"{os.fspath(path)}: Parquet ")
     return importlib.import_module(name)

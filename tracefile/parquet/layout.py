@@ -12,7 +12,6 @@ import msgspec
 
 from tracefile.records.schema import SCHEMA
 from tracefile.storage.remote import is_url
-from tracefile.storage.segments import PARQUET_SUFFIX
 
 PARQUET_MAGIC = b"PAR1"
 FOOTER_KEY = b"kvtape"
@@ -47,4 +46,4 @@ def is_parquet(path: str | os.PathLike[str]) -> bool:
 
 def has_parquet_suffix(path: str | os.PathLike[str]) -> bool:
     """Return whether the path asks a writer for columns."""
-    return os.fspath(path).endswith(PARQUET_SUFFIX)
+    return os.fspath(path).endswith(".parquet")

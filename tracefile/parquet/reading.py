@@ -131,15 +131,6 @@ def footer_of(path: str | os.PathLike[str]) -> Footer:
         return _footer(file, os.fspath(path))
 
 
-def span_of(path: str | os.PathLike[str]) -> tuple[float | None, float | None]:
-    """Return the first and last arrival by the row groups' statistics, in ms; null: not told."""
-    with _open(os.fspath(path)) as file:
-        column = file.schema_arrow.get_field_index("arrival_ms")
-        groups = [file.metadata.row_group(group).column(column) for group in range(file.num_row_groups)]
-    told = [group.statistics for group in groups if group.statistics is not None and group.statistics.has_min_max]
-    return min((one.min for one in told), default=None), max((one.max for one in told), default=None)
-
-
 def _open(path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(open_file(path) if is_url(path) else path)

@@ -1,10 +1,9 @@
 """Traces at a URL that fsspec knows: what a tap uploads is read where it is, segment by segment."""
 
-import contextlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Any, TypeVar
 from urllib.parse import unquote
 
@@ -80,22 +79,6 @@ def names_at(url: str) -> list[str] | None:
         return [name.rpartition("/")[2] for name in found]
 
     return _asked(url, list_names)
-
-
-def files_under(path: str | os.PathLike[str]) -> Iterator[tuple[str, int]]:
-    """Yield the files below a folder or URL, or the file itself, with their bytes."""
-    if is_url(text := given_path(path)):
-        scheme = text.partition("://")[0]
-        found = _asked(text, lambda files, inner: files.find(inner, detail=True))
-        for name, info in found.items():  # HTTP's names are URLs, and its sizes may be null
-            yield name if is_url(name) else f"{scheme}://{name.lstrip('/')}", int(info["size"] or 0)
-        return
-    if os.path.isfile(text):
-        yield text, os.path.getsize(text)
-    for folder, _, names in os.walk(text):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # closed, or deleted, meanwhile
-                yield (file := os.path.join(folder, name)), os.path.getsize(file)
 
 
 def _asked(url: str, ask: Callable[[Any, str], T]) -> T:

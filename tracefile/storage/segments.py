@@ -21,7 +21,6 @@ from tracefile.storage.remote import given_path, is_url, names_at, read_url
 MANIFEST_SUFFIX = ".segments.json"
 MANIFEST_SCHEMA = "kvtape-segments/1"
 PART_SUFFIX = ".part"
-PARQUET_SUFFIX = ".parquet"
 TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
 
 MOST_NAME_BYTES = 255
@@ -96,7 +95,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     return decode_manifest(Path(path).read_bytes(), path)
 
 
-def manifest_at(path: str) -> bytes:
+def _manifest_at(path: str) -> bytes:
     """Return a manifest's content, at a path or a URL; raises InputError if it is not there."""
     try:
         content = read_url(path) if is_url(path) else Path(path).read_bytes()
@@ -105,17 +104,6 @@ def manifest_at(path: str) -> bytes:
     if content is None:
         raise InputError(f"{path}: nothing is there; expected a manifest of segments")
     return content
-
-
-def trace_of(file: str) -> str | None:
-    """Return the path, without a suffix, of the trace that a file belongs to by its name; null: to none."""
-    folder, slash, name = file.rpartition("/")
-    found = _numbered(Path(name))
-    if found and found["suffix"]:
-        return f"{folder}{slash}{found['stem']}"
-    stem, suffix = _split_name(Path(name.removesuffix(PARQUET_SUFFIX)))
-    told = suffix.startswith(".jsonl") or name.endswith(PARQUET_SUFFIX)
-    return f"{folder}{slash}{stem}" if told else None
 
 
 def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
@@ -237,9 +225,11 @@ def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
 def listed_arrivals(path: str | os.PathLike[str]) -> dict[str, Segment]:
     """Return the listed segments of a trace by path, those that are there; none if one does not tell its arrivals."""
     files = trace_files(path)
-    trace = trace_of(files[0]) if len(files) > 1 else None
+    folder, slash, name = files[0].rpartition("/")
+    stem = _stem(name) if len(files) > 1 else None
     try:
-        listed = decode_manifest(manifest_at(f"{trace}{MANIFEST_SUFFIX}"), files[0]).segments if trace else []
+        content = _manifest_at(f"{folder}{slash}{stem}{MANIFEST_SUFFIX}") if stem else None
+        listed = [] if content is None else decode_manifest(content, files[0]).segments
     except InputError:
         listed = []
     by_name = {segment.name: segment for segment in listed}

@@ -13,7 +13,6 @@ from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile import InputError, Meta, Record, RequestId, load_trace, trace_digest
 from tracefile.storage.segments import segments_there
-from tracefile.study.index import by_trace, index_store
 
 
 @pytest.fixture
@@ -55,10 +54,6 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.stop()
 
 
-def sizes(files: list[Path]) -> list[int]:
-    return [file.stat().st_size for file in files]
-
-
 def send(url: str, segments: list[Path]) -> tuple[Uploader, list[str]]:
     uploader = Uploader(url)
     for path in [*segments, *segments]:
@@ -90,8 +85,6 @@ def test_segments_go_to_s3_over_http(segments: list[Path], s3: Any) -> None:
     assert load_trace("s3://bucket/tap/one/captured.jsonl.zst") == here, "by the whole's name"
     assert load_trace(f"s3://bucket/tap/one/{segments[1].name}")[1] == here[1][1:2]
     assert trace_digest("s3://bucket/tap/one") == trace_digest(segments[0].parent)
-    (folder,) = by_trace(index_store("s3://bucket/tap"))
-    assert (folder.trace, folder.files, folder.bytes) == ("s3://bucket/tap/one/captured", 3, sum(sizes(segments)))
     for nothing in ("s3://bucket/tap/two", "s3://nowhere/tap", "s3://bucket"):
         with pytest.raises(InputError, match=f"{nothing}.*; expected"):
             load_trace(nothing)

@@ -1,10 +1,7 @@
-"""``tracefile ls``: a store's index from names, manifests, headers and footers, and a day out of it."""
+"""``tracefile cut``: a day out of segments; segments without their manifest, and columns at a URL."""
 
-import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -16,9 +13,7 @@ from tracefile.commandline.durations import moment
 from tracefile.files.digest import trace_digest
 from tracefile.files.writing import new_writer
 from tracefile.storage.lines import LineReader
-from tracefile.storage.remote import files_under
 from tracefile.storage.segments import open_lines
-from tracefile.study.index import IndexedFile, by_trace, index_store, traces_below
 from tracefile.study.summary import Summary
 
 DAY_S = 86_400.0
@@ -58,25 +53,8 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_store_is_listed_from_manifests_headers_and_footers(store: Path) -> None:
-    (store / "host-1" / "tap-000002.jsonl").write_text("its body is not read")
-    columns, tap = by_trace(index_store(str(store)))
-    assert (columns.trace, columns.files, columns.requests) == (f"{store}/day", 1, 2)
-    assert (columns.from_unix_s, columns.until_unix_s) == (BEGIN_S + DAY_S, BEGIN_S + 2 * DAY_S)
-    assert (columns.key_ids, columns.engines) == (("cd",), ("vllm 0.12",))
-    assert (tap.trace, tap.files, tap.requests, tap.uncounted) == (f"{store}/host-1/tap", 4, 3, 1)
-    assert (tap.from_unix_s, tap.until_unix_s) == (BEGIN_S, BEGIN_S + 2 * DAY_S)
-    assert (tap.key_ids, tap.engines) == (("ab",), ("vllm 0.11",))
-    assert [file.open for file in index_store(f"{store}/host-1")] == [False, False, False, True]
-    with pytest.raises(InputError, match="no trace is there; expected a folder of traces"):
-        index_store(str(store / "none"))
-
-
-def test_a_day_out_of_a_store_is_joined_and_cut(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    day = ["--from", "2026-11-19", "--until", "2026-11-21T00:00Z"]
-    assert main(["ls", str(store / "host-1"), *day, "--paths"]) == 0
-    paths = capsys.readouterr().out.split()
-    assert [Path(path).name for path in paths] == ["tap-000002.jsonl", "tap-000003.jsonl"]
+def test_a_day_out_of_segments_is_joined_and_cut(store: Path) -> None:
+    paths = [str(store / "host-1" / f"tap-00000{number}.jsonl") for number in (2, 3)]
     assert main(["join", *paths, "-o", str(store / "days.jsonl")]) == 0
     cut = ["cut", str(store / "days.jsonl"), "--from", "2026-11-20", "-o", str(store / "cut.jsonl")]
     assert main(cut) == 0
@@ -118,8 +96,6 @@ def test_a_trace_in_columns_at_a_url_is_read_where_it_is(store: Path, capsys: py
     try:
         assert load_trace("memory://columns/day.parquet") == load_trace(store / "day.parquet")
         assert trace_digest("memory://columns/day.parquet") == trace_digest(store / "day.parquet")
-        (there,) = by_trace(index_store("memory://columns"))
-        assert (there.trace, there.requests, there.key_ids) == ("memory://columns/day", 2, ("cd",))
         assert main(["info", "memory://columns/day.parquet", "--json"]) == 0
         with pytest.raises(InputError, match=r"no\.parquet: damaged or cut short .*; expected a whole Parquet file"):
             load_trace("memory://columns/no.parquet")
@@ -129,52 +105,13 @@ def test_a_trace_in_columns_at_a_url_is_read_where_it_is(store: Path, capsys: py
         files.rm("/columns", recursive=True)
 
 
-def test_the_table_and_the_object_name_files_from_the_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", str(store), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert ([one["requests"] for one in told["traces"]], len(told["files"])) == ([2, 3], 5)
-    with pytest.raises(SystemExit):
-        main(["ls", str(store), "--json", "--paths"])
-    assert "--paths: not allowed with argument --json" in capsys.readouterr().err
-    assert main(["ls", str(store), "--segments"]) == 0
-    assert str(store / "host-1") not in capsys.readouterr().out.partition("bytes")[2]
-
-
-def test_a_store_at_a_url_is_that_of_its_files(store: Path) -> None:
-    files = fsspec.filesystem("memory")
-    for file in (store / "host-1").iterdir():
-        files.pipe_file(f"/store/host-1/{file.name}", file.read_bytes())
-    try:
-        (there,), (here,) = by_trace(index_store("memory://store")), by_trace(index_store(str(store / "host-1")))
-        assert (there.trace, there.files, there.requests) == ("memory://store/host-1/tap", here.files, here.requests)
-        assert (there.from_unix_s, there.key_ids, there.engines) == (here.from_unix_s, here.key_ids, here.engines)
-    finally:
-        files.store.clear()
-
-
 def test_segments_without_their_manifest_are_one_trace(store: Path) -> None:
-    assert traces_below(str(store / "host-1")) == [f"{store}/host-1/tap.segments.json"]
     (store / "host-1" / "tap.segments.json").unlink()
-    (found,) = traces_below(str(store / "host-1"))
-    assert [found.request_id for found in load_trace(found)[1]] == ["day-0", "day-1", "day-2", "day-3"]
+    records = load_trace(store / "host-1")[1]
+    assert [record.request_id for record in records] == ["day-0", "day-1", "day-2", "day-3"]
 
 
-def test_columns_without_their_package_are_told_of_not_left_out(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"day\.parquet: Parquet needs pyarrow: pip install"):
-        index_store(str(store))
-
-
-def test_a_store_whose_names_are_urls_of_unknown_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"https://host/a.jsonl": {"size": None}, "bucket/b.jsonl": {"size": 3}}
-    files = SimpleNamespace(find=lambda path, detail: names)
-    monkeypatch.setattr("tracefile.storage.remote.file_system", lambda url, expected: (files, "host"))
-    assert list(files_under("https://host")) == [("https://host/a.jsonl", 0), ("https://bucket/b.jsonl", 3)]
-
-
-def test_spans_hold_their_first_moment_and_not_their_last() -> None:
-    file = IndexedFile("f", "f", 1, from_unix_s=10.0, until_unix_s=20.0)
-    assert [file.overlaps(*span) for span in ((20, 30), (20.1, 30), (0, 10), (0, 10.1))] == [True, False, False, True]
+def test_a_date_is_utc_unless_it_says_its_zone() -> None:
     assert moment("2026-11-20T01:00+01:00") == moment("2026-11-20") == 1_795_132_800.0
 
 
