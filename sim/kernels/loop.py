@@ -69,7 +69,7 @@ def run(state: SimState) -> int:
             if stop == _IDLED:
                 continue
             if stop != _BEGUN:
-                return stop
+                return NOT_CHAINED if state.scheduler.pool.counts[0].not_chained else stop
         slot = clock.running
         if not _go_on(state):
             return MORE

@@ -449,7 +449,7 @@ def _end_of_match(keys: UInt64Array, one: int, other: int, start: int, end: int)
             place = min(same + look * step, differs)
             agree += keys[one + place] == keys[other + place]
         differs = min(same + (agree + 1) * step, differs)
-        same += agree * step
+        same = min(same + agree * step, differs - 1)  # more, where hashes are not chained
     return same + 1
 
 

@@ -160,7 +160,7 @@ class ModelWatch:
         self._engine = self._engine or record.upstream
         if record.upstream not in (None, self._engine) and not self._is_chosen:
             raise InputError(f"{self._trace}: requests of {self._engine} and {record.upstream}; expected --upstream")
-        return record.upstream in (None, self._engine)  # without one it was refused by the tap itself
+        return record.upstream == self._engine  # one without an upstream was refused by the tap itself
 
     @property
     def is_empty(self) -> bool:

@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--follow", action="store_true", help="go on as the trace grows, at low priority, until Ctrl-C (default: end)"
     )
     parser.add_argument("--upstream", metavar="URL", help="the engine to judge, of a trace of several")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="address of Prometheus gauges of the last judgement")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="address of Prometheus gauges of the last judgement, as 127.0.0.1:9105"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object per judgement; words go to stderr")
     add_engine_flags(parser)
 

@@ -71,6 +71,8 @@ def _response_events(text: str, chat: Json) -> Events:
     place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
     ended = {"id": "resp_1", "object": "response", "model": chat["model"], "status": "completed"}
+    if chat["choices"][0]["finish_reason"] == "length":
+        ended |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     return [
         ("response.output_text.delta", {**place, "delta": text}),
         ("response.completed", {"response": ended | {"output": [message], "usage": usage}}),
@@ -93,13 +95,14 @@ def _message_events(text: str, chat: Json) -> Events:
         "cache_read_input_tokens": cached,
         "output_tokens": chat["usage"]["completion_tokens"],
     }
+    reason = {"stop": "end_turn", "length": "max_tokens"}[chat["choices"][0]["finish_reason"]]
     started = {"id": "msg_1", "type": "message", "role": "assistant", "model": chat["model"], "content": []}
     return [
         ("message_start", {"message": started | {"usage": usage | {"output_tokens": 0}}}),
         ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
         ("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}}),
         ("content_block_stop", {"index": 0}),
-        ("message_delta", {"delta": {"stop_reason": "end_turn"}, "usage": usage}),
+        ("message_delta", {"delta": {"stop_reason": reason}, "usage": usage}),
         ("message_stop", {}),
     ]
 

@@ -145,8 +145,8 @@ def test_a_model_that_is_too_slow_by_a_fifth_has_drifted(
     assert [one.drifted for one in judgements] == [False, False, True, True, True]
     last = judgements[-1]
     assert last.pace is not None
-    assert last.pace.middle == pytest.approx(1 / 1.2, abs=1e-3)
     assert last.outside
+    assert last.pace.middle == pytest.approx(1 / 1.2, abs=1e-3)
     assert last.ttft[0].predicted.middle == pytest.approx(1.2 * 19.95, rel=0.02)
     assert "  the model has drifted since 00:00:50 UTC; scale it (sim fit --pace-from) or fit it again" in (
         command.describe(last)
