@@ -36,8 +36,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="captures whose SHAPE/NAME is like one")
     made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
     made.add_argument("--captures", type=Path, metavar="DIR", help="judge those that are there (default: OUT's)")
-    made.add_argument("--document", type=Path, metavar="FILE", help="put the tables between the markers of this page")
-    made.add_argument("--section", default="matrix", metavar="NAME", help="of the markers (default: %(default)s)")
     return made
 
 
@@ -61,14 +59,12 @@ def main() -> int:
         with on_core(load_core):
             capture_missing(args.engine, out, selected(args.shapes, args.only), matrix())
     if args.action != "capture":
-        text = judge((args.captures or out).resolve(), out, selected(args.shapes, args.only))
-        if args.document is not None:
-            tables.insert(args.document, args.section, text)
+        judge((args.captures or out).resolve(), out, selected(args.shapes, args.only))
     return 0
 
 
-def judge(captures: Path, out: Path, wanted: list[Capture]) -> str:
-    """Judge what is there of it; leaves ``verdicts.json``, and the tables, which are returned."""
+def judge(captures: Path, out: Path, wanted: list[Capture]) -> None:
+    """Judge what is there of it; leaves ``verdicts.json``, and the tables, which are shown."""
     verdicts = judge_all(captures, out, wanted)
     judged = {name: goals(cells) for name, cells in rounds(verdicts.cells).items()}
     result = {"goals": judged, "verdicts": verdicts}
@@ -76,7 +72,6 @@ def judge(captures: Path, out: Path, wanted: list[Capture]) -> str:
     text = tables.page(verdicts)
     (out / "verdicts.md").write_text(text + "\n")
     print(text)
-    return text
 
 
 if __name__ == "__main__":

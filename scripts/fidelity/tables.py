@@ -1,7 +1,6 @@
-"""The matrix's verdicts as Markdown: what docs/dev/results.md shows between its markers."""
+"""The matrix's verdicts as Markdown, of which docs/dev/results.md shows a part."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from scripts.fidelity.goals import Goal, goals, name_of, rounds
 from scripts.fidelity.judging import LEVELS, Cell, Paced, Quantile, Verdicts
@@ -82,16 +81,6 @@ def _times_at_pace(ratio: float | None, pace: float | None) -> str:
 
 def _times(ratio: float | None) -> str:
     return "–" if ratio is None else f"× {ratio:.2f}"
-
-
-def insert(document: Path, section: str, text: str) -> None:
-    """Put the tables between a section's markers in a document, in place of what stood there."""
-    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
-    before, found, rest = document.read_text().partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
-        raise SystemExit(f"{document}: expected the lines {begin} and {end}")
-    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def _cell_row(cell: Cell) -> list[str]:

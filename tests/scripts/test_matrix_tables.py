@@ -1,7 +1,5 @@
 """The fidelity matrix's goals and tables, from verdicts written out by hand."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -12,7 +10,7 @@ from scripts.fidelity.judging import Cell, Errors, Paced, Quantile, Verdicts, at
 from scripts.fidelity.judging import quantile as judge_quantile
 from scripts.fidelity.loads import Way
 from scripts.fidelity.steps import StepTimes
-from scripts.fidelity.tables import cells_table, decodes_table, goals_table, insert, page, prefills_table
+from scripts.fidelity.tables import cells_table, decodes_table, goals_table, page, prefills_table
 
 
 def quantile(captured_ms: float, forecast_ms: float, spread: float | None = None, *, held: bool = True) -> Quantile:
@@ -256,16 +254,10 @@ def test_prefills_are_told_beside_the_pace_of_all_steps() -> None:
     ]
 
 
-def test_tables_take_the_place_of_the_old_ones_and_survive_json(tmp_path: Path) -> None:
+def test_a_page_has_goals_cells_and_parameters_and_survives_json() -> None:
     verdicts = Verdicts(cells=[cell("burst")], models={"128x2": {"t0_ms": "10 ms/step (9 … 11)"}})
     assert msgspec.json.decode(msgspec.json.encode(verdicts), type=Verdicts) == verdicts
-    document = tmp_path / "results.md"
-    document.write_text("before\n<!-- quiet: begin -->\nold\n<!-- quiet: end -->\nafter\n")
-    insert(document, "quiet", page(verdicts))
-    text = document.read_text()
-    assert text.startswith("before\n<!-- quiet: begin -->\n\n| goal |")
-    assert text.endswith("\n\n<!-- quiet: end -->\nafter\n")
+    text = page(verdicts)
+    assert text.startswith("| goal |")
     assert "**128x2. Warm" in text
     assert "| t0_ms | 10 ms/step (9 … 11) |" in text
-    with pytest.raises(SystemExit, match="expected the lines <!-- busy: begin -->"):
-        insert(document, "busy", "x")
