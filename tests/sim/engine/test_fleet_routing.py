@@ -69,7 +69,7 @@ def test_compiled_policies_choose_as_pythons(arrivals: Arrivals, engines: list[F
     plan, seen = FleetPlan(tuple(engine.name for engine in engines), route), RoutedLoad(arrivals, 4)
     compiled = run_fleet(arrivals, seen, engines, plan, 7)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routerstate, "compiled_route", lambda *_: routerstate.ASKS)
+        patch.setattr("sim.engine.fleetplan.routerstate.compiled_route", lambda *_: routerstate.ASKS)
         python = run_fleet(arrivals, seen, engines, plan, 7)
     assert [compiled.router, python.router is None] == [None, False]
     assert compiled.engine_of == python.engine_of
