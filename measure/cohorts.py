@@ -6,7 +6,6 @@ alone in one run may share the engine in the other, and a cell of requests that 
 other side with its ordinary variation.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -71,14 +70,6 @@ def cohort_rows(traits: Traits) -> dict[str, IntArray]:
     masks |= _buckets("uncached", traits.uncached_tokens, UNCACHED_EDGES)
     masks |= _buckets("load", traits.concurrency, LOAD_EDGES)
     return {name: np.flatnonzero(mask) for name, mask in masks.items() if mask.any()}
-
-
-def record_cohorts(turn: int | None, uncached_tokens: int | None) -> list[str]:
-    """Return the cohorts of one record, load aside; null: unknown."""
-    found = [ALL] if turn is None else [ALL, FIRST_TURN if turn == 1 else LATER_TURNS]
-    if uncached_tokens is None:
-        return found
-    return [*found, UNCACHED[bisect_right(UNCACHED_EDGES, max(uncached_tokens, 0)) - 1]]
 
 
 def cohort_title(name: str) -> str:

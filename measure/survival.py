@@ -2,7 +2,7 @@
 
 Kaplan–Meier for censored waits, generalised to competing ends (Aalen–Johansen): a failed request never gets its token.
 Without failures it equals ``scipy.stats.ecdf`` of ``CensoredData``; that function takes no weights. Weights serve the
-session bootstrap, which reweights one sorted sample, and the live page, whose waits are counts by time bucket.
+session bootstrap, which reweights one sorted sample.
 """
 
 from collections.abc import Sequence
@@ -112,21 +112,3 @@ def survival_at(waits: Waits, share: FloatArray, times_ms: FloatArray) -> FloatA
     """Return the share still waiting just after each time: 1 before the first wait ends."""
     at = np.searchsorted(waits.time_ms, times_ms, side="right")
     return 1.0 - np.concatenate([[0.0], share])[at]
-
-
-def incidence_variance(events: IntArray, failed: IntArray, censored: IntArray) -> FloatArray:
-    """Return the variance of the incidence after each of the times at which so many waits end, by the delta method.
-
-    With F(t) the incidence, S the share free of any end before a time, d₁ of d ends events and r at risk:
-    Σ (F(t)−Fᵢ)² d/(r(r−d)) + Σ S² (r−d₁)d₁/r³ − 2 Σ (F(t)−Fᵢ) S d₁/r². Without failures it is Greenwood's.
-    """
-    ends = events + failed
-    gone = np.cumsum(ends + censored)
-    at_risk = np.maximum(gone[-1] - gone + ends + censored, 1)
-    free = np.concatenate([[1.0], np.cumprod(1.0 - ends / at_risk)[:-1]])
-    share = np.cumsum(free * events / at_risk)
-    a = np.where(ends < at_risk, ends / (at_risk * np.maximum(at_risk - ends, 1)), 0.0)
-    c = free * events / at_risk**2
-    spread = share**2 * np.cumsum(a) - 2 * share * np.cumsum(a * share) + np.cumsum(a * share**2)
-    own = np.cumsum(free**2 * (at_risk - events) * events / at_risk**3)
-    return np.asarray(np.maximum(0.0, spread + own - 2 * (share * np.cumsum(c) - np.cumsum(c * share))))

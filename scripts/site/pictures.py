@@ -1,4 +1,4 @@
-"""Make the pictures of docs/ again: pages, the tap's live page and a terminal. ``python -m scripts.site.pictures``.
+"""Make the pictures of docs/ again: a comparison and a terminal. ``python -m scripts.site.pictures``.
 
 Those of docs/fleet.md and docs/capacity.md are made by the commands beside them (``--images``), the seed figure of
 docs/dev/results.md by ``python -m scripts.matrix judge``.
@@ -12,8 +12,6 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from scripts.job import Workspace
-from scripts.proxybench.processes import free_port
 from scripts.site.browser import take_picture
 from scripts.site.gallery import FIRST_PX, ROOT, make_gallery
 
@@ -26,10 +24,6 @@ LINE_PX, COLUMN_PX, EDGE_PX = 19.6, 8.43, 44
 SHOWN = (
     "sim curve data/captures/128x2/session-fast.jsonl.zst",
     "sim misses data/captures/128x2/session-fast.jsonl.zst --num-gpu-blocks 701",
-)
-LIVE_LOAD = (
-    "--pattern multiturn --turns 4 --think 0.2s:1s --rate 1 --duration 75s --seed 1 --prefix-count 6"
-    " --prefix-tokens 5000 --prompt-tokens 64:256 --output-tokens 16:48"
 )
 
 
@@ -55,24 +49,8 @@ def report_picture(image: Path) -> None:
     take_picture((folder / "compare.html").as_uri(), image, *FIRST_PX)
 
 
-def live_picture(image: Path) -> None:
-    """The tap's live page, after a minute of conversations with the embedded engine."""
-    with tempfile.TemporaryDirectory() as folder:
-        work = Workspace(Path(folder))
-        engine, tap, admin = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        serve = ["sim", "serve", "--listen", engine, "--block-size", "16", "--num-gpu-blocks", "3001"]
-        record = ["tap", "--upstream", f"http://{engine}", "--listen", tap, "--admin", admin, "--tokenizer", "ids"]
-        with (
-            work.serving("engine", serve, f"http://{engine}") as _,
-            work.serving("tap", [*record, "--workers", "2", "-o", work.path("captured.jsonl")], f"http://{tap}") as url,
-        ):
-            work.run("load", ["loadgen", "--url", url, "-o", work.path("client.jsonl"), *LIVE_LOAD.split()])
-            take_picture(f"http://{admin}/", image, 1280, 1570)
-
-
 PICTURES: dict[str, Callable[[Path], None]] = {
     "report.png": report_picture,
-    "tap-page.png": live_picture,
     "terminal.png": terminal_picture,
 }
 

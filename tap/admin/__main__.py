@@ -18,7 +18,7 @@ from tap.admin.health import probe_upstreams
 from tap.admin.state import LiveState
 from tap.ipc.channel import Channel
 from tap.ipc.exchange import AdminSetup, Ready, Refused, ServiceStats
-from tap.ipc.feed import RecorderStats, RecordFeed, WorkerStats
+from tap.ipc.feed import RecorderStats, WorkerStats
 from wire.loop import run
 from wire.process import parent_socket, split_frames
 
@@ -104,18 +104,13 @@ def _make_server(state: LiveState) -> uvicorn.Server:
     )
 
 
-RECORDS_AT_ONCE: Final = 16
-"""Records counted before other tasks run; a long prompt takes a millisecond."""
-REST: Final = 2.0
-"""Pause as a multiple of the time spent on records: pages and feed cost at most a third of a core. Faster records are
-skipped by their sender, which counts them."""
 _FEED_READ_BYTES: Final = 256 << 10
 
-_feeds = msgspec.msgpack.Decoder(WorkerStats | RecorderStats | RecordFeed)
+_feeds = msgspec.msgpack.Decoder(WorkerStats | RecorderStats)
 
 
 async def listen_for_feeds(state: LiveState, path: str) -> asyncio.Server:
-    """Take messages on a unix socket, reading only as fast as records are counted, so that senders notice and skip."""
+    """Take messages on a unix socket."""
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -135,19 +130,7 @@ async def _take_all(state: LiveState, reader: asyncio.StreamReader) -> None:
     while data := await reader.read(_FEED_READ_BYTES):
         buffer += data
         for payload in split_frames(buffer):
-            await take_frame(state, payload)
-
-
-async def take_frame(state: LiveState, payload: bytes) -> None:
-    message = _feeds.decode(payload)
-    if not isinstance(message, RecordFeed):
-        state.take(message, time.monotonic())
-        return
-    for start in range(0, len(message.records), RECORDS_AT_ONCE):
-        began_s = time.monotonic()
-        for record in message.records[start : start + RECORDS_AT_ONCE]:
-            state.see(record, began_s)
-        await asyncio.sleep(REST * (time.monotonic() - began_s))
+            state.take(_feeds.decode(payload), time.monotonic())
 
 
 async def _tick(state: LiveState) -> None:

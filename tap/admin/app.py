@@ -16,7 +16,6 @@ from measure.exposition import MEDIA_TYPE, Families, Row, exposition
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.state import LiveState
-from tap.admin.survival import MIN_JUDGED
 from tap.admin.view import Snapshot, snapshot
 from tap.ipc.exchange import Progress
 from tap.ipc.feed import CacheFeedStats, RecorderStats, WorkerStats
@@ -123,7 +122,6 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
         ("segments_deleted", "Old segments deleted by --keep.", progress.deleted),
         ("uploads", "Segments uploaded.", progress.uploaded),
         ("upload_failures", "Tries to upload a segment that failed.", progress.upload_failed),
-        ("feed_skipped", "Records that the live page did not see; they are in the trace.", recorder.feed_skipped),
     ):
         yield TAP.counter(name, text, [((), count)])
     unhashed = [((reason,), count) for reason, count in sorted(progress.unhashed.items())]
@@ -291,7 +289,7 @@ def _answer(content: bytes, kind: str, status: int = 200) -> Response:
 def _page(template: Template, live: Snapshot) -> bytes:
     """Return the page with its first snapshot, escaped so that no text can end the script tag."""
     first = msgspec.json.encode(live).decode().replace("<", "\\u003c")
-    return template.render(live=live, first=Markup(first), least=MIN_JUDGED).encode()
+    return template.render(live=live, first=Markup(first)).encode()
 
 
 def _page_template() -> Template:

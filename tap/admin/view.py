@@ -1,6 +1,5 @@
 """Snapshot of the state for the live page."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,14 +7,10 @@ from typing import Final
 
 import msgspec
 
-from measure import cohorts, wording
-from measure.cohorts import MAIN
-from measure.histogram import OVERHEAD_S, HistogramCounts, quantile_bound
-from tap.admin.cachecurve import SIZES
+from measure import wording
+from measure.histogram import OVERHEAD_S, WAIT_S, HistogramCounts, quantile_bound
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.state import LiveState
-from tap.admin.survival import LEVELS, MIN_JUDGED, Survival
-from tap.admin.timeline import WINDOW_MINUTES
+from tap.admin.state import KEPT_MINUTES, LiveState
 from tap.ipc.feed import RecorderStats
 
 
@@ -38,61 +33,6 @@ class Tile(msgspec.Struct, frozen=True, kw_only=True):
     """A value a second, oldest first; []: no line."""
 
 
-class QuantileText(msgspec.Struct, frozen=True):
-    """A quantile of one cohort."""
-
-    level: str
-    text: str
-    """``> x`` where the curve does not reach the level."""
-
-
-class CohortCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The TTFT survival of one cohort."""
-
-    cohort: str
-    title: str
-    n: int
-    count: str
-    """n and the censored share, in words."""
-    judged: bool
-    """False: too few requests; the curve is empty."""
-    quantiles: list[QuantileText]
-    times_ms: list[float]
-    waiting: list[float]
-    low: list[float]
-    high: list[float]
-    until_ms: float
-    """End of the known curve."""
-
-
-class HitCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of prompt tokens that a prefix cache of each size would hold."""
-
-    requests: int
-    sentence: str
-    note: str
-    tokens: list[int]
-    hit_share: list[float]
-    exact_tokens: int
-    """Exact up to this size, estimated from a sample of blocks beyond."""
-    engine_tokens: int | None
-    """Size of the engine's cache. Null: unknown."""
-    engine_share: float | None
-    """Share on the curve at that size."""
-    measured_share: float | None
-    """Share that the engine reported. Null: not reported."""
-
-
-class PrefixRow(msgspec.Struct, frozen=True):
-    """A shared prefix."""
-
-    hash: str
-    depth: str
-    requests: str
-    share: str
-    bar: float
-
-
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The page at one moment."""
 
@@ -104,19 +44,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str]
     at: str
     """Wall clock, HH:MM:SS UTC."""
-    minutes: int
     tiles: list[Tile]
-    by_turn: list[CohortCurve]
-    by_uncached: list[CohortCurve]
-    hit_curve: HitCurve
-    prefixes: list[PrefixRow]
     recorder: list[Fact]
     processes: list[Fact]
     drops: list[Fact]
 
 
 def snapshot(state: LiveState, now_s: float) -> Snapshot:
-    curves = state.survival.recent(now_s)
     unready, unrecorded = reasons_against(state), reasons_not_recording(state, now_s)
     return Snapshot(
         trace=Path(state.setup.trace).name,
@@ -125,12 +59,7 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         status="not ready" if unready else "not recording" if unrecorded else "ready",
         reasons=unready + unrecorded,
         at=datetime.now(UTC).strftime("%H:%M:%S UTC"),
-        minutes=WINDOW_MINUTES,
-        tiles=tiles(state, curves, now_s),
-        by_turn=[cohort(name, curves[name]) for name in MAIN if name in curves],
-        by_uncached=[cohort(name, curve) for name, curve in curves.items() if name.startswith("uncached:")],
-        hit_curve=hit_curve_view(state, now_s),
-        prefixes=prefixes(state, now_s),
+        tiles=tiles(state),
         recorder=recorder_facts(state),
         processes=process_facts(state),
         drops=[Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())],
@@ -147,13 +76,12 @@ def engine_text(state: LiveState) -> str:
     return " · ".join(filter(None, words))
 
 
-def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[Tile]:
-    line, rate = state.timeline.line, state.timeline.rate
+def tiles(state: LiveState) -> list[Tile]:
+    line, rate, total = state.timeline.line, state.timeline.rate, state.timeline.total
     workers = state.workers.values()
     queue, limit = sum(one.queue_bytes for one in workers), sum(one.queue_limit_bytes for one in workers)
-    hits = state.curve.recent(now_s)
-    everything = curves.get("all")
-    median, late = (None, None) if everything is None else everything.quantiles_ms[:2]
+    ttft = state.timeline.ttft()
+    cached, prompt = total(lambda one: one.cached_tokens), total(lambda one: one.prompt_tokens)
     return [
         Tile(
             id="requests",
@@ -180,15 +108,17 @@ def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[T
         Tile(
             id="ttft",
             title="TTFT p50",
-            value=wording.NOTHING if median is None else wording.duration(median),
-            detail="no first token seen yet" if everything is None else f"p90 {_quantile_text(everything, late)}",
+            value=_bound_text(WAIT_S, ttft, 0.5) if ttft.count else wording.NOTHING,
+            detail=f"p90 {_bound_text(WAIT_S, ttft, 0.9)}, last {KEPT_MINUTES} minutes"
+            if ttft.count
+            else f"no first token in the last {KEPT_MINUTES} minutes",
             line=[],
         ),
         Tile(
             id="cached",
             title="Prompt tokens cached",
-            value=wording.share_of(hits.cached_tokens, hits.reported_tokens),
-            detail="as the engine reports" if hits.reported_tokens else "the engine reports none",
+            value=wording.share_of(cached, prompt),
+            detail=f"as the engine reports, last {KEPT_MINUTES} minutes" if cached else "the engine reports none",
             line=[],
         ),
         Tile(
@@ -201,143 +131,6 @@ def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[T
     ]
 
 
-def cohort(name: str, curve: Survival) -> CohortCurve:
-    judged = curve.n >= MIN_JUDGED
-    return CohortCurve(
-        cohort=name,
-        title=cohort_title(name),
-        n=curve.n,
-        count=_count_text(curve),
-        judged=judged,
-        quantiles=[
-            QuantileText(f"p{level * 100:.0f}", _quantile_text(curve, at) if judged else wording.NOTHING)
-            for level, at in zip(LEVELS, curve.quantiles_ms, strict=True)
-        ],
-        times_ms=_rounded(curve.times_ms, 3) if judged else [],
-        waiting=_rounded(curve.waiting, 5) if judged else [],
-        low=_rounded(curve.low, 5) if judged else [],
-        high=_rounded(curve.high, 5) if judged else [],
-        until_ms=round(curve.known_until_ms, 3),
-    )
-
-
-def cohort_title(name: str) -> str:
-    if name in MAIN:
-        return cohorts.cohort_title(name)
-    low, dash, high = name.removeprefix("uncached:").partition("-")
-    return f"{int(low):,}–{int(high):,}" if dash else f"{int(low.rstrip('+')):,}+"
-
-
-def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
-    whole = state.curve.recent(now_s).prompt_tokens
-    rows = []
-    for prefix in state.prefixes.top(now_s):
-        tokens = prefix.blocks * state.setup.block_size
-        part = min(tokens * prefix.requests, whole)
-        rows.append(
-            PrefixRow(
-                f"{prefix.hash & (2**64 - 1):016x}",
-                wording.count(tokens),
-                wording.count(prefix.requests),
-                wording.share_of(part, whole),
-                round(part / whole, 5) if whole else 0.0,
-            )
-        )
-    return rows
-
-
-def _count_text(curve: Survival) -> str:
-    words = [f"{wording.count(curve.n)} request{'s' if curve.n != 1 else ''}"]
-    if curve.censored:
-        words.append(f"{wording.share_of(curve.censored, curve.n)} censored")
-    if curve.failed:
-        words.append(f"{wording.share_of(curve.failed, curve.n)} failed")
-    if curve.n < MIN_JUDGED:
-        words.append(f"under {MIN_JUDGED}: not judged")
-    return ", ".join(words)
-
-
-def _quantile_text(curve: Survival, at_ms: float | None) -> str:
-    return f"> {wording.duration(curve.known_until_ms)}" if at_ms is None else wording.duration(at_ms)
-
-
-def _rounded(values: Sequence[float], digits: int) -> list[float]:
-    return [round(value, digits) for value in values]
-
-
-_LEAST_BLOCKS: Final = 16
-_BEYOND_ENGINE: Final = 1.6
-
-
-def hit_curve_view(state: LiveState, now_s: float) -> HitCurve:
-    curve, block_size = state.curve, state.setup.block_size
-    counts = curve.recent(now_s)
-    hit_tokens = [block_size * blocks for blocks in counts.up_to_size()]
-    whole = max(counts.prompt_tokens, 1)
-    engine_blocks = _engine_blocks(state)
-    last = bisect_left(hit_tokens, hit_tokens[-1]) + 4
-    if engine_blocks is not None:
-        last = max(last, bisect_left(SIZES, _BEYOND_ENGINE * engine_blocks))
-    drawn = slice(bisect_left(SIZES, _LEAST_BLOCKS), min(last, bisect_left(SIZES, curve.deepest)) + 1)
-    engine_share = None if engine_blocks is None else _hits_at(hit_tokens, engine_blocks) / whole
-    measured = counts.cached_tokens / counts.reported_tokens if counts.reported_tokens else None
-    return HitCurve(
-        requests=counts.requests,
-        sentence=_hit_sentence(hit_tokens[-1] / whole, engine_share, measured, counts.requests),
-        note=_hit_note(state),
-        tokens=[size * block_size for size in SIZES[drawn]] if counts.requests else [],
-        hit_share=[round(tokens / whole, 5) for tokens in hit_tokens[drawn]] if counts.requests else [],
-        exact_tokens=curve.exact_blocks * block_size,
-        engine_tokens=None if engine_blocks is None else int(engine_blocks * block_size),
-        engine_share=None if engine_share is None else round(engine_share, 5),
-        measured_share=None if measured is None else round(measured, 5),
-    )
-
-
-def _engine_blocks(state: LiveState) -> float | None:
-    """Return the engine's usable cache in blocks of the trace's size: less one block, vLLM's null block."""
-    engine = state.engine
-    if not engine.num_gpu_blocks or engine.num_gpu_blocks < 2:
-        return None
-    return (engine.num_gpu_blocks - 1) * (engine.block_size or state.setup.block_size) / state.setup.block_size
-
-
-def _hits_at(hit_tokens: Sequence[float], blocks: float) -> float:
-    """Return the hits at any size, interpolated linearly between the sizes counted."""
-    place = bisect_left(SIZES, blocks)
-    if place == len(SIZES):
-        return hit_tokens[-1]
-    if place == 0 or SIZES[place] == blocks:
-        return hit_tokens[place]
-    part = (blocks - SIZES[place - 1]) / (SIZES[place] - SIZES[place - 1])
-    return hit_tokens[place - 1] + part * (hit_tokens[place] - hit_tokens[place - 1])
-
-
-def _hit_sentence(unlimited: float, at_engine: float | None, measured: float | None, requests: int) -> str:
-    if not requests:
-        return "No request with block hashes in the last minutes."
-    words = [f"An unlimited cache would hold {100 * unlimited:.1f} % of recent prompt tokens"]
-    if at_engine is not None:
-        words.append(f"one of the engine's size {100 * at_engine:.1f} %")
-    if measured is not None:
-        words.append(f"the engine reports {100 * measured:.1f} %")
-    return "; ".join(words) + "."
-
-
-def _hit_note(state: LiveState) -> str:
-    several = state.service is not None and len(state.service.upstreams) > 1
-    shared = " The curve is for one cache shared by all upstreams." if several else ""
-    policy = "LRU over full blocks of prompts and outputs, requests in the order of their ends; outputs without token "
-    policy += "ids are left out, and the engine may hit more there."
-    return f"{policy}{shared}{_skipped_text(state)}"
-
-
-def _skipped_text(state: LiveState) -> str:
-    skipped = 0 if state.recorder is None else state.recorder.feed_skipped
-    seen = state.records_seen / (state.records_seen + skipped) if skipped else 1.0
-    return f" Only {100 * seen:.0f} % of records were seen: the true share is higher." if seen < 0.995 else ""
-
-
 def recorder_facts(state: LiveState) -> list[Fact]:
     recorder = state.recorder
     if recorder is None:
@@ -345,7 +138,7 @@ def recorder_facts(state: LiveState) -> list[Fact]:
     progress = recorder.progress
     unhashed = ", ".join(f"{reason} {wording.count(count)}" for reason, count in sorted(progress.unhashed.items()))
     matched, checked = progress.prompt_counts_matched, progress.prompt_counts_checked
-    facts = [
+    return [
         Fact("Recorded", wording.count(progress.recorded)),
         Fact("Sampled out", wording.count(progress.sampled_out)),
         Fact(
@@ -355,9 +148,6 @@ def recorder_facts(state: LiveState) -> list[Fact]:
         Fact("Writing", "yes" if recorder.writing else "no: the trace cannot be written", not recorder.writing),
         Fact("Segments", _segments_text(recorder), progress.upload_failed > 0),
     ]
-    if recorder.feed_skipped:
-        facts.append(Fact("Not shown on this page", f"{wording.count(recorder.feed_skipped)} records"))
-    return facts
 
 
 def process_facts(state: LiveState) -> list[Fact]:
@@ -403,17 +193,19 @@ _OVERHEADS: Final = {
 def _overhead_facts(state: LiveState) -> list[Fact]:
     parts = state.overheads()
     return [
-        Fact(f"{title}, p50 · p99", f"≤ {_bound_text(counts, 0.5)} · ≤ {_bound_text(counts, 0.99)}")
+        Fact(
+            f"{title}, p50 · p99",
+            f"{_bound_text(OVERHEAD_S, counts, 0.5)} · {_bound_text(OVERHEAD_S, counts, 0.99)}",
+        )
         for part, title in _OVERHEADS.items()
         if (counts := parts.get(part)) is not None and counts.count
     ]
 
 
-def _bound_text(counts: HistogramCounts, level: float) -> str:
-    bound_s = quantile_bound(OVERHEAD_S, counts, level)
-    if bound_s <= OVERHEAD_S[-1]:
-        return wording.duration(1e3 * bound_s)
-    return f"more than {wording.duration(1e3 * OVERHEAD_S[-1])}"
+def _bound_text(bounds: Sequence[float], counts: HistogramCounts, level: float) -> str:
+    bound_s = quantile_bound(bounds, counts, level)
+    sign = "≤" if bound_s <= bounds[-1] else ">"
+    return f"{sign} {wording.duration(1e3 * min(bound_s, bounds[-1]))}"
 
 
 def _segments_text(recorder: RecorderStats) -> str:

@@ -292,7 +292,6 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     """Path of the socket on which it takes the other processes' numbers."""
     trace: str
     """Path, for the heading of the page."""
-    block_size: int
     names: list[str] = []
     """Host names under which the pages are asked for, in lower case."""
 

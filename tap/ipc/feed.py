@@ -1,6 +1,6 @@
-"""Messages to the admin process: numbers of each process once a second, and parts of records.
+"""Messages to the admin process: numbers of each process once a second.
 
-No process waits for the admin process: frames beyond a bound are dropped and counted. Numbers are totals since the
+No process waits for the admin process: frames beyond a bound are dropped. Numbers are totals since the
 start of their process, so a lost frame costs a second.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from measure.histogram import HistogramCounts
 from tap.ipc.exchange import Progress
-from tracefile.records.schema import BlockHash, Status
+from tracefile.records.schema import Status
 
 PUSH_INTERVAL_S: Final = 1.0
 RECONNECT_S: Final = 1.0
@@ -103,8 +103,6 @@ class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     progress: Progress
     writing: bool = True
     """The last flush reached the files."""
-    feed_skipped: int = 0
-    """Records not pushed because the admin process was too slow."""
     requests: list[RequestCount] = []
     ttft: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
     """Seconds to the first token. Buckets: ``WAIT_S``."""
@@ -118,31 +116,10 @@ class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     cache_feeds: list[CacheFeedStats] = []
 
 
-class SeenRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Fields of a record for the live page: no ids of requests, sessions or clients."""
-
-    status: Status
-    stream: bool | None
-    turn: int | None
-    ttft_ms: float | None
-    e2e_ms: float | None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    block_hashes: list[BlockHash] | None
-    output_block_hashes: list[BlockHash] | None = None
-    hashable_blocks: int | None = None
-
-
-class RecordFeed(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Records in the order of writing."""
-
-    records: list[SeenRecord]
-
-
 class FeedSender:
     """Frames to the admin process's socket; never blocks, needs no event loop. Refused bytes go with the next frame."""
 
-    __slots__ = ("_first_sent", "_held_bytes", "_outbox", "_path", "_socket", "_tried_at", "skipped")
+    __slots__ = ("_first_sent", "_held_bytes", "_outbox", "_path", "_socket", "_tried_at")
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -152,21 +129,12 @@ class FeedSender:
         """Bytes of the first frame already sent."""
         self._held_bytes = 0
         self._tried_at = float("-inf")
-        self.skipped = 0
-
-    @property
-    def keeping_up(self) -> bool:
-        """True if the other side is there and reads; asked before a frame that is expensive to make."""
-        if self._socket is None:
-            self._connect()
-        return self._socket is not None and self._held_bytes < BACKLOG_BYTES // 2
 
     def offer(self, frame: bytes) -> bool:
         """Send a frame, or keep it for the next time; False if it was dropped."""
         if self._socket is None:
             self._connect()
         if self._socket is None or self._held_bytes + len(frame) > BACKLOG_BYTES:
-            self.skipped += 1
             return False
         self._outbox.append(frame)
         self._held_bytes += len(frame)
@@ -189,7 +157,6 @@ class FeedSender:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self.skipped += len(self._outbox)
         self._outbox.clear()
         self._first_sent = self._held_bytes = 0
 

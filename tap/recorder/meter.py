@@ -1,7 +1,6 @@
-"""Numbers and records that the recorder sends to the admin process."""
+"""Numbers that the recorder sends to the admin process."""
 
 from collections.abc import Callable
-from operator import attrgetter
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.exchange import Progress, encode_frame
@@ -10,26 +9,19 @@ from tap.ipc.feed import (
     CacheFeedStats,
     FeedSender,
     RecorderStats,
-    RecordFeed,
     RequestCount,
-    SeenRecord,
 )
 from tracefile.records.schema import Record, Status
 
-FEED_RECORDS = 64
-"""Records in a frame, which leaves after ``FEED_INTERVAL_S`` at the latest."""
-FLUSH_RECORDS = 8
-FEED_INTERVAL_S = 0.25
 MAX_KINDS = 1_000
 """Kinds of requests counted apart; a bound, since paths may vary endlessly."""
 
-_seen_fields = attrgetter(*SeenRecord.__struct_fields__)
 _WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
 _GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
 
 
 class RecordMeter:
-    """Counts of records for ``/metrics``, and the feed of records to the admin process."""
+    """Counts of records for the admin process."""
 
     def __init__(
         self, socket_path: str, pid: int, cache_feeds: Callable[[], list[CacheFeedStats]] = lambda: []
@@ -41,9 +33,7 @@ class RecordMeter:
         self._gaps_ms = empty_counts(GAP_S)
         self._head_s = empty_counts(OVERHEAD_S)
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
-        self._batch: list[Record] = []
-        self._feed_skipped = 0
-        self._fed_at = self._pushed_at = float("-inf")
+        self._pushed_at = float("-inf")
 
     def observe(self, record: Record, head_ns: int | None) -> None:
         """Count a record, sampled out or not; ``head_ns``: from its head's arrival to the write upstream."""
@@ -61,18 +51,9 @@ class RecordMeter:
         self._prompt_tokens += record.prompt_tokens or 0
         self._cached_tokens += record.cached_tokens or 0
         self._output_tokens += record.output_tokens or 0
-        batch = self._batch
-        batch.append(record)
-        if not len(batch) % FLUSH_RECORDS:
-            self._sender.flush()
-            if len(batch) == FEED_RECORDS:
-                self._feed()
 
     def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
         self._sender.flush()
-        if now_s - self._fed_at >= FEED_INTERVAL_S:
-            self._feed()
-            self._fed_at = now_s
         if now_s - self._pushed_at >= PUSH_INTERVAL_S:
             self._sender.offer(encode_frame(self.stats(progress(), writing=writing)))
             self._pushed_at = now_s
@@ -82,7 +63,6 @@ class RecordMeter:
             pid=self._pid,
             progress=progress,
             writing=writing,
-            feed_skipped=self._feed_skipped,
             requests=[RequestCount(*kind, count) for kind, count in self._kinds.items()],
             ttft=HistogramCounts(self._ttft_ms.counts, self._ttft_ms.total / 1e3),
             gaps=HistogramCounts(self._gaps_ms.counts, self._gaps_ms.total / 1e3),
@@ -94,15 +74,5 @@ class RecordMeter:
         )
 
     def close(self, progress: Progress) -> None:
-        self._feed()
         self._sender.offer(encode_frame(self.stats(progress, writing=True)))
         self._sender.close()
-
-    def _feed(self) -> None:
-        """Send the batch if the other side keeps up; else skip it without encoding."""
-        batch, self._batch = self._batch, []
-        if batch and self._sender.keeping_up:
-            records = [SeenRecord(*_seen_fields(record)) for record in batch]
-            if self._sender.offer(encode_frame(RecordFeed(records))):
-                return
-        self._feed_skipped += len(batch)

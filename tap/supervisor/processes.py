@@ -193,14 +193,13 @@ def _with_engine(setup: RecorderSetup, engine: Engine) -> RecorderSetup:
 class AdminProcess:
     """The admin process, told once a second how the tap stands."""
 
-    def __init__(self, config: TapConfig, listener: socket.socket, runtime: Runtime, block_size: int) -> None:
+    def __init__(self, config: TapConfig, listener: socket.socket, runtime: Runtime) -> None:
         self._listener = listener
         hosts = [] if config.admin is None else [config.admin[0].lower()]
         self._setup = AdminSetup(
             listen_fd=listener.fileno(),
             feed_socket=runtime.admin_socket,
             trace=config.trace,
-            block_size=block_size,
             names=[socket.gethostname().lower(), *hosts, *config.admin_names],
         )
         self._child = RestartingChild("admin", self._start, consequence="no pages and metrics, all else goes on")

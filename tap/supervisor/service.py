@@ -257,7 +257,7 @@ async def serve(config: TapConfig) -> None:
     with runtime_folder() as runtime:
         ledger = Ledger(runtime.map_counts(config.workers), config.workers)
         setup = recorder_setup(config, key, facts, runtime)
-        admin = AdminProcess(config, pages[0], runtime, setup.block_size) if pages else None
+        admin = AdminProcess(config, pages[0], runtime) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, key=key, listeners=listeners)
             for origin, told in zip(reached, (facts, *others), strict=False):

@@ -16,7 +16,6 @@ import pytest
 
 from tap.ipc.exchange import AdminSetup, Ready, ServiceStats, encode_frame
 from tap.ipc.feed import FeedSender
-from tests.tap.admin.told import BLOCK
 from tests.warmstart import WarmPopen
 from wire.process import split_frames
 
@@ -73,7 +72,6 @@ def start_admin(folder: Path) -> AdminProcess:
             listen_fd=listener.fileno(),
             feed_socket=feed_socket,
             trace="captured.jsonl",
-            block_size=BLOCK,
         )
         ours.sendall(encode_frame(setup))
         buffer = bytearray()

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
+from measure.histogram import WAIT_S, add_value, empty_counts
 from tap.admin.app import SHARED_S, make_app
 from tap.admin.health import probe_once, takes_connections
-from tap.admin.state import LiveState
+from tap.admin.state import KEPT_SAMPLES, LiveState
 from tap.ipc.exchange import AdminSetup
-from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
+from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 UPSTREAM = "http://127.0.0.1:9"
 
@@ -30,9 +31,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def state(clock: Clock) -> LiveState:
-    return LiveState(
-        AdminSetup(listen_fd=0, feed_socket="", trace="/data/captured.jsonl", block_size=16, names=["tap.example.com"])
-    )
+    return LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="/data/captured.jsonl", names=["tap.example.com"]))
 
 
 @pytest.fixture
@@ -92,21 +91,9 @@ def test_however_many_ask_it_is_made_once_a_second(client: TestClient, state: Li
 
 def test_a_snapshot_says_what_was_fed(client: TestClient, state: LiveState, clock: Clock) -> None:
     make_well(state, clock.now_s)
-    state.take(conversation_feed(), clock.now_s)
     live = client.get("/live.json").json()
     assert (live["trace"], live["status"], live["reasons"]) == ("captured.jsonl", "ready", [])
     assert live["engine"] == f"vllm 0.32.0 · cache of 64.0k tokens · {UPSTREAM}"
-    assert [cohort["n"] for cohort in live["by_turn"]] == [300, 60, 240]
-    assert [cohort["judged"] for cohort in live["by_uncached"]][:2] == [True, True]
-    small = [cohort for cohort in live["by_uncached"] if not cohort["judged"]]
-    assert all(cohort["n"] < 30 and cohort["times_ms"] == [] for cohort in small)
-    curve = live["hit_curve"]
-    assert curve["requests"] == 300
-    assert curve["engine_tokens"] == 64_000
-    assert curve["hit_share"] == sorted(curve["hit_share"])
-    assert len(curve["tokens"]) == len(curve["hit_share"])
-    # The two system prompts, of 300 and of 120 blocks of 16 tokens, before all that single sessions have in common.
-    assert [row["depth"] for row in live["prefixes"]][:2] == ["4,800", "1,920"]
     assert [fact["value"] for fact in live["drops"]] == ["6", "2"]
 
 
@@ -120,6 +107,31 @@ def test_growth_is_told_per_second_and_a_restart_takes_nothing_back(
         clock.now_s += 1
     tile = client.get("/live.json").json()["tiles"][0]
     assert (tile["id"], tile["line"], tile["value"]) == ("requests", [40.0, 40.0, 30.0], "36.7")
+
+
+def test_ttft_and_cached_tokens_are_those_of_the_last_minutes(
+    client: TestClient, state: LiveState, clock: Clock
+) -> None:
+    def tiles() -> dict[str, tuple[str, str]]:
+        return {tile["id"]: (tile["value"], tile["detail"]) for tile in client.get("/live.json").json()["tiles"]}
+
+    make_well(state, clock.now_s)  # what its recorder has counted so far is older than this process
+    state.tick(clock.now_s)
+    assert tiles()["ttft"] == ("–", "no first token in the last 5 minutes")
+    assert tiles()["cached"] == ("–", "the engine reports none")
+    ttft = empty_counts(WAIT_S)
+    for value_s in (0.03, 0.07, 0.4, 0.09, 0.09, 0.1, 5.0):  # four are new
+        add_value(ttft, WAIT_S, value_s)
+    state.take(recorder_stats(ttft=ttft, prompt_tokens=2_004_000, cached_tokens=1_503_000), clock.now_s)
+    clock.now_s += 1
+    state.tick(clock.now_s)
+    assert tiles()["ttft"] == ("≤ 100 ms", "p90 ≤ 6 s, last 5 minutes")
+    assert tiles()["cached"] == ("75.0 %", "as the engine reports, last 5 minutes")
+    for _ in range(KEPT_SAMPLES):
+        clock.now_s += 1
+        state.take(worker_stats(), clock.now_s)
+        state.tick(clock.now_s)
+    assert tiles()["ttft"] == ("–", "no first token in the last 5 minutes")
 
 
 def test_a_worker_that_fell_silent_is_not_told_of_any_more(client: TestClient, state: LiveState, clock: Clock) -> None:
@@ -148,7 +160,7 @@ def test_headers_allow_nothing_from_outside(client: TestClient) -> None:
 
 def test_a_hostile_trace_name_stays_text(clock: Clock) -> None:
     name = "</script><script>alert(1)</script>.jsonl"
-    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace=f"a/{name}", block_size=16))
+    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace=f"a/{name}"))
     with TestClient(make_app(state, clock)) as client:
         page = client.get("/").text
     assert "<script>alert" not in page
@@ -171,7 +183,7 @@ async def probe_a_listener(free_port: int) -> None:
     assert await takes_connections(url)
     assert not await takes_connections(f"http://127.0.0.1:{free_port}")
     assert not await takes_connections("nonsense")
-    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="t", block_size=16))
+    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="t"))
     await probe_once(state, [url, f"http://127.0.0.1:{free_port}"])
     assert list(state.reachable.values()) == [True, False]
     server.close()

@@ -14,7 +14,7 @@ NOW_S = 1000.0
 @pytest.fixture
 def state() -> LiveState:
     """Of a tap that serves and records."""
-    found = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="t.jsonl", block_size=16))
+    found = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="t.jsonl"))
     found.take(ServiceStats(upstreams=[ENGINE], workers=2, workers_up=1), NOW_S)
     found.take(RecorderStats(pid=1, progress=Progress()), NOW_S)
     found.reachable = {ENGINE: True}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from measure.histogram import WAIT_S, add_value, empty_counts
 from tests.tap.admin.browser import CHROMIUM, Browser
 from tests.tap.admin.conftest import AdminProcess
-from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
+from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")]
 
@@ -26,26 +27,13 @@ SHOWN = """(() => {
     status: text(document.getElementById("status")), at: text(document.getElementById("at")),
     reasons: all("#reasons li").filter(shown).map(text),
     tiles: all(".tile").map((tile) => [tile.dataset.tile, ...all(".value, .detail", tile).map(text)]),
-    cohorts: all("tr[data-cohort]").map((row) => [row.dataset.cohort, ...all("td", row).map(text)]),
-    curves: all("path[data-cohort]").map((path) => path.dataset.cohort),
-    sentence: text(document.querySelector("#hit-curve .sentence")),
-    hits: all("path[data-curve]").length,
-    prefixes: all("#prefixes tbody tr").map((row) => [text(row.querySelector("th")), ...all("td", row).map(text)]),
+    lines: all(".tile").filter((tile) => tile.querySelector("path")).map((tile) => tile.dataset.tile),
     recorder: facts("recorder"), processes: facts("processes"), drops: facts("drops"),
     empty: all(".empty").filter(shown).map(text),
-    plots: all(".plot").filter(shown).map((plot) => plot.getAttribute("aria-label")),
     wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
     stale: document.body.classList.contains("stale"),
   };
 })()"""
-
-POINT = """(() => {
-  const plot = document.querySelector("#hit-curve .plot");
-  const mark = plot.querySelector("line.mark").getBoundingClientRect();
-  plot.dispatchEvent(new PointerEvent("pointermove", { clientX: mark.left + mark.width / 2, clientY: mark.top + 9 }));
-  return document.querySelector("#hit-curve h3 .at").textContent;
-})()"""
-"""Puts the pointer on the real cache's size; what the readout says there."""
 
 
 @pytest.fixture
@@ -71,20 +59,14 @@ def feed(admin: AdminProcess, upstream: str) -> None:
     admin.tell(service_stats(upstream))
     admin.push(worker_stats())
     admin.push(recorder_stats())
-    admin.push(conversation_feed())
 
 
 def told(live: Any) -> dict[str, Any]:
     """What the page has to show of a snapshot."""
-    cohorts = live["by_turn"] + live["by_uncached"]
     return {
         "status": live["status"],
         "reasons": live["reasons"],
         "tiles": [[tile["id"], tile["value"], tile["detail"]] for tile in live["tiles"]],
-        "cohorts": [[one["cohort"], *(level["text"] for level in one["quantiles"])] for one in cohorts],
-        "curves": [one["cohort"] for one in cohorts if one["judged"]],
-        "sentence": live["hit_curve"]["sentence"],
-        "prefixes": [[row["hash"], row["depth"], row["requests"], row["share"]] for row in live["prefixes"]],
         **{name: [[fact["name"], fact["value"]] for fact in live[name]] for name in ("recorder", "processes", "drops")},
     }
 
@@ -98,22 +80,25 @@ def assert_quiet(browser: Browser, admin: AdminProcess) -> None:
 def test_it_shows_what_live_json_says_and_follows_it(admin: AdminProcess, browser: Browser, upstream: str) -> None:
     feed(admin, upstream)
     admin.live_once("status", "ready")
-    admin.live_once("hit_curve.requests", 300)
+    admin.live_once("recorder.0.value", "800")
     browser.open(admin.url + "/")
     shown = browser.evaluate(SHOWN)
     live = admin.live()
     steady = {name: value for name, value in told(live).items() if name != "tiles"}
     assert {name: shown[name] for name in steady} == steady
     assert [tile[0] for tile in shown["tiles"]] == [tile["id"] for tile in live["tiles"]]
-    assert shown["hits"] == 1
     assert shown["empty"] == []
-    assert len([plot for plot in shown["plots"] if plot]) == 3
-    assert browser.evaluate(POINT).startswith("64")  # the engine's cache is marked at 64,000 tokens
-    admin.push(recorder_stats(prompt_tokens=9_000_000, feed_skipped=77))
+    ttft = empty_counts(WAIT_S)
+    for value_s in (0.03, 0.07, 0.4, 0.09, 0.09):  # the last two are new
+        add_value(ttft, WAIT_S, value_s)
+    admin.push(recorder_stats(prompt_tokens=2_004_000, cached_tokens=1_503_000, ttft=ttft))
+    browser.wait_for("document.querySelector('[data-tile=cached] .value').textContent === '75.0 %'")
+    browser.wait_for("document.querySelector('[data-tile=ttft] .value').textContent === '≤ 100 ms'")
     admin.tell(service_stats(upstream, dropped={"queue_full": 1_234}))
     browser.wait_for("document.querySelector('[data-tile=dropped] .value').textContent === '1,234'")
-    browser.wait_for("document.querySelector('[data-facts=recorder]').textContent.includes('77 records')")
-    assert browser.evaluate(SHOWN)["drops"] == [["queue_full", "1,234"]]
+    shown = browser.evaluate(SHOWN)
+    assert shown["drops"] == [["queue_full", "1,234"]]
+    assert shown["lines"] == ["requests", "in-flight", "output", "dropped"]
     assert_quiet(browser, admin)
 
 
@@ -122,14 +107,13 @@ def test_an_idle_tap_explains_what_is_not_there_yet(admin: AdminProcess, browser
     shown = browser.evaluate(SHOWN)
     assert shown["status"] == "not ready"
     assert "the tap has not reported yet" in shown["reasons"]
-    assert len(shown["empty"]) == 7  # two survivals, the curve, the prefixes, records, drops and processes
-    assert (shown["plots"], shown["curves"], shown["prefixes"]) == ([], [], [])
+    assert len(shown["empty"]) == 3  # records, drops and processes
     assert_quiet(browser, admin)
 
 
 def test_it_can_be_read_on_a_phone_and_in_the_dark(admin: AdminProcess, browser: Browser, upstream: str) -> None:
     feed(admin, upstream)
-    admin.live_once("hit_curve.requests", 300)
+    admin.live_once("recorder.0.value", "800")
     browser.open(admin.url + "/")
     background = "getComputedStyle(document.documentElement).backgroundColor"
     browser.use_colours("light")
@@ -137,7 +121,7 @@ def test_it_can_be_read_on_a_phone_and_in_the_dark(admin: AdminProcess, browser:
     browser.use_colours("dark")
     assert browser.evaluate(background) != light
     browser.resize(360, 800)
-    browser.wait_for("document.querySelector('.plot svg').viewBox.baseVal.width < 360")
+    browser.wait_for("document.documentElement.clientWidth === 360")
     assert not browser.evaluate(SHOWN)["wide"]
     assert_quiet(browser, admin)
 

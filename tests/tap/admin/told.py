@@ -1,14 +1,13 @@
 """What the tap's processes could have told an admin process: made-up numbers that tests know."""
 
-import random
 from typing import Any
 
 import msgspec
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
 from tap.ipc.exchange import Progress, ServiceStats
-from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, UpstreamStats, WorkerStats
-from tracefile.records.schema import BlockHash, Engine
+from tap.ipc.feed import RecorderStats, RequestCount, UpstreamStats, WorkerStats
+from tracefile.records.schema import Engine
 
 BLOCK = 16
 
@@ -69,7 +68,6 @@ def recorder_stats(**changes: Any) -> RecorderStats:
             uploaded=2,
             upload_failed=1,
         ),
-        feed_skipped=5,
         requests=[
             RequestCount("/v1/chat/completions", "ok", 200, "http://127.0.0.1:9", 780),
             RequestCount("/v1/chat/completions", "client_abort", 200, "http://127.0.0.1:9", 15),
@@ -83,31 +81,3 @@ def recorder_stats(**changes: Any) -> RecorderStats:
         output_tokens=150_000,
     )
     return msgspec.structs.replace(stats, **changes)
-
-
-def conversation_feed(sessions: int = 60, turns: int = 5, seed: int = 1) -> RecordFeed:
-    """Sessions on two system prompts of 120 and 300 blocks; later turns find their past cached and are quick."""
-    draw = random.Random(seed)
-    systems = [[BlockHash(draw.getrandbits(64)) for _ in range(blocks)] for blocks in (120, 300)]
-    histories = [list(draw.choice(systems)) for _ in range(sessions)]
-    records = []
-    for turn in range(1, turns + 1):
-        for history in histories:
-            cached = 0 if turn == 1 and draw.random() < 0.3 else BLOCK * len(history)
-            history += [BlockHash(draw.getrandbits(64)) for _ in range(draw.randint(5, 60))]
-            prompt = BLOCK * len(history) + draw.randint(0, 15)
-            ttft_ms = (15 + 0.06 * (prompt - cached)) * draw.lognormvariate(0, 0.25)
-            gone = draw.random() < 0.04
-            records.append(
-                SeenRecord(
-                    "client_abort" if gone else "ok",
-                    True,
-                    turn,
-                    None if gone else ttft_ms,
-                    0.7 * ttft_ms if gone else 20 * ttft_ms,
-                    prompt,
-                    None if gone else cached,
-                    list(history),
-                )
-            )
-    return RecordFeed(records)
