@@ -47,10 +47,6 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Records with a count of the client or the engine that cannot be true."""
     moved: int = 0
     """Records in files that others moved away, among ``recorded``."""
-    earlier: int = 0
-    """Records of this run in traces under earlier keys, among ``recorded``."""
-    key_id: str | None = None
-    """Key of the trace that is written. Null: none is open yet."""
     file: str | None = None
     """File being written, if another one took the trace's name. Null: the trace's own."""
     responses: dict[str, int] = {}
@@ -79,7 +75,7 @@ class CacheFeed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """First message to a recorder; a later one has another key, and the trace to go on in."""
+    """First message to a recorder."""
 
     trace: str
     overwrite: bool

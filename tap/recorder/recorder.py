@@ -180,7 +180,7 @@ class Recorder:
         self._meter = _new_meter(setup, self._feeds)
         self._taken = copy.deepcopy(setup.carry)
         """Counts of the exchanges taken; ``_flushed`` lags behind by the records not yet in the files."""
-        self._taken.found, self._taken.epoch_ns, self._taken.key_id = self._before, epoch_ns, key.key_id
+        self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
         self._dropped = Counter(setup.carry.dropped)
         self._count_unreported(found)
         self._flushed = copy.deepcopy(self._taken)
@@ -275,22 +275,8 @@ class Recorder:
             self._meter.close(self.progress())
         return self.progress()
 
-    def rekeyed(self, setup: RecorderSetup) -> "Recorder":
-        """End the trace; return a recorder of the one under another key, or of this one if that cannot be written."""
-        self.close()
-        done = self.finish_uploads()
-        earlier = done.recorded - done.moved
-        carry = msgspec.structs.replace(done, earlier=earlier, found=None, epoch_ns=None, file=None)
-        try:
-            made = Recorder(msgspec.structs.replace(setup, resume=True, overwrite=False, carry=carry))
-        except InputError as error:
-            say(f"SIGHUP: {error}; THE KEY STAYS AS IT WAS")
-            return Recorder(msgspec.structs.replace(self._setup, resume=True, overwrite=False, carry=done))
-        say(f"SIGHUP: hashes are under key {made.progress().key_id} from here on, in {setup.trace}: a trace of its own")
-        return made
-
     def _recorded(self) -> int:
-        return self._trace.recorded - self._before + self._taken.moved + self._taken.earlier
+        return self._trace.recorded - self._before + self._taken.moved
 
     def _account_for_left_files(self) -> bool:
         """Take the records of files that others deleted, moved or changed out of the counts of the trace."""
@@ -434,9 +420,6 @@ def _record_until_closed(
                 ended_ns = message.end_ns
             elif isinstance(message, EngineChanged):
                 recorder.change_engine(message.engine)
-            else:
-                recorder = recorder.rekeyed(message)
-                _tell(sock, recorder.progress())
         now = time.monotonic()
         if not batch or now - ticked_at >= REPORT_INTERVAL_S:
             _tell(sock, recorder.tick())

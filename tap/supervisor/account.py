@@ -27,8 +27,6 @@ class Account:
     recorded: int = 0
     moved: int = 0
     """Records among them in files that others moved away."""
-    earlier: int = 0
-    """Records among them in traces under earlier keys."""
     sampled_out: int = 0
     not_injected: int = 0
     """Requests and responses that ``--inject`` left unchanged."""
@@ -55,8 +53,6 @@ class Account:
             line += f" ({self.unrecorded} POSTs to other paths than /v1/… were relayed alone)"
         if self.moved:
             line += f" ({self.moved} in files that were moved away)"
-        if self.earlier:
-            line += f" ({self.earlier} under an earlier key)"
         if self.sampled_out:
             line += f", {self.sampled_out} sampled out"
         if self.dropped:

@@ -23,7 +23,7 @@ from tap.ipc.exchange import (
 )
 from tap.ipc.stderr import say
 from tap.supervisor.account import Ledger
-from tap.supervisor.config import Runtime, TapConfig, board_size, dialect, trace_under, worker_setup
+from tap.supervisor.config import Runtime, TapConfig, board_size, dialect, worker_setup
 from tap.supervisor.fleet import Fleet
 from tap.supervisor.restarting import ChildProcess, RestartingChild
 from tap.supervisor.upstreamlist import UpstreamList
@@ -133,11 +133,6 @@ class RecorderProcess:
 
     def __init__(self, setup: RecorderSetup, ledger: Ledger) -> None:
         self._setup, self._ledger = setup, ledger
-        self._rekeyed: RecorderSetup | None = None
-        """Setup under another key, until the recorder works by it."""
-        self._resend = False
-        """A recorder that was away has missed it."""
-        self.changed_trace = asyncio.Event()
         self.child = RestartingChild(
             "recorder",
             self._start,
@@ -147,47 +142,18 @@ class RecorderProcess:
         )
 
     def engine_changed(self, engine: Engine) -> None:
-        self._setup = _with_engine(self._setup, engine)
-        self._rekeyed = None if self._rekeyed is None else _with_engine(self._rekeyed, engine)
+        meta = msgspec.structs.replace(self._setup.meta, engine=engine)
+        self._setup = msgspec.structs.replace(self._setup, meta=meta)
         self.child.send(EngineChanged(engine))
-
-    @property
-    def trace(self) -> str:
-        return self._setup.trace
-
-    def rekey(self, key: HashKey, named: str) -> bool:
-        """Go on under another key, in the trace of that name or one beside it; False: it is the present key."""
-        meta = self._setup.meta
-        if meta.hash is None or (self._rekeyed is None and meta.hash.key_id == key.key_id):
-            return False
-        under = msgspec.structs.replace(meta, hash=msgspec.structs.replace(meta.hash, key_id=key.key_id))
-        self._rekeyed = msgspec.structs.replace(
-            self._setup, trace=trace_under(key, named), meta=under, key_secret=key.secret
-        )
-        self._resend = not self.child.ready
-        self.child.send(self._rekeyed)
-        return True
 
     async def _start(self) -> ChildProcess:
         return await ChildProcess.start("tap.recorder.recorder", self._setup, _replies)
 
     def _heard(self, progress: Progress) -> None:
         self._ledger.progress = progress
-        wanted = self._rekeyed
-        if self._resend and wanted is not None:
-            self._resend = False
-            self.child.send(wanted)
-        if wanted is not None and progress.key_id == HashKey(wanted.key_secret).key_id:
-            self._setup, self._rekeyed = wanted, None
-            self.changed_trace.set()
 
     def _died(self) -> None:
         self._setup = msgspec.structs.replace(self._setup, resume=True, overwrite=False, carry=self._ledger.progress)
-        self._resend = self._rekeyed is not None
-
-
-def _with_engine(setup: RecorderSetup, engine: Engine) -> RecorderSetup:
-    return msgspec.structs.replace(setup, meta=msgspec.structs.replace(setup.meta, engine=engine))
 
 
 class AdminProcess:

@@ -247,7 +247,7 @@ async def serve(config: TapConfig) -> None:
     signals = Signals()
     listeners = handed_listeners(config.workers) or bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
-    key, named = load_key(config.key_file), config.trace
+    key = load_key(config.key_file)
     if config.resume:
         config = replace(config, trace=trace_under(key, config.trace))
     config, reached = await reach_upstreams(config, signals, listeners, pages)
@@ -262,7 +262,7 @@ async def serve(config: TapConfig) -> None:
             workers = Workers(config, facts, runtime, ledger, key=key, listeners=listeners)
             for origin, told in zip(reached, (facts, *others), strict=False):
                 workers.fleet.learn(origin, told.dialect)
-            service = Service(config, ledger, recorder, workers, facts.known_engine, named=named)
+            service = Service(config, ledger, recorder, workers, facts.known_engine)
             try:
                 await workers.start()
                 if admin is not None:
@@ -302,13 +302,10 @@ class Service:
         recorder: RecorderProcess,
         workers: Workers,
         engine: Engine | None,
-        *,
-        named: str,
     ) -> None:
-        """``named``: the trace as the user named it; ``config.trace`` may have a key's mark."""
         self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
         self._fleet = workers.fleet
-        self._engine, self._named = engine, named
+        self._engine = engine
         self._draining = False
 
     async def run(self, signals: Signals, samples: SampleFile) -> None:
@@ -360,8 +357,8 @@ class Service:
 
     def reload(self) -> None:
         file, own = self._config.upstreams_file, self._config.certificate
-        if not self._reload_key() and file is None and own is None:
-            say("SIGHUP: no file has changed; expected another key, --upstreams FILE or --tls-cert, to be read again")
+        if file is None and own is None:
+            say("SIGHUP: nothing to read again; expected a tap with --upstreams FILE or --tls-cert")
             return
         try:
             if file is not None:
@@ -377,16 +374,6 @@ class Service:
         except InputError as error:
             say(f"SIGHUP: {error}; THE CERTIFICATE STAYS AS IT WAS")
         self._workers.reload(certificate=True)
-
-    def _reload_key(self) -> bool:
-        """Record under the key file's key if that is another; a file that is gone or wrong changes nothing."""
-        path = self._config.key_file or key_path()
-        try:
-            key = load_key(path) if path.exists() else None
-            return key is not None and self._recorder.rekey(key, self._named)
-        except (InputError, OSError) as error:
-            say(f"SIGHUP: {error}; THE KEY STAYS AS IT WAS")
-            return True
 
     def _health_changed(self, line: str) -> None:
         say(line)
