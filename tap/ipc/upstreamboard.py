@@ -1,4 +1,4 @@
-"""Shared memory about upstreams: each worker's requests in flight, keys of what was sent to each, and ejections.
+"""Shared memory about upstreams: each worker's requests in flight, and keys of what was sent to each.
 
 Each worker writes its own row of counts, and all workers write the rest, without a lock: a cell is written in one
 piece. The memory outlives a worker, so its successor knows at once where sessions and prefixes are.
@@ -19,7 +19,6 @@ PREFILL_TOKENS: Final = 1
 HELD_TOKENS: Final = 2
 """All their prompt tokens."""
 CELLS: Final = 3
-EJECTION_CELLS: Final = 5
 SESSION_CELLS: Final = 1 << 13
 DEFAULT_SIZE: Final = BoardSize()
 
@@ -92,18 +91,16 @@ class AdapterKeys:
 
 
 class UpstreamBoard:
-    """Counts, tables and states by an upstream's slot, in a file of the supervisor that each worker maps."""
+    """Counts and tables by an upstream's slot, in a file of the supervisor that each worker maps."""
 
     def __init__(self, path: Path | None = None, size: BoardSize = DEFAULT_SIZE) -> None:
         """Map the file at ``path``; make it if it is missing. Without ``path``: memory of this process alone."""
         counts = size.workers * size.slots * CELLS
         self._states = counts + size.slots * size.keys
         self._sessions = SESSION_CELLS if size.slots > 1 else 1  # one upstream is no choice
-        self._state_width = EJECTION_CELLS + ADAPTER_SLOTS + self._sessions
-        self._cells = map_cells(path, self._states + size.slots * self._state_width + 1)
+        self._state_width = ADAPTER_SLOTS + self._sessions
+        self._cells = map_cells(path, self._states + size.slots * self._state_width)
         self._size, self._width, self._tables = size, size.slots * CELLS, counts
-        self.changed = self._cells[-1:]
-        """Monotonic ns of the latest ejection or end of one."""
 
     def row(self, worker: int) -> memoryview:
         """Return a worker's counts, ``CELLS`` for each slot."""
@@ -121,19 +118,14 @@ class UpstreamBoard:
         start = self._tables + slot * self._size.keys
         return PrefixTable(self._cells[start : start + self._size.keys])
 
-    def ejection(self, slot: int) -> memoryview:
-        """Return the cells of an upstream's ejection."""
-        start = self._states + slot * self._state_width
-        return self._cells[start : start + EJECTION_CELLS]
-
     def sessions(self, slot: int) -> PrefixTable:
         """Return the keys of sessions whose latest request went to an upstream: no prefix takes their cells."""
-        start = self._states + slot * self._state_width + EJECTION_CELLS + ADAPTER_SLOTS
+        start = self._states + slot * self._state_width + ADAPTER_SLOTS
         return PrefixTable(self._cells[start : start + self._sessions])
 
     def adapters(self, slot: int, count: int = ADAPTER_SLOTS) -> AdapterKeys:
         """Return the keys of the ``count`` adapters that an upstream was sent last, ``ADAPTER_SLOTS`` at most."""
-        start = self._states + slot * self._state_width + EJECTION_CELLS
+        start = self._states + slot * self._state_width
         return AdapterKeys(self._cells[start : start + min(count, ADAPTER_SLOTS)])
 
     def forget_worker(self, worker: int) -> None:

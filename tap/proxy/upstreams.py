@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Callable, Collection, Sequence
-from time import monotonic, monotonic_ns
+from time import monotonic
 
 import xxhash
 
@@ -98,7 +98,7 @@ class Upstream:
         self.table = board.table(entry.slot)
         self.sessions, self.adapters = board.sessions(entry.slot), board.adapters(entry.slot)
         self.engine = RoutedEngine(place=entry.slot, name=self.name, seed=engine_seed(self.name))
-        self.ejection = Ejection(eject_after, board.ejection(entry.slot))
+        self.ejection = Ejection(eject_after)
         self.watched = False
         """There are others that could take its requests."""
         self.on_ejection: Callable[[], None] = _ignore
@@ -295,8 +295,6 @@ class Upstreams:
         self._capacity_blocks = capacity_blocks
         self._number = worker - 1
         self.all: list[Upstream] = []
-        self._seen_change = 0
-        """``UpstreamBoard.changed`` when it was last looked who serves."""
         self._steady: list[Upstream] | None = None
         """All upstreams while each takes new sessions. Null: who serves is to be looked at."""
         self.reload(entries)
@@ -313,20 +311,12 @@ class Upstreams:
         for removed in known.values():
             removed.pool.retire()
             removed.lose_cache()  # its slot may be another's next
-            removed.ejection.clear()
-            removed.ejection = Ejection(self._eject_after)  # requests in flight: the cells may be another's
         for upstream in self.all:
-            upstream.watched, upstream.on_ejection = len(self.all) > 1, self._tell
-        self._look()
-
-    def _tell(self) -> None:
-        """Let all workers look who serves."""
-        self.board.changed[0] = monotonic_ns()
+            upstream.watched, upstream.on_ejection = len(self.all) > 1, self._look
         self._look()
 
     def _look(self) -> None:
         """Keep the list to choose from while nothing changes, so that no request makes it."""
-        self._seen_change = self.board.changed[0]
         self._steady = self.all if all(upstream.steady for upstream in self.all) else None
 
     def _taken(self, entry: UpstreamEntry, known: dict[tuple[Origin, int], Upstream]) -> Upstream:
@@ -354,8 +344,6 @@ class Upstreams:
         """Choose an upstream. ``keys``: of the prompt's start; ``passed``: upstreams that could not be reached."""
         if len(self.all) == 1:
             return Assignment(self.all[0])
-        if self.board.changed[0] != self._seen_change:
-            self._look()
         now_s, policy = monotonic(), self.policy
         self._number += 1
         session = self._session(head) if policy.keeps_sessions else None

@@ -59,39 +59,6 @@ def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[sock
     return sockets
 
 
-HANDED_FD = 3
-"""First socket that a service manager hands over."""
-
-
-def handed_listeners(count: int) -> list[socket.socket]:
-    """Return the socket of systemd's protocol once for each process; none without one. Raises InputError for others.
-
-    Its queue of connections outlives this tap: those that come while one version ends wait for the next.
-    """
-    if os.environ.pop("LISTEN_PID", None) != str(os.getpid()):
-        return []
-    sockets = os.environ.pop("LISTEN_FDS", "0")
-    if sockets != "1":
-        raise InputError(f"LISTEN_FDS: {sockets} sockets; expected one, in place of --listen")
-    try:
-        first = socket.socket(fileno=HANDED_FD)
-    except OSError as error:
-        raise InputError(f"LISTEN_FDS: {error.strerror or error}; expected a ListenStream=") from None
-    problem = _listener_problem(first)
-    if problem is not None:
-        first.close()
-        raise InputError(f"LISTEN_FDS: {problem}")
-    return [first, *(first.dup() for _ in range(count - 1))]
-
-
-def _listener_problem(handed: socket.socket) -> str | None:
-    if not handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return "a socket that does not listen; expected a ListenStream="
-    if handed.family not in (socket.AF_INET, socket.AF_INET6):
-        return "a socket without a port; expected ListenStream= with one"
-    return None
-
-
 def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -245,7 +212,7 @@ FLUSH_TIMEOUT_S = 60.0
 
 async def serve(config: TapConfig) -> None:
     signals = Signals()
-    listeners = handed_listeners(config.workers) or bind_listeners("--listen", *config.listen, count=config.workers)
+    listeners = bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
     key = load_key(config.key_file)
     if config.resume:

@@ -275,13 +275,12 @@ async def tap_command(
     upstream_port: int,
     *extra: str,
     limit: int | None = None,
-    handed: int | None = None,
     warm: bool = True,
 ) -> AsyncIterator[TapCommand]:
     """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk.
 
-    ``handed``: a listening socket, handed over as systemd does. ``warm``: forked, as ``tests.warmstart`` does, without
-    the arguments, environment and memory that the system tells of a process of its own.
+    ``warm``: forked, as ``tests.warmstart`` does, without the arguments, environment and memory that the system tells of
+    a process of its own.
     """
 
     def small_disk() -> None:
@@ -294,17 +293,15 @@ async def tap_command(
         *("-o", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
     )
     process: asyncio.subprocess.Process | WarmProcess
-    if warm and limit is None and handed is None:
+    if warm and limit is None:
         process = await warm_process(*command, env=environment(folder))
     else:
         process = await asyncio.create_subprocess_exec(
-            *(() if handed is None else ("bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{handed}', "bash")),
             *(sys.executable, "-m", *command),
             env=environment(folder),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             preexec_fn=None if limit is None else small_disk,
-            pass_fds=() if handed is None else (handed,),
         )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()

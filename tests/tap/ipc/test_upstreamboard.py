@@ -57,4 +57,3 @@ def test_an_upstreams_adapters_are_the_last_ones_used_for_all_workers(used: list
         (one, another)[number % 2].use(key)
     assert not any(key in board.adapters(0) or key in board.adapters(2) for key in range(1, 13))
     assert board.totals(1) == [0, 0, 0]
-    assert not any(board.ejection(slot)[cell] for slot in range(3) for cell in range(4))

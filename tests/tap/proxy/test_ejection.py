@@ -1,6 +1,5 @@
 """An upstream that fails is out for a while, and comes back by one trial."""
 
-from tap.ipc.upstreamboard import EJECTION_CELLS
 from tap.proxy.ejection import Ejection
 
 
@@ -52,17 +51,3 @@ def test_one_that_flaps_stays_out_longer_and_one_that_was_steady_begins_anew() -
     now_s += 61.0
     ejection.fail(now_s)
     assert ejection.wait_s(now_s) == 1.0
-
-
-def test_workers_share_the_reason_of_an_ejection_and_the_latest_trial() -> None:
-    cells = memoryview(bytearray(8 * EJECTION_CELLS)).cast("Q")
-    a, b = Ejection(3, cells), Ejection(3, cells)
-    assert a.fail(0.0, unreached=True)
-    assert b.unreached
-    a.begin(1.0)
-    b.begin(11.0)
-    assert not a.fail(11.5), "its trial is no longer the latest"
-    assert a.succeed(12.0)
-    assert not b.unreached
-    assert not b.fail(13.0), "no trial runs, and it is one of three"
-    assert [b.fail(13.0), b.fail(13.0), a.unreached] == [False, True, False]

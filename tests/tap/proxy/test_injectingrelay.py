@@ -12,6 +12,7 @@ from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.recognition import DIALECTS
 from tap.ipc.exchange import UpstreamEntry
+from tap.proxy.ejection import Ejection
 from tap.supervisor.config import check_injection
 from tests.fakes.strict_engines import ENGINES, StrictEngine, TensorRtLlm
 from tests.tap.proxy import vllm_rendering as vllm
@@ -541,7 +542,7 @@ def test_what_is_added_is_the_reached_upstreams_as_it_is_known_then(lab: Any, fr
                 entries = [UpstreamEntry(first, 0, dialect="vllm"), UpstreamEntry(second, 1, dialect=dialect)]
                 tap.relays.upstreams.reload(entries)
                 for kept in tap.relays.upstreams.all:
-                    kept.ejection.clear()
+                    kept.ejection = Ejection(0)
                 response = await tap.post(CHAT, {**REQUESTS[CHAT], "stream": True})
                 assert response.status == 200
             return [json.loads(request.body) for request in upstream.requests]

@@ -18,7 +18,6 @@ from engines.routing.users import GuardedPolicy
 from tap.ipc.exchange import BoardSize, UpstreamEntry
 from tap.ipc.upstreamboard import UpstreamBoard
 from tap.proxy import routedrelay
-from tap.proxy.ejection import UNTIL
 from tap.proxy.livepolicy import LivePolicy, live_policy
 from tap.proxy.upstreams import MAX_PROMPT_TOKENS, Upstream, Upstreams, adapter_key
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
@@ -169,7 +168,7 @@ def test_a_client_that_leaves_before_the_choice_costs_no_request(lab: Any) -> No
 
 def end_wait(upstreams: Upstreams, place: int) -> None:
     """As if the time of an ejection had passed."""
-    upstreams.board.ejection(upstreams.all[place].slot)[UNTIL] = 1
+    upstreams.all[place].ejection.until_s = 1e-6
 
 
 def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) -> None:
@@ -360,29 +359,20 @@ def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor(
         assert [picked(another, None, some) for some in reversed(keys)] == where[::-1]
 
 
-def test_an_upstream_that_one_worker_ejected_is_out_for_all_until_ones_trial() -> None:
-    board = UpstreamBoard(size=BoardSize(workers=3))
-    entries = [entry(0), entry(1)]
-    mine, other, third = (Upstreams(entries, board=board, worker=number, eject_after=3) for number in range(3))
-    for worker in (mine, other, third):  # one failure each: three in a row
-        worker.all[0].responded(503)
-    assert [worker.all[0].ejection.count for worker in (mine, other, third)] == [0, 0, 1]
-    for worker in (mine, other, third):
-        assert {picked(worker, None) for _ in range(4)} == {"http://engine-1:8000"}
-        assert [one.ejected for one in worker.stats()] == [True, False]
+def test_each_worker_leaves_an_upstream_out_by_its_own_traffic() -> None:
+    board = UpstreamBoard(size=BoardSize(workers=2))
+    mine, other = (Upstreams([entry(0), entry(1)], board=board, worker=number, eject_after=3) for number in range(2))
+    for _ in range(3):
+        mine.all[0].responded(503)
+    assert [[one.ejected for one in worker.stats()] for worker in (mine, other)] == [[True, False], [False, False]]
+    assert {picked(mine, None) for _ in range(4)} == {"http://engine-1:8000"}
+    assert len({picked(other, None) for _ in range(4)}) == 2
     end_wait(mine, 0)
-    trial = next(found for _ in range(2) if (found := other.pick(head())).upstream is other.all[0])
+    trial = next(found for _ in range(2) if (found := mine.pick(head())).upstream is mine.all[0])
     trial.begin()
-    assert {picked(mine, None) for _ in range(4)} == {"http://engine-1:8000"}, "one trial of all workers"
-    other.all[0].responded(200)
+    assert {picked(mine, None) for _ in range(4)} == {"http://engine-1:8000"}, "one trial at a time"
+    mine.all[0].responded(200)
     assert len({picked(mine, None) for _ in range(4)}) == 2
-    mine.all[0].responded(503)
-    successor = Upstreams(entries, board=board, worker=0, eject_after=3)
-    successor.all[0].responded(503)
-    successor.all[0].responded(503)
-    assert {picked(third, None) for _ in range(4)} == {"http://engine-1:8000"}
-    successor.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
-    assert len({picked(successor, None) for _ in range(4)}) == 2, "the slot is another's"
 
 
 @settings(max_examples=15)

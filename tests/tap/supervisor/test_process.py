@@ -23,13 +23,11 @@ import trustme
 from scripts.proxybench.processes import ended
 from tap.supervisor.config import trace_under
 from tap.supervisor.runtimefolder import runtime_folder
-from tap.supervisor.service import handed_listeners
-from tests.tap.conftest import ANSWER, COMPLETION, RawRequest, TapCommand, answer, upstream_of
+from tests.tap.conftest import ANSWER, COMPLETION, TapCommand, answer, upstream_of
 from tests.waiting import until
 from tests.warmstart import run_warm
 from tracefile import HashKey, InputError, load_key, load_trace
 from tracefile.__main__ import main as tracefile
-from tracefile.files.reading import FollowedTrace
 
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -69,13 +67,12 @@ def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, numb
     assert (summary["offered"], summary["recorded"], summary["dropped"]) == (1, 1, {})
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_engine_that_goes_away_and_comes_back_is_told_once_each(lab: Any, workers: str) -> None:
+def test_an_engine_that_goes_away_and_comes_back_is_told_once_each(lab: Any) -> None:
     async def scenario() -> None:
         upstream = lab.upstream(answer)
         async with contextlib.AsyncExitStack() as engine:
             await engine.enter_async_context(upstream.serving())
-            async with lab.command(upstream.port, "--workers", workers) as tap:
+            async with lab.command(upstream.port) as tap:
                 assert (await tap.post("/v1/completions", COMPLETION)).startswith(b"HTTP/1.1 200")
                 await engine.aclose()
                 for _ in range(4):
@@ -521,90 +518,6 @@ def test_a_restart_under_another_key_begins_a_trace_of_its_own(lab: Any) -> None
         tracefile(["join", "--align", str(lab.trace), str(new), "-o", str(lab.folder / "both.jsonl")])
     with pytest.raises(InputError, match=f"segments of captured and captured-k{key.key_id[:8]}; expected those of one"):
         tracefile(["info", str(lab.folder)])
-
-
-def test_an_upgrade_on_the_same_port_refuses_nothing_and_a_reader_of_the_trace_reads_on(lab: Any) -> None:
-    """The port is a socket unit's: connections that come between two versions wait in its queue."""
-    answered: list[bytes] = []
-
-    async def slow(request: RawRequest) -> None:
-        await asyncio.sleep(0.05)
-        request.write_json(ANSWER)
-
-    async def load(tap: TapCommand, ended: asyncio.Event) -> None:
-        async def post() -> None:
-            response = b""
-            while not response:  # a drain closes connections that have sent nothing yet: clients connect again
-                with contextlib.suppress(ConnectionError):
-                    response = await tap.post("/v1/completions", COMPLETION)
-            answered.append(response)
-
-        async with asyncio.TaskGroup() as requests:
-            while not ended.is_set():
-                requests.create_task(post())
-                await asyncio.sleep(0.02)
-
-    async def scenario() -> int:
-        flags = ("--rotate-mb", "1", "--resume", "--no-engine-facts")
-        with socket.create_server(("127.0.0.1", 0)) as port_of_unit:
-            async with upstream_of(lab, slow) as port:
-                ended, handed = asyncio.Event(), port_of_unit.fileno()
-                async with lab.command(port, *flags, handed=handed) as old:
-                    assert old.port == port_of_unit.getsockname()[1]
-                    loading = asyncio.create_task(load(old, ended))
-                    await until(lambda: len(answered) > 5)
-                    reader = FollowedTrace(lab.trace)
-                    read = len(list(reader.new_records()))
-                    await old.end()
-                assert lab.summary["offered"] == lab.summary["recorded"]
-                before, came = lab.summary["recorded"], len(answered)
-                async with lab.command(port, *flags, handed=handed) as new:
-                    await until(lambda: len(answered) > came + 5)
-                    ended.set()
-                    await loading
-                    await new.end()
-                assert lab.summary["offered"] == lab.summary["recorded"] == len(answered) - before
-        read += len(list(reader.new_records()))
-        reader.close()
-        return read
-
-    assert asyncio.run(scenario()) == len(answered)
-    assert {response[:15] for response in answered} == {b"HTTP/1.1 200 OK"}
-    assert len(load_trace(lab.trace)[1]) == len(answered)
-
-
-def test_a_handed_socket_is_one_for_each_worker_and_no_other_process_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as unit,
-        socket.socket() as deaf,
-        socket.socket(socket.AF_UNIX) as local,
-        open(os.devnull) as file,
-    ):
-        local.bind(str(tmp_path / "s"))
-        local.listen()
-        for given, count, said in (
-            (deaf, "2", "2 sockets; expected one"),
-            (deaf, "1", "does not listen"),
-            (local, "1", "a socket without a port"),
-            (file, "1", "non-socket; expected a ListenStream="),
-        ):
-            monkeypatch.setattr("tap.supervisor.service.HANDED_FD", os.dup(given.fileno()))
-            monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
-            monkeypatch.setenv("LISTEN_FDS", count)
-            with pytest.raises(InputError, match=said):
-                handed_listeners(1)
-        monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
-        monkeypatch.setenv("LISTEN_FDS", "1")
-        assert handed_listeners(2) == []
-        monkeypatch.setattr("tap.supervisor.service.HANDED_FD", os.dup(unit.fileno()))
-        monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
-        monkeypatch.setenv("LISTEN_FDS", "1")
-        with contextlib.ExitStack() as stack:
-            handed = [stack.enter_context(sock) for sock in handed_listeners(2)]
-            assert [sock.getsockname() for sock in handed] == [unit.getsockname()] * 2
-        assert "LISTEN_FDS" not in os.environ
 
 
 def arguments_of(tap: TapCommand) -> bytes:
