@@ -45,10 +45,6 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Failed tries to upload a segment; it stays and is tried again."""
     refused_counts: int = 0
     """Records with a count of the client or the engine that cannot be true."""
-    moved: int = 0
-    """Records in files that others moved away, among ``recorded``."""
-    file: str | None = None
-    """File being written, if another one took the trace's name. Null: the trace's own."""
     responses: dict[str, int] = {}
     """Complete responses of generations (``all``), ``streams`` among them, and those that lack something:
     ``streams_without_usage``, ``without_cached_tokens``, ``without_token_times``."""

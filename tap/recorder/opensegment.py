@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tracefile.storage.appending import Displacement, TraceFile
+from tracefile.storage.appending import TraceFile
 from tracefile.storage.segments import Segment
 
 BATCH_LINES = 256
@@ -65,28 +65,20 @@ class OpenSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftFile:
-    """A file that others deleted, moved or changed while it was written, and where its records are."""
+class LostFile:
+    """A file that others deleted, moved or changed while it was written."""
 
-    was: Displacement
     path: str
-    present_path: str
-    """Path at which a moved file is now."""
     successor: str | None
     """Path of the next file. Null: none can be written yet."""
     inherited: int
     """Records of earlier writers, the first of the file."""
-    kept: int
-    """Records still in the trace: the file was cut behind them."""
-    moved: int
-    """Records that went away with the file."""
-    lost: int
+    records: int
+    """Records that are no longer in the trace, those of earlier writers included."""
 
     def __str__(self) -> str:
-        became = {"deleted": "deleted", "changed": "cut or overwritten", "moved": f"moved to {self.present_path}"}
-        stay = [f"its {self.moved} records stay there"] if self.moved else []
-        lost = [f"{self.lost} RECORDS ARE LOST"] if self.lost else []
         goes_on = "once it can be written" if self.successor is None else f"in {self.successor}"
-        return "; ".join(
-            [f"{self.path}: {became[self.was]} by another process", *stay, *lost, f"recording goes on {goes_on}"]
+        return (
+            f"{self.path}: deleted, moved or changed by another process; {self.records} RECORDS ARE LOST; "
+            f"recording goes on {goes_on}"
         )

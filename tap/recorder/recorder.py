@@ -145,7 +145,7 @@ class Recorder:
         hasher = prompt_hasher(setup, key)
         self._uploader = Uploader(setup.upload) if setup.upload is not None else None
         self._trace = SegmentedTrace(
-            setup.carry.file or setup.trace,
+            setup.trace,
             setup.meta,
             rotate_bytes=setup.rotate_bytes,
             rotate_s=setup.rotate_s,
@@ -154,7 +154,6 @@ class Recorder:
             retention=Retention(setup.keep_s, setup.keep_bytes, uploads=setup.upload is not None),
         )
         self._sessions = SessionIndex(setup.block_size, engine_block_size=_block_size(setup.meta.engine))
-        self._named = setup.trace
         found_before = self._trace.recorded if setup.carry.found is None else setup.carry.found
         self._before = min(found_before, self._trace.recorded)
         """Records of earlier runs in the files."""
@@ -221,11 +220,11 @@ class Recorder:
 
     def tick(self) -> Progress | None:
         news = self._is_news or self._trace.failing
-        self._trace.follow()
+        self._trace.replace_lost_file()
         if news and self._trace.flush():
             self._is_news = False
             self._flushed = copy.deepcopy(self._taken)
-        news = self._account_for_left_files() or news
+        news = self._account_for_lost_files() or news
         if self._trace.rotate_if_due():
             news = True
             if gone := self._trace.delete_expired():
@@ -243,8 +242,6 @@ class Recorder:
             dropped=dict(self._dropped),
             found=self._before,
             recorded=recorded,
-            file=None if str(self._trace.path) == self._named else str(self._trace.path),
-            moved=self._taken.moved,
             segments=self._trace.segments,
             deleted=self._trace.deleted,
             uploaded=sum(segment.uploaded is not None for segment in self._trace.manifest.segments),
@@ -255,7 +252,7 @@ class Recorder:
         if self._feeds is not None:
             self._feeds.close()
         whole = self._trace.close()
-        self._account_for_left_files()
+        self._account_for_lost_files()
         recorded = self._recorded()
         if not whole:
             self._dropped["trace_unwritable"] += self._taken.recorded - recorded
@@ -276,19 +273,17 @@ class Recorder:
         return self.progress()
 
     def _recorded(self) -> int:
-        return self._trace.recorded - self._before + self._taken.moved
+        return self._trace.recorded - self._before
 
-    def _account_for_left_files(self) -> bool:
+    def _account_for_lost_files(self) -> bool:
         """Take the records of files that others deleted, moved or changed out of the counts of the trace."""
-        left_files = self._trace.left_files()
-        for left in left_files:
-            say(f"WARNING: {left}")
-            gone_before = max(0, min(self._before, left.inherited) - left.kept)
-            self._before -= gone_before
-            moved_before = min(gone_before, left.moved)
-            self._taken.moved += left.moved - moved_before
-            self._lose(left.lost - (gone_before - moved_before))
-        return bool(left_files)
+        lost_files = self._trace.lost_files()
+        for lost in lost_files:
+            say(f"WARNING: {lost}")
+            lost_before = min(self._before, lost.inherited)
+            self._before -= lost_before
+            self._lose(lost.records - lost_before)
+        return bool(lost_files)
 
     def _lose(self, records: int) -> None:
         """Count records of this run as lost; what is known of them all, such as the hashed ones, in proportion."""

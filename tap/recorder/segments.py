@@ -8,12 +8,11 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from itertools import chain, count
 from pathlib import Path
 
 import msgspec
 
-from tap.recorder.opensegment import LeftFile, OpenSegment
+from tap.recorder.opensegment import LostFile, OpenSegment
 from tap.recorder.resumption import described, records_of, resume_file, resume_segments
 from tap.recorder.retention import Retention
 from tracefile.records.encoding import encode_meta, encode_record
@@ -54,7 +53,7 @@ class SegmentedTrace:
         resume: bool = False,
         retention: Retention = KEEP_ALL,
     ) -> None:
-        self.path = self._named = Path(path)
+        self.path = Path(path)
         self.meta = meta
         self.recorded = 0
         """Records in the files, those of earlier writers included."""
@@ -73,7 +72,7 @@ class SegmentedTrace:
         self._closed = False
         self._taken = 0
         """Records taken, in the files or not."""
-        self._left: list[LeftFile] = []
+        self._lost: list[LostFile] = []
         if not (resume and self._resume()):
             self._start_new(overwrite=overwrite)
 
@@ -106,7 +105,7 @@ class SegmentedTrace:
 
     def flush(self) -> bool:
         """Write all records taken to the files; False if the disk refuses, see ``problem``."""
-        self.follow()
+        self.replace_lost_file()
         try:
             self._mend_state()
             assert self._segment is not None
@@ -119,37 +118,31 @@ class SegmentedTrace:
         self.recorded = self._taken
         return True
 
-    def follow(self) -> None:
-        """Go on in a new file if another process deleted, moved or changed the open one; ``left_files`` tells."""
+    def replace_lost_file(self) -> None:
+        """Begin a new file if another process deleted, moved or changed the open one; see ``lost_files``."""
         segment = self._segment
-        if segment is None or (was := segment.file.displacement()) is None:
+        if segment is None or segment.file.is_in_place():
             return
         if self._ending and not self.path.parent.exists():
             return  # a file system that is away: the segment gets its name when that is back
-        present_path = segment.file.present_path()
-        moved = self._end_moved(segment) if was == "moved" else 0
-        segment.file.abandon()
+        segment.file.set_aside()
         self._segment, self._ending = None, False
-        kept = self._keep_uncut(segment) if was == "changed" else 0
-        self._taken -= segment.records - kept
+        self._taken -= segment.records
         carried = self._open_successor(segment)
         self.recorded, self._taken = self._taken, self._taken + carried
-        self._left.append(
-            LeftFile(
-                was=was,
+        self._lost.append(
+            LostFile(
                 path=segment.file.path,
-                present_path=present_path,
                 successor=None if self._segment is None else self._segment.file.path,
                 inherited=segment.inherited,
-                kept=kept,
-                moved=moved,
-                lost=segment.records - kept - moved - carried,
+                records=segment.records - carried,
             )
         )
 
-    def left_files(self) -> list[LeftFile]:
-        left, self._left = self._left, []
-        return left
+    def lost_files(self) -> list[LostFile]:
+        """Return the files that were lost since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def rotate_if_due(self) -> bool:
         segment = self._segment
@@ -157,7 +150,7 @@ class SegmentedTrace:
             return False
         try:
             self._end_segment()
-            self.follow()
+            self.replace_lost_file()
             self._mend_state()
         except InputError as error:
             self.problem = error
@@ -195,7 +188,7 @@ class SegmentedTrace:
             yield msgspec.structs.replace(segment, last_arrival_ms=None if last_ms is None else last_ms + ahead_ms)
 
     def change_meta(self, meta: Meta) -> None:
-        self.follow()
+        self.replace_lost_file()
         self.meta = msgspec.structs.replace(meta, epoch_unix_ns=self.meta.epoch_unix_ns)
         if self._segment is None or self._ending:
             return  # the next segment starts with it
@@ -210,7 +203,7 @@ class SegmentedTrace:
         if self._closed:
             return self.recorded == self._taken
         self._closed = True
-        self.follow()
+        self.replace_lost_file()
         if self._rotates and self._segment is not None and not self._segment.records and self.manifest.segments:
             self._discard_segment()
         try:
@@ -280,41 +273,11 @@ class SegmentedTrace:
             if self._rotates:
                 self._open_next()
             else:
-                self._open_again()
+                self._open_file()
             assert self._segment is not None
             self._segment.file.sync()
 
-    # A file that others deleted, moved or changed.
-
-    def _end_moved(self, segment: OpenSegment) -> int:
-        """End the stream of a moved file where it is; return the records that it has."""
-        unwritten = self._taken - self.recorded
-        try:
-            segment.compress()
-            segment.file.finish()
-            segment.file.make_durable()
-        except InputError:
-            return segment.records - unwritten
-        return segment.records
-
-    def _keep_uncut(self, segment: OpenSegment) -> int:
-        """Close a changed file after its last whole record; return its records, 0 if it is no longer of this trace."""
-        path = Path(segment.file.path)
-        try:
-            mended = mend(path)
-            if mended.meta is None or mended.meta.epoch_unix_ns != self.meta.epoch_unix_ns:
-                return 0
-            if not self._rotates:
-                self._segment = OpenSegment(append_to(path), path, records=mended.records)
-                self._segment.file.take(encode_meta(self.meta))
-            elif mended.records:
-                rename_durably(path, segment.path)
-                self._list(described(segment.path))
-        except (InputError, OSError):
-            return 0
-        return mended.records
-
-    def _open_successor(self, left: OpenSegment) -> int:
+    def _open_successor(self, lost: OpenSegment) -> int:
         """Open the next file if none is; return the records that it takes over from memory."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -325,16 +288,12 @@ class SegmentedTrace:
             self.problem = error
             return 0
         assert self._segment is not None
-        self._segment.inherited = min(left.inherited, self._segment.records)
-        self._segment.lines, self._segment.arrivals_ms = left.lines, left.arrivals_ms
-        self._segment.records += len(left.lines)
-        return len(left.lines)
+        self._segment.lines, self._segment.arrivals_ms = lost.lines, lost.arrivals_ms
+        self._segment.records += len(lost.lines)
+        return len(lost.lines)
 
-    def _open_again(self) -> None:
-        """Open a file of the trace's name, or of the first segment's name that is free."""
-        names = chain([self._named], (segment_path(self._named, number) for number in count(1)))
-        self.path = next(path for path in names if _is_free(path))
-        self._segment = OpenSegment(new_trace_file(self.path), self.path)
+    def _open_file(self, *, overwrite: bool = False) -> None:
+        self._segment = OpenSegment(new_trace_file(self.path, overwrite=overwrite), self.path)
         self._segment.file.take(encode_meta(self.meta))
 
     def _finish_ending(self) -> None:
@@ -413,8 +372,7 @@ class SegmentedTrace:
             self._save_manifest()
             self._open_next()
         else:
-            self._segment = OpenSegment(new_trace_file(self.path, overwrite=overwrite), self.path)
-            self._segment.file.take(encode_meta(self.meta))
+            self._open_file(overwrite=overwrite)
         assert self._segment is not None
         try:
             self._segment.file.sync()
@@ -449,14 +407,6 @@ class SegmentedTrace:
             self._segment = OpenSegment(append_to(self.path), self.path, records=records, inherited=records)
             if found.says_something_new:
                 self._segment.file.take(encode_meta(self.meta))
-        return True
-
-
-def _is_free(path: Path) -> bool:
-    """Return whether a new file can have this name: an empty one there is used."""
-    try:
-        return not path.stat().st_size
-    except OSError:
         return True
 
 

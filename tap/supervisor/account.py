@@ -25,8 +25,6 @@ class Account:
 
     offered: int = 0
     recorded: int = 0
-    moved: int = 0
-    """Records among them in files that others moved away."""
     sampled_out: int = 0
     not_injected: int = 0
     """Requests and responses that ``--inject`` left unchanged."""
@@ -51,8 +49,6 @@ class Account:
         line = f"{self.recorded} of {self.offered} requests recorded"
         if self.unrecorded and not self.offered:
             line += f" ({self.unrecorded} POSTs to other paths than /v1/… were relayed alone)"
-        if self.moved:
-            line += f" ({self.moved} in files that were moved away)"
         if self.sampled_out:
             line += f", {self.sampled_out} sampled out"
         if self.dropped:

@@ -279,8 +279,8 @@ async def tap_command(
 ) -> AsyncIterator[TapCommand]:
     """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk.
 
-    ``warm``: forked, as ``tests.warmstart`` does, without the arguments, environment and memory that the system tells of
-    a process of its own.
+    ``warm``: forked, as ``tests.warmstart`` does, without the arguments, environment and memory that the system tells
+    of a process of its own.
     """
 
     def small_disk() -> None:

@@ -4,11 +4,11 @@ What the disk does not take (it is full, it is gone) stays in memory, in order, 
 was full for a while goes on where it stopped. Not for several threads.
 """
 
+import contextlib
 import fcntl
 import os
 import stat
 from pathlib import Path
-from typing import Literal
 
 from tracefile.records.errors import InputError
 from tracefile.storage.compression import Compressor, compressor_for, compressor_like
@@ -16,8 +16,8 @@ from tracefile.storage.durable import Replacement
 
 DRAIN_BYTES = 1 << 18
 
-Displacement = Literal["deleted", "moved", "changed"]
-"""What another process did to an open file: moved, it has another name or folder; changed, it was cut or written."""
+LOST_SUFFIX = ".lost"
+"""End of the name of a file that another process cut or wrote."""
 
 
 class TraceFile:
@@ -73,28 +73,24 @@ class TraceFile:
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a working disk") from error
 
-    def displacement(self) -> Displacement | None:
-        """Return how the file is no longer the one written here under its name; null: it is, or cannot be told."""
+    def is_in_place(self) -> bool:
+        """Return False if another process deleted, moved, cut or wrote the file; True where that cannot be told."""
         try:
             ours = os.fstat(self._fd)
             if not stat.S_ISREG(ours.st_mode):
-                return None
-            if ours.st_nlink == 0:
-                return "deleted"
-            if ours.st_size != self._written:
-                return "changed"
-            return None if os.path.samestat(ours, os.stat(self.path)) else "moved"
+                return True
+            return ours.st_size == self._written and os.path.samestat(ours, os.stat(self.path))
         except (FileNotFoundError, NotADirectoryError):
-            return "moved"
+            return False
         except OSError:
-            return None
+            return True
 
-    def present_path(self) -> str:
-        """Return the path under which the system knows the open file now; its old one where that is not told."""
-        try:
-            return os.readlink(f"/proc/self/fd/{self._fd}")
-        except OSError:
-            return self.path
+    def set_aside(self) -> None:
+        """Close the file; if it is still under its name, it is ``….lost`` from now on."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
+                os.rename(self.path, f"{self.path}{LOST_SUFFIX}")
+        self.abandon()
 
     def abandon(self) -> None:
         """Close the file; what was not written is lost, and all of it where it was to replace another when whole."""
