@@ -2,9 +2,8 @@
 
 import os
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Final, Literal, Protocol
 
 import zstandard
 
@@ -13,9 +12,13 @@ Compression = Literal["plain", "gzip", "zstd"]
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MAGIC_BYTES = 4
+COMPRESSION_OF_SUFFIX: Final[Mapping[str, Compression]] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 WINDOW_LOG = 27
 """128 MiB, the longest window that every zstd decoder accepts: hashes that come back within it cost a few bytes."""
+
+FRAME_BYTES = 1 << 25
+"""Content after which a sync ends the frame: what a kill leaves open is small enough to be written again."""
 
 PLAIN_READ_BYTES = 1 << 20
 INFLATED_BYTES = 1 << 20
@@ -23,36 +26,45 @@ INFLATED_BYTES = 1 << 20
 MIN_READ_BYTES, MAX_READ_BYTES = 1 << 4, 1 << 12
 
 
-class _StreamCompressor(Protocol):
+class _CompressingStream(Protocol):
     def compress(self, data: bytes, /) -> bytes: ...
-    def flush(self, mode: int, /) -> bytes: ...
+    def flush(self, mode: int = ..., /) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
 class Compressor:
-    """A compressing stream that can be flushed so that a reader gets everything written so far."""
+    """Compresses to frames (members, of gzip); a reader gets all that was taken before a ``sync``."""
 
-    stream: _StreamCompressor
-    sync_mode: int
-    finish_mode: int
+    def __init__(self, new_stream: Callable[[], _CompressingStream], sync_mode: int) -> None:
+        self._new_stream, self._sync_mode = new_stream, sync_mode
+        self._stream: _CompressingStream | None = None
+        """Null: no frame is open."""
+        self._frame_bytes = 0
+        """Content of the open frame."""
 
     def compress(self, data: bytes) -> bytes:
         """Take ``data`` in; what comes out may lag behind until ``sync``."""
-        return self.stream.compress(data)
+        if not data:
+            return b""
+        if self._stream is None:
+            self._stream, self._frame_bytes = self._new_stream(), 0
+        self._frame_bytes += len(data)
+        return self._stream.compress(data)
 
     def sync(self) -> bytes:
-        """Everything still held back, the stream left open (and its window kept)."""
-        return self.stream.flush(self.sync_mode)
+        """Everything still held back. A small frame is left open, since the next lines repeat hashes of its own."""
+        if self._stream is None:
+            return b""
+        return self.finish() if self._frame_bytes >= FRAME_BYTES else self._stream.flush(self._sync_mode)
 
     def finish(self) -> bytes:
-        """The stream's end, with its checksum."""
-        return self.stream.flush(self.finish_mode)
+        """The frame's end, with its checksum."""
+        stream, self._stream = self._stream, None
+        return b"" if stream is None else stream.flush()
 
 
 def compressor_for(path: str | os.PathLike[str]) -> Compressor | None:
     """The compressor a path's suffix asks for: ``.gz``, ``.zst``; None: plain."""
-    suffix = os.path.splitext(os.fspath(path))[1]
-    return new_compressor({".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}.get(suffix, "plain"))
+    return new_compressor(COMPRESSION_OF_SUFFIX.get(os.path.splitext(os.fspath(path))[1], "plain"))
 
 
 def compressor_like(head: bytes) -> Compressor | None:
@@ -60,13 +72,13 @@ def compressor_like(head: bytes) -> Compressor | None:
     return new_compressor(compression_of(head))
 
 
-def new_compressor(compression: str) -> Compressor | None:
-    """A stream of its own in this format; None: plain."""
+def new_compressor(compression: Compression) -> Compressor | None:
+    """A compressor to this format; None: plain."""
     if compression == "gzip":
-        return Compressor(zlib.compressobj(6, wbits=31), zlib.Z_SYNC_FLUSH, zlib.Z_FINISH)
+        return Compressor(lambda: zlib.compressobj(6, wbits=31), zlib.Z_SYNC_FLUSH)
     if compression == "zstd":
-        stream = zstandard.ZstdCompressor(compression_params=_zstd_parameters()).compressobj()
-        return Compressor(stream, zstandard.COMPRESSOBJ_FLUSH_BLOCK, zstandard.COMPRESSOBJ_FLUSH_FINISH)
+        compressor = zstandard.ZstdCompressor(compression_params=_zstd_parameters())
+        return Compressor(compressor.compressobj, zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     return None
 
 
@@ -116,11 +128,11 @@ def inflated_chunks(file: IO[bytes], *, growing: bool = False) -> Iterator[bytes
             data = file.read(PLAIN_READ_BYTES)
         return
     size = MIN_READ_BYTES
-    stream = _new_inflater(compression)
+    stream = new_inflater(compression)
     open_stream = True
     while data:
         if not open_stream:
-            stream, open_stream = _new_inflater(compression), True
+            stream, open_stream = new_inflater(compression), True
         try:
             chunk = stream.decompress(data)
         except (zlib.error, zstandard.ZstdError) as error:
@@ -145,7 +157,9 @@ def _next_read_bytes(size: int, inflated: int) -> int:
     return max(MIN_READ_BYTES, min(fitting, 2 * size, MAX_READ_BYTES))
 
 
-class _Inflater(Protocol):
+class Inflater(Protocol):
+    """Decompressor of one frame."""
+
     @property
     def eof(self) -> bool: ...
     @property
@@ -153,7 +167,8 @@ class _Inflater(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def _new_inflater(compression: Compression) -> _Inflater:
+def new_inflater(compression: Compression) -> Inflater:
+    """Return a decompressor of a frame of gzip or zstd."""
     if compression == "gzip":
         return zlib.decompressobj(wbits=31)
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()

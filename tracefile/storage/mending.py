@@ -1,26 +1,34 @@
 """Mending a trace whose writer was killed: its complete records are kept, the torn end goes, and the file has an end.
 
-It is mended in place and in one write, so that a full disk is no obstacle and a kill meanwhile costs nothing more.
-Seals are the places at which a cut file can be closed: a plain file after any line end, a gzip stream after a flush, a
-zstd frame after any block, by an empty last block and the checksum of the content before.
+The file stays as it is up to the end of its last complete frame (member, of gzip; line, of a plain file). The complete
+lines behind it are written again, in their place, as a frame of their own: a writer ends frames every few megabytes.
 """
 
 import contextlib
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, NamedTuple
+from typing import IO
 
-import xxhash
 import zstandard
 
 from tracefile.records.decoding import KvtapeDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
 from tracefile.storage.appending import claim
-from tracefile.storage.compression import GZIP_MAGIC, ZSTD_MAGIC, compression_of, compressor_like
+from tracefile.storage.compression import (
+    GZIP_MAGIC,
+    MAGIC_BYTES,
+    MAX_READ_BYTES,
+    PLAIN_READ_BYTES,
+    ZSTD_MAGIC,
+    Compression,
+    Inflater,
+    compression_of,
+    new_compressor,
+    new_inflater,
+)
 
 BEGINNINGS = (b'{"meta"', GZIP_MAGIC, ZSTD_MAGIC)
 
@@ -49,263 +57,152 @@ def mend(path: str | os.PathLike[str]) -> Mended:
 
 def _mend_open(file: IO[bytes], where: str) -> Mended:
     size = os.fstat(file.fileno()).st_size
+    compression = compression_of(os.pread(file.fileno(), MAGIC_BYTES, 0))
     lines = _LineCount(where)
-    offset, closing, rest = 0, b"", b""
-    sealed = 0
-    for piece in seals(file):
-        kept, damaged = lines.take(piece.content)
-        if damaged or not isinstance(piece, Seal):
-            rest = kept
+    end = complete_records = 0
+    for content, offset in _pieces(file, compression):
+        lines.take(content)
+        if lines.damaged:
             break
-        offset, closing, sealed = piece.offset, piece.closing, lines.records
+        if offset is not None and not lines.held:  # a frame may end within a line
+            end, complete_records = offset, lines.records
+    lines.end()
     if lines.meta is None:
-        _refuse_other_files(file, where)
-        offset, closing, rest = 0, b"", b""
-    ending = closing + _compressed(file, rest)
-    torn = offset < size or bool(ending)
-    whole = not torn or _end_file(file, offset, closing, ending)
+        _refuse_other_files(lines, where)
+        end = 0
+    torn = end < size
+    if torn:
+        complete_records += _write_tail(file, end, compression, lines)
     os.fsync(file.fileno())
-    return Mended(lines.meta, lines.records if whole else sealed, torn)
+    return Mended(lines.meta, complete_records, torn)
 
 
-def _end_file(file: IO[bytes], offset: int, closing: bytes, ending: bytes) -> bool:
-    """Write the ending in place of what was torn; false if there is no room for it, and only the stream was closed."""
-    for data in (ending, closing, b""):
+def _write_tail(file: IO[bytes], start: int, compression: Compression, lines: "_LineCount") -> int:
+    """Write the complete lines behind ``start`` in place of what is there, as many as there is room for.
+
+    ``lines``: those of the whole file. Returns the records written.
+    """
+    limit = 0 if lines.meta is None else lines.number
+    size = os.fstat(file.fileno()).st_size
+    before = os.pread(file.fileno(), size - start, start)
+    while True:
+        tail = _LineCount(lines.where, lines.meta, limit)
+        content = _tail(file, start, compression, tail) if limit else b""
         with contextlib.suppress(OSError):
-            if os.pwrite(file.fileno(), data, offset) == len(data):
-                os.ftruncate(file.fileno(), offset + len(data))
-                return data is ending
-    return False
+            if os.pwrite(file.fileno(), content, start) == len(content):
+                os.ftruncate(file.fileno(), start + len(content))
+                return tail.records
+        if not limit:
+            return 0
+        os.pwrite(file.fileno(), before, start)  # a part may have been written over
+        os.ftruncate(file.fileno(), size)
+        limit = min(limit, tail.number) * 3 // 4
+
+
+def _tail(file: IO[bytes], start: int, compression: Compression, lines: "_LineCount") -> bytes:
+    """Return the complete lines behind ``start``, compressed as the file is."""
+    compressor = new_compressor(compression)
+    file.seek(start)
+    written = bytearray()
+    for content, _ in _pieces(file, compression):
+        kept = lines.take(content)
+        written += kept if compressor is None else compressor.compress(kept)
+        if lines.damaged:
+            break
+    last = lines.end()
+    return bytes(written) + (last if compressor is None else compressor.compress(last) + compressor.finish())
 
 
 class _LineCount:
-    """Counts a file's lines for as long as they are whole."""
+    """Counts a file's lines for as long as they are complete records and headers."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, meta: Meta | None = None, limit: int | None = None) -> None:
+        """``meta``: the file's first header. None: it comes first. ``limit``: most lines to take."""
+        self.where, self.meta, self._limit = where, meta, limit
         self._decoder = KvtapeDecoder(Meta())
-        self.meta: Meta | None = None
-        self.records = 0
+        self.number = self.records = 0
+        self.held = b""
+        """Line without its end so far."""
+        self.damaged = False
+        """A line was neither record nor header, or beyond the limit."""
 
-    def take(self, content: bytes) -> tuple[bytes, bool]:
-        """The leading lines that are records or headers, and whether something else follows them."""
-        *lines, last = content.split(b"\n")
-        for at, line in enumerate(lines):
+    def take(self, content: bytes) -> bytes:
+        """Take what comes next in the file; return the lines that it completes, up to one that is damaged."""
+        *lines, self.held = (self.held + content).split(b"\n")
+        for index, line in enumerate(lines):
             if not self._take_line(line):
-                return b"".join(kept + b"\n" for kept in lines[:at]), True
-        if not last:
-            return content, False
-        if self._take_line(last):
-            return content + b"\n", False
-        return content[: -len(last)], True
+                self.damaged = True
+                lines = lines[:index]
+                break
+        return b"".join(line + b"\n" for line in lines)
+
+    def end(self) -> bytes:
+        """Take a last line that lacks only its end, and return it with one; empty: there is none."""
+        if self.damaged or not self.held or not self._take_line(self.held):
+            return b""
+        return self.held + b"\n"
 
     def _take_line(self, line: bytes) -> bool:
+        if self.number == self._limit:
+            return False
+        self.number += 1
         if not line or line.isspace():
             return True
         if self.meta is None:
             if not is_object(line):
                 return False
-            self.meta = decode_meta(parse_object(line, self._where).get("meta"), self._where)
+            self.meta = decode_meta(parse_object(line, self.where).get("meta"), self.where)
             return True
         try:
-            self._decoder.decode_without_faults(line, self._where)
+            self._decoder.decode_without_faults(line, self.where)
         except InputError:
             return is_header(line)
         self.records += 1
         return True
 
 
-def _refuse_other_files(file: IO[bytes], where: str) -> None:
+def _refuse_other_files(lines: _LineCount, where: str) -> None:
     """Raise InputError unless the file is what is left of a trace that was cut within its header."""
-    file.seek(0)
-    begun = next((piece.content for piece in seals(file)), b"").strip(b"\0")
-    if b"\n" in begun or not any(begun[: len(begins)] == begins[: len(begun)] for begins in BEGINNINGS):
+    begun = lines.held.strip(b"\0")
+    if lines.damaged or not any(begun[: len(begins)] == begins[: len(begun)] for begins in BEGINNINGS):
         raise InputError(f"{where}: not a trace; expected one to go on with")
 
 
-def _compressed(file: IO[bytes], lines: bytes) -> bytes:
-    """The lines as the file is compressed, as a stream of their own."""
-    compressor = compressor_like(os.pread(file.fileno(), 4, 0))
-    if compressor is None or not lines:
-        return lines
-    return compressor.compress(lines) + compressor.finish()
+def _pieces(file: IO[bytes], compression: Compression) -> Iterator[tuple[bytes, int | None]]:
+    """Yield the content from the file's place on, each with the offset at which a frame ends with it; null: none does.
+
+    Damage ends it, behind all that can be read before.
+    """
+    offset = file.tell()
+    if compression == "plain":
+        while data := file.read(PLAIN_READ_BYTES):
+            lines, end, rest = data.rpartition(b"\n")
+            offset += len(data)
+            yield lines + end, offset - len(rest)
+            yield rest, None
+        return
+    inflater: Inflater | None = None
+    ahead: Inflater | None = None
+    while data := file.read(MAX_READ_BYTES):
+        offset += len(data)
+        while data:
+            if inflater is None or ahead is None:
+                inflater, ahead = new_inflater(compression), new_inflater(compression)
+            try:
+                ahead.decompress(data)
+            except (zlib.error, zstandard.ZstdError):
+                yield _before_damage(inflater, data), None
+                return
+            content, data = inflater.decompress(data), inflater.unused_data
+            yield content, offset - len(data) if inflater.eof else None
+            if inflater.eof:
+                inflater = ahead = None
 
 
-READ_BYTES = 1 << 20
-FLUSH_MARK = b"\x00\x00\xff\xff"
-"""What a zlib flush ends with; data may hold it by chance."""
-LAST_ZSTD_BLOCK = b"\x01\x00\x00"
-LAST_DEFLATE_BLOCK = b"\x03\x00"
-RLE_BLOCK, RESERVED_BLOCK = 1, 3
-MAX_ZSTD_HEADER_BYTES = 18
-
-
-class Seal(NamedTuple):
-    """A place at which a file could end."""
-
-    content: bytes
-    """What the file says since the seal before."""
-    offset: int
-    """Bytes of the file up to here."""
-    closing: bytes
-    """What to write here, so that the stream has an end."""
-
-
-class Unsealed(NamedTuple):
-    """Content after the last seal, as far as it can be decoded; the file cannot be closed there."""
-
-    content: bytes
-
-
-def seals(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
-    """The file's content in pieces, each up to where the file could end right after a line; damage ends it silently."""
-    head = file.read(4)
-    file.seek(0)
-    walks = {"plain": _plain_pieces, "gzip": _gzip_pieces, "zstd": _zstd_pieces}
-    held = b""
-    for piece in walks[compression_of(head)](file):
-        held = held + piece.content if held else piece.content
-        if isinstance(piece, Seal) and (held.endswith(b"\n") or not held):
-            yield Seal(held, piece.offset, piece.closing)
-            held = b""
-    if held:
-        yield Unsealed(held)
-
-
-def _plain_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
-    offset, rest = 0, b""
-    while data := file.read(READ_BYTES):
-        whole, end, rest = (rest + data).rpartition(b"\n")
-        if end:
-            offset += len(whole) + 1
-            yield Seal(whole + end, offset, b"")
-    if rest:
-        yield Unsealed(rest)
-
-
-def _gzip_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
-    member = _GzipMember()
-    offset = 0
-    for data in _cut_after_flushes(file):
-        left = data
-        while left and not member.damaged:
-            if member.ended:
-                member = _GzipMember()
-            content = member.inflate(left)
-            offset += len(left) - len(member.unused)
-            left = member.unused
-            closing = member.closing()
-            yield Unsealed(content) if closing is None else Seal(content, offset, closing)
-
-
-class _GzipMember:
-    """A gzip stream being read, with the values of its trailer so far."""
-
-    def __init__(self) -> None:
-        self._inflater = zlib.decompressobj(wbits=31)
-        self._crc, self._length = 0, 0
-        self.damaged = False
-
-    @property
-    def ended(self) -> bool:
-        return self._inflater.eof
-
-    @property
-    def unused(self) -> bytes:
-        return self._inflater.unused_data
-
-    def inflate(self, data: bytes) -> bytes:
-        before = self._inflater.copy()
-        try:
-            content = self._inflater.decompress(data)
-        except zlib.error:
-            self.damaged = True
-            return _inflated_before_damage(before, data)
-        self._crc = zlib.crc32(content, self._crc)
-        self._length += len(content)
-        return content
-
-    def closing(self) -> bytes | None:
-        """The bytes that end the stream here; None if it cannot end here, which zlib itself is asked."""
-        if self.damaged:
-            return None
-        if self._inflater.eof:
-            return b""
-        trailer = LAST_DEFLATE_BLOCK + struct.pack("<II", self._crc, self._length & 0xFFFFFFFF)
-        trial = self._inflater.copy()
-        try:
-            more = trial.decompress(trailer)
-        except zlib.error:
-            return None
-        return trailer if trial.eof and not more and not trial.unused_data else None
-
-
-def _inflated_before_damage(inflater: "zlib._Decompress", data: bytes) -> bytes:
+def _before_damage(inflater: Inflater, data: bytes) -> bytes:
+    """Return what can be read of damaged data, byte by byte."""
     content = bytearray()
-    with contextlib.suppress(zlib.error):
-        for at in range(len(data)):
-            content += inflater.decompress(data[at : at + 1])
+    with contextlib.suppress(zlib.error, zstandard.ZstdError):
+        for index in range(len(data)):
+            content += inflater.decompress(data[index : index + 1])
     return bytes(content)
-
-
-def _cut_after_flushes(file: IO[bytes]) -> Iterator[bytes]:
-    """The file in pieces, one of which ends after each mark of a flush."""
-    held = b""
-    while data := file.read(READ_BYTES):
-        *flushed, rest = (held + data).split(FLUSH_MARK)
-        yield from (piece + FLUSH_MARK for piece in flushed)
-        unmarked = max(0, len(rest) - len(FLUSH_MARK) + 1)
-        yield rest[:unmarked]
-        held = rest[unmarked:]
-    yield held
-
-
-def _zstd_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
-    while True:
-        start = file.tell()
-        header = file.read(MAX_ZSTD_HEADER_BYTES)
-        try:
-            size = zstandard.frame_header_size(header)
-            frame = zstandard.get_frame_parameters(header)
-        except zstandard.ZstdError:
-            return
-        file.seek(start + size)
-        inflater = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        inflater.decompress(header[:size])
-        open_ended = frame.content_size == zstandard.CONTENTSIZE_UNKNOWN
-        yield from _zstd_blocks(file, inflater, checksum=frame.has_checksum, open_ended=open_ended)
-        if not inflater.eof:
-            return
-
-
-def _zstd_blocks(
-    file: IO[bytes], inflater: "zstandard.ZstdDecompressionObj", *, checksum: bool, open_ended: bool
-) -> Iterator[Seal | Unsealed]:
-    """Read a frame's blocks; each can be the last, unless the frame's header gives its length."""
-    digest = xxhash.xxh64()
-    while not inflater.eof:
-        head = file.read(3)
-        bits = int.from_bytes(head, "little")
-        last, kind = bits & 1, bits >> 1 & 3
-        size = 1 if kind == RLE_BLOCK else bits >> 3
-        body = file.read(size)
-        if len(head) < 3 or kind == RESERVED_BLOCK:
-            return
-        try:
-            content = inflater.decompress(head + body)
-        except zstandard.ZstdError:
-            return
-        if len(body) < size:  # of a block that is not compressed, a part can be read
-            yield Unsealed(content)
-            return
-        digest.update(content)
-        sum_bytes = (digest.intdigest() & 0xFFFFFFFF).to_bytes(4, "little") if checksum else b""
-        if not last:
-            yield Seal(content, file.tell(), LAST_ZSTD_BLOCK + sum_bytes) if open_ended else Unsealed(content)
-            continue
-        end, found = file.tell(), file.read(len(sum_bytes))
-        if sum_bytes.startswith(found):
-            yield Seal(content, end + len(found), sum_bytes[len(found) :])
-        inflater.decompress(sum_bytes)
-        if found != sum_bytes:
-            return

@@ -99,6 +99,19 @@ def test_every_cut_of_a_small_file_is_mended(tmp_path: Path, suffix: str) -> Non
     assert kept == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+def test_only_a_torn_frame_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    monkeypatch.setattr("tracefile.storage.compression.FRAME_BYTES", 1000)
+    path = tmp_path / f"a.jsonl{suffix}"
+    written = write(path, [(400, True)] * 20)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    mended = mend(path)
+    assert 17 <= mended.records < 20
+    assert load_trace(path)[1] == written[: mended.records]
+    assert path.read_bytes().startswith(whole[: round(0.8 * len(whole))])
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_whole_file_is_left_as_it_is(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
