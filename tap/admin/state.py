@@ -145,7 +145,7 @@ class LiveState:
             del self.workers[number]
         before, self._ticked_s = self._ticked_s, now_s
         sample = self._sample(0.0 if before is None else now_s - before)
-        if before is not None:
+        if before is not None and now_s > before:  # a rate over no time has no value
             self.timeline.add(sample)
 
     @property

@@ -17,6 +17,7 @@ from loadgen.__main__ import main as loadgen
 from replay.__main__ import main, stem_of
 from report.__main__ import main as report
 from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
 from tests.loadgen.runs.test_resumption import recorded
 from tests.replay.conftest import write_key
@@ -304,7 +305,7 @@ def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_pa
     shape: dict[str, Any] = {"prompt_tokens": 90, "output_tokens": 4, "block_hashes": [1, 2, 3, 4, 5]}
     records = [request(f"r{at}", endpoint=endpoint, **shape) for at, endpoint in enumerate(endpoints)]
     source = written(tmp_path / "s", records, block_size=16)
-    with start_sim_server("--speed", "max", "--block-size", "16") as url:
+    with start_sim_server("--speed", "max", "--block-size", "16") as server, translating(server) as url:
         flags = ["--api", "auto", "--closed-loop", "--parallel", "1"]
         assert main([str(source), "--url", url, "-o", str(tmp_path / "t"), *flags]) == 0
     after = [by_id(tmp_path / "t")[RequestId(f"r{at}")] for at in range(len(endpoints))]

@@ -19,6 +19,7 @@ from replay.__main__ import main as replay
 from replay.capture import Captured
 from replay.expansion import Expansion
 from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text, orders, text_notes, words_for
+from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
 from tracefile import BlockHash, Record, RequestId, load_trace
 
@@ -195,8 +196,9 @@ def test_a_session_replay_in_words_hits_what_the_capture_hit(
     """The embedded engine's prefix cache, over real sockets."""
     source = {record.request_id: record for record in load_trace(chats)[1]}
     out = tmp_path / "t.jsonl"
-    target = ["--url", sim_server, "--api", api, "-o", str(out), "--nonce", api]
-    told: dict[str, Any] = json_of(replay, [str(chats), *target, "--replay-sessions"])["run"]["prefix_truth"]
+    with translating(sim_server) as url:
+        target = ["--url", url, "--api", api, "-o", str(out), "--nonce", api]
+        told: dict[str, Any] = json_of(replay, [str(chats), *target, "--replay-sessions"])["run"]["prefix_truth"]
     assert told["verdict"].startswith("exact (4 of 4 sampled prompts by the tokenizer; ")
     later = [record for record in load_trace(out)[1] if record.turn != 1]
     assert len(later) == 8
