@@ -128,9 +128,9 @@ def test_ttft_and_cached_tokens_are_those_of_the_last_minutes(
     assert tiles()["ttft"] == ("≤ 100 ms", "p90 ≤ 6 s, last 5 minutes")
     assert tiles()["cached"] == ("75.0 %", "as the engine reports, last 5 minutes")
     for _ in range(KEPT_SAMPLES):
+        clock.now_s += 1
         state.take(worker_stats(), clock.now_s)
         state.tick(clock.now_s)
-        clock.now_s += 1
     assert tiles()["ttft"] == ("–", "no first token in the last 5 minutes")
 
 
