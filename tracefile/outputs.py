@@ -13,8 +13,8 @@ import numpy as np
 
 from tracefile.files.reading import open_trace
 from tracefile.hashing.branches import tail_key
-from tracefile.hashing.chain import repeated_output
-from tracefile.records.batches import Batch, Hashes
+from tracefile.hashing.chain import chain_of, repeated_output
+from tracefile.records.batches import Batch, Hashes, prompt_chains
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
@@ -36,28 +36,25 @@ class InferredOutputs:
 
     def learn(self, record: Record) -> None:
         """Add a record, after its parent."""
-        prompt = record.block_hashes
-        if prompt is None or record.prompt_tokens is None:
+        if record.block_hashes is None or record.prompt_tokens is None:
             return
-        if record.hashable_blocks is not None:
-            prompt = prompt[: record.hashable_blocks]
+        prompt, _, whole = chain_of(record, self._block_size)
         parent = None if record.parent_id is None else self._open.get(record.parent_id)
         if parent is not None and record.parent_id is not None:
             prompt_tokens, output_tokens, last = parent
             output = repeated_output(
                 (prompt_tokens, output_tokens), record.cached_tokens, self._block_size, self._engine_block_size
             )
-            begins = prompt[: output.first][-1:]
+            begins = list(prompt[: output.first][-1:])
             is_continued = begins == [last] if last is not None else record.session_source == "inferred"
             if is_continued and output.end - output.first > len(self._outputs.get(record.parent_id, ())):
-                self._outputs[record.parent_id] = prompt[output.first : output.end]
+                self._outputs[record.parent_id] = list(prompt[output.first : output.end])
             hit = record.cached_tokens or 0
             is_within = is_continued and hit // self._block_size == output.end and hit % self._block_size > 0
             if is_within and prompt_tokens <= hit and hit > (record.branch_tokens or 0):
                 self._within[record.request_id] = record.parent_id
                 self._outputs.setdefault(record.parent_id, [])
-        is_complete = len(prompt) == record.prompt_tokens // self._block_size
-        if is_complete and record.output_block_hashes is None and record.output_tokens and record.n is None:
+        if whole and record.output_block_hashes is None and record.output_tokens and record.n is None:
             self._open[record.request_id] = record.prompt_tokens, record.output_tokens, prompt[-1] if prompt else None
 
     def fill(self, record: Record) -> Record:
@@ -88,9 +85,9 @@ class InferredOutputs:
             return hashes
         counts = np.array([len(output or ()) for output in outputs])
         prompt_ends = hashes.starts + np.maximum(hashes.prompt_blocks, 0)
-        values = [np.array(outputs[row], np.uint64) for row in rows]
+        values = prompt_chains(outputs[row] or () for row in rows).values
         return Hashes(
-            np.insert(hashes.values, np.repeat(prompt_ends[rows], counts[rows]), np.concatenate(values)),
+            np.insert(hashes.values, np.repeat(prompt_ends[rows], counts[rows]), values),
             hashes.starts + np.cumsum(counts) - counts,
             hashes.prompt_blocks,
             np.where(counts > 0, counts, hashes.output_blocks),

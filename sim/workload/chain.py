@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tracefile import outputs
     from tracefile.hashing import tokenchains
+    from tracefile.outputs import InferredOutputs
     from tracefile.records import batches
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
@@ -121,12 +122,12 @@ def is_private(key: int) -> bool:
     return key <= FIRST_PRIVATE
 
 
-def hashed_records(reader: TraceReader) -> Iterator[Record]:
+def hashed_records(reader: TraceReader, inferred: "InferredOutputs | None" = None) -> Iterator[Record]:
     """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes.
 
-    Outputs of unknown ids get the hashes that later prompts have (``tracefile.outputs``).
+    Outputs of unknown ids get the hashes that later prompts have; ``inferred`` (null: not read yet) are these.
     """
-    hashed, requests, inferred = 0, 0, outputs.inferred_outputs(reader)
+    inferred, hashed, requests = inferred or outputs.inferred_outputs(reader), 0, 0
     for record in reader:
         requests += 1
         hashed += record.block_hashes is not None
@@ -143,7 +144,7 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     inferred = outputs.inferred_outputs(reader)
     with open_trace(reader.path) as whole:
         resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(map(inferred.fill, whole), size))
-    return resizing.meta(meta), map(resizing.record, hashed_records(reader))
+    return resizing.meta(meta), map(resizing.record, hashed_records(reader, inferred))
 
 
 def end_reading(reader: TraceReader, hashed: int, requests: int) -> None:
