@@ -189,17 +189,8 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
         said = f"{len(errors)} cohorts, worst {worst} {share(errors[worst])}" if len(errors) > 1 else worst
         said += f", noise {share(noise)}" if noise > limit else ""
         said += ", in saturation" if forecast.saturated else ""
-        if is_uncertain(middle, limit, noise):
-            yield GateResult(
-                name=name,
-                expression=expression,
-                value=middle,
-                passed=False,
-                uncertain=True,
-                reason=f"{share(middle)}, {said}",
-            )
-        else:
-            yield _held(name, expression, middle, middle <= limit, said)
+        uncertain = is_uncertain(middle, limit, noise)
+        yield _held(name, expression, middle, middle <= limit and not uncertain, said, uncertain=uncertain)
 
 
 def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
@@ -242,8 +233,9 @@ def _beats(baseline: DurationError | None, own: DurationError) -> bool:
     return theirs is not None and own.median_abs_error is not None and theirs <= own.median_abs_error
 
 
-def _held(name: str, expression: str, value: float, passed: bool, of: str) -> GateResult:
-    return GateResult(name=name, expression=expression, value=value, passed=passed, reason=f"{share(value)}, {of}")
+def _held(name: str, expression: str, value: float, passed: bool, of: str, *, uncertain: bool = False) -> GateResult:
+    reason = f"{share(value)}, {of}"
+    return GateResult(name=name, expression=expression, value=value, passed=passed, uncertain=uncertain, reason=reason)
 
 
 def _refused(name: str, expression: str, reason: str) -> GateResult:
