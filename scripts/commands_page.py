@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kvtape.completion import commands, parser_of
+from tracefile.commandline.parser import Parser
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 MANY = 2
@@ -93,6 +94,15 @@ def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]
     own = [line for line in rows if line not in shared]
     if own:
         lines += ["| flag | meaning |", "|---|---|", *own, ""]
+    if isinstance(parser, Parser) and parser.config_only:
+        lines += [
+            f"In `[{parser.prog.replace(' ', '.')}]` of a `--config` file alone:",
+            "",
+            "| setting | meaning |",
+            "|---|---|",
+        ]
+        lines += [f"| `{flag[2:]}` | {text.replace('|', chr(92) + '|')} |" for flag, text in parser.config_only.items()]
+        lines += [""]
     others = spans([line for line in shared if line in rows], shared)
     if others:
         lines += [f"[Shared](#shared-flags): {', '.join(others)}.", ""]

@@ -149,6 +149,8 @@ class Parser(argparse.ArgumentParser):
             prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False, **newer
         )
         self._handled_before = tuple(commands)
+        self.config_only: dict[str, str] = {}
+        """Meanings, by flag, of settings that only a file of ``--config`` gives."""
         self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
         self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse's own knows no units
         self._config = self.add_argument(
@@ -158,6 +160,12 @@ class Parser(argparse.ArgumentParser):
             metavar="FILE",
             help="TOML file: flags of a command in a table of its name, as [sim.fit]; the command line's come after",
         )
+
+    def add_setting(self, flag: str, **settings: Any) -> None:
+        """Add a rare setting, as ``add_argument`` adds a flag: given in a file of ``--config`` alone, not in the help."""
+        action = self.add_argument(flag, **settings)
+        self.config_only[flag] = self._get_formatter()._expand_help(action)
+        action.help = argparse.SUPPRESS
 
     def add_subparsers(self, **settings: Any) -> Any:
         """Add subcommands as argparse does; each has its own ``--config``."""
@@ -241,6 +249,10 @@ class Parser(argparse.ArgumentParser):
 
     def _check_flag(self, flag: str) -> None:
         known = self._option_string_actions
+        if flag in self.config_only:
+            self.error(
+                f"{flag}: a rare setting; expected {flag[2:]} in [{self.prog.replace(' ', '.')}] of a {CONFIG} file"
+            )
         if flag in known or (not flag.startswith("--") and flag[:2] in known):
             return
         own = FLAGS.get(f"{self.prog} {flag}")

@@ -1,6 +1,7 @@
 """A mistake on the command line gets one line that names the nearest right word, and exit code 2."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,3 +140,15 @@ def test_a_later_argparse_may_give_subcommands_settings_of_its_own(monkeypatch: 
     monkeypatch.setattr(argparse.ArgumentParser, "__init__", later)
     Parser("tracefile").add_subparsers().add_parser("cat", color=False)
     assert given == {"color": False}
+
+
+def test_a_rare_setting_is_given_in_a_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="tap")
+    parser.add_setting("--backlog", type=int, default=128, help="connections that wait")
+    (tmp_path / "tap.toml").write_text("[tap]\nbacklog = 7\n")
+    assert parser.parse_args(["--config", str(tmp_path / "tap.toml")]).backlog == 7
+    assert "backlog" not in parser.format_help()
+    assert parser.config_only == {"--backlog": "connections that wait (default 128)"}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--backlog", "7"])
+    assert "--backlog: a rare setting; expected backlog in [tap] of a --config file" in capsys.readouterr().err
