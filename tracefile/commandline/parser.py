@@ -162,7 +162,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_setting(self, flag: str, **settings: Any) -> None:
-        """Add a rare setting, as ``add_argument`` adds a flag: given in a file of ``--config`` alone, not in the help."""
+        """Add a rare setting as ``add_argument`` adds a flag; a file of ``--config`` gives it, and no help shows it."""
         action = self.add_argument(flag, **settings)
         self.config_only[flag] = self._get_formatter()._expand_help(action)
         action.help = argparse.SUPPRESS
