@@ -51,8 +51,12 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("sim", "whatif", "did you mean what-if?"),
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
-        ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
-        ("report", "drift", "is now a loop of tracefile cut and sim fit, one model for each window"),
+        ("tracefile", "xyz", "expected one of info, check, cat, convert"),
+        (
+            "report",
+            "drift",
+            "is now tracefile convert --from --until and a model for each window",
+        ),
         ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
         ("loadgen", "sweeep", "did you mean sweep?"),
         ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
@@ -137,9 +141,8 @@ OLD = [
     (
         "sim fit",
         ["t", "--window", "1h"],
-        "--window: gone; expected a loop of tracefile cut and sim fit, one model for each window",
+        "--window: gone; expected tracefile convert --from --until and a model for each window",
     ),
-    ("tracefile synthesize", ["--times", "2"], "--times is now --scale"),
 ]
 
 

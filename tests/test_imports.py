@@ -33,7 +33,7 @@ MORE = {
 FLOORS = {
     "tracefile": [
         *("records", "commandline", "hashing", "storage", "parquet"),
-        *("importers", "exporters", "files", "study", ""),
+        *("importers", "files", "study", ""),
     ],
     "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],

@@ -34,8 +34,7 @@ def run(command: str, *argv: str) -> int:
 
 COMMANDS = {
     "convert": "tracefile convert {trace} {out} --overwrite",
-    "join": "tracefile join {trace} -o {out} --overwrite",
-    "synthesize": "tracefile synthesize {trace} --scale 2 -o {out} --overwrite",
+    "scale": "tracefile convert {trace} {out} --scale 2 --overwrite",
     "run": "sim run {trace} --latency-model {model} -o {out} --overwrite",
     "fit": "sim fit {trace} -o {out}",
     "calibrate": "sim calibrate {trace} --against {other} -o {out}",
@@ -101,9 +100,9 @@ def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None
     there = sorted(tmp_path.iterdir())
     for name, said in (("t-000002.jsonl", "an input"), ("t-000003.jsonl", "a segment of the input")):
         with pytest.raises(InputError, match=said):
-            tracefile(["join", str(tmp_path), "-o", str(tmp_path / name), "--overwrite"])
+            tracefile(["convert", str(tmp_path), str(tmp_path / name), "--overwrite"])
     assert sorted(tmp_path.iterdir()) == there
-    assert tracefile(["join", str(tmp_path), "-o", str(tmp_path / "whole.jsonl")]) == 0
+    assert tracefile(["convert", str(tmp_path), str(tmp_path / "whole.jsonl")]) == 0
     assert len(load_trace(tmp_path / "whole.jsonl")[1]) == 6
 
 

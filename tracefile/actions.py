@@ -10,19 +10,12 @@ from rich.text import Text
 from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.printing import printable
 from tracefile.config import Config
+from tracefile.conversion import convert_traces
 from tracefile.files.reading import open_trace
 from tracefile.records.encoding import encode_meta, encode_record, meta_object
 from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta
-from tracefile.rewriting import (
-    anonymize_trace,
-    convert_trace,
-    cut_trace,
-    join_traces,
-    synthesize_trace,
-    warn,
-)
 from tracefile.study.checking import check_trace
 from tracefile.study.summary import Summary, share, summarise, summary_object
 
@@ -31,20 +24,13 @@ FINDINGS_SHOWN = 100
 
 def run_action(config: Config) -> int:
     """Do what the flags ask; 1 if ``check`` found a broken rule."""
-    if config.action == "join":
-        return join_traces(config)
-    actions = {
-        "info": show_info,
-        "check": show_check,
-        "cat": print_lines,
-        "convert": convert_trace,
-        "cut": cut_trace,
-        "anonymize": anonymize_trace,
-        "synthesize": synthesize_trace,
-    }
+    if config.action == "convert":
+        return convert_traces(config)
+    actions = {"info": show_info, "check": show_check, "cat": print_lines}
     with open_trace(config.trace) as reader:
         code = actions[config.action](config, reader)
-        warn(reader)
+        for warning in reader.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     return code
 
 

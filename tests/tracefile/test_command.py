@@ -159,10 +159,10 @@ def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pyt
     path = trace(tmp_path / "t", GOOD, second)
     assert main(["convert", path, str(tmp_path / "o.zst")]) == 0
     assert load_trace(tmp_path / "o.zst") == load_trace(path)
-    assert main(["convert", path, str(tmp_path / "s.gz"), "--sessions"]) == 0
+    assert main(["convert", path, str(tmp_path / "s.gz"), "--infer-sessions"]) == 0
     assert load_trace(tmp_path / "s.gz")[1][1].parent_id == "a"
-    assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path / 's.gz'}: 1 later turns of sessions"
-    assert main(["convert", trace(tmp_path / "alone", GOOD), str(tmp_path / "alone.gz"), "--sessions"]) == 0
+    assert "1 later turns of sessions" in capsys.readouterr().err
+    assert main(["convert", trace(tmp_path / "alone", GOOD), str(tmp_path / "alone.gz"), "--infer-sessions"]) == 0
     assert "no request was found to continue another" in capsys.readouterr().err
     with pytest.raises(InputError, match="already has"):
         main(["convert", path, str(tmp_path / "o.zst")])

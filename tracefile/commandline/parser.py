@@ -12,6 +12,7 @@ from tracefile.commandline.configfile import CONFIG, config_words
 from tracefile.commandline.durations import duration, seconds
 
 FLAGS: Final[Mapping[str, str]] = {
+    "tracefile convert --sessions": "is now --infer-sessions; of a time range: --from and --until",
     "--aa": "--repeat",
     "--answer-tokens": "--output-tokens",
     "--balance": "--route",
@@ -38,7 +39,6 @@ FLAGS: Final[Mapping[str, str]] = {
     "--think-s": "--think",
     "--token-seed": "--nonce",
     "--timeout-s": "--timeout",
-    "--times": "--scale",
     "--trace": "-o/--output",
     "--ttft": "--target, as in --target 'ttft.p90<=500ms'",
     "--wait-s": "--wait",
@@ -53,7 +53,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim reuse --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
-    "sim fit --window": "gone; expected a loop of tracefile cut and sim fit, one model for each window",
+    "sim fit --window": "gone; expected tracefile convert --from --until and a model for each window",
     "sim watch --every": "each minute is judged",
     "sim watch --members": "20 forecasts make a judgement",
     "sim watch --output": "no file is kept; expected --json, or --metrics HOST:PORT for Prometheus",
@@ -65,8 +65,12 @@ FLAGS: Final[Mapping[str, str]] = {
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "tracefile anonymize": "tracefile convert TRACE OUT --anonymize",
+    "tracefile cut": "tracefile convert TRACE OUT --from TIME --until TIME",
+    "tracefile join": "tracefile convert TRACE TRACE… OUT",
+    "tracefile synthesize": "tracefile convert TRACE OUT --scale X",
     "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
-    "report drift": "a loop of tracefile cut and sim fit, one model for each window",
+    "report drift": "tracefile convert --from --until and a model for each window",
     "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
     "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
 }

@@ -26,9 +26,8 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
     columns says its own: that of the lines our writers write of its records. Raises InputError for a pipe.
     """
+    refuse_pipe(path)
     path = given_path(path)
-    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-        raise InputError(f"{path}: a pipe, and this command reads a trace more than once; expected a file")
     if is_parquet(path):
         return read_footer(path).digest
     digest = hashlib.sha256()
@@ -47,3 +46,10 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
                     digest.update(line)
                     digest.update(b"\n")
     return digest.hexdigest()
+
+
+def refuse_pipe(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for a pipe: it is read once."""
+    path = given_path(path)
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        raise InputError(f"{path}: a pipe, and this command reads a trace more than once; expected a file")

@@ -515,7 +515,7 @@ def test_a_restart_under_another_key_begins_a_trace_of_its_own(lab: Any) -> None
     with pytest.raises(
         InputError, match=rf"xxh3_64 under key {key.key_id}.*; expected xxh3_64 under key {old_key.key_id}"
     ):
-        tracefile(["join", "--align", str(lab.trace), str(new), "-o", str(lab.folder / "both.jsonl")])
+        tracefile(["convert", str(lab.trace), str(new), str(lab.folder / "both.jsonl")])
     with pytest.raises(InputError, match=f"segments of captured and captured-k{key.key_id[:8]}; expected those of one"):
         tracefile(["info", str(lab.folder)])
 

@@ -158,7 +158,7 @@ def test_info_check_and_join_take_columns(tmp_path: Path, capsys: pytest.Capture
     other = str(write(tmp_path / "b.parquet", more))
     assert main(["info", path, "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["records"] == 5
-    assert main(["join", path, other, "-o", str(tmp_path / "c.parquet")]) == 0
+    assert main(["convert", path, other, str(tmp_path / "c.parquet")]) == 0
     assert load_trace(tmp_path / "c.parquet")[1] == [*chained(5), *more]
     assert main(["check", str(tmp_path / "c.parquet")]) == 1
     assert f"{tmp_path / 'c.parquet'}: row 6: arrival_ms: -1.0" in capsys.readouterr().out

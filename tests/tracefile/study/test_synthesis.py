@@ -22,7 +22,7 @@ from tracefile import (
     trace_digest,
 )
 from tracefile.__main__ import main
-from tracefile.study.synthesis import Conversations, Scale, Source, synthesize
+from tracefile.study.synthesis import Source, synthesize
 
 META = Meta(source="tap", model="m", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"))
 
@@ -66,21 +66,12 @@ def write(path: Path, records: list[Record]) -> Path:
     return path
 
 
-def scaled(records: list[Record], times: float, spread: float = 1.0, seed: int = 0) -> list[Record]:
-    return list(synthesize(Source(records, "t"), Scale(times=times, spread=spread, seed=seed)))
+def scaled(records: list[Record], times: float, seed: int = 0) -> list[Record]:
+    return list(synthesize(Source(records, "t"), times, seed))
 
 
 def hit_rate(curve: HitCurve, blocks: int) -> float:
     return curve.hits_at(blocks) * curve.block_size / curve.input_tokens
-
-
-def test_conversations_are_told_by_their_chains_where_they_have_no_names() -> None:
-    conversations = Conversations()
-    for chain in ([1, 2, 3], [1, 2, 4], [1, 2, 3, 5], [1, 2], [1, 2, 3, 5, 6], [9], []):
-        conversations.add(request("r", 0.0, chain))
-    # The fourth ends on what the first two share: it is nobody's next turn.
-    assert conversations.of_record == [0, 1, 0, 2, 0, 3, 4]
-    assert conversations.shared_blocks() == [2, 2, 2, 2, 2, 0, 0]
 
 
 def test_every_copy_of_a_conversation_is_whole_and_keeps_its_lengths_turns_and_gaps() -> None:
@@ -116,15 +107,9 @@ def tree_degrees(records: list[Record]) -> Counter[tuple[int, int]]:
     return Counter((depth, count) for (_, depth), count in users.items())
 
 
-def test_new_trees_are_like_the_old_ones_and_one_family_gets_all_the_traffic() -> None:
+def test_new_trees_are_like_the_old_ones() -> None:
     source = small_trace()
     assert tree_degrees(scaled(source, 4)) == Counter({key: 4 * count for key, count in tree_degrees(source).items()})
-    users = Counter((record.block_hashes or [])[0] for record in source)
-    sessions = Counter(root for root, _ in {((r.block_hashes or [])[0], r.session_id) for r in source})
-    expected = [4 * count for root, count in users.items() if sessions[root] > 1]
-    expected += [count for root, count in users.items() if sessions[root] == 1 for _ in range(4)]
-    crowded = Counter((record.block_hashes or [])[0] for record in scaled(source, 4, spread=0))
-    assert sorted(crowded.values()) == sorted(expected)
 
 
 def test_nothing_of_the_source_is_left_but_its_shape() -> None:
@@ -171,7 +156,7 @@ def test_bursts_stay_bursts() -> None:
 def test_a_cache_that_grows_with_the_trees_hits_alike(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", small_trace(1_000))
     target = tmp_path / "b.jsonl"
-    assert main(["synthesize", str(source), "--scale", "8", "--seed", "3", "-o", str(target)]) == 0
+    assert main(["convert", str(source), str(target), "--scale", "8", "--seed", "3"]) == 0
     old, new = (hit_curve(read_accesses(path)) for path in (source, target))
     assert new.max_hit_blocks == 8 * old.max_hit_blocks
     sizes = range(50, 3_000, 50)
@@ -180,43 +165,29 @@ def test_a_cache_that_grows_with_the_trees_hits_alike(tmp_path: Path) -> None:
     assert meta.source is None
     assert meta.workload is not None
     assert (meta.workload.pattern, meta.workload.source_digest) == ("synthetic", trace_digest(source))
-    assert meta.workload.extra == {"scale": 8.0, "spread": 1.0}
+    assert meta.workload.extra == {"scale": 8.0}
     assert main(["check", str(target)]) == 0
-
-
-def test_more_traffic_on_the_same_trees_hits_more(tmp_path: Path) -> None:
-    source = small_trace(300)
-    curves = [
-        hit_curve(read_accesses(write(tmp_path / f"{spread}.jsonl", scaled(source, 4, spread=spread))))
-        for spread in (1.0, 0.5, 0.0)
-    ]
-    rates = [curve.max_hit_blocks for curve in curves]
-    assert rates == sorted(rates)
-    assert rates[0] < rates[2]
 
 
 def test_memory_follows_the_source_not_the_result() -> None:
     source = Source(small_trace(50), "t")
-    made = synthesize(source, Scale(times=10_000))
+    made = synthesize(source, 10_000)
     first = [next(made) for _ in range(10)]
     assert len({record.request_id for record in first}) == 10
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--scale", "0"), ("--scale", "1e11"), ("--scale", "nan"), ("--spread", "1.5")]
-)
-def test_a_scale_that_is_none_is_refused(tmp_path: Path, flag: str, value: str) -> None:
+@pytest.mark.parametrize("times", ["0", "1e11", "nan"])
+def test_a_scale_that_is_none_is_refused(tmp_path: Path, times: str) -> None:
     path = write(tmp_path / "a.jsonl", small_trace(3))
-    flags = {"--scale": "2"} | {flag: value}
-    with pytest.raises(InputError, match=flag):
-        main(["synthesize", str(path), *(word for pair in flags.items() for word in pair), "-o", str(tmp_path / "b")])
+    with pytest.raises(InputError, match="--scale"):
+        main(["convert", str(path), str(tmp_path / "b"), "--scale", times])
 
 
 @pytest.mark.skipif("KVTAPE_DATA" not in os.environ, reason="KVTAPE_DATA names no folder with published traces")
 def test_mooncake_scaled_hits_alike(tmp_path: Path) -> None:
     source = Path(os.environ["KVTAPE_DATA"]) / "mooncake" / "conversation_trace.jsonl"
     target = tmp_path / "b.jsonl.zst"
-    assert main(["synthesize", str(source), "--scale", "3", "-o", str(target)]) == 0
+    assert main(["convert", str(source), str(target), "--scale", "3"]) == 0
     old, new = (hit_curve(read_accesses(path)) for path in (source, target))
     assert new.max_hit_blocks == 3 * old.max_hit_blocks == 3 * 105_592
     for size in (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000):

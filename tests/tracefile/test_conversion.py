@@ -1,4 +1,4 @@
-"""Traces made from traces: cut, anonymized, aligned, averaged."""
+"""Traces made from traces: a time range, anonymized, on one clock."""
 
 import os
 import stat
@@ -70,18 +70,16 @@ def test_a_cut_has_whole_sessions_that_begin_in_the_span(tmp_path: Path) -> None
         record("b2", 9000.0, "b"),
     )
     out = tmp_path / "o"
-    assert main(["cut", path, "--from", "1s", "--to", "2s", "-o", str(out)]) == 0
+    assert main(["convert", path, str(out), "--from", "1s", "--until", "2s"]) == 0
     assert names(out) == ["b1", "c", "b2"]
-    assert main(["cut", path, "--sessions", "1", "-o", str(out), "--overwrite"]) == 0
-    assert names(out) == ["a1", "a2"]
 
 
 def test_a_cut_of_nothing_says_how_long_the_trace_is(tmp_path: Path) -> None:
     path = trace(tmp_path / "t", record("a", 0.0), record("b", 2500.0))
     with pytest.raises(InputError, match=r"no session begins in that span; expected one within 2\.5 s"):
-        main(["cut", path, "--from", "5s", "-o", str(tmp_path / "o")])
-    with pytest.raises(InputError, match="--to 1s: expected a time after --from 1s"):
-        main(["cut", path, "--from", "1s", "--to", "1s", "-o", str(tmp_path / "o")])
+        main(["convert", path, str(tmp_path / "o"), "--from", "5s"])
+    with pytest.raises(InputError, match="--until 1s: expected a time after --from 1s"):
+        main(["convert", path, str(tmp_path / "o"), "--from", "1s", "--until", "1s"])
 
 
 def test_an_anonymous_trace_keeps_shape_and_sharing_alone(tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_an_anonymous_trace_keeps_shape_and_sharing_alone(tmp_path: Path) -> Non
     second = record("b", 1099.0, "secret-s", parent_id=RequestId("secret-a"), turn=2, think_ms=49.25,
                     prompt_tokens=8, block_hashes=[BlockHash(5), BlockHash(7)])  # fmt: skip
     out = tmp_path / "o"
-    assert main(["anonymize", trace(tmp_path / "t", first, second), "-o", str(out)]) == 0
+    assert main(["convert", trace(tmp_path / "t", first, second), str(out), "--anonymize"]) == 0
     assert "secret" not in out.read_text()
     meta, (one, two) = load_trace(out)
     assert meta == Meta(
@@ -155,7 +153,7 @@ def _common(one: Record, other: Record) -> int:
 def test_two_runs_give_unrelated_names(tmp_path: Path) -> None:
     path = trace(tmp_path / "t", record("a", 0.0))
     for name in ("x", "y"):
-        main(["anonymize", path, "-o", str(tmp_path / name)])
+        main(["convert", path, str(tmp_path / name), "--anonymize"])
     assert names(tmp_path / "x") != names(tmp_path / "y")
 
 
@@ -184,11 +182,9 @@ def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
     later = msgspec.structs.replace(META, epoch_unix_ns=10**18 + 1_500_000_000)
     two = trace(tmp_path / "2", record("a", 0.0, e2e_ms=100.0, scheduled_ms=0.0), meta=later)
     out = tmp_path / "o"
-    with pytest.raises(InputError, match="given twice; expected each trace once"):
-        main(["join", one, two, one, "-o", str(out)])
-    with pytest.raises(InputError, match=r"2: recorded on another clock than .*1; expected --align, which shifts its"):
-        main(["join", one, two, "-o", str(out)])
-    assert main(["join", one, two, "--align", "-o", str(out)]) == 0
+    with pytest.raises(InputError, match="given twice; expected each once"):
+        main(["convert", one, two, one, str(out)])
+    assert main(["convert", one, two, str(out)]) == 0
     meta, records = load_trace(out)
     assert meta.epoch_unix_ns == 10**18
     assert [(found.request_id, found.arrival_ms, found.scheduled_ms) for found in records] == [
@@ -201,45 +197,29 @@ def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
 def test_traces_that_cannot_be_aligned(tmp_path: Path) -> None:
     one = trace(tmp_path / "1", record("a", 0.0))
     clockless = trace(tmp_path / "2", record("b", 0.0), meta=msgspec.structs.replace(META, epoch_unix_ns=None))
-    with pytest.raises(InputError, match=r"2: meta.epoch_unix_ns: missing; expected a wall clock"):
-        main(["join", one, clockless, "--align", "-o", str(tmp_path / "o")])
+    with pytest.raises(InputError, match=r"2: meta.epoch_unix_ns: None; expected all wall clocks, or none"):
+        main(["convert", one, clockless, str(tmp_path / "o")])
     other = trace(
         tmp_path / "3", record("b", 0.0), meta=msgspec.structs.replace(META, hash=HashInfo(algorithm="xxh3_64"))
     )
     with pytest.raises(InputError, match=r"3: meta.hash: .*expected"):
-        main(["join", one, other, "--align", "-o", str(tmp_path / "o")])
+        main(["convert", one, other, str(tmp_path / "o")])
 
 
-def test_the_mean_session_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lengths = {"output_tokens": 4}
+def test_steps_follow_one_another(tmp_path: Path) -> None:
     path = trace(
         tmp_path / "t",
-        record("a1", 0.0, "a", prompt_tokens=10, block_hashes=[BlockHash(1), BlockHash(2)], **lengths),
-        record("a2", 50.0, "a", prompt_tokens=20, think_ms=1000.0, turn=2, **lengths),
-        record("a3", 90.0, "a", prompt_tokens=30, think_ms=2000.0, turn=3, output_tokens=9),
-        record("b1", 70.0, "b", prompt_tokens=13, block_hashes=[BlockHash(1), BlockHash(3)], output_tokens=2),
+        record("a1", 0.0, "a", prompt_tokens=8, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(6)]),
+        record("b1", 1200.0, "b", prompt_tokens=8, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(7)]),
+        record("b2", 1500.0, "b", prompt_tokens=8, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(7)]),
     )
-    out = tmp_path / "o"
-    with pytest.raises(InputError, match="--spread: without --scale; expected both"):
-        main(["synthesize", path, "--mean-session", "--spread", "0.5", "-o", str(out)])
-    assert main(["synthesize", path, "--mean-session", "-o", str(out)]) == 0
+    out, flags = tmp_path / "o", ["--from", "1s", "--scale", "2", "--block-size", "8", "--anonymize"]
+    assert main(["convert", path, str(out), *flags]) == 0
     meta, records = load_trace(out)
-    assert (meta.block_size, meta.workload and meta.workload.extra) == (4, {"mean_session": True})
-    # Turns (3 + 1) / 2; prompt (10 + 13) / 2 up; new (6 + 6) / 2; final (9 + 2) / 2 up; one common block.
-    found = [(r.request_id, r.arrival_ms, r.think_ms, r.prompt_tokens, r.output_tokens) for r in records]
-    assert found == [
-        ("mean-1.1", 0.0, None, 12, 4),
-        ("mean-1.2", None, 1500.0, 22, 6),
-        ("mean-2.1", 70.0, None, 12, 4),
-        ("mean-2.2", None, 1500.0, 22, 6),
-    ]
-    blocks = [r.block_hashes or [] for r in records]
-    assert blocks[0][0] == blocks[2][0]
-    assert not set(blocks[0][1:]) & set(blocks[2][1:])
-    assert blocks[1][:3] == blocks[0] + [*(records[0].output_block_hashes or [])][: 3 - len(blocks[0])]
-    assert "2 sessions of 2 turns: prompt 12 tokens, response 4, then 6 new after 1.5 s, final response 6" in (
-        capsys.readouterr().err
-    )
+    assert (meta.block_size, meta.hash and meta.hash.algorithm) == (8, "anonymized")
+    chains = [tuple(found.block_hashes or ()) for found in records]
+    assert [len(chain) for chain in chains] == [1, 1, 1, 1]
+    assert len(set(chains)) == len({found.session_id for found in records}) == 2, "two copies of one session"
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
@@ -253,10 +233,9 @@ def test_a_copy_gives_no_one_more_than_its_source(tmp_path: Path, mode: int) -> 
         )
         os.chmod(source, mode)
         there.touch(mode=0o604)
-        for command, name in (("convert", "a.jsonl"), ("anonymize -o", "b.jsonl.zst"), ("convert", "c.parquet")):
-            verb, *flag = command.split()
+        for name, *flags in (("a.jsonl",), ("b.jsonl.zst", "--anonymize"), ("c.parquet",)):
             out = tmp_path / name
-            assert main([verb, source, *flag, str(out)]) == 0
+            assert main(["convert", source, str(out), *flags]) == 0
             assert stat.S_IMODE(out.stat().st_mode) == mode
         assert main(["convert", source, str(there), "--overwrite"]) == 0
     finally:

@@ -1,4 +1,4 @@
-"""``tracefile cut``: a day out of segments; segments without their manifest, and columns at a URL."""
+"""A day out of segments; segments without their manifest, and columns at a URL."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +12,6 @@ from tracefile.__main__ import main
 from tracefile.commandline.durations import moment
 from tracefile.files.digest import trace_digest
 from tracefile.files.writing import new_writer
-from tracefile.storage.lines import LineReader
-from tracefile.storage.segments import open_lines
 from tracefile.study.summary import Summary
 
 DAY_S = 86_400.0
@@ -55,38 +53,17 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_day_out_of_segments_is_joined_and_cut(store: Path) -> None:
     paths = [str(store / "host-1" / f"tap-00000{number}.jsonl") for number in (2, 3)]
-    assert main(["join", *paths, "-o", str(store / "days.jsonl")]) == 0
-    cut = ["cut", str(store / "days.jsonl"), "--from", "2026-11-20", "-o", str(store / "cut.jsonl")]
+    cut = ["convert", *paths, str(store / "cut.jsonl"), "--from", "2026-11-20"]
     assert main(cut) == 0
     assert [found.request_id for found in load_trace(store / "cut.jsonl")[1]] == ["day-2"]
-    assert main([*cut, "--to", "25h", "--overwrite"]) == 0, "a duration counts from the first arrival, not the header's"
+    assert main([*cut, "--until", "25h", "--overwrite"]) == 0, (
+        "a duration counts from the first arrival, not the header's"
+    )
     assert [found.request_id for found in load_trace(store / "cut.jsonl")[1]] == ["day-2"]
     with pytest.raises(InputError, match="expected a time after --from"):
-        main([*cut, "--to", "2026-11-19", "--overwrite"])
+        main([*cut, "--until", "2026-11-19", "--overwrite"])
     with pytest.raises(InputError, match="expected a time after --from"):
-        main([*cut, "--to", "1h", "--overwrite"])
-
-
-def test_a_cut_reads_no_segment_that_the_manifest_puts_outside_it(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened: list[str] = []
-
-    def noted(path: str, *, growing: bool = False) -> LineReader:
-        opened.append(Path(path).name.removesuffix(".part"))
-        return open_lines(path, growing=growing)
-
-    monkeypatch.setattr("tracefile.files.reading.open_lines", noted)
-    cut = ["cut", str(store / "host-1"), "--from", "1d", "-o", str(store / "cut.jsonl")]
-    first, second, third, fourth = (f"tap-{number:06}.jsonl" for number in range(1, 5))
-    for until, found in (("36h", ["day-1"]), ("3d", ["day-1", "day-2"])):
-        opened.clear()
-        assert main([*cut, "--to", until, "--overwrite"]) == 0
-        assert [one.request_id for one in load_trace(store / "cut.jsonl")[1]] == found
-        # The header; beginnings up to the end; records from the begin on. The open segment is in no manifest.
-        beginnings = [first, second, fourth] if until == "36h" else [first, second, third, fourth]
-        assert opened[:-1] == [first, *beginnings, second, third, fourth]
-    assert "of 3 sessions" in capsys.readouterr().err, "first, second and the open one"
+        main([*cut, "--until", "1h", "--overwrite"])
 
 
 def test_a_trace_in_columns_at_a_url_is_read_where_it_is(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tracefile import HashInfo, InputError, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
 from tracefile.__main__ import main
-from tracefile.exporters.formats import TARGETS
+from tracefile.exporters import TARGETS
 from tracefile.records.schema import BlockHash
 
 EPOCH_NS = 1_763_769_600 * 10**9
@@ -70,49 +70,6 @@ def test_a_block_size_that_is_no_multiple_is_refused(tmp_path: Path) -> None:
         exported(tmp_path, "mooncake", "--block-size", "24")
 
 
-def test_tries_rows_are_sessions(tmp_path: Path) -> None:
-    assert exported(tmp_path, "trie") == [
-        {
-            "num_turns": 0,
-            "input_prompt_length": 16,
-            "assistant_response_length": [],
-            "tool_call_output_length": [],
-            "tool_call_latency": [],
-            "final_assistant_response_length": 1,
-        },
-        {
-            "num_turns": 1,
-            "input_prompt_length": 40,
-            "assistant_response_length": [7],
-            "tool_call_output_length": [17],
-            "tool_call_latency": [1.90925],
-            "final_assistant_response_length": 5,
-        },
-    ]
-
-
-def test_branches_compaction_and_aborts_follow_the_stated_rule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    session = SessionId("s")
-    root = record("r", 0.0, 20, 10, [], session_id=session, turn=1)
-    aborted = record("x", 10.0, 35, 0, [], session_id=session, turn=2, parent_id=RequestId("r"), status="client_abort")
-    longer = record("l", 20.0, 40, 10, [], session_id=session, turn=2, parent_id=RequestId("r"), think_ms=1000.0)
-    branch = record("b", 21.0, 33, 5, [], session_id=session, turn=2, parent_id=RequestId("r"))
-    compacted = record("k", 30.0, 12, 2, [], session_id=session, turn=3, parent_id=RequestId("l"))
-    rows = exported(tmp_path, "trie", records=(root, aborted, longer, branch, compacted))
-    found = [
-        (row["input_prompt_length"], row["tool_call_output_length"], row["final_assistant_response_length"])
-        for row in rows
-    ]
-    # The longest path goes on; what is shorter than its context, and the branch, begin sessions of their own.
-    assert found == [(20, [10], 10), (12, [], 2), (33, [], 5)]
-    said = capsys.readouterr().err
-    assert "1 requests left out: no prompt, or no output" in said
-    assert "1 requests branch off from a session" in said
-    assert "1 requests are shorter than the context before" in said
-
-
 def test_dynamos_events(tmp_path: Path) -> None:
     first, _, _ = exported(tmp_path, "dynamo")
     assert first == {
@@ -134,23 +91,11 @@ def test_dynamos_events(tmp_path: Path) -> None:
     }
 
 
-def test_spans_hold_no_content_and_no_hashes(tmp_path: Path) -> None:
-    (line,) = exported(tmp_path, "otlp")
-    (scope,) = line["resourceSpans"][0]["scopeSpans"]
-    assert len(scope["spans"]) == 3
-    told = {item["key"]: item["value"] for item in scope["spans"][2]["attributes"]}
-    assert told["gen_ai.usage.cache_read.input_tokens"] == {"intValue": "0"}
-    assert told["gen_ai.response.finish_reasons"] == {"arrayValue": {"values": [{"stringValue": "stop"}]}}
-    assert "hash" not in json.dumps(line)
-
-
 @pytest.mark.parametrize(
     ("target", "kept"),
     [
         ("mooncake", ("prompt_tokens", "output_tokens")),
         ("dynamo", ("prompt_tokens", "output_tokens", "turn", "ttft_ms", "cached_tokens", "session_id", "request_id")),
-        ("trie", ("prompt_tokens", "output_tokens", "turn")),
-        ("otlp", ("arrival_ms", "e2e_ms", "prompt_tokens", "output_tokens", "ttft_ms", "session_id", "request_id")),
     ],
 )
 def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path, target: str, kept: tuple[str, ...]) -> None:
@@ -193,23 +138,19 @@ def test_a_trace_that_a_format_cannot_hold_is_refused_in_a_line(tmp_path: Path, 
     bare = Record(request_id=RequestId("a"))
     meta = Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"))
     out = tmp_path / "o"
-    advice = "capture with tap --inject usage" if target != "trie" else ""
-    with pytest.raises(InputError, match=f"nothing to write as {target}: no .*; {advice}"):
+    with pytest.raises(InputError, match=f"nothing to write as {target}: no .*; capture with tap --inject usage"):
         main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", target])
     assert not out.exists()
 
 
-@pytest.mark.parametrize("target", ["dynamo", "otlp"])
-def test_requests_without_an_end_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
-    exported(tmp_path, target, records=(msgspec.structs.replace(FIRST, e2e_ms=None),))
+def test_requests_without_an_end_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exported(tmp_path, "dynamo", records=(msgspec.structs.replace(FIRST, e2e_ms=None),))
     assert "1 requests have no end (e2e_ms): they end as they arrive" in capsys.readouterr().err
 
 
 def test_a_trace_without_hashes_has_no_blocks_to_name(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", FIRST, meta=Meta())
-    with pytest.raises(
-        InputError, match=r"meta\.block_size: missing; expected a trace with block hashes, or --to trie"
-    ):
+    with pytest.raises(InputError, match=r"meta\.block_size: missing; expected a trace with block hashes"):
         main(["convert", path, str(tmp_path / "o"), "--to", "dynamo"])
 
 
