@@ -5,8 +5,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from tracefile.files.columns import read_footer
-from tracefile.parquet.layout import is_parquet
+from tracefile.parquet.layout import columns_reader, is_parquet
 from tracefile.records.decoding import is_header, is_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
@@ -29,7 +28,8 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     refuse_pipe(path)
     path = given_path(path)
     if is_parquet(path):
-        return read_footer(path).digest
+        with columns_reader(path) as reader:
+            return reader.footer.digest
     digest = hashlib.sha256()
     for file in trace_files(path):
         with open_lines(file) as lines:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from tracefile.files.columns import columns_reader
-from tracefile.parquet.layout import is_parquet
+from tracefile.parquet.layout import columns_reader, is_parquet
 from tracefile.records.decoding import (
     NOT_JSON,
     BatchDecoder,

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tracefile.files.columns import columns_writer
-from tracefile.parquet.layout import has_parquet_suffix
+from tracefile.parquet.layout import columns_writer, has_parquet_suffix
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record

@@ -9,51 +9,32 @@ from tracefile.parquet.layout import REST
 from tracefile.records.schema import Record
 
 HASHES = ("block_hashes", "output_block_hashes")
-CHAIN_COLUMNS = {
-    "prompt_blocks": pa.int32(),
-    "output_blocks": pa.int32(),
-    "prefix_row": pa.int32(),
-    "prefix_blocks": pa.int32(),
-    "new_hashes": pa.list_(pa.uint64()),
+UNSIGNED = {
+    "branch_hash": pa.uint64(),
+    "block_hashes": pa.list_(pa.uint64()),
+    "output_block_hashes": pa.list_(pa.uint64()),
 }
-"""How many of the chain's hashes are the prompt's and the answer's, null where there is no such list; and the chain."""
-UNSIGNED = {"branch_hash"}
 """Numbers of 64 bits without a sign."""
 
 
 @cache
 def field_types() -> dict[str, pa.DataType]:
-    """Arrow's type of each field that is a column as it stands."""
-    found = inspect.type_info(Record)
-    assert isinstance(found, inspect.StructType)
-    kinds = {field.name: _arrow_type(field.type) for field in found.fields if field.name not in (*HASHES, "extra")}
-    return kinds | dict.fromkeys(UNSIGNED, pa.uint64())
-
-
-@cache
-def allowed_words() -> dict[str, frozenset[str]]:
-    """The fields that take certain words only."""
-    found = inspect.type_info(Record)
-    assert isinstance(found, inspect.StructType)
-    kinds = ((field.name, _known_type(field.type)) for field in found.fields)
-    return {name: frozenset(map(str, kind.values)) for name, kind in kinds if isinstance(kind, inspect.LiteralType)}
+    """Return Arrow's type of each field that is a column."""
+    info = inspect.type_info(Record)
+    assert isinstance(info, inspect.StructType)
+    kinds = {field.name: _arrow_type(field.type) for field in info.fields if field.name != "extra"}
+    return kinds | UNSIGNED
 
 
 @cache
 def arrow_schema() -> pa.Schema:
-    """The columns of a file, in order."""
-    return pa.schema([*field_types().items(), *CHAIN_COLUMNS.items(), (REST, pa.string())])
-
-
-def _known_type(kind: inspect.Type) -> inspect.Type:
-    """``kind`` without its null."""
-    if isinstance(kind, inspect.UnionType):
-        (kind,) = (one for one in kind.types if not isinstance(one, inspect.NoneType))
-    return kind
+    """Return the columns of a file, in order."""
+    return pa.schema([*field_types().items(), (REST, pa.string())])
 
 
 def _arrow_type(kind: inspect.Type) -> pa.DataType:
-    kind = _known_type(kind)
+    if isinstance(kind, inspect.UnionType):  # with null
+        (kind,) = (one for one in kind.types if not isinstance(one, inspect.NoneType))
     if isinstance(kind, inspect.ListType):
         return pa.list_(_arrow_type(kind.item_type))
     if isinstance(kind, inspect.DictType):

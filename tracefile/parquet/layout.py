@@ -1,17 +1,23 @@
 """Layout of a trace in columns: a Parquet file's name, its footer and its columns.
 
-Every field of a record is a column of its name, with three exceptions. The two lists of hashes are one chain, stored
-in parts (``tracefile.parquet.writing``). ``rest`` is a JSON object of everything without a column: unknown fields
-and numbers beyond 64 bits. A row group needs no other row group, so readers and writers hold one at a time.
+Every field of a record is a column of its name. ``rest`` is a JSON object of everything without a column: unknown
+fields and numbers beyond 64 bits. Readers and writers hold a row group at a time. pyarrow, which is optional, is
+imported only when such a trace is opened.
 """
 
+import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tracefile.records.extras import load_extra
 from tracefile.records.schema import SCHEMA
 from tracefile.storage.remote import is_url
+
+if TYPE_CHECKING:
+    from tracefile.parquet.reading import ColumnsReader
+    from tracefile.parquet.writing import ColumnsWriter
 
 PARQUET_MAGIC = b"PAR1"
 FOOTER_KEY = b"kvtape"
@@ -24,7 +30,7 @@ class Footer(msgspec.Struct, kw_only=True):
 
     schema: str = SCHEMA
     records: int
-    """Rows written. Another number of rows means another tool, which cannot keep the chains whole."""
+    """Rows written. Another number of rows means that another tool wrote the file."""
     digest: str
     """``trace_digest`` of the same records as JSON Lines."""
     metas: list[tuple[int, dict[str, Any]]]
@@ -47,3 +53,20 @@ def is_parquet(path: str | os.PathLike[str]) -> bool:
 def has_parquet_suffix(path: str | os.PathLike[str]) -> bool:
     """Return whether the path asks a writer for columns."""
     return os.fspath(path).endswith(".parquet")
+
+
+def columns_reader(path: str | os.PathLike[str]) -> "ColumnsReader":
+    """Return a reader of a trace in columns; raises InputError without pyarrow."""
+    reader: ColumnsReader = _module("tracefile.parquet.reading", path).ColumnsReader(path)
+    return reader
+
+
+def columns_writer(path: str | os.PathLike[str]) -> "type[ColumnsWriter]":
+    """Return the class that writes columns; raises InputError naming ``path`` without pyarrow."""
+    writer: type[ColumnsWriter] = _module("tracefile.parquet.writing", path).ColumnsWriter
+    return writer
+
+
+def _module(name: str, path: str | os.PathLike[str]) -> Any:
+    load_extra("pyarrow", where=f"{os.fspath(path)}: Parquet ")
+    return importlib.import_module(name)

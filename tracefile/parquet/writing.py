@@ -4,12 +4,10 @@ import contextlib
 import hashlib
 import math
 import os
-from array import array
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,7 +24,7 @@ GROUP_VALUES = 1 << 21
 
 
 class ColumnsWriter:
-    """Writes records to a Parquet file; as ``TraceWriter`` does, but that a killed writer leaves no trace at all."""
+    """Writes records to a Parquet file, as ``TraceWriter`` does; a killed writer leaves no trace at all."""
 
     def __init__(self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False, mode: int = 0o666) -> None:
         self.path = os.fspath(path)
@@ -37,13 +35,7 @@ class ColumnsWriter:
         self._records: list[Record] = []
         self._values = 0
         try:
-            self._file = pq.ParquetWriter(
-                self._new.aside,
-                arrow_schema(),
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=[name for name, kind in field_types().items() if _repeats(name, kind)],
-            )
+            self._file = pq.ParquetWriter(self._new.aside, arrow_schema(), compression="zstd", compression_level=1)
         except OSError as error:
             self._new.abandon()
             raise self._no_room(error) from error
@@ -106,16 +98,10 @@ class ColumnsWriter:
 
 
 def group_columns(records: list[Record]) -> list[pa.Array]:
-    """The columns of one row group, in the schema's order."""
+    """Return the columns of one row group, in the schema's order."""
     rest: list[dict[str, Any]] = [dict(record.extra) for record in records]
     columns = [_column(name, kind, records, rest) for name, kind in field_types().items()]
-    columns += _chain_columns(records, rest)
-    columns.append(pa.array([msgspec.json.encode(some).decode() if some else None for some in rest], pa.string()))
-    return columns
-
-
-def _repeats(name: str, kind: pa.DataType) -> bool:
-    return name != "request_id" and kind in (pa.string(), pa.bool_())
+    return [*columns, pa.array([msgspec.json.encode(some).decode() if some else None for some in rest], pa.string())]
 
 
 def _column(name: str, kind: pa.DataType, records: list[Record], rest: list[dict[str, Any]]) -> pa.Array:
@@ -126,10 +112,10 @@ def _column(name: str, kind: pa.DataType, records: list[Record], rest: list[dict
         values = [None if value is None else list(value.items()) for value in values]
     try:
         return pa.array(values, kind)
-    except (OverflowError, pa.ArrowInvalid):  # numbers beyond 64 bits: kept as text
-        for place, value in enumerate(values):
+    except (OverflowError, pa.ArrowInvalid):  # numbers beyond 64 bits go to ``rest``
+        for index, value in enumerate(values):
             if not _fits(value, kind):
-                rest[place][name], values[place] = value, [] if pa.types.is_list(kind) else None
+                rest[index][name], values[index] = value, None
         return pa.array(values, kind)
 
 
@@ -139,80 +125,3 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
     except (OverflowError, pa.ArrowInvalid):
         return False
     return True
-
-
-def _chain_columns(records: list[Record], rest: list[dict[str, Any]]) -> list[pa.Array]:
-    """In the order of ``CHAIN_COLUMNS``."""
-    encoder, coded, lengths = ChainEncoder(), [], []
-    for record, other in zip(records, rest, strict=True):
-        prompt, output = record.block_hashes, record.output_block_hashes
-        try:
-            coded.append(encoder.encode([*(prompt or ()), *(output or ())]))
-        except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
-            coded.append(encoder.encode([]))
-            other |= {name: getattr(record, name) for name in HASHES if getattr(record, name) is not None}
-            prompt = output = None
-        lengths.append((None if prompt is None else len(prompt), None if output is None else len(output)))
-    ends = np.cumsum([0, *(len(chain.new) for chain in coded)])
-    new = array("Q")
-    for chain in coded:
-        new.extend(chain.new)
-    return [
-        pa.array([prompt for prompt, _ in lengths], pa.int32()),
-        pa.array([output for _, output in lengths], pa.int32()),
-        pa.array([chain.prefix_row for chain in coded], pa.int32()),
-        pa.array([chain.prefix_blocks for chain in coded], pa.int32()),
-        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.array(new, np.uint64))),
-    ]
-
-
-Chain = list[int]
-
-
-class CodedChain(NamedTuple):
-    """Chain of one row."""
-
-    prefix_row: int | None
-    """The row, of the same group, that the chain begins like. None: it begins anew."""
-    prefix_blocks: int
-    """How many leading blocks it takes from there."""
-    new: "array[int]"
-    """The hashes after them, 64 bits each."""
-
-
-class ChainEncoder:
-    """Codes a group's chains in the order of its rows: a prefix of an earlier chain, and what is new.
-
-    The new runs are the segments of a tree: each names the row whose run holds the block that it continues, and how
-    many blocks stand before it. Nothing is assumed of the hashes: what is no chain, such as ids that come again
-    elsewhere, is stored as it is.
-    """
-
-    def __init__(self) -> None:
-        self._chains: list[Chain] = []
-        self._rows: dict[int, int] = {}
-        """By hash: the row whose run holds it."""
-
-    def encode(self, chain: Chain) -> CodedChain:
-        """The next row's chain; raises OverflowError, and takes nothing in, if a hash is not of 64 bits."""
-        blocks = self._known(chain)
-        row = self._rows[chain[blocks - 1]] if blocks else None
-        new = array("Q", chain[blocks:])
-        here = len(self._chains)
-        self._chains.append(chain)
-        for known in chain[blocks:]:
-            self._rows.setdefault(known, here)
-        return CodedChain(row, blocks, new)
-
-    def _known(self, chain: Chain) -> int:
-        """Leading blocks that an earlier row has: where one is known, so are those before it."""
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if chain[middle - 1] in self._rows:
-                low = middle
-            else:
-                high = middle - 1
-        if low and self._chains[self._rows[chain[low - 1]]][:low] == chain[:low]:
-            return low
-        return 0

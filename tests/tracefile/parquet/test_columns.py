@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tracefile import BlockHash, Engine, HashInfo, InputError, Meta, Record, RequestId, TraceWriter, trace_digest
 from tracefile.__main__ import main
 from tracefile.files.reading import load_trace, open_trace
-from tracefile.parquet.writing import ChainEncoder
 from tracefile.records.decoding import record_bounds
 from tracefile.records.encoding import known_fields
 
@@ -79,24 +78,6 @@ def test_every_record_comes_back(tmp_path_factory: pytest.TempPathFactory, given
     assert load_trace(path) == (META, given_records)
 
 
-@given(st.lists(st.lists(st.integers(0, 4), max_size=8), max_size=12))
-def test_any_lists_can_be_coded_chains_or_not(chains: list[list[int]]) -> None:
-    encoder = ChainEncoder()
-    decoded: list[list[int]] = []
-    for one in map(encoder.encode, chains):
-        assert (one.prefix_row or 0) < max(len(decoded), 1)
-        decoded.append([*(decoded[one.prefix_row or 0][: one.prefix_blocks] if one.prefix_blocks else []), *one.new])
-    assert decoded == chains
-
-
-def test_a_run_of_hashes_is_stored_once_under_the_row_that_it_continues() -> None:
-    encoder = ChainEncoder()
-    coded = [encoder.encode(chain) for chain in ([1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 5, 6], [1, 2], [7])]
-    runs = [(one.prefix_row, one.prefix_blocks, list(one.new)) for one in coded]
-    # The fourth begins like the first: 2 is in its run, though the second has it too.
-    assert runs == [(None, 0, [1, 2, 3]), (0, 2, [4, 5]), (1, 4, [6]), (0, 2, []), (None, 0, [7])]
-
-
 def chained(count: int) -> list[Record]:
     return [
         Record(
@@ -117,12 +98,11 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_groups")
-def test_row_groups_stand_for_themselves_and_are_read_one_by_one(tmp_path: Path) -> None:
+def test_row_groups_are_read_one_by_one(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", chained(11))
     file = pq.ParquetFile(path)
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [4, 4, 3]
-    firsts = [file.read_row_group(group).column("prefix_blocks")[0].as_py() for group in range(3)]
-    assert firsts == [0, 0, 0]  # the first of a group points nowhere
+    assert file.read_row_group(2).column("block_hashes")[0].as_py() == chained(9)[-1].block_hashes
     with open_trace(path) as reader:
         assert list(reader) == chained(11)
         assert reader.line == 11
@@ -188,25 +168,15 @@ def store(table: Any, path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "values", "what"),
     [
-        ("status", ["ok", "fine", "ok"], "row 2: status: 'fine'; expected client_abort, error"),
+        ("status", ["ok", "fine", "ok"], "row 2: status: Invalid enum value 'fine'"),
         ("request_id", ["a", "b", None], "row 3: request_id: missing"),
-        ("prefix_row", [None, 5, 0], "row 2: prefix_row: 5 for 2 blocks; expected an earlier row"),
-        ("rest", ["{}", "[", None], "after row 0: rest"),
+        ("rest", ["{}", "[", None], "row 2: rest"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, name: str, values: list[Any], what: str) -> None:
     path = rewritten(write(tmp_path / "a.parquet", chained(3)), name, values)
     with pytest.raises(InputError, match=f"{path}: {what}"):
         load_trace(path)
-
-
-def test_a_row_without_a_prefix_may_name_any_row(tmp_path: Path) -> None:
-    rows = chained(3)
-    path = write(tmp_path / "a.parquet", rows)
-    counts = pq.read_table(path).column("prefix_blocks").to_pylist()
-    rewritten(path, "prefix_row", [10**6, *pq.read_table(path).column("prefix_row").to_pylist()[1:]])
-    assert not counts[0]
-    assert [record.block_hashes for record in load_trace(path)[1]] == [record.block_hashes for record in rows]
 
 
 def test_a_writer_of_lines_takes_no_name_of_columns(tmp_path: Path) -> None:
