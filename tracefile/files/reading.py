@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,11 +17,8 @@ from tracefile.parquet.layout import columns_reader, is_parquet
 from tracefile.records.decoding import (
     NOT_JSON,
     BatchDecoder,
-    BlockDecoder,
-    GroupDecoder,
     KvtapeDecoder,
     LineDecoder,
-    RecordDecoder,
     decode_meta,
     is_header,
     is_object,
@@ -45,7 +42,7 @@ else:  # all formats, which flags need not
 MAX_DOCUMENT_BYTES = 1 << 30
 """Most memory for the lines of a file that is one JSON value over many lines."""
 LINE_OBJECT_BYTES = 41
-"""What a line takes beside its text: a bytes object, and its place in a list."""
+"""What a line takes beside its text: a bytes object, and its index in a list."""
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
 BLOCK_PARTS = 8
@@ -55,22 +52,20 @@ BLOCK_PARTS = 8
 class LineTraceReader(TraceReader):
     """A trace of JSON (or CSV) lines or of segments of them; all its headers agree on clock, blocks and hashes."""
 
-    def __init__(self, path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = trace_files(path)
-        if wanted is not None:
-            self._files = list(filter(wanted, self._files)) or self._files[:1]
         self._starts = [0]
         """Lines before each file that was opened so far."""
         self._lines = open_lines(self._files[0])
         self._later_meta: Meta | None = None
         self._warnings = _absence(os.fspath(path))
+        self._in_batches = False
+        """Blocks of lines are asked for as batches."""
         try:
             trace_format, self._decoder, lines = self._recognise()
-            self._groups = isinstance(self._decoder, GroupDecoder)
-            self._block_decoder = self._decoder if isinstance(self._decoder, BlockDecoder) else None
-            self._batch_decoder: BatchDecoder | None = None
-            """The decoder, once its blocks are asked for as batches."""
-            self._begun = self._begin(lines)
+            self._begun: Sequence[Record | InputError] = [result for line in lines for result in self._decode(line)]
+            while not self._begun and lines and (line := next(self._lines, None)) is not None:
+                self._begun = self._decode(line)  # the header is complete with the first record
         except BaseException:
             self._lines.close()
             raise
@@ -101,18 +96,18 @@ class LineTraceReader(TraceReader):
         self._lines.close()
 
     def _recognise(self) -> tuple[TraceFormat, LineDecoder, Sequence[bytes]]:
-        """Return the format by the first line, its decoder, and the lines of records that telling it took."""
+        """Return the format by the first line, its decoder, and the lines of records that this consumed."""
         first = next(self._lines, None)
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
         lines = self._document(first)
-        if other := _other_kind(b"".join(lines[:1])):
+        if other := next((kind.name for kind in (MODEL, MANIFEST, PAGE) if kind.begins.match(lines[0])), None):
             raise InputError(f"{self._lines.path}: {other}, not a trace")
         if not self._lines.complete and first.startswith(b"{") and not is_object(lines[0]):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
-        found, decoder, is_record = recognition.recognise(lines[0], where)
-        return found, decoder, lines if is_record else ()
+        trace_format, decoder, is_record = recognition.recognise(lines[0], where)
+        return trace_format, decoder, lines if is_record else ()
 
     def _document(self, first: bytes) -> Sequence[bytes]:
         """Return the lines of a file that is one JSON value over many lines, or an array; else its first line."""
@@ -154,17 +149,18 @@ class LineTraceReader(TraceReader):
         # A tap's workers read headers only and must not import NumPy.
         from tracefile.records.batches import RecordBatch  # noqa: PLC0415
 
-        self._batch_decoder, some = self._decoder, list[Record]()
-        for found in cast("Iterator[Record | Batch]", self._records):
-            if isinstance(found, Record):
-                some.append(found)
+        self._in_batches = True
+        records: list[Record] = []
+        for result in cast("Iterator[Record | Batch]", self._records):
+            if isinstance(result, Record):
+                records.append(result)
                 continue
-            if some:
-                yield RecordBatch(some)
-            some = []
-            yield found
-        if some:
-            yield RecordBatch(some)
+            if records:
+                yield RecordBatch(records)
+                records = []
+            yield result
+        if records:
+            yield RecordBatch(records)
 
     def _rest_of_file(self) -> Iterator[Record | InputError]:
         while block := self._lines.take_block():
@@ -181,11 +177,11 @@ class LineTraceReader(TraceReader):
 
     def _decode_block(self, block: list[bytes]) -> Iterator[Record | InputError]:
         """Yield results of a block's lines: all at once where each is a plain record, else line by line."""
-        if self._batch_decoder and (batch := self._batch_decoder.decode_batch(block)) is not None:
+        if self._in_batches and (batch := cast(BatchDecoder, self._decoder).decode_batch(block)) is not None:
             self._lines.number += len(block)
-            yield cast(Record, batch)  # to ``batches``, which alone sets the decoder
+            yield cast(Record, batch)  # to ``batches``
             return
-        records = self._block_decoder.decode_block(block) if self._block_decoder else None
+        records = self._decoder.decode_block(block) if isinstance(self._decoder, KvtapeDecoder) else None
         if records is None:
             for line in block:
                 self._lines.number += 1
@@ -196,11 +192,17 @@ class LineTraceReader(TraceReader):
             self._lines.number += 1
             yield record
 
-    def _decode_line(self, line: bytes) -> Iterable[Record | InputError]:
+    def _decode_line(self, line: bytes) -> Sequence[Record | InputError]:
         if not is_header(line):
             return self._decode(line)
         error = self._take_header(line)
         return () if error is None else (error,)
+
+    def _decode(self, line: bytes) -> Sequence[Record | InputError]:
+        try:
+            return self._decoder.decode_all(line, f"{self._lines.path}:{self._lines.number}")
+        except InputError as error:
+            return (error,)
 
     def _note_end(self, fault: str) -> None:
         """Note that a file has no end: a fault, unless its writer is still at it."""
@@ -223,28 +225,6 @@ class LineTraceReader(TraceReader):
         self._later_meta = later
         return None
 
-    def _begin(self, lines: Sequence[bytes]) -> list[Record | InputError]:
-        """Results of the lines that were read, and of more where the header is complete with the first record."""
-        begun = [result for line in lines for result in self._decode(line)]
-        while not begun and self._groups and (line := next(self._lines, None)) is not None:
-            begun.extend(self._decode(line))
-        return begun
-
-    def _decode(self, line: bytes) -> Iterable[Record | InputError]:
-        where = f"{self._lines.path}:{self._lines.number}"
-        try:
-            # isinstance() of a protocol is slow.
-            if self._groups:
-                return cast(GroupDecoder, self._decoder).decode_all(line, where)
-            return (cast(RecordDecoder, self._decoder).decode(line, where),)
-        except InputError as error:
-            return (error,)
-
-
-def _other_kind(first: bytes) -> str | None:
-    """Return the name of another kind of file of ours, told by its beginning."""
-    return next((kind.name for kind in (MODEL, MANIFEST, PAGE) if kind.begins.match(first)), None)
-
 
 def _absence(path: str) -> list[str]:
     absent = absent_segments(path)
@@ -264,13 +244,10 @@ def _key_words(told: HashInfo) -> str:
     return f"{told.algorithm} under key {told.key_id}" + (", with branches" if told.branches else "")
 
 
-def open_trace(path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> TraceReader:
-    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name.
-
-    ``wanted``: only the segments for whose paths it is true.
-    """
+def open_trace(path: str | os.PathLike[str]) -> TraceReader:
+    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
     where = given_path(path)
-    return columns_reader(where) if is_parquet(where) else LineTraceReader(where, wanted)
+    return columns_reader(where) if is_parquet(where) else LineTraceReader(where)
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:

@@ -83,14 +83,14 @@ class BurstGptDecoder:
         self._count = 0
         self._zero_s: float | None = None
 
-    def decode(self, line: bytes, where: str) -> Record:
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
         row = row_of(self._columns, line, where)
         at_s = number_of(row, "Timestamp", where)
         self._zero_s = at_s if self._zero_s is None else self._zero_s
         self._count += 1
         output_tokens = count_of(row, "Response tokens", where)
         session = row.get("Session ID") or None
-        return Record(
+        record = Record(
             request_id=RequestId(f"burstgpt-{self._count}"),
             session_id=None if session is None else SessionId(session),
             session_source=None if session is None else "explicit",
@@ -103,6 +103,7 @@ class BurstGptDecoder:
             tokens_source="usage",
             extra={name: value for name, value in row.items() if name not in BURSTGPT_READ},
         )
+        return [record]
 
 
 class AzureDecoder:
@@ -115,12 +116,12 @@ class AzureDecoder:
         self._count = 0
         self._zero: datetime | None = None
 
-    def decode(self, line: bytes, where: str) -> Record:
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
         row = row_of(self._columns, line, where)
         at = _time(row["TIMESTAMP"], where)
         self._zero = self._zero or at
         self._count += 1
-        return Record(
+        record = Record(
             request_id=RequestId(f"azure-{self._count}"),
             arrival_ms=(at - self._zero).total_seconds() * 1000,
             prompt_tokens=count_of(row, "ContextTokens", where),
@@ -128,6 +129,7 @@ class AzureDecoder:
             tokens_source="tokenizer",
             extra={name: value for name, value in row.items() if name not in AZURE_COLUMNS},
         )
+        return [record]
 
 
 def _time(text: str, where: str) -> datetime:

@@ -3,16 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tracefile.importers.blocktraces import (
-    AIPERF_TEXTS,
-    BAILIAN_KEYS,
-    AiperfMooncakeDecoder,
-    BailianDecoder,
-    MooncakeDecoder,
-)
+from tracefile.importers.blocktraces import BAILIAN_KEYS, BailianDecoder, MooncakeDecoder
 from tracefile.importers.csvtraces import AZURE_COLUMNS, BURSTGPT_COLUMNS, AzureDecoder, BurstGptDecoder, has_columns
 from tracefile.importers.dynamo import DynamoDecoder, is_dynamo
-from tracefile.importers.spans import SpansDecoder, is_spans
 from tracefile.importers.trie import TRIE_KEYS, TrieDecoder
 from tracefile.importers.vcr import VcrDecoder
 from tracefile.importers.weka import WekaDecoder, is_weka
@@ -21,9 +14,11 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import SCHEMA, TraceFormat
 
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-AIPERF_KEYS = {"session_id", "delay"}
 NO_LONGER_READ = (
     ("a guidellm report", {"benchmarks"}),
+    ("OpenTelemetry spans", {"resourceSpans"}),
+    ("a Mooncake line of AIPerf's", {"input_length", "session_id"}),
+    ("a Mooncake line of AIPerf's", {"input_length", "delay"}),
     ("LiteLLM's spend logs", {"request_id", "startTime", "completion_tokens"}),
 )
 
@@ -53,12 +48,12 @@ def _beginning(line: bytes) -> str:
 
 
 def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, LineDecoder]:
-    for name, is_of_format, new_decoder in RECORDS:
-        if is_of_format(found):
-            return name, new_decoder(found)
     for gone, keys in NO_LONGER_READ:
         if found.keys() >= keys:
             raise InputError(f"{where}: {gone}, no longer read; expected a trace that a tap recorded")
+    for name, is_of_format, new_decoder in RECORDS:
+        if is_of_format(found):
+            return name, new_decoder(found)
     raise InputError(
         f"{where}: neither a trace's header nor a record of a known format; "
         f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, or a format of `tracefile convert --help`'
@@ -78,20 +73,10 @@ CSV_FORMATS: Collection[TraceFormat] = [name for name, _, _ in TABLES]
 """Formats without JSON: a last line without its end is not torn."""
 RECORDS: Sequence[tuple[TraceFormat, Callable[[Found], bool], Callable[[Found], LineDecoder]]] = (
     ("dynamo", is_dynamo, lambda _: DynamoDecoder()),
-    ("otlp", is_spans, lambda _: SpansDecoder()),
     ("weka", is_weka, WekaDecoder),
     ("trie", _has(*TRIE_KEYS), lambda _: TrieDecoder()),
     ("bailian", _has(*BAILIAN_KEYS), lambda _: BailianDecoder()),
-    (
-        "mooncake",
-        lambda found: _has(*MOONCAKE_KEYS)(found) and not found.keys() & AIPERF_KEYS,
-        lambda _: MooncakeDecoder(),
-    ),
-    (
-        "aiperf-mooncake",
-        lambda found: "input_length" in found or bool(found.keys() & set(AIPERF_TEXTS)),
-        lambda _: AiperfMooncakeDecoder(),
-    ),
+    ("mooncake", _has(*MOONCAKE_KEYS), lambda _: MooncakeDecoder()),
     ("vllm-vcr", lambda found: "prompt_tokens" in found and "request_id" not in found, lambda _: VcrDecoder({}, "")),
 )
 """Formats without a header, in the order in which a first record is tried."""

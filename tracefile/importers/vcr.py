@@ -53,18 +53,14 @@ class VcrRecord(msgspec.Struct, kw_only=True):
 
 
 class VcrMeta(msgspec.Struct, kw_only=True):
-    """Their header; everything may be absent, and writers add keys of their own."""
+    """Their header, as far as our schema has a place; all other keys (gpu, tp, …) are kept in ``extra``."""
 
     model: str | None = None
-    gpu: str | None = None
-    tp: int | None = None
     max_num_seqs: int | None = None
     source: str | None = None
     block_size: int | None = None
     """Tokens in one hashed block; null: no hashes were recorded."""
-    config_hash: str | None = None
     vllm_version: str | None = None
-    ready_response_hex: str | None = None
     extra: dict[str, Any] = {}
 
 
@@ -95,14 +91,14 @@ class VcrDecoder:
             )
         return warnings
 
-    def decode(self, line: bytes, where: str) -> Record:
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
         found = parse_object(line, where)
         kept = {key: value for key, value in found.items() if key not in CONTENT_FIELDS}
         self._with_content += len(kept) < len(found)
         vcr = convert_object(kept, VcrRecord, where)
         self._with_images += bool(vcr.mm_hashes)
         self._count += 1
-        return self._record(vcr)
+        return [self._record(vcr)]
 
     def _record(self, vcr: VcrRecord) -> Record:
         itl_ms = import_gaps(vcr)
@@ -144,10 +140,8 @@ def import_gaps(vcr: VcrRecord) -> list[float]:
 
 
 def import_meta(found: dict[str, Any], where: str) -> Meta:
-    """Their header as ours: engine settings to ``engine``, what has no place (gpu, tp, …) to ``extra``."""
+    """Their header as ours."""
     vcr = convert_object(found, VcrMeta, f"{where}: meta")
-    kept = {"gpu": vcr.gpu, "tp": vcr.tp, "config_hash": vcr.config_hash, "vcr_source": vcr.source}
-    kept["ready_response_hex"] = vcr.ready_response_hex
     made = Meta(
         source="tap" if vcr.source == "tap" else None,
         model=vcr.model,
@@ -158,6 +152,6 @@ def import_meta(found: dict[str, Any], where: str) -> Meta:
             version=vcr.vllm_version,
             max_num_seqs=vcr.max_num_seqs,
         ),
-        extra={**vcr.extra, **{key: value for key, value in kept.items() if value is not None}},
+        extra=vcr.extra | ({} if vcr.source is None else {"vcr_source": vcr.source}),
     )
     return checked_meta(made, where)

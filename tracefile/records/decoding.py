@@ -71,28 +71,12 @@ class OutOfBoundsError(InputError):
         """By field: the value, and what was expected."""
 
 
-class RecordDecoder(Protocol):
+class LineDecoder(Protocol):
     """Decoder of one format's lines."""
 
     @property
     def meta(self) -> Meta:
-        """The trace's header, as far as the format has one."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Data lost or assumed; complete after the last line."""
-
-    def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; ``where`` is ``file:line`` for the InputError."""
-
-
-@runtime_checkable
-class GroupDecoder(Protocol):
-    """Decoder of a format whose line is any number of records; its header is complete with the first of them."""
-
-    @property
-    def meta(self) -> Meta:
-        """The trace's header, as far as the format has one."""
+        """The trace's header, as far as the format has one; complete with the first record."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -103,22 +87,11 @@ class GroupDecoder(Protocol):
 
 
 @runtime_checkable
-class BlockDecoder(Protocol):
-    """RecordDecoder that takes many lines at once, several times as fast."""
-
-    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
-        """Return a record for each line; null, and nothing is changed, unless each line is a record without faults."""
-
-
-@runtime_checkable
 class BatchDecoder(Protocol):
-    """RecordDecoder that decodes many lines to columns, without a record for each."""
+    """LineDecoder that decodes many lines to columns, without a record for each."""
 
     def decode_batch(self, lines: list[bytes]) -> "Batch | None":
         """Return the lines' batch; null, and nothing is changed, unless each line is a record without faults."""
-
-
-LineDecoder = RecordDecoder | GroupDecoder
 
 
 class KvtapeDecoder:
@@ -130,6 +103,9 @@ class KvtapeDecoder:
         self._decoder = msgspec.json.Decoder(Record)
         self._has_unknown = False
         """The latest line had unknown fields, and the next is taken to have some."""
+
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
+        return [self.decode(line, where)]
 
     def decode(self, line: bytes, where: str) -> Record:
         if self._has_unknown:
@@ -150,6 +126,7 @@ class KvtapeDecoder:
         return record
 
     def decode_block(self, lines: list[bytes]) -> list[Record] | None:
+        """Return a record for each line, fast; null unless each line is a record without unknown fields or faults."""
         if self._has_unknown:
             return None
         try:

@@ -40,7 +40,6 @@ HashAlgorithm = Literal["xxh3_64", "blake2b"]
 TraceFormat = Literal[
     "kvtape",
     "mooncake",
-    "aiperf-mooncake",
     "bailian",
     "burstgpt",
     "azure",
@@ -48,7 +47,6 @@ TraceFormat = Literal[
     "dynamo",
     "weka",
     "trie",
-    "otlp",
 ]
 """Formats that can be read."""
 

@@ -95,17 +95,6 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     return decode_manifest(Path(path).read_bytes(), path)
 
 
-def _manifest_at(path: str) -> bytes:
-    """Return a manifest's content, at a path or a URL; raises InputError if it is not there."""
-    try:
-        content = read_url(path) if is_url(path) else Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; expected a manifest of segments") from error
-    if content is None:
-        raise InputError(f"{path}: nothing is there; expected a manifest of segments")
-    return content
-
-
 def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
     """Return a manifest by its content; raises InputError, naming the path, if it is none."""
     try:
@@ -203,22 +192,6 @@ def manifests_under_other_keys(trace: str | os.PathLike[str]) -> dict[Path, Mani
 def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
     """Return the path of the trace that goes on under another key."""
     return marked_path(trace, f"-k{key_id[:8]}")
-
-
-def listed_arrivals(path: str | os.PathLike[str]) -> dict[str, Segment]:
-    """Return the listed segments of a trace by path, those that are there; none if one does not tell its arrivals."""
-    files = trace_files(path)
-    folder, slash, name = files[0].rpartition("/")
-    stem = _stem(name) if len(files) > 1 else None
-    try:
-        content = _manifest_at(f"{folder}{slash}{stem}{MANIFEST_SUFFIX}") if stem else None
-        listed = [] if content is None else decode_manifest(content, files[0]).segments
-    except InputError:
-        listed = []
-    by_name = {segment.name: segment for segment in listed}
-    found = {file: by_name[name] for file in files if (name := os.path.basename(file)) in by_name}
-    told = all(one.first_arrival_ms is not None and one.last_arrival_ms is not None for one in found.values())
-    return found if told else {}
 
 
 def _listed(manifest: Path) -> list[Segment]:

@@ -173,15 +173,10 @@ def test_a_turn_takes_no_more_than_its_length(texts: list[str], tokens: int) -> 
 
 
 def test_a_trace_is_its_sessions_lengths(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "t",
-        {"session_id": "a", "input_length": 600, "output_length": 40},
-        {"input_length": 10, "output_length": 4},
-        {"session_id": "a", "delay": 2000, "input_length": 150, "output_length": 20},
-    )
-    first, second = read("mooncake", path)
-    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in first] == [(600, 40, 0), (150, 20, 2000)]
-    assert [turn.new_tokens for turn in second] == [10]
+    line = {"timestamp": 0, "input_length": 600, "output_length": 40, "hash_ids": [1]}
+    first, second = read("mooncake", write(tmp_path / "t", line, line | {"input_length": 610}))
+    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in first] == [(600, 40, 0)]
+    assert [turn.new_tokens for turn in second] == [610]
 
 
 def test_a_bailian_turn_is_what_its_prompt_has_more(tmp_path: Path) -> None:
