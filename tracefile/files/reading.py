@@ -227,7 +227,7 @@ class LineTraceReader(TraceReader):
 
 
 def _absence(path: str) -> list[str]:
-    absent = absent_segments(path)
+    absent = [segment.name for segment in absent_segments(path) if not segment.deleted]
     return [f"{path}: read without {len(absent)} of its segments ({absent[0]} …): not there any more"] if absent else []
 
 
