@@ -104,7 +104,6 @@ class Reader:
         self.restore()
         captured = str(folder / "captured.jsonl.zst")
         tracefile(["convert", captured, str(folder / "conversation_trace.jsonl"), "--to", "mooncake"])
-        tracefile(["convert", captured, str(folder / "dynamo-trace.jsonl.gz"), "--to", "dynamo"])
         (folder / "config.json").write_text(json.dumps(CONFIG))
         (folder / "model.json").touch()
         (folder / "nightly").symlink_to(CAPTURES)

@@ -10,7 +10,7 @@ from tracefile.commandline.parser import Parser, seed
 from tracefile.records.schema import TraceFormat
 
 FORMATS_READ = ", ".join(get_args(TraceFormat))
-FORMATS_WRITTEN = ("kvtape", "mooncake", "dynamo")
+FORMATS_WRITTEN = ("kvtape", "mooncake")
 
 Actions: TypeAlias = "_SubParsersAction[Parser]"
 

@@ -17,7 +17,7 @@ import msgspec
 from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
-from tracefile.exporters import TARGETS, Loss, export_lines, usual_block_size
+from tracefile.exporters import LOST, Account, mooncake_lines, usual_block_size
 from tracefile.files.digest import refuse_pipe, trace_digest
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
@@ -116,7 +116,9 @@ def _convert(inputs: Inputs, config: Config) -> int:
         step = with_sessions(step)
     if config.from_s or config.until_s is not None:
         step = in_time_range(step, config)
-    block_size = config.block_size or usual_block_size(config.to, step.first_meta)
+    block_size = config.block_size
+    if block_size is None and config.to == "mooncake":
+        block_size = usual_block_size(step.first_meta)
     if block_size is not None:
         step = in_blocks_of(step, block_size, config.traces[0])
     if config.scale is not None:
@@ -224,14 +226,14 @@ def _write(config: Config, step: Step) -> int:
 
 
 def _export(config: Config, step: Step) -> int:
-    """Write another format, and print which facts it does not hold."""
-    loss = Loss()
-    lines = export_lines(config.to, step.records(), step.first_meta, config.traces[0], loss)
+    """Write Mooncake's lines, and print which facts they do not hold."""
+    account = Account()
+    lines = mooncake_lines(step.records(), step.first_meta, config.traces[0], account)
     write_lines(config.output, lines, inputs=config.traces, overwrite=config.overwrite)
-    _say(config, f"lost: {TARGETS[config.to].lost}")
-    for sentence in loss.lines():
-        _say(config, sentence)
-    return loss.kept
+    _say(config, LOST)
+    for difference, count in (+account.differences).items():
+        _say(config, f"{count:,} requests {difference}")
+    return account.kept
 
 
 def _say(config: Config, message: str) -> None:

@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracefile import HashInfo, InputError, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
 from tracefile.__main__ import main
-from tracefile.exporters import TARGETS
 from tracefile.records.schema import BlockHash
 
 EPOCH_NS = 1_763_769_600 * 10**9
@@ -70,37 +68,10 @@ def test_a_block_size_that_is_no_multiple_is_refused(tmp_path: Path) -> None:
         exported(tmp_path, "mooncake", "--block-size", "24")
 
 
-def test_dynamos_events(tmp_path: Path) -> None:
-    first, _, _ = exported(tmp_path, "dynamo")
-    assert first == {
-        "schema": "dynamo.request.trace.v1",
-        "event_type": "request_end",
-        "event_time_unix_ms": 1_763_769_601_091,
-        "event_source": "dynamo",
-        "agent_context": {"session_id": "s"},
-        "request": {
-            "request_id": "a",
-            "model": "m",
-            "input_tokens": 40,
-            "output_tokens": 7,
-            "request_received_ms": 1_763_769_601_000,
-            "ttft_ms": 20.0,
-            "total_time_ms": 90.25,
-            "replay": {"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [0, 1, 2]},
-        },
-    }
-
-
-@pytest.mark.parametrize(
-    ("target", "kept"),
-    [
-        ("mooncake", ("prompt_tokens", "output_tokens")),
-        ("dynamo", ("prompt_tokens", "output_tokens", "turn", "ttft_ms", "cached_tokens", "session_id", "request_id")),
-    ],
-)
-def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path, target: str, kept: tuple[str, ...]) -> None:
-    exported(tmp_path, target)
-    _, records = load_trace(tmp_path / f"{target}.out")
+def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path) -> None:
+    exported(tmp_path, "mooncake")
+    kept = ("prompt_tokens", "output_tokens")
+    _, records = load_trace(tmp_path / "mooncake.out")
     back = sorted(tuple(str(getattr(found, name)) for name in kept) for found in records)
     assert back == sorted(tuple(str(getattr(found, name)) for name in kept) for found in (FIRST, SECOND, OTHER))
 
@@ -108,19 +79,18 @@ def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path, targ
 @given(
     prompts=st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8),
     rest=st.integers(0, 3),
-    target=st.sampled_from(["mooncake", "dynamo"]),
 )
 def test_ids_are_equal_exactly_where_prefixes_are(
-    prompts: list[list[str]], rest: int, target: str, tmp_path_factory: pytest.TempPathFactory
+    prompts: list[list[str]], rest: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("t")
     chains = [[hash(tuple(prompt[: n + 1])) % 2**64 for n in range(len(prompt))] for prompt in prompts]
     records = [record(f"r{n}", n, 4 * len(chain) + rest + 1, 1, chain) for n, chain in enumerate(chains)]
     meta = Meta(block_size=4, hash=HashInfo(algorithm="xxh3_64"), epoch_unix_ns=EPOCH_NS)
     path = trace(folder / "t.jsonl", *records, meta=meta)
-    assert main(["convert", path, str(folder / "o"), "--to", target, "--block-size", "4"]) == 0
+    assert main(["convert", path, str(folder / "o"), "--to", "mooncake", "--block-size", "4"]) == 0
     lines = [json.loads(line) for line in (folder / "o").read_text().splitlines()]
-    ids = [line.get("hash_ids") or line["request"]["replay"]["input_sequence_hashes"] for line in lines]
+    ids = [line["hash_ids"] for line in lines]
     for one, own in zip(prompts, ids, strict=True):
         tokens = 4 * len(one) + rest + 1
         assert len(own) == -(-tokens // 4)
@@ -133,25 +103,19 @@ def test_ids_are_equal_exactly_where_prefixes_are(
             ]
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
-def test_a_trace_that_a_format_cannot_hold_is_refused_in_a_line(tmp_path: Path, target: str) -> None:
+def test_a_trace_without_lengths_is_refused_in_a_line(tmp_path: Path) -> None:
     bare = Record(request_id=RequestId("a"))
     meta = Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"))
     out = tmp_path / "o"
-    with pytest.raises(InputError, match=f"nothing to write as {target}: no .*; capture with tap --inject usage"):
-        main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", target])
+    with pytest.raises(InputError, match=r"nothing to write as mooncake: .*; capture with tap --inject usage"):
+        main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", "mooncake"])
     assert not out.exists()
-
-
-def test_requests_without_an_end_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exported(tmp_path, "dynamo", records=(msgspec.structs.replace(FIRST, e2e_ms=None),))
-    assert "1 requests have no end (e2e_ms): they end as they arrive" in capsys.readouterr().err
 
 
 def test_a_trace_without_hashes_has_no_blocks_to_name(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", FIRST, meta=Meta())
     with pytest.raises(InputError, match=r"meta\.block_size: missing; expected a trace with block hashes"):
-        main(["convert", path, str(tmp_path / "o"), "--to", "dynamo"])
+        main(["convert", path, str(tmp_path / "o"), "--to", "mooncake"])
 
 
 def test_requests_without_hashes_are_said_to_share_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from tracefile.importers.blocktraces import BAILIAN_KEYS, BailianDecoder, Moonca
 from tracefile.importers.csvtraces import AZURE_COLUMNS, BURSTGPT_COLUMNS, AzureDecoder, BurstGptDecoder, has_columns
 from tracefile.importers.dynamo import DynamoDecoder, is_dynamo
 from tracefile.importers.trie import TRIE_KEYS, TrieDecoder
-from tracefile.importers.vcr import VcrDecoder
 from tracefile.importers.weka import WekaDecoder, is_weka
 from tracefile.records.decoding import KvtapeDecoder, LineDecoder, decode_meta, parse_object
 from tracefile.records.errors import InputError
@@ -17,6 +16,8 @@ MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 NO_LONGER_READ = (
     ("a guidellm report", {"benchmarks"}),
     ("OpenTelemetry spans", {"resourceSpans"}),
+    ("a trace of vllm-vcr", {"meta"}),
+    ("a trace of vllm-vcr", {"prompt_tokens"}),
     ("a Mooncake line of AIPerf's", {"input_length", "session_id"}),
     ("a Mooncake line of AIPerf's", {"input_length", "delay"}),
     ("LiteLLM's spend logs", {"request_id", "startTime", "completion_tokens"}),
@@ -36,8 +37,6 @@ def recognise(line: bytes, where: str) -> tuple[TraceFormat, LineDecoder, bool]:
     meta = found.get("meta")
     if isinstance(meta, dict) and "schema" in meta:
         return "kvtape", KvtapeDecoder(decode_meta(meta, where)), False
-    if isinstance(meta, dict):
-        return "vllm-vcr", VcrDecoder(meta, where), False
     return *_recognise_record(found, where), True
 
 
@@ -77,6 +76,5 @@ RECORDS: Sequence[tuple[TraceFormat, Callable[[Found], bool], Callable[[Found], 
     ("trie", _has(*TRIE_KEYS), lambda _: TrieDecoder()),
     ("bailian", _has(*BAILIAN_KEYS), lambda _: BailianDecoder()),
     ("mooncake", _has(*MOONCAKE_KEYS), lambda _: MooncakeDecoder()),
-    ("vllm-vcr", lambda found: "prompt_tokens" in found and "request_id" not in found, lambda _: VcrDecoder({}, "")),
 )
 """Formats without a header, in the order in which a first record is tried."""

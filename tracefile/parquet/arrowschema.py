@@ -1,12 +1,21 @@
-"""The Arrow schema of a trace in columns, derived from the record's fields."""
+"""The Arrow schema of a trace in columns, derived from the record's fields, and the file's footer.
+
+Every field of a record is a column of its name. ``rest`` is a JSON object of everything without a column: unknown
+fields and numbers beyond 64 bits. Readers and writers hold a row group at a time.
+"""
 
 from functools import cache
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from tracefile.parquet.layout import REST
-from tracefile.records.schema import Record
+from tracefile.records.schema import SCHEMA, Record
+
+FOOTER_KEY = b"kvtape"
+REST = "rest"
+"""Column for the fields without a column; null: none."""
 
 HASHES = ("block_hashes", "output_block_hashes")
 UNSIGNED = {
@@ -15,6 +24,18 @@ UNSIGNED = {
     "output_block_hashes": pa.list_(pa.uint64()),
 }
 """Numbers of 64 bits without a sign."""
+
+
+class Footer(msgspec.Struct, kw_only=True):
+    """The file's key-value metadata under ``kvtape``."""
+
+    schema: str = SCHEMA
+    records: int
+    """Rows written. Another number of rows means that another tool wrote the file."""
+    digest: str
+    """``trace_digest`` of the same records as JSON Lines."""
+    metas: list[tuple[int, dict[str, Any]]]
+    """Each header, and how many rows come before it."""
 
 
 @cache

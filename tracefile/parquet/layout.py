@@ -1,18 +1,10 @@
-"""Layout of a trace in columns: a Parquet file's name, its footer and its columns.
-
-Every field of a record is a column of its name. ``rest`` is a JSON object of everything without a column: unknown
-fields and numbers beyond 64 bits. Readers and writers hold a row group at a time. pyarrow, which is optional, is
-imported only when such a trace is opened.
-"""
+"""Traces in columns, told by name and first bytes; pyarrow, which is optional, is imported when one is opened."""
 
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tracefile.records.extras import load_extra
-from tracefile.records.schema import SCHEMA
 from tracefile.storage.remote import is_url
 
 if TYPE_CHECKING:
@@ -20,21 +12,6 @@ if TYPE_CHECKING:
     from tracefile.parquet.writing import ColumnsWriter
 
 PARQUET_MAGIC = b"PAR1"
-FOOTER_KEY = b"kvtape"
-REST = "rest"
-"""Column for the fields without a column; null: none."""
-
-
-class Footer(msgspec.Struct, kw_only=True):
-    """The file's key-value metadata under ``kvtape``."""
-
-    schema: str = SCHEMA
-    records: int
-    """Rows written. Another number of rows means that another tool wrote the file."""
-    digest: str
-    """``trace_digest`` of the same records as JSON Lines."""
-    metas: list[tuple[int, dict[str, Any]]]
-    """Each header, and how many rows come before it."""
 
 
 def is_parquet(path: str | os.PathLike[str]) -> bool:

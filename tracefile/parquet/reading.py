@@ -10,8 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tracefile.parquet.arrowschema import arrow_schema
-from tracefile.parquet.layout import FOOTER_KEY, REST, Footer
+from tracefile.parquet.arrowschema import FOOTER_KEY, REST, Footer, arrow_schema
 from tracefile.records.decoding import NOT_JSON, convert_record, decode_meta
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader

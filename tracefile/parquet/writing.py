@@ -11,8 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tracefile.parquet.arrowschema import HASHES, arrow_schema, field_types
-from tracefile.parquet.layout import FOOTER_KEY, Footer
+from tracefile.parquet.arrowschema import FOOTER_KEY, HASHES, Footer, arrow_schema, field_types
 from tracefile.records.encoding import encode_record, meta_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
