@@ -89,7 +89,7 @@ def _mooncake_record(row: MooncakeLine, number: int) -> Record:
 def _mooncake_batch(rows: list[MooncakeLine], first: int) -> "Batch":
     """Return rows as columns; ``first``: number of the first."""
     # Commands that read headers only must not import NumPy.
-    from tracefile.records.batches import LeanBatch, prompt_chains  # noqa: PLC0415
+    from tracefile.records.batches import LeanBatch  # noqa: PLC0415
 
     columns: dict[str, list[Any]] = {
         "request_id": [f"mooncake-{number}" for number in range(first, first + len(rows))],
@@ -98,7 +98,7 @@ def _mooncake_batch(rows: list[MooncakeLine], first: int) -> "Batch":
         "output_tokens": [row.output_length for row in rows],
         "tokens_source": ["tokenizer"] * len(rows),
     }
-    chains = prompt_chains(row.hash_ids[: row.input_length // MOONCAKE_BLOCK_SIZE] for row in rows)
+    chains = (row.hash_ids[: row.input_length // MOONCAKE_BLOCK_SIZE] for row in rows)
     return LeanBatch(columns, chains, lambda places: [_mooncake_record(rows[at], first + at) for at in places])
 
 
