@@ -23,7 +23,6 @@ import pytest
 
 from kvtape.completion import PROGRAMS
 from scripts.proxybench.processes import free_port
-from scripts.site.gallery import PAGES as SHOWN
 from sim.latency.modelfile import make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.conftest import running_sim_server
@@ -241,7 +240,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Path]:
 
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in USER_PAGES}
-TEXTS["the gallery"] = "".join(f"```sh\n{shown.commands}\n```\n" for shown in SHOWN)
 RUN = {page: [line for line in lines(text) if not reason(line)] for page, text in TEXTS.items()}
 
 

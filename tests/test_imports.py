@@ -32,7 +32,7 @@ MORE = {
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
     "tracefile": [
-        *("records", "commandline", "hashing", "storage", "parquet"),
+        *("records", "commandline", "hashing", "storage"),
         *("importers", "files", "study", ""),
     ],
     "measure": ["machinecode", "cache", "", "metrics"],

@@ -121,7 +121,7 @@ def test_a_model_that_is_there_is_replaced_if_asked_for(command: str, tmp_path: 
     assert model.read_bytes() == encode_model(default_model())
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst"])
 def test_a_failed_conversion_leaves_the_old_file_whole_and_nothing_beside_it(name: str, tmp_path: Path) -> None:
     good, bad, out = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / name
     good.write_text(lines())

@@ -67,7 +67,11 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "traces", metavar="TRACE", nargs="+", help="a trace of any format; several are put on the first one's clock"
     )
-    convert.add_argument("output", metavar="OUT", help="a .gz or .zst suffix compresses, .parquet makes columns")
+    convert.add_argument(
+        "output",
+        metavar="OUT",
+        help="a .gz or .zst suffix compresses; .parquet: columns for other tools, which commands here do not read",
+    )
     written = ", ".join(FORMATS_WRITTEN)
     convert.add_argument("--to", choices=FORMATS_WRITTEN, default="kvtape", metavar="FORMAT", help=written)
     convert.add_argument(
@@ -110,7 +114,7 @@ def _add_convert(actions: Actions) -> None:
 def _reader(actions: Actions, name: str, summary: str, words: str) -> Parser:
     """Add a command of one trace; ``words``: those after it in the example."""
     parser = _command(actions, name, summary, f"monday.jsonl.zst{words}")
-    parser.add_argument("trace", help=f"a trace: {FORMATS_READ}; .gz, .zst or .parquet")
+    parser.add_argument("trace", help=f"a trace: {FORMATS_READ}; .gz or .zst")
     return parser
 
 

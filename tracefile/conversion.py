@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tracefile.columns import write_columns
 from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
@@ -125,7 +126,10 @@ def _convert(inputs: Inputs, config: Config) -> int:
         step = scaled(step, config.scale, config.seed, config.traces[0])
     if config.anonymize:
         step = anonymized(step)
-    count = _write(config, step) if config.to == "kvtape" else _export(config, step)
+    if config.output.endswith(".parquet"):
+        count = write_columns(config.output, step.records(), inputs=config.traces, overwrite=config.overwrite)
+    else:
+        count = _write(config, step) if config.to == "kvtape" else _export(config, step)
     for warning in inputs.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _say(config, f"{count:,} records" if config.to == "kvtape" else f"{count:,} requests as {config.to}")

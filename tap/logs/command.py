@@ -18,7 +18,7 @@ EPILOG = "examples:\n  tap read-log requests.jsonl --tokenizer /models/your-mode
 def parser() -> Parser:
     made = Parser(prog="tap read-log", description=__doc__.partition(": ")[2] if __doc__ else None, epilog=EPILOG)
     made.add_argument("log", type=Path, help="OpenAI chat, batch or messages JSONL, or a gateway's rows")
-    made.add_argument("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst, .parquet")
+    made.add_argument("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst")
     made.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     made.add_argument(
         "--tokenizer", required=True, metavar="PATH|bytes|ids", help="source of token ids: the model's tokenizer"

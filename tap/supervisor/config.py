@@ -26,7 +26,6 @@ from tracefile.commandline.parser import same_named
 from tracefile.commandline.workers import usable_cores
 from tracefile.files.reading import open_trace
 from tracefile.hashing.blockhash import HashKey
-from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.errors import InputError
 from tracefile.records.extras import load_extra
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
@@ -144,7 +143,7 @@ def checked_trace(path: str, *, overwrite: bool, resume: bool, inputs: Sequence[
     refuse_inputs(path, inputs)
     if overwrite and resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
-    if has_parquet_suffix(path):
+    if str(path).endswith(".parquet"):
         raise InputError(
             f"--output {path}: lines are recorded; expected .jsonl, for `tracefile convert` to put in columns"
         )

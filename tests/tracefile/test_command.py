@@ -210,7 +210,7 @@ def test_progress_says_the_time_left_where_the_end_is_known(
     assert progress_line("records read", count, total, elapsed_s) == line
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
 def test_cat_prints_a_trace_of_any_form_as_lines(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import gzip
 import io
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,20 +114,6 @@ def test_blank_lines_without_end_are_refused_within_bounds(compress: Any, tmp_pa
         load_trace(tmp_path / "t")
 
 
-def test_a_column_whose_name_is_no_text_is_named_with_the_file(tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(text(HEADER) + b'{"request_id": "a"}\n')
-    assert tracefile(["convert", str(tmp_path / "t"), str(tmp_path / "t.parquet")]) == 0
-    data = (tmp_path / "t.parquet").read_bytes()
-    errors = set()
-    for begin in re.finditer(b"request_id", data):
-        (tmp_path / "broken.parquet").write_bytes(data[: begin.start()] + b"\xff" + data[begin.start() + 1 :])
-        try:
-            load_trace(tmp_path / "broken.parquet")
-        except InputError as error:
-            errors.add("damaged" in str(error))
-    assert True in errors
-
-
 def test_a_value_over_many_lines_is_refused_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 1 << 20)
     (tmp_path / "t").write_bytes(zstandard.compress(b'{"x": [\n' + b"1,\n" * (1 << 20)))
@@ -180,28 +165,6 @@ def test_one_absurd_count_leaves_the_other_requests_usable(
         assert sim([command, str(path), *flags, "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out) | {"trace": ""})
     assert found[0] == found[1]
-
-
-def test_columns_with_values_out_of_bounds_are_read_without_them(tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    pa = pytest.importorskip("pyarrow")
-    lined, columns = tmp_path / "t.jsonl", tmp_path / "t.parquet"
-    lined.write_bytes(text(HEADER, RECORD, RECORD | {"request_id": "b"}))
-    tracefile(["convert", str(lined), str(columns)])
-    about = {b"kvtape": pq.ParquetFile(columns).metadata.metadata[b"kvtape"]}
-    table = pq.read_table(columns).replace_schema_metadata(about)
-    odd = {
-        "prompt_tokens": [9, 2**40],
-        "arrival_ms": [float("nan"), float("inf")],
-        "itl_ms": [[2.0], [3.0, float("inf")]],
-    }
-    for name, values in odd.items():
-        at = table.column_names.index(name)
-        table = table.set_column(at, table.schema.field(name), pa.array(values, table.schema.field(name).type))
-    pq.write_table(table, columns)
-    records = load_trace(columns)[1]
-    assert [(record.prompt_tokens, record.arrival_ms) for record in records] == [(9, None), (None, None)]
-    assert [record.itl_ms for record in records] == [[2.0], []]
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])

@@ -1,17 +1,14 @@
-"""A day out of segments; segments without their manifest, and columns at a URL."""
+"""A day out of segments; segments without their manifest."""
 
 from datetime import UTC, datetime
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
 from tracefile import Engine, HashInfo, InputError, Meta, Record, RequestId, load_trace
 from tracefile.__main__ import main
 from tracefile.commandline.durations import moment
-from tracefile.files.digest import trace_digest
-from tracefile.files.writing import new_writer
 from tracefile.study.summary import Summary
 
 DAY_S = 86_400.0
@@ -34,7 +31,7 @@ def record(day: int) -> Record:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A tap's trace with a segment a day, the fourth being written, beside one in columns and files of other kinds."""
+    """A tap's trace with a segment a day, the fourth being written, beside files of other kinds."""
     (tmp_path / "host-1").mkdir()
     trace = SegmentedTrace(tmp_path / "host-1" / "tap.jsonl", meta("ab"), rotate_bytes=1)
     for day in range(4):
@@ -42,9 +39,6 @@ def store(tmp_path: Path) -> Path:
         trace.flush()
         if day < 3:
             trace.rotate_if_due()
-    with new_writer(tmp_path / "day.parquet", meta("cd", "0.12"), inputs=[]) as writer:
-        for day in (1, 2):
-            writer.write(record(day))
     (tmp_path / "host-1" / "tap.jsonl.engine.jsonl").write_text("{}\n")
     (tmp_path / "host-1" / "tap.jsonl.summary.json").write_text("{}\n")
     (tmp_path / "other.jsonl").write_text("no trace\n")
@@ -64,22 +58,6 @@ def test_a_day_out_of_segments_is_joined_and_cut(store: Path) -> None:
         main([*cut, "--until", "2026-11-19", "--overwrite"])
     with pytest.raises(InputError, match="expected a time after --from"):
         main([*cut, "--until", "1h", "--overwrite"])
-
-
-def test_a_trace_in_columns_at_a_url_is_read_where_it_is(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = fsspec.filesystem("memory")
-    files.pipe_file("/columns/day.parquet", (store / "day.parquet").read_bytes())
-    files.pipe_file("/columns/no.parquet", b"no columns")
-    try:
-        assert load_trace("memory://columns/day.parquet") == load_trace(store / "day.parquet")
-        assert trace_digest("memory://columns/day.parquet") == trace_digest(store / "day.parquet")
-        assert main(["info", "memory://columns/day.parquet", "--json"]) == 0
-        with pytest.raises(InputError, match=r"no\.parquet: damaged or cut short .*; expected a whole Parquet file"):
-            load_trace("memory://columns/no.parquet")
-        with pytest.raises(InputError, match=r"none\.parquet: nothing is there"):
-            load_trace("memory://columns/none.parquet")
-    finally:
-        files.rm("/columns", recursive=True)
 
 
 def test_segments_without_their_manifest_are_one_trace(store: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from tracefile.parquet.layout import columns_reader, is_parquet
 from tracefile.records.decoding import is_header, is_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
@@ -22,14 +21,11 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 over the record lines as they stand in the file, uncompressed, each with a line end.
 
     Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
-    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
-    columns says its own: that of the lines our writers write of its records. Raises InputError for a pipe.
+    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. Raises
+    InputError for a pipe.
     """
     refuse_pipe(path)
     path = given_path(path)
-    if is_parquet(path):
-        with columns_reader(path) as reader:
-            return reader.footer.digest
     digest = hashlib.sha256()
     for file in trace_files(path):
         with open_lines(file) as lines:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from tracefile.parquet.layout import columns_reader, is_parquet
 from tracefile.records.decoding import (
     NOT_JSON,
     BatchDecoder,
@@ -29,7 +28,7 @@ from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
 from tracefile.storage.lines import LineReader
-from tracefile.storage.output import MANIFEST, MODEL, PAGE
+from tracefile.storage.output import MANIFEST, MODEL, PAGE, PARQUET
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
 
@@ -102,7 +101,7 @@ class LineTraceReader(TraceReader):
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
         lines = self._document(first)
-        if other := next((kind.name for kind in (MODEL, MANIFEST, PAGE) if kind.begins.match(lines[0])), None):
+        if other := next((kind.name for kind in (MODEL, MANIFEST, PAGE, PARQUET) if kind.begins.match(lines[0])), None):
             raise InputError(f"{self._lines.path}: {other}, not a trace")
         if not self._lines.complete and first.startswith(b"{") and not is_object(lines[0]):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
@@ -246,8 +245,7 @@ def _key_words(told: HashInfo) -> str:
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
     """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
-    where = given_path(path)
-    return columns_reader(where) if is_parquet(where) else LineTraceReader(where)
+    return LineTraceReader(given_path(path))
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
