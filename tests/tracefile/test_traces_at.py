@@ -9,7 +9,6 @@ from tap.recorder.segments import SegmentedTrace
 from tracefile import Engine, HashInfo, InputError, Meta, Record, RequestId, load_trace
 from tracefile.__main__ import main
 from tracefile.commandline.durations import moment
-from tracefile.study.summary import Summary
 
 DAY_S = 86_400.0
 BEGIN_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
@@ -68,7 +67,3 @@ def test_segments_without_their_manifest_are_one_trace(store: Path) -> None:
 
 def test_a_date_is_utc_unless_it_says_its_zone() -> None:
     assert moment("2026-11-20T01:00+01:00") == moment("2026-11-20") == 1_795_132_800.0
-
-
-def test_a_summary_of_nothing_counts_nothing() -> None:
-    assert not any(getattr(Summary(), name) for name in Summary.__dataclass_fields__)
