@@ -27,7 +27,6 @@ from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
-from tracefile.storage.lines import LineReader
 from tracefile.storage.output import MANIFEST, MODEL, PAGE, PARQUET
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
@@ -261,12 +260,8 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
         return reader.meta, records
 
 
-FIRST_FILES = 2
-"""Segments read at first: the one being written and the one before it."""
-
-
 class FollowedTrace:
-    """A trace of JSON lines, in one file or in segments, that grows. Raises InputError if it is not there."""
+    """A trace of JSON lines that grows, in one file or in segments; every look reads its last file again."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -275,51 +270,38 @@ class FollowedTrace:
         self.unreadable = 0
         """Lines that are no records."""
         self._decoder: KvtapeDecoder | None = None
-        self._lines = self._open(trace_files(path)[-FIRST_FILES:][0])
+        self._number = segment_number(Path(trace_files(path)[-2:][0]))
+        """Of the file read last: at first the one before the one that is written."""
+        self._seen = 0
+        """Lines of it that were read."""
 
     def new_records(self) -> Iterator[Record]:
-        """Yield the records written since the last call."""
-        while True:
-            # Looked for before the rest is read: a file is whole once there is a next one.
-            following = self._following()
-            yield from self._so_far()
-            if following is None:
-                return
-            self._lines.close()
-            self._lines = self._open(following)
+        """Yield the records written since the last call. Raises InputError if the trace is not there."""
+        for file in trace_files(self.path):
+            number = segment_number(Path(file))
+            if number < self._number:
+                continue
+            if number > self._number:
+                self._number, self._seen = number, 0
+            with open_lines(file) as lines:
+                for line in lines:
+                    if lines.complete and lines.number > self._seen:
+                        self._seen = lines.number
+                        yield from self._decoded(line, f"{lines.path}:{lines.number}")
 
-    def close(self) -> None:
-        self._lines.close()
-
-    def _open(self, file: str) -> LineReader:
-        self._number = segment_number(Path(file))
-        return open_lines(file, growing=True)
-
-    def _following(self) -> str | None:
-        with contextlib.suppress(InputError):
-            return next((file for file in trace_files(self.path) if segment_number(Path(file)) > self._number), None)
-        return None  # all were taken away: the open one is read on
-
-    def _so_far(self) -> Iterator[Record]:
-        for line in self._lines:
-            if not line:
-                return
-            where = f"{self._lines.path}:{self._lines.number}"
-            if self._decoder is None:
-                self._begin(line, where)
-            elif is_header(line):
-                self.meta = decode_meta(parse_object(line, where)["meta"], where)
-            else:
-                try:
-                    yield self._decoder.decode(line, where)
-                except InputError:
-                    self.unreadable += 1
-
-    def _begin(self, line: bytes, where: str) -> None:
-        name, decoder, _ = recognition.recognise(line, where)
-        if not isinstance(decoder, KvtapeDecoder):
-            raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
-        self._decoder, self.meta = decoder, decoder.meta
+    def _decoded(self, line: bytes, where: str) -> Iterator[Record]:
+        if self._decoder is None:
+            name, decoder, _ = recognition.recognise(line, where)
+            if not isinstance(decoder, KvtapeDecoder):
+                raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
+            self._decoder, self.meta = decoder, decoder.meta
+        elif is_header(line):
+            self.meta = decode_meta(parse_object(line, where)["meta"], where)
+        else:
+            try:
+                yield self._decoder.decode(line, where)
+            except InputError:
+                self.unreadable += 1
 
 
 def wait_for_more(seconds: float) -> bool:

@@ -6,12 +6,8 @@ lines behind it are written again, in their place, as a frame of their own: a wr
 
 import contextlib
 import os
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
-
-import zstandard
 
 from tracefile.records.decoding import KvtapeDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.records.errors import InputError
@@ -20,14 +16,13 @@ from tracefile.storage.appending import claim
 from tracefile.storage.compression import (
     GZIP_MAGIC,
     MAGIC_BYTES,
-    MAX_READ_BYTES,
-    PLAIN_READ_BYTES,
     ZSTD_MAGIC,
     Compression,
-    Inflater,
+    CorruptStreamError,
+    TornStreamError,
     compression_of,
+    inflated_pieces,
     new_compressor,
-    new_inflater,
 )
 
 BEGINNINGS = (b'{"meta"', GZIP_MAGIC, ZSTD_MAGIC)
@@ -60,13 +55,14 @@ def _mend_open(file: IO[bytes], where: str) -> Mended:
     compression = compression_of(os.pread(file.fileno(), MAGIC_BYTES, 0))
     lines = _Lines(where)
     end = records = 0
-    for content, offset in _pieces(file, compression):
-        lines.take(content)
-        if lines.damaged:
-            break
-        if offset is not None and not lines.held:  # a frame may end within a line
-            end, records = offset, records + sum(is_record for _, is_record in lines.tail)
-            lines.tail.clear()
+    with contextlib.suppress(TornStreamError, CorruptStreamError):
+        for content, offset in inflated_pieces(file):
+            lines.take(content)
+            if lines.damaged:
+                break
+            if offset is not None and not lines.held:  # a frame may end within a line
+                end, records = offset, records + sum(is_record for _, is_record in lines.tail)
+                lines.tail.clear()
     lines.take_last()
     if lines.meta is None:
         _refuse_other_files(lines, where)
@@ -147,43 +143,3 @@ def _refuse_other_files(lines: _Lines, where: str) -> None:
     begun = lines.held.strip(b"\0")
     if lines.damaged or not any(begun[: len(begins)] == begins[: len(begun)] for begins in BEGINNINGS):
         raise InputError(f"{where}: not a trace; expected one to go on with")
-
-
-def _pieces(file: IO[bytes], compression: Compression) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the content from the file's place on, each with the offset at which a frame ends with it; null: none does.
-
-    Damage ends it, behind all that can be read before.
-    """
-    offset = file.tell()
-    if compression == "plain":
-        while data := file.read(PLAIN_READ_BYTES):
-            lines, end, rest = data.rpartition(b"\n")
-            offset += len(data)
-            yield lines + end, offset - len(rest)
-            yield rest, None
-        return
-    inflater: Inflater | None = None
-    ahead: Inflater | None = None
-    while data := file.read(MAX_READ_BYTES):
-        offset += len(data)
-        while data:
-            if inflater is None or ahead is None:
-                inflater, ahead = new_inflater(compression), new_inflater(compression)
-            try:
-                ahead.decompress(data)
-            except (zlib.error, zstandard.ZstdError):
-                yield _before_damage(inflater, data), None
-                return
-            content, data = inflater.decompress(data), inflater.unused_data
-            yield content, offset - len(data) if inflater.eof else None
-            if inflater.eof:
-                inflater = ahead = None
-
-
-def _before_damage(inflater: Inflater, data: bytes) -> bytes:
-    """Return what can be read of damaged data, byte by byte."""
-    content = bytearray()
-    with contextlib.suppress(zlib.error, zstandard.ZstdError):
-        for index in range(len(data)):
-            content += inflater.decompress(data[index : index + 1])
-    return bytes(content)

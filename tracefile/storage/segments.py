@@ -124,15 +124,15 @@ def trace_files(path: str | os.PathLike[str]) -> list[str]:
     return _members(given_path(path))[0]
 
 
-def open_lines(path: str, *, growing: bool = False) -> LineReader:
+def open_lines(path: str) -> LineReader:
     """Open one file of a trace; a segment found unfinished may have been closed, and so renamed, since."""
     closed = path.removesuffix(PART_SUFFIX)
     try:
-        return LineReader(path, growing=growing)
+        return LineReader(path)
     except InputError:
         if closed == path or not os.path.exists(closed):
             raise
-        return LineReader(closed, growing=growing)
+        return LineReader(closed)
 
 
 def absent_segments(path: str | os.PathLike[str]) -> list[Segment]:
