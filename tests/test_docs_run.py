@@ -65,7 +65,6 @@ SHORTER = (
     (r"deploy:at=\w+:startup=60s", "deploy:at=20s:startup=10s"),
     (r"--block-size 512", ""),
     (r"--num-gpu-blocks 250,375,500", "--num-gpu-blocks 500,700"),  # the engine's blocks are half as long here
-    (r"--scale [\d.]+", "--scale 2"),
     (r"--from 1h --to 2h", "--from 10s --to 60s"),
     (r"data/grids/fleet.toml", "grid.toml"),
     (r"/models/[\w-]+", "bytes"),

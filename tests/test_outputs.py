@@ -34,7 +34,6 @@ def run(command: str, *argv: str) -> int:
 
 COMMANDS = {
     "convert": "tracefile convert {trace} {out} --overwrite",
-    "scale": "tracefile convert {trace} {out} --scale 2 --overwrite",
     "run": "sim run {trace} --latency-model {model} -o {out} --overwrite",
     "fit": "sim fit {trace} -o {out}",
     "calibrate": "sim calibrate {trace} --against {other} -o {out}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from tracefile.commandline.durations import duration_or_moment
-from tracefile.commandline.parser import Parser, seed
+from tracefile.commandline.parser import Parser
 from tracefile.records.schema import TraceFormat
 
 FORMATS_READ = ", ".join(get_args(TraceFormat))
@@ -34,8 +34,6 @@ class Config:
     """Null: to the trace's end."""
     infer_sessions: bool = False
     block_size: int | None = None
-    scale: float | None = None
-    seed: int = 0
     anonymize: bool = False
 
 
@@ -55,7 +53,7 @@ def parse_config(argv: Sequence[str]) -> Config:
 
 
 def _add_convert(actions: Actions) -> None:
-    summary = "write one trace out of one or several: another format, time range or block size, scaled, anonymized"
+    summary = "write one trace out of one or several: another format, time range or block size, anonymized"
     convert = _command(
         actions,
         "convert",
@@ -99,10 +97,6 @@ def _add_convert(actions: Actions) -> None:
         help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part "
         "(default: the trace's, or 512 for Mooncake where that is a multiple)",
     )
-    convert.add_argument(
-        "--scale", type=float, help="sessions, as a multiple of the trace's, such as 2.5 (default: as is)"
-    )
-    convert.add_argument("--seed", type=seed, default=0, help="seed of the draws and new hashes of --scale")
     convert.add_argument(
         "--anonymize",
         action="store_true",

@@ -1,6 +1,6 @@
 """``tracefile convert``: one trace out of one or several, in steps.
 
-The steps, in order: join, sessions, time range, block size, scale, anonymize, write. A step takes records that it may
+The steps, in order: join, sessions, time range, block size, anonymize, write. A step takes records that it may
 read as often as it needs, and returns such records; what is read once needs constant memory.
 """
 
@@ -19,7 +19,7 @@ from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
 from tracefile.exporters import LOST, Account, mooncake_lines, usual_block_size
-from tracefile.files.digest import refuse_pipe, trace_digest
+from tracefile.files.digest import refuse_pipe
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
 from tracefile.hashing.tokenchains import Resizing, branches_of, is_finer
@@ -28,7 +28,6 @@ from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.sessions import NO_CHAINS, SessionIndex
 from tracefile.study.anonymity import ROUNDING_MS, Pseudonyms, anonymize, anonymous_meta
-from tracefile.study.synthesis import Source, check_scale, session_name, synthesize, synthetic_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,6 @@ def _convert(inputs: Inputs, config: Config) -> int:
         block_size = usual_block_size(step.first_meta)
     if block_size is not None:
         step = in_blocks_of(step, block_size, config.traces[0])
-    if config.scale is not None:
-        step = scaled(step, config.scale, config.seed, config.traces[0])
     if config.anonymize:
         step = anonymized(step)
     if config.output.endswith(".parquet"):
@@ -132,6 +129,9 @@ def _convert(inputs: Inputs, config: Config) -> int:
         count = _write(config, step) if config.to == "kvtape" else _export(config, step)
     for warning in inputs.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if config.anonymize:
+        kept = f"lengths, shared prefixes, order, times to {ROUNDING_MS:g} ms, endpoints, the engine's settings"
+        _say(config, f"still has {kept}")
     _say(config, f"{count:,} records" if config.to == "kvtape" else f"{count:,} requests as {config.to}")
     return 0
 
@@ -177,6 +177,11 @@ def in_time_range(step: Step, config: Config) -> Step:
     )
 
 
+def session_name(record: Record) -> str:
+    """Return the name of a record's session, never that of a request without one."""
+    return f"request {record.request_id}" if record.session_id is None else f"session {record.session_id}"
+
+
 def _after_first_ms(time_s: float, meta: Meta, zero_ms: float) -> float:
     """Return a flag's time in ms from the trace's first arrival, which is at ``zero_ms``."""
     if not isinstance(time_s, Moment):
@@ -198,14 +203,6 @@ def in_blocks_of(step: Step, block_size: int, path: str) -> Step:
     )
 
 
-def scaled(step: Step, times: float, seed: int, path: str) -> Step:
-    """Scale the traffic; the trace and the sessions that have turns to come are in memory."""
-    check_scale(times)
-    source = Source(step.records(), path)
-    meta = synthetic_meta(step.first_meta, trace_digest(path), times, seed)
-    return Step(lambda: counted(synthesize(source, times, seed), "records made"), meta, lambda: meta)
-
-
 def anonymized(step: Step) -> Step:
     """Rename everything; reads the trace once for its first arrival and its blocks."""
     pseudonyms, zero_ms = Pseudonyms(), math.inf
@@ -213,8 +210,6 @@ def anonymized(step: Step) -> Step:
         pseudonyms.learn(record)
         zero_ms = zero_ms if record.arrival_ms is None else min(zero_ms, record.arrival_ms)
     zero_ms = 0.0 if math.isinf(zero_ms) else zero_ms
-    kept = f"lengths, shared prefixes, order, times to {ROUNDING_MS:g} ms, endpoints, the engine's settings"
-    print(f"still in the trace: {kept}", file=sys.stderr)
     meta = anonymous_meta(step.first_meta)
     return Step(lambda: anonymize(step.records(), pseudonyms, zero_ms), meta, lambda: meta)
 

@@ -29,8 +29,6 @@ DATASETS: dict[str, Dataset] = {
     "trie": Dataset(read_trie, has_texts=False, has_tools=True),
     "mooncake": Dataset(read_trace("mooncake"), has_texts=False),
     "bailian": Dataset(read_trace("bailian"), has_texts=False),
-    "burstgpt": Dataset(read_trace("burstgpt"), has_texts=False),
-    "azure": Dataset(read_trace("azure"), has_texts=False),
     "trace": Dataset(read_trace(), has_texts=False),
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""

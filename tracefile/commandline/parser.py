@@ -68,7 +68,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "tracefile anonymize": "tracefile convert TRACE OUT --anonymize",
     "tracefile cut": "tracefile convert TRACE OUT --from TIME --until TIME",
     "tracefile join": "tracefile convert TRACE TRACE… OUT",
-    "tracefile synthesize": "tracefile convert TRACE OUT --scale X",
+    "tracefile synthesize": "sim what-if --rate X, which forecasts the same traffic at X times its rate",
     "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
     "report drift": "tracefile convert --from --until and a model for each window",
     "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",

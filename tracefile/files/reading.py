@@ -210,7 +210,7 @@ class LineTraceReader(TraceReader):
             self.faults.append((self.line, fault))
 
     def _is_torn(self, line: bytes) -> bool:
-        return not self._lines.complete and self.format not in recognition.CSV_FORMATS and not is_object(line)
+        return not self._lines.complete and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; return the error if its records are on another clock or in other blocks."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
 NO_PARENT = -1
-BAILIAN_KEYS = ("chat_id", "parent_chat_id", "input_length")
+MOONCAKE_KEYS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
+BAILIAN_KEYS = frozenset({"chat_id", "parent_chat_id", "input_length"})
 PARTIAL_BLOCK = "partial_block_hash"
 """Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
 

@@ -41,9 +41,6 @@ TraceFormat = Literal[
     "kvtape",
     "mooncake",
     "bailian",
-    "burstgpt",
-    "azure",
-    "dynamo",
     "weka",
     "trie",
 ]

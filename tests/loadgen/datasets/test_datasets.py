@@ -205,14 +205,6 @@ def test_the_published_mooncake_trace_is_gone_through_once() -> None:
     assert sum(session.turns[0].prompt_tokens for session in Workload(config)) == 144_793_823
 
 
-def test_a_csv_is_a_dataset_too(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
-    ((turn,),) = read("azure", tmp_path / "t")
-    assert (turn.new_tokens, turn.output_tokens) == (374, 44)
-    with pytest.raises(InputError, match="a azure trace; expected burstgpt"):
-        read("burstgpt", tmp_path / "t")
-
-
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [

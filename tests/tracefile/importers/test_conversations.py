@@ -1,4 +1,4 @@
-"""Traces of events and conversations: Dynamo, OTLP, Weka and trie, a few rows of each."""
+"""Traces of conversations: Weka and trie, a few rows of each."""
 
 import json
 from pathlib import Path
@@ -8,26 +8,7 @@ import pytest
 
 from tracefile import InputError, Record, TraceFormat, load_trace, open_trace
 from tracefile.hashing.blockhash import invented_blocks
-from tracefile.importers.blocktraces import PARTIAL_BLOCK
 
-DAY_MS = 1_763_769_600_000  # 2025-11-22T00:00:00Z
-DYNAMO: dict[str, Any] = {
-    "schema": "dynamo.request.trace.v1",
-    "event_type": "request_end",
-    "event_time_unix_ms": DAY_MS + 5_350,
-    "agent_context": {"session_id": "s"},
-    "request": {
-        "request_id": "r1",
-        "model": "m",
-        "output_tokens": 20,
-        "cached_tokens": 0,
-        "request_received_ms": DAY_MS + 5_000,
-        "ttft_ms": 50.5,
-        "avg_itl_ms": 10.0,
-        "finish_reason_metadata": {"finish_reason": "stop"},
-        "replay": {"trace_block_size": 4, "input_length": 10, "input_sequence_hashes": [7, 8, 9]},
-    },
-}
 WEKA: dict[str, Any] = {
     "id": "c1",
     "models": ["m"],
@@ -60,32 +41,6 @@ def read(path: Path, expected: TraceFormat, *lines: Any) -> tuple[list[Record], 
         assert reader.format == expected
         records = list(reader)
         return records, reader.warnings
-
-
-def test_dynamo_events_become_records_of_sessions(tmp_path: Path) -> None:
-    later = json.loads(json.dumps(DYNAMO))
-    later["event_time_unix_ms"] = DAY_MS + 7_000
-    later["request"] |= {"request_id": "r2", "request_received_ms": DAY_MS + 6_000, "total_time_ms": 999.5}
-    path = tmp_path / "t"
-    payload = {"event_type": "request_payload", "request_id": "r1", "payload": "a secret text"}
-    wrapped = {"timestamp": 1, "event": later}
-    (first, second), warnings = read(path, "dynamo", payload, DYNAMO, wrapped)
-    # t = 0 is midnight, so that no request that ended later can have arrived before it.
-    assert (first.arrival_ms, first.e2e_ms, first.ttft_ms) == (5_000.0, 350.0, 50.5)
-    assert (first.prompt_tokens, first.output_tokens, first.cached_tokens) == (10, 20, 0)
-    assert (first.block_hashes, first.extra) == ([7, 8], {"avg_itl_ms": 10.0, PARTIAL_BLOCK: 9})
-    assert (first.session_id, first.parent_id, first.turn, first.finish_reason) == ("s", None, 1, "stop")
-    assert (second.parent_id, second.turn, second.think_ms, second.e2e_ms) == ("r1", 2, 650.0, 999.5)
-    assert warnings == ["1 request_payload events dropped"]
-    meta, _ = load_trace(path)
-    assert (meta.block_size, meta.epoch_unix_ns) == (4, DAY_MS * 10**6)
-
-
-def test_a_dynamo_trace_of_two_block_sizes_is_refused(tmp_path: Path) -> None:
-    later = json.loads(json.dumps(DYNAMO))
-    later["request"]["replay"]["trace_block_size"] = 8
-    with pytest.raises(InputError, match=r":2: replay.trace_block_size: 8; expected 4"):
-        read(tmp_path / "t", "dynamo", DYNAMO, later)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -135,32 +90,11 @@ def weka_of(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("form", "line"),
-    [
-        (
-            "dynamo",
-            DYNAMO
-            | {"event_time_unix_ms": DAY_MS}
-            | {"request": DYNAMO["request"] | {"request_received_ms": DAY_MS + 5, "total_time_ms": None}},
-        ),
-    ],
-)
-def test_an_end_before_its_start_is_unknown(tmp_path: Path, form: TraceFormat, line: dict[str, Any]) -> None:
-    (record,), _ = read(tmp_path / "t", form, line)
-    assert record.e2e_ms is None
-    assert record.ttft_ms is None or record.ttft_ms >= 0
-
-
-@pytest.mark.parametrize(
     ("line", "message"),
     [
         (TRIE | {"num_turns": 2}, "assistant_response_length: 1 of them; expected 2, as num_turns says"),
         (WEKA | {"requests": [{"t": 0, "type": "n", "in": -1, "out": 1}]}, r"requests: item 1: .*\$.in"),
         ({"benchmarks": []}, "a guidellm report, no longer read; expected a trace that a tap recorded"),
-        (
-            {"request_id": "l1", "startTime": "2025-11-22T00:00:01Z", "completion_tokens": 3},
-            "LiteLLM's spend logs, no longer read; expected a trace that a tap recorded",
-        ),
         ({"resourceSpans": []}, "OpenTelemetry spans, no longer read; expected a trace that a tap recorded"),
         ({"input_length": 5, "session_id": "a"}, "a Mooncake line of AIPerf's, no longer read"),
         (weka_of(hash_ids=[-1, 2, 3]), r"requests: item 1: .*\$.hash_ids"),
@@ -168,7 +102,6 @@ def test_an_end_before_its_start_is_unknown(tmp_path: Path, form: TraceFormat, l
         (weka_of(t=1e15), r"requests: item 1: .*\$.t"),
         (TRIE | {"input_prompt_length": 1 << 24}, "a session's prompt grows to 16,777,240 tokens; expected at most"),
         (trie_of(1 << 19, 1000), "num_turns: the prompts of 512 turns have 16,793,344 blocks; expected at most"),
-        (DYNAMO | {"request": {"request_id": "r"}, "event_time_unix_ms": None}, "request_received_ms: missing"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, line: dict[str, Any], message: str) -> None:
