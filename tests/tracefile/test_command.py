@@ -52,9 +52,9 @@ def test_a_good_trace_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        ({"prompt_tokens": -1, "block_hashes": None, "output_block_hashes": None}, "prompt_tokens: -1; expected 0"),
+        ({"prompt_tokens": -1, "block_hashes": None, "output_block_hashes": None}, "prompt_tokens: -1; expected >= 0"),
         ({"e2e_ms": -1.0, "ttft_ms": None, "first_byte_ms": None}, "e2e_ms: -1.0; expected 0"),
-        ({"turn": 0}, "turn: 0; expected 1"),
+        ({"turn": 0}, "turn: 0; expected >= 1"),
         ({"block_hashes": [1, 2, 3]}, "block_hashes: 3; expected at most prompt_tokens // block_size = 2"),
         ({"block_hashes": [1, -2]}, "block_hashes: a hash outside 64 bits"),
         ({"output_block_hashes": [1, 2]}, "output_block_hashes: 2; expected at most 1"),  # (9 + 4 − 1) // 4 − 2

@@ -114,15 +114,14 @@ def test_a_value_over_many_lines_is_refused_within_bounds(tmp_path: Path, monkey
 
 
 ODD = [
-    ("prompt_tokens", 2**40, "1099511627776; expected at most 16777216"),
-    ("prompt_tokens", 1e30, "1e+30; expected at most 16777216"),
-    ("output_tokens", 10**15, "1000000000000000; expected at most 16777216"),
-    ("cached_tokens", -1, "-1; expected 0 or more"),
-    ("hashable_blocks", -3, "-3; expected 0 or more"),
-    ("turn", 0, "0; expected 1 or more"),
-    ("max_tokens", -1, "-1; expected 0 or more"),
-    ("arrival_ms", 1e300, "1e+300; expected at most 1e+15"),
-    ("itl_ms", [1.0, 1e308], "1e+308; expected at most 1e+15"),
+    ("prompt_tokens", 2**40, "1099511627776; expected <= 16777216"),
+    ("output_tokens", 10**15, "1000000000000000; expected <= 16777216"),
+    ("cached_tokens", -1, "-1; expected >= 0"),
+    ("hashable_blocks", -3, "-3; expected >= 0"),
+    ("turn", 0, "0; expected >= 1"),
+    ("max_tokens", -1, "-1; expected >= 0"),
+    ("arrival_ms", 1e300, "1e+300; expected <= 1000000000000000.0"),
+    ("itl_ms", [1.0, 1e308], "a value; expected <= 1000000000000000.0"),
 ]
 
 

@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
-from msgspec import inspect
 
 from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
@@ -22,43 +20,8 @@ Row = TypeVar("Row")
 Source = TypeVar("Source")
 
 _FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
+_BOUND_IN_MESSAGE = re.compile(r"^Expected `\w+` (?P<sign>[<>]=) (?P<bound>\S+) - at `\$\.(?P<field>\w+)")
 _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
-
-
-class Bounds(NamedTuple):
-    """Least and greatest value of a field, or of a list's items."""
-
-    least: float
-    most: float
-
-    def fault(self, value: Any) -> str | None:
-        """Return the value and what was expected, if it is a number out of bounds, or a list with one; else None."""
-        if isinstance(value, list):
-            return next((fault for item in value if (fault := self.fault(item)) is not None), None)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or self.least <= value <= self.most:
-            return None
-        limit = f"{self.least:g} or more" if value < self.least else f"at most {self.most:.10g}"
-        return f"{value}; expected {limit}"
-
-
-@cache
-def record_bounds() -> dict[str, Bounds]:
-    """Bounds of the fields that have some, as the schema gives them."""
-    found = inspect.type_info(Record)
-    assert isinstance(found, inspect.StructType)
-    bounds = {}
-    for field in found.fields:
-        for kind in field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,):
-            kind = kind.item_type if isinstance(kind, inspect.ListType) else kind  # noqa: PLW2901
-            if isinstance(kind, (inspect.IntType, inspect.FloatType)) and kind.ge is not None and kind.le is not None:
-                bounds[field.name] = Bounds(kind.ge, kind.le)
-    return bounds
-
-
-def out_of_bounds(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the faults of a record's fields, by name."""
-    faults = ((name, bounds.fault(found[name])) for name, bounds in record_bounds().items() if name in found)
-    return {name: fault for name, fault in faults if fault is not None}
 
 
 class OutOfBoundsError(InputError):
@@ -145,14 +108,22 @@ class KvtapeDecoder:
 
 def convert_record(found: dict[str, Any], where: str) -> Record:
     """The object as a record; raises OutOfBoundsError if it has values out of bounds, InputError if it is none."""
-    try:
-        return convert_object(found, Record, where)
-    except InputError:
-        faults = out_of_bounds(found)
-        if not faults:
-            raise
-    record = convert_object({name: value for name, value in found.items() if name not in faults}, Record, where)
-    raise OutOfBoundsError(where, record, faults)
+    faults: dict[str, str] = {}
+    while True:
+        try:
+            record = msgspec.convert(split_unknown(found, Record), Record)
+            break
+        except msgspec.ValidationError as error:
+            beyond = _BOUND_IN_MESSAGE.match(str(error))
+            if beyond is None:
+                raise InputError(f"{where}: {_field_first(str(error))}") from None
+            name = beyond["field"]
+            value = "a value" if isinstance(found[name], list) else found[name]
+            faults[name] = f"{value}; expected {beyond['sign']} {beyond['bound']}"
+            found = {key: value for key, value in found.items() if key != name}
+    if faults:
+        raise OutOfBoundsError(where, record, faults)
+    return record
 
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

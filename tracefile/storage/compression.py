@@ -68,11 +68,6 @@ def compressor_for(path: str | os.PathLike[str]) -> Compressor | None:
     return new_compressor(COMPRESSION_OF_SUFFIX.get(os.path.splitext(os.fspath(path))[1], "plain"))
 
 
-def compressor_like(head: bytes) -> Compressor | None:
-    """The compressor that goes on with a file of these first bytes; None: plain."""
-    return new_compressor(compression_of(head))
-
-
 def new_compressor(compression: Compression) -> Compressor | None:
     """A compressor to this format; None: plain."""
     if compression == "gzip":
