@@ -5,10 +5,7 @@ import asyncio
 import contextlib
 import json
 import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import pytest
 from sim.__main__ import main
 from sim.serving.serve import add_arguments, read_config
 from tests.conftest import engine_model
-from tests.warmstart import WarmPopen, run_warm
+from tests.warmstart import run_warm
 from tracefile.records.errors import InputError
 
 Body = dict[str, Any]
