@@ -27,7 +27,6 @@ from sim.kernels.routing import (
     TABLE,
     Router,
 )
-from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import Arrivals
 
 _COMPILED = {
@@ -99,7 +98,6 @@ def router_pools(arrivals: Arrivals, router: Router, route: CompiledRoute) -> li
         return []
     settings, usable = np.zeros(1, layout.SETTINGS), route.index_blocks
     settings["usable_blocks"], settings["enable_prefix_caching"] = usable, True
-    settings["free_rule"] = FREE_RULES.index("vllm")
     records = min(int(known.sum()) + 1, usable)
     slots = 1 << min(records, MOST_SLOTS).bit_length()
     size = {"records": records, "holds": int(known.max()), "slots": slots}

@@ -8,13 +8,12 @@ from math import prod
 from typing import Any
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, positive, refuse_alone
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
 from sim.vllm.config import KV_GROUPS_HELP
 from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import read_groups
-from sim.vllm.rules import FREE_RULES
 from tracefile import InputError
 from tracefile.commandline.parser import seed
 
@@ -246,7 +245,6 @@ AXES = (
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
-    Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", one_of(*FREE_RULES)),
     Axis("evict", str, "POLICY", EVICT_HELP, _evict),
     Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(

@@ -32,7 +32,7 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
+    "enable_prefix_caching composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
 )
 """``evict``, ``evict_limit``: a policy of ``sim.vllm.eviction`` and its setting; of Belady's, the level of keys whose
 blocks were evicted before those behind them. ``pauses``: the engine stands still within a step where unknown arrivals

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
-from sim.kernels.blocks import KNOWN, PRIVATE, UNHASHED, first_slot, private_key
+from sim.kernels.blocks import KNOWN, PRIVATE, first_slot, private_key
 from sim.kernels.layout import DISK, HOST, NONE, Pool, Records, Scheduler, Tier
 from sim.kernels.pool import QUEUE
 from sim.vllm import rules
@@ -154,7 +154,7 @@ def stash(pool: Pool, tier: Tier, count: int) -> None:
         segment = pool.segments[pool.copies[copy].segment]
         taken = min(segment.end - segment.start, count)
         count -= taken
-        last_of_its_keys = segment.kind != UNHASHED and pool.copies[copy].next_twin == copy
+        last_of_its_keys = pool.copies[copy].next_twin == copy
         for depth in range(segment.end - taken, segment.end if last_of_its_keys else 0):
             key, kind = private_key(segment.base, depth), PRIVATE
             if segment.kind == KNOWN:

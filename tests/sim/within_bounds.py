@@ -18,11 +18,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache import interning, stackdepth
+from measure.cache import interning
 from measure.machinecode.entries import entry
 from report.__main__ import main as report
 from sim.__main__ import main as sim
-from sim.cache import onebyone, sampledcurve
 from sim.engine import fleet, simstate, tiers
 from sim.latency.modelfile import default_model, save_model
 from tests.sim.engine.test_compiled import load
@@ -34,10 +33,6 @@ from tracefile.records.errors import InputError
 CAPTURES = Path(__file__).parents[2] / "data" / "captures"
 BLOCK = 4
 SMALL = (
-    (onebyone, "FIRST_ROOM", 9),
-    (stackdepth, "FIRST_PLACES", 1),
-    (stackdepth.empty_stack, "__defaults__", (1,)),
-    (sampledcurve, "BATCH", 7),
     (interning, "PIECE", 5),
     (fleet, "FIRST_STEPS", 4),
     (simstate, "MOST_SLOTS", 8),
@@ -47,8 +42,8 @@ SMALL = (
 """Sizes of what grows, or of what comes at once."""
 HOST = ("--host-blocks", "1000", "--kv-bytes-per-token", "1000000", "--host-gb-per-s")
 CACHES = (
-    *(["pool"], ["pool", "--free-rule", "append_all"], ["misses"], ["misses", "--by", "session"], ["curve"], ["reuse"]),
-    *(["curve", "--by", "prefix"], ["curve", "--sample", "0.5", "--exact-blocks", "2"]),
+    *(["pool"], ["misses"], ["misses", "--by", "session"], ["curve"]),
+    *(["curve", "--by", "prefix"], ["curve", "--window", "10s"]),
 )
 POLICIES = tuple(
     ["misses", "--by", "prefix", "--evict", policy] for policy in ("lfu", "slru", "ttl:after=5s", "belady")

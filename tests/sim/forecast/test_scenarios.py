@@ -36,9 +36,7 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
         "cold prompts, rate ×2, max-num-seqs 8",
         "cold prompts, rate ×2, max-num-seqs 16",
     ]
-    assert [one.name for one in parsed("--free-rule", "append_all", "--no-prefix-caching")] == [
-        "free-rule append_all, prefix caching off"
-    ]
+    assert [one.name for one in parsed("--evict", "lfu", "--no-prefix-caching")] == ["evict lfu, prefix caching off"]
 
 
 def test_the_capture_itself_is_no_scenario() -> None:
@@ -80,7 +78,6 @@ def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) ->
         (("--rate", "0"), "--rate: '0'; expected a number above 0"),
         (("--rate", "fast"), "--rate: 'fast'; expected a number above 0"),
         (("--rate", "nan"), "--rate: 'nan'; expected a number above 0"),
-        (("--free-rule", "lifo"), "--free-rule: 'lifo'; expected vllm or append_all"),
         (
             ("--num-gpu-blocks", ",".join(map(str, range(2, 300)))),
             "298 scenarios, all combinations; expected at most 200",
