@@ -124,7 +124,7 @@ OLD = [
     ("sim validate", ["--aa", "t"], "--aa is now --repeat"),
     ("sim validate", ["--beside", "t"], "--beside is now --also"),
     ("sim serve", ["--kv-blocks", "9"], "--kv-blocks is now --num-gpu-blocks"),
-    ("sim serve", ["--f0-ms", "1"], "--f0-ms is now --frontend-base-ms"),
+    ("sim serve", ["--per-decode-ms", "1"], "--per-decode-ms: a model.json gives it; expected --latency-model MODEL"),
     ("sim serve", ["--drain-s", "1"], "--drain-s is now --drain"),
     ("report compare", ["a=t", "-o", "page.html"], "-o is now --html"),
     ("report compare", ["a=t", "--aa", "b"], "--aa is now --repeat"),

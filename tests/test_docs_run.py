@@ -219,9 +219,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
-    with running_sim_server(
-        "--block-size", "32", "--num-gpu-blocks", "4096", "--t0-ms", "1", "--per-decode-ms", "0.1"
-    ) as url:
+    with running_sim_server("--block-size", "32", "--num-gpu-blocks", "4096", "--t0-ms", "1") as url:
         yield url
 
 

@@ -41,7 +41,7 @@ FLOORS = {
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
-        *("watch", "serving/requests", "serving/engine", "serving/apis", "serving", ""),
+        *("watch", "serving", ""),
     ],
     "report": ["compare", "files", "pages", "trace", "sweeps", ""],
 }

@@ -1,17 +1,29 @@
 """Fields and messages of requests, decoded or refused by name; unknown fields are ignored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from sim.serving.requests.errors import ApiError
-from sim.serving.requests.vocabulary import Message, Vocabulary
+from sim.serving.vocabulary import Message, Vocabulary
 from tracefile.records.decoding import NOT_JSON
 
 Shape = TypeVar("Shape")
-MAX_TOP_LOGPROBS = 20
+
+
+class ApiError(Exception):
+    """An error as vLLM words it."""
+
+    def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> bytes:
+        """Return the response's JSON."""
+        detail = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": detail})
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -37,11 +49,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = 0
     user: str | None = None
-    stop: str | list[str] | None = None
-
-    def stops(self) -> list[str]:
-        """Texts that end an output."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+    prompt_logprobs: int | None = None
+    """Any number: the prompt is not looked up in the prefix cache. The values themselves are not reported."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +68,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[Any] | None = None
 
     def joined(self) -> Message:
-        """The message with its parts as one text. Raises ApiError for a part that is not text."""
+        """Return the message with its parts as one text. Raises ApiError for a part that is not text."""
         parts = [] if self.content is None or isinstance(self.content, str) else self.content
         for part in parts:
             if part.text is None:
@@ -87,7 +96,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_body(body: bytes, shape: type[Shape]) -> Shape:
-    """The request in a body. Raises ApiError that names the field."""
+    """Return the request in a body. Raises ApiError that names the field."""
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
@@ -97,19 +106,14 @@ def decode_body(body: bytes, shape: type[Shape]) -> Shape:
 
 
 def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
-    """The prompts as ids, from any of the four shapes. Raises ApiError for any other, or none."""
-    data = bytes(raw)
-    inner = data.lstrip()[1:].lstrip()[:1] if data[:1] == b"[" else b""
+    """Return the prompts as ids, from any of the four shapes. Raises ApiError for any other, or none."""
     try:
-        if data[:1] == b'"':
-            prompts = [vocabulary.encode(msgspec.json.decode(data, type=str))]
-        elif inner == b'"':
-            prompts = [vocabulary.encode(text) for text in msgspec.json.decode(data, type=list[str])]
-        elif inner == b"[":
-            prompts = msgspec.json.decode(data, type=list[list[int]])
-        else:
-            prompts = [msgspec.json.decode(data, type=list[int])]
-    except NOT_JSON:
+        decoded = msgspec.json.decode(raw)
+        is_one = isinstance(decoded, str) or all(isinstance(token_id, int) for token_id in decoded)
+        several = [decoded] if is_one else decoded
+        is_text = all(isinstance(prompt, str) for prompt in several)
+        prompts = list(map(vocabulary.encode, several)) if is_text else msgspec.convert(several, list[list[int]])
+    except (*NOT_JSON, TypeError):
         raise ApiError("prompt: expected a text, a list of token ids, or a list of either", param="prompt") from None
     if not prompts or not all(prompts):
         raise ApiError("prompt: must not be empty", param="prompt")
@@ -119,27 +123,6 @@ def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def check_ids(token_ids: Sequence[int], size: int, param: str) -> None:
+    """Raise ApiError for an id that is not in the vocabulary."""
     if token_ids and (max(token_ids) >= size or min(token_ids) < 0):
         raise ApiError(f"{param}: a token id is out of vocabulary; expected 0 … {size - 1}", param=param)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A decoded request, independent of its API."""
-
-    fields: GenerationFields
-    prompts: list[list[int]]
-    max_tokens: int | None
-    """None: as many as fit."""
-    top_logprobs: int | None = None
-    """Alternatives to tell of for each token; None: no logprobs."""
-    prompt_logprobs: int | None = None
-    """The same for each token of the prompt, which is then not looked up in the prefix cache."""
-    echo: bool = False
-    """Whether the response's text begins with the prompt."""
-
-
-def check_top_logprobs(count: int | None, param: str = "logprobs") -> int | None:
-    if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
-        raise ApiError(f"{param}: {count}; expected 0 … {MAX_TOP_LOGPROBS}", param=param)
-    return count

@@ -21,7 +21,7 @@ from measure.histogram import HistogramCounts, add_value, empty_counts
 from sim.latency.modelfile import Model
 from sim.latency.noise import StepNoise
 from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
-from sim.serving.requests.output import Generation
+from sim.serving.output import Generation
 from sim.vllm.hybrid import make_scheduler
 from sim.vllm.scheduler import Step
 from wire.alarm import Sleeper
@@ -107,8 +107,6 @@ class RealTimeEngine:
         self._unsettled: Step | None = None
         self._step_end_ms = float("-inf")
         self._told: list[Generation] = []
-        self.on_step: Callable[[float], None] | None = None
-        """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
         self.on_first: Callable[[Generation], None] | None = None
         """Called with each output whose first token is on the books."""
         self.on_end: Callable[[Generation], None] | None = None
@@ -133,8 +131,8 @@ class RealTimeEngine:
             self._sleeper.close()
             self.abort_all()
 
-    def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
-        """Let a request arrive at ``arrival_ms`` or now; it enters ``extra_ms`` and the server's time later."""
+    def submit(self, generation: Generation, arrival_ms: float | None = None) -> None:
+        """Let a request arrive at ``arrival_ms`` or now; it enters the server's time later."""
         request = generation.request
         request.index = self._next_index
         self._next_index += 1
@@ -143,7 +141,7 @@ class RealTimeEngine:
         self._generations[request.index] = generation
         work_ms = reception_ms(self._costs, request.prompt_tokens)
         work_ms *= float(self._model.noise.frontend_factors(self._noise_seed, [request.request_id])[0])
-        entry_ms = self._frontend.entry_ms(arrival_ms, work_ms) + extra_ms
+        entry_ms = self._frontend.entry_ms(arrival_ms, work_ms)
         heapq.heappush(self._arrivals, (entry_ms, request.index))
         self._wake()
 
@@ -248,8 +246,6 @@ class RealTimeEngine:
         """Tell the requests for which the step sampled a token that it is over."""
         if self._ns_per_ms is not None:
             self.counters.count_lateness(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
-        if self.on_step is not None:
-            self.on_step(self.now_ms)
         generations = self._generations
         sampled = [
             generations[request.index]

@@ -45,8 +45,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vocabulary(Protocol):
-    """Vocabulary of the server. There are two: ``PieceVocabulary`` and
-    ``sim.serving.requests.vocabulary``'s."""
+    """Vocabulary of the server."""
 
     size: int
     """Ids are 0 … size − 1."""
@@ -155,18 +154,6 @@ def _called(call: Any) -> tuple[str, str]:
 
 def _json_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-class Spelling(dict[int, bytes]):
-    """Token id to its text as a JSON string."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__()
-        self._vocabulary = vocabulary
-
-    def __missing__(self, token_id: int) -> bytes:
-        text = self[token_id] = msgspec.json.encode(self._vocabulary.decode([token_id]))
-        return text
 
 
 MAX_OUTPUT_IDS = 4096

@@ -1,7 +1,7 @@
 """Random outputs, fixed by prompt, seed and choice, drawn whole on arrival: so the hashes of their blocks are known."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from sim.serving.requests.vocabulary import Vocabulary
+from sim.serving.vocabulary import Vocabulary
 from sim.vllm.request import Request
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
 from tracefile.records.arrays import UInt64Array
@@ -41,21 +41,9 @@ class Output:
     token_ids: list[int]
     """The end token included, if it came to that."""
     finish_reason: FinishReason
-    stop_reason: str | None = None
-    """The stop string that ended it."""
-    spoken_chars: int | None = None
-    """Length of its text, which ends before a stop string. Null: all tokens but an end token are spoken."""
 
 
-def draw_output(
-    prompt: bytes,
-    vocabulary: Vocabulary,
-    limits: OutputLimits,
-    seed: int,
-    choice: int,
-    *,
-    stops: Sequence[str] = (),
-) -> Output:
+def draw_output(prompt: bytes, vocabulary: Vocabulary, limits: OutputLimits, seed: int, choice: int) -> Output:
     """Return the output for ``prompt`` (ids as little-endian u32)."""
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=(seed * GOLDEN + choice) & MASK64))
     natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
@@ -65,24 +53,7 @@ def draw_output(
     token_ids: list[int] = vocabulary.output_ids[places].tolist()
     if ends:
         token_ids[-1] = vocabulary.end_id
-    output = Output(token_ids, "stop" if ends else "length")
-    return _stopped(output, vocabulary, limits, stops) if stops else output
-
-
-def _stopped(output: Output, vocabulary: Vocabulary, limits: OutputLimits, stops: Sequence[str]) -> Output:
-    """Cut the output with the token that completes the first stop string behind ``min_tokens``, as vLLM does."""
-    spoken = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-    text = ""
-    for count, token_id in enumerate(spoken, start=1):
-        searched = len(text)
-        text += vocabulary.decode([token_id])
-        if count <= limits.min_tokens:
-            continue
-        found = [(text.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in stops if stop]
-        if at := [one for one in found if one[0] >= 0]:
-            place, stop = min(at)
-            return Output(output.token_ids[:count], "stop", stop_reason=stop, spoken_chars=place)
-    return output
+    return Output(token_ids, "stop" if ends else "length")
 
 
 def _natural_length(stream: np.uint64, limits: OutputLimits) -> int:
@@ -107,8 +78,8 @@ class Generation:
     output: Output
     on_progress: Callable[["Generation"], None]
     """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
-    place: int = 0
-    """Which of its response's choices it is."""
+    index: int = 0
+    """Index of the choice in its response."""
     routed: int = -1
     """Number of its request by the fleet's router; -1: there is one engine."""
     delivered: int = 0

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 
-from sim.cache.onebyone import OneByOnePool, lay_out
 from sim.cache.pool import HitCounts
+from sim.cache.sequential_pool import SequentialPool, lay_out
 from sim.vllm.pool import BlockPool
-from sim.vllm.rules import FreeRule
 from sim.workload.chain import Chains, tokens_computed
 from tracefile.records.batches import RecordBatch
 from tracefile.records.schema import Record
 
 
-def plain_hits(records: Sequence[Record], chains: Chains, usable: int, rule: FreeRule = "vllm") -> HitCounts:
+def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCounts:
     """Rules 1 to 11 of docs/simulator.md, block by block."""
-    pool, size = BlockPool(usable + 1, chains.block_size, rule), chains.block_size
+    pool, size = BlockPool(usable + 1, chains.block_size), chains.block_size
     counts = HitCounts(block_size=size, usable_blocks=usable)
     for record in records:
         counts.requests += 1
@@ -33,19 +32,14 @@ def plain_hits(records: Sequence[Record], chains: Chains, usable: int, rule: Fre
     return counts
 
 
-def compiled_hits(
-    records: Sequence[Record], chains: Chains, usable: int | None, rule: FreeRule = "vllm", batch: int = 1000
-) -> HitCounts:
-    """The same by ``sim pool``'s pool, which gets so many records at once."""
-    pool = OneByOnePool(usable, rule)
+def compiled_hits(records: Sequence[Record], chains: Chains, usable: int | None) -> HitCounts:
+    """The same by ``sim pool``'s pool."""
+    batch = RecordBatch(list(records))
+    whole = lay_out(batch, batch.hashes(), chains)
+    pool = SequentialPool(whole, usable, chains.block_size)
     counts = HitCounts(requests=len(records), block_size=chains.block_size, usable_blocks=usable)
-    for first in range(0, len(records), batch):
-        some = RecordBatch(list(records[first : first + batch]))
-        part = lay_out(some, some.hashes(), chains)
-        fits = part.fits(usable)
-        hits = pool.run(part.keys, part.requests[fits]).tolist()
-        for row, hit_blocks in zip(part.rows[fits].tolist(), hits, strict=True):
-            counts.count_tokens(records[first + row], hit_blocks * chains.block_size)
-        counts.rejected += int((~fits).sum())
+    for row, hit_blocks in zip(whole.rows[pool.fits].tolist(), pool.run().tolist(), strict=True):
+        counts.count_tokens(records[row], hit_blocks * chains.block_size)
+    counts.rejected = int((~pool.fits).sum())
     counts.evicted_blocks = pool.evicted_blocks
     return counts

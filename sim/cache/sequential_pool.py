@@ -1,14 +1,13 @@
 """vLLM's block pool with one request at a time: each looks up, takes, fills and frees its blocks before the next comes.
 
-The pool is the simulator's compiled one. Its arrays grow with what is cached, so memory does not follow the trace.
+The pool is the simulator's compiled one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from measure.cache.accesses import arrival_order
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
 from measure.machinecode.entries import entry
@@ -21,17 +20,14 @@ from sim.kernels.pool import (
     QUEUE,
     WITHOUT_POLICIES,
     empty_pool,
-    has_room,
     hold,
-    index_segments,
     lookup,
     publish,
     release,
     take,
-    with_keys,
 )
 from sim.vllm.eviction import BELADY, parse_evict
-from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
+from sim.vllm.rules import blocks_for, lookup_limit
 from sim.workload.chain import Chains, known_blocks
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
@@ -39,8 +35,6 @@ from tracefile.records.errors import InputError
 
 UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
-FIRST_ROOM = 1 << 12
-"""Copies of segments that there is room for at first."""
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
@@ -74,61 +68,57 @@ class Requests(NamedTuple):
     requests: Records
     """``REQUEST`` of each; its keys are in ``keys``."""
 
-    def fits(self, usable_blocks: int | None) -> BoolArray:
-        return np.asarray(self.requests["num_blocks"] <= (UNLIMITED if usable_blocks is None else usable_blocks))
 
+class SequentialPool:
+    """The pool between requests, of so many blocks; None: unlimited. Requests that alone do not fit it are left out."""
 
-class OneByOnePool:
-    """The pool between requests, of so many blocks; None: unlimited."""
-
-    def __init__(
-        self,
-        usable_blocks: int | None,
-        free_rule: FreeRule = "vllm",
-        evict: str = "vllm",
-        requests: Records | None = None,
-        block_size: int = 0,
-    ) -> None:
-        """``requests``: all that there will be, in one run, under another policy of eviction than vLLM's."""
+    def __init__(self, requests: Requests, usable_blocks: int | None, block_size: int, evict: str = "vllm") -> None:
+        self.fits: BoolArray = requests.requests["num_blocks"] <= (
+            UNLIMITED if usable_blocks is None else usable_blocks
+        )
+        self.requests = requests.requests[self.fits]
         settings, eviction = np.zeros(1, layout.SETTINGS), parse_evict(evict)
-        settings["enable_prefix_caching"], settings["free_rule"] = True, FREE_RULES.index(free_rule)
-        settings["evict"], settings["evict_limit"], settings["block_size"] = *eviction, block_size
-        usable, records, levels = UNLIMITED if usable_blocks is None else usable_blocks, 0, None
-        if requests is not None and eviction.policy:
-            records = usable = min(int(requests["num_blocks"].sum()), usable)
-            if eviction.policy == BELADY:  # a level by request, and one of blocks evicted before those behind them
-                levels, settings["evict_limit"] = len(requests) + 2, len(requests) + 1
-                records += int((requests["known_keys"] - requests["most_hits"]).sum())
-        settings["usable_blocks"], slots = usable, 1 << (2 * records).bit_length()
-        self._pool = empty_pool(settings, usable, NO_KEYS, records=records, holds=0, slots=slots, levels=levels)
+        settings["enable_prefix_caching"], settings["block_size"] = True, block_size
+        settings["evict"], settings["evict_limit"] = eviction
+        total, levels = int(self.requests["num_blocks"].sum()), None
+        settings["usable_blocks"] = records = usable = total if usable_blocks is None else min(total, usable_blocks)
+        if eviction.policy == BELADY:  # a level by request, and one of blocks evicted before those behind them
+            levels, settings["evict_limit"] = len(self.requests) + 2, len(self.requests) + 1
+            records += int((self.requests["known_keys"] - self.requests["most_hits"]).sum())
+        slots = 1 << min(2 * records, 4 * len(self.requests) if not eviction.policy else 2 * records).bit_length()
+        holds = int(self.requests["num_blocks"].max(initial=0))
+        size: Any = {"records": records, "holds": holds, "slots": slots, "levels": levels}
+        self._pool = empty_pool(settings, usable, requests.keys, **size)
+        if eviction.policy == BELADY:
+            self._pool = self._pool._replace(uses=next_uses(requests.keys, self.requests))
 
     @property
     def evicted_blocks(self) -> int:
         return int(self._pool.counts["evicted_blocks"][0])
 
-    def run(self, keys: UInt64Array, requests: Records, evictions: Evictions | None = None) -> IntArray:
-        """Run requests that fit the pool; return the hit blocks of each. Raises InputError if keys are not chained."""
-        done, most = 0, int(requests["num_blocks"].max(initial=0))
-        self._pool = pool = with_keys(self._pool, keys)
-        policy = pool.settings["evict"][0]
-        if policy == BELADY:
-            self._pool = pool._replace(uses=next_uses(keys, requests))
-        if policy and evictions is not None:
-            self._pool = self._pool._replace(evicted=np.zeros(most + 1, np.uint64))
-        while done < len(requests):
-            self._pool = pool = self._pool if policy else _with_room(self._pool, most)
-            run = run_requests if policy else run_simple_requests
-            done = run(pool, requests, done, evictions or note_evictions(0, NO_ROWS, 0))
+    def run(self, evictions: Evictions | None = None) -> IntArray:
+        """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained."""
+        pool = self._pool
+        if pool.settings["evict"][0] and evictions is not None:
+            most = int(self.requests["num_blocks"].max(initial=0))
+            pool = pool._replace(evicted=np.zeros(most + 1, np.uint64))
+        run = run_requests if pool.settings["evict"][0] else run_simple_requests
+        run(pool, self.requests, evictions or note_evictions(0, NO_ROWS, 0))
         if pool.counts["not_chained"][0]:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
-        return np.asarray(requests["hits"])
+        return np.asarray(self.requests["hits"])
 
 
 _NO_REQUESTS = Requests(NO_ROWS, NO_ROWS, NO_ROWS, NO_KEYS, np.empty(0, REQUEST))
 
 
-def read_requests(batches: Iterable[tuple[Batch, Hashes]], chains: Chains) -> Iterator[Requests]:
-    return (lay_out(batch, hashes, chains) for batch, hashes in batches)
+def read_requests(batches: Iterable[tuple[Batch, Hashes]], chains: Chains) -> Requests:
+    """Return the requests of all batches, laid out as one."""
+    parts = [lay_out(batch, hashes, chains) for batch, hashes in batches]
+    whole = Requests(*map(np.concatenate, zip(_NO_REQUESTS, *parts, strict=True)))
+    known = whole.requests["known_keys"]
+    whole.requests["first_key"] = np.cumsum(known) - known
+    return whole
 
 
 def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
@@ -146,36 +136,6 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
     keys = hashes.values[leading_places(hashes.starts[rows], known, chains.factor)]
     return Requests(rows, prompt_tokens, computed, keys, requests)
-
-
-def pool_of(
-    parts: Iterable[Requests], usable_blocks: int | None, free_rule: FreeRule, evict: str, block_size: int
-) -> tuple[OneByOnePool, Iterable[Requests]]:
-    """Return the pool, and the parts; under another policy of eviction than vLLM's, all as one."""
-    if not parse_evict(evict).policy:
-        return OneByOnePool(usable_blocks, free_rule), parts
-    whole = joined(parts)
-    requests = whole.requests[whole.fits(usable_blocks)]
-    return OneByOnePool(usable_blocks, free_rule, evict, requests, block_size), [whole]
-
-
-def by_arrival(whole: Requests) -> Requests:
-    order = arrival_order(whole.requests["arrival_ms"])
-    return whole._replace(
-        rows=whole.rows[order],
-        prompt_tokens=whole.prompt_tokens[order],
-        computed_tokens=whole.computed_tokens[order],
-        requests=whole.requests[order],
-    )
-
-
-def joined(parts: Iterable[Requests]) -> Requests:
-    """Return the requests of all ``parts`` as one."""
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    whole = Requests(*columns) if columns else _NO_REQUESTS
-    known = whole.requests["known_keys"]
-    whole.requests["first_key"] = np.cumsum(known) - known
-    return whole
 
 
 def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
@@ -202,50 +162,29 @@ def note_evictions(keys: int, group: IntArray, groups: int) -> Evictions:
     return Evictions(np.full(keys, NEVER, np.int32), group, np.zeros((groups, groups), np.int64))
 
 
-def _with_room(pool: Pool, most_blocks: int) -> Pool:
-    """Return the pool with room for twice its copies of segments, and for requests of ``most_blocks``.
-
-    Between requests nothing is held: the holds begin anew, and with them their count and the list of free ones.
-    """
-    pool.counts["num_holds"], pool.counts["free_hold"] = 0, NONE
-    num_copies = int(pool.counts["num_copies"][0])
-    size = 2 * num_copies + 8 * int(pool.counts["num_twins"][0]) + 4 * most_blocks + FIRST_ROOM
-    segments, copies = np.zeros(size, layout.SEGMENT), np.zeros(size, layout.COPY)
-    for longer, part in ((segments, pool.segments), (copies, pool.copies)):
-        longer[: num_copies + 1] = part[: num_copies + 1]
-    slots = 1 << (2 * num_copies + FIRST_ROOM).bit_length()
-    return pool._replace(
-        segments=segments, copies=copies, holds=np.zeros(most_blocks + 1, layout.HOLD), table=np.zeros(slots, np.int32)
-    )
-
-
 @entry
-def run_requests(pool: Pool, requests: Records, first: int, evictions: Evictions) -> int:
-    """Run the requests from ``first`` on, writing what each finds; return the first that needs longer arrays, or how
-    many there are. The table may be another one than in the call before."""
-    index_segments(pool)
-    for number in range(first, len(requests)):
-        request = requests[number]
-        if not has_room(pool, request.num_blocks):
-            return number
+def run_requests(pool: Pool, requests: Records, evictions: Evictions) -> None:
+    """Run the requests, writing what each finds."""
+    for number in range(len(requests)):
+        request, counts = requests[number], pool.counts[0]
+        counts.num_holds, counts.free_hold = 0, NONE  # between requests nothing is held
         if len(evictions.evictor):
             _look_back(pool, request, number, evictions)
-        pool.counts[0].now_ms = request.arrival_ms
+        counts.now_ms = request.arrival_ms
         request.hits = hold(pool, request, request.most_hits)
         request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
         if len(evictions.evictor):
             _note_evictions(pool, request.num_blocks - request.hits, number, evictions)
-        evicted = pool.counts[0].evicted_blocks
+        evicted = counts.evicted_blocks
         take(pool, request.num_blocks - request.hits)
-        for place in range(evicted, pool.counts[0].evicted_blocks if len(pool.evicted) else evicted):
+        for place in range(evicted, counts.evicted_blocks if len(pool.evicted) else evicted):
             key = pool.evicted[place % len(pool.evicted)]
             if key > 0:
                 evictions.evictor[key - np.uint64(1)] = number
         publish(pool, request, request.hits, request.full_blocks)
         release(pool, request)
-        if pool.counts[0].not_chained:
+        if counts.not_chained:
             break
-    return len(requests)
 
 
 @kernel
