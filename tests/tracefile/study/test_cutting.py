@@ -47,7 +47,6 @@ def store(tmp_path: Path) -> Path:
     with new_writer(tmp_path / "day.parquet", meta("cd", "0.12"), inputs=[]) as writer:
         for day in (1, 2):
             writer.write(record(day))
-    (tmp_path / "host-1" / "tap.jsonl.engine.jsonl").write_text("{}\n")
     (tmp_path / "host-1" / "tap.jsonl.summary.json").write_text("{}\n")
     (tmp_path / "other.jsonl").write_text("no trace\n")
     return tmp_path
