@@ -193,7 +193,6 @@ def test_traces_without_a_shared_request_are_exit_code_1_and_no_page(
         (["tap-000001.jsonl.zst"], "tap-2.jsonl.zst"),
         (["tap-000001.jsonl.zst.part"], "tap-2.jsonl.zst"),
         (["tap.segments.json"], "tap-2.jsonl.zst"),
-        (["tap.jsonl.zst.engine.jsonl"], "tap-2.jsonl.zst"),
     ],
 )
 def test_a_trace_of_no_name_gets_one_that_no_file_has(

@@ -1,18 +1,83 @@
-"""Messages between the tap's processes: length-prefixed msgpack over unix sockets."""
+"""Messages between the tap's processes: length-prefixed msgpack over sockets."""
 
-from typing import Literal
+import asyncio
+import sys
+from typing import Any
 
 import msgspec
 
-from engines.access import OPEN, Access
 from engines.dialect import DialectName
-from tracefile.records.schema import Engine, HashAlgorithm, Meta, Status
-from wire.process import frame
-from wire.tls import SYSTEM_TLS, Tls
+from measure.histogram import HistogramCounts
+from tap.ipc.settings import Injection, Settings
+from tap.ipc.sharedmemory import BoardSize
+from tracefile.records.schema import Engine, Meta, Status
+from wire.process import FrameSocket, frame
 
 Endpoint = str
 """API of a request, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""
-Injection = Literal["usage", "token-ids"]
+STATS_INTERVAL_S = 1.0
+"""Between two reports of a process for the admin pages."""
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, at once: a process may be killed next."""
+    print(f"tap: {text}", file=sys.stderr, flush=True)
+
+
+def encode_frame(message: msgspec.Struct) -> bytes:
+    return frame(msgspec.msgpack.encode(message))
+
+
+class Channel(FrameSocket):
+    """End of a socket between the supervisor and a child. Received messages wait in ``messages``; null is the end."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.congested = False
+        """The other side has not read for a while."""
+        super().__init__(
+            lambda payload: self.messages.put_nowait(decoder.decode(payload)), lambda: self.messages.put_nowait(None)
+        )
+
+    def post(self, message: msgspec.Struct) -> None:
+        self.send(msgspec.msgpack.encode(message))
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+
+
+def no_counts() -> HistogramCounts:
+    """Return an empty histogram, without its buckets."""
+    return HistogramCounts([])
+
+
+class RequestCount(msgspec.Struct, array_like=True, frozen=True):
+    """Count of records with this endpoint, outcome and upstream."""
+
+    endpoint: str
+    status: Status
+    http_status: int
+    """0: no response came."""
+    upstream: str
+    count: int
+
+
+class RecordNumbers(msgspec.Struct, array_like=True, kw_only=True):
+    """Numbers of a recorder's records since the start of the process."""
+
+    requests: list[RequestCount] = []
+    ttft: HistogramCounts = msgspec.field(default_factory=no_counts)
+    """Seconds to the first token. Buckets: ``WAIT_S``."""
+    gaps: HistogramCounts = msgspec.field(default_factory=no_counts)
+    """Seconds between reads with tokens. Buckets: ``GAP_S``."""
+    request_head: HistogramCounts = msgspec.field(default_factory=no_counts)
+    """Seconds from a request's head to its write upstream, with connecting. Buckets: ``OVERHEAD_S``."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
 
 
 class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
@@ -22,7 +87,7 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """
 
     received: int = 0
-    """Exchanges taken off sockets: each is recorded, sampled out or dropped."""
+    """Exchanges taken off sockets: each is recorded or dropped."""
     recorded: int = 0
     hashed: int = 0
     prompt_counts_checked: int = 0
@@ -31,8 +96,6 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Of these, records whose two counts are equal."""
     dropped: dict[str, int] = {}
     unhashed: dict[str, int] = {}
-    sampled_out: int = 0
-    """Exchanges of sessions outside the sample."""
     found: int | None = None
     """Records of earlier runs in a resumed trace, not among ``recorded``. Null: not counted yet."""
     epoch_ns: int | None = None
@@ -48,82 +111,36 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     responses: dict[str, int] = {}
     """Complete responses of generations (``all``), ``streams`` among them, and those that lack something:
     ``streams_without_usage``, ``without_cached_tokens``, ``without_token_times``."""
-
-
-class BoardSize(msgspec.Struct, array_like=True, frozen=True):
-    """Size of the memory that workers share about upstreams."""
-
-    workers: int = 1
-    slots: int = 16
-    keys: int = 1 << 10
-    """Cells of an upstream's table, a power of two."""
-
-
-class CacheFeed(msgspec.Struct, array_like=True, frozen=True):
-    """An upstream's KV events."""
-
-    upstream: str
-    slot: int
-    events: str
-    """Address of its publisher, ``tcp://HOST:PORT``."""
-    replay: str | None = None
-    """Address at which it repeats batches that were missed. Null: it does not."""
+    writing: bool = True
+    """The last flush reached the files."""
+    numbers: RecordNumbers = msgspec.field(default_factory=RecordNumbers)
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """First message to a recorder."""
 
-    trace: str
-    overwrite: bool
+    settings: Settings
+    socket: str
+    """Path of the unix socket for the workers' exchanges. Empty: none."""
     meta: Meta
-    tokenizer: str
-    """``ids``, ``bytes``, or a tokenizer's directory."""
     key_secret: bytes
-    algorithm: HashAlgorithm
-    block_size: int
-    branches: bool = False
-    """Records tell to the token where chains part."""
-    hash_model: str | None
-    """Model name at the start of each hash chain. Null: each request's own."""
-    loras: list[str]
+    dialect: DialectName
+    engine_url: str
+    """Engine for ``--tokenizer engine``, until an upstream has served a request."""
     epoch_ns: int
     """The relay's monotonic clock at t = 0."""
-    socket: str = ""
-    """Path of the unix socket for the workers' exchanges."""
-    resume: bool = False
-    """Continue the existing trace from its last whole record."""
-    rotate_bytes: int | None = None
-    """Close a segment at this size. Null: never."""
-    rotate_s: float | None = None
-    """Close a segment at this age. Null: never."""
-    keep_s: float | None = None
-    """Delete closed segments at this age. Null: never."""
-    keep_bytes: int | None = None
-    """Delete the oldest closed segments beyond this size of all. Null: never."""
-    upload: str | None = None
-    """fsspec URL for closed segments. Null: none."""
-    sample: float = 1.0
-    """Share of sessions to record."""
-    keep_headers: list[str] = []
-    """Request headers that records keep, in lower case."""
-    max_body_bytes: int = 16 << 20
-    """Largest body that is read, decoded."""
-    dialect: DialectName = "vllm"
-    engine_url: str | None = None
-    """Engine for ``--tokenizer engine``. Null: no upstream known."""
-    access: Access = OPEN
-    """Keys, headers and TLS of calls to it."""
-    admin_socket: str | None = None
-    """Path of the unix socket for counters and records. Null: no admin process."""
     carry: Progress = msgspec.field(default_factory=Progress)
     """Counts of earlier recorders of the same trace."""
-    cache_feeds: list[CacheFeed] = []
-    """KV events that put the workers' tables right."""
-    board_path: str = ""
-    """The file with these tables."""
-    board: BoardSize = BoardSize()
-    route_bytes: int = 0
-    """Bytes of a body that the policy sees, as hashes."""
+
+    @property
+    def block_size(self) -> int:
+        assert self.meta.block_size is not None
+        return self.meta.block_size
+
+    @property
+    def branches(self) -> bool:
+        """True: records tell to the token where chains part."""
+        return self.meta.hash is not None and bool(self.meta.hash.branches)
 
 
 class ExchangeCopy(msgspec.Struct, array_like=True, tag=True, kw_only=True):
@@ -178,28 +195,12 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
     reason: str
 
 
-def encode_frame(message: msgspec.Struct) -> bytes:
-    return frame(msgspec.msgpack.encode(message))
-
-
-class Certificate(msgspec.Struct, array_like=True, frozen=True):
-    """Files of a server's certificate, read again on SIGHUP."""
-
-    cert: str
-    key: str | None
-    """Null: in the same file."""
-
-
 class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
     """An upstream, and its state as the supervisor knows it."""
 
     url: str
     slot: int = 0
-    """Place of its counts and keys in shared memory, the same while the tap runs."""
-    draining: bool = False
-    """It gets no new sessions."""
-    stopped: bool = False
-    """It gets no requests."""
+    """Index of its counts and keys in shared memory, the same while the tap runs."""
     healthy: bool = True
     """By its checks; True without checks."""
     dialect: DialectName | None = None
@@ -209,45 +210,19 @@ class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """First message to a worker."""
 
+    settings: Settings
+    folder: str
+    """Folder of the processes' sockets and shared memory."""
     number: int
     """From 0; the successor of a dead worker has its number."""
-    workers: int
     listen_fd: int
     """The bound socket to serve on, inherited under this number."""
-    certificate: Certificate | None = None
-    """Null: plain HTTP."""
     upstreams: list[UpstreamEntry]
-    tls: Tls = SYSTEM_TLS
-    """Of connections to upstreams."""
-    route: str
-    """Policy that chooses among upstreams, with its settings."""
     capacity_blocks: int = 0
     """KV cache of an upstream, in keys of prompts. 0: not known."""
-    route_bytes: int = 0
-    """Bytes of a body that the policy may see, as hashes."""
     key_secret: bytes
     """Of the trace's ids: sessions are routed by their ids in records."""
-    loras: list[str] = []
-    """Names of models that are LoRA adapters."""
-    eject_after: int = 0
-    """Responses 5xx in a row after which an upstream gets no requests for a while. 0: never."""
-    board_path: str
-    """The file with the counts and keys of upstreams."""
     board: BoardSize
-    counts_path: str
-    """The file with all workers' counts."""
-    recorder_socket: str
-    admin_socket: str | None
-    """Null: no admin process."""
-    max_body_bytes: int
-    queue_bytes: int
-    """This worker's share."""
-    keep_headers: list[str]
-    """Request headers that records keep, in lower case."""
-    inject: list[Injection]
-    """Additions to requests, as far as each upstream's dialect has them."""
-    drain_s: float
-    """Time for requests in flight if the supervisor is suddenly gone."""
 
 
 class Reload(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -275,35 +250,73 @@ class Drained(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Responses that were cut."""
 
 
+class UpstreamStats(msgspec.Struct, array_like=True, frozen=True):
+    """Numbers of an upstream, as one worker counts them since its start."""
+
+    upstream: str
+    requests: int = 0
+    in_flight: int = 0
+    ejected: bool = False
+    ejections: int = 0
+    """Times that it got no requests for a while after failures."""
+    prompt_bytes: int = 0
+    """Bytes of prompts' starts sent there that the router hashed."""
+    known_bytes: int = 0
+    """Leading bytes of them that the router had sent there before."""
+
+
+class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
+    """Numbers of a worker since its start. An empty histogram may come without buckets."""
+
+    worker: int
+    """Number of the worker, the same after a restart."""
+    in_flight: int = 0
+    """Recorded requests that have not ended."""
+    connections: int = 0
+    relayed: int = 0
+    bytes_in: int = 0
+    """Bytes of request bodies; those of recorded requests count at their end."""
+    bytes_out: int = 0
+    """Bytes of response bodies, likewise."""
+    queue_bytes: int = 0
+    """Bytes of copies in flight and of frames that the recorder has not taken."""
+    queue_limit_bytes: int = 0
+    loop_delay_s: float = 0.0
+    """Largest delay of the event loop since the last push."""
+    response_head: HistogramCounts = msgspec.field(default_factory=no_counts)
+    """Seconds spent on a response's head, of a sample. Buckets: ``OVERHEAD_S``, here and below."""
+    chunk: HistogramCounts = msgspec.field(default_factory=no_counts)
+    """Seconds from a read of a response body to its write to the client, of a sample."""
+    upstreams: list[UpstreamStats] = []
+    misrouted: dict[str, int] = {}
+    """Requests for which the policy raised, by the exception's type."""
+
+
 class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """First message to the admin process."""
 
     listen_fd: int
     """The bound TCP socket to serve pages on, inherited."""
-    feed_socket: str
-    """Path of the socket on which it takes the other processes' numbers."""
     trace: str
     """Path, for the heading of the page."""
     names: list[str] = []
     """Host names under which the pages are asked for, in lower case."""
 
 
-class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """State of the tap's processes and of the engine."""
+class TapStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
+    """State of the tap for the admin process: of its processes, of the engine, and the numbers that each reported."""
 
     upstreams: list[str]
     """Origins of new requests."""
-    draining_upstreams: list[str] = []
-    """Those among them that get no new sessions."""
-    stopped_upstreams: list[str] = []
-    """Those among them that get no requests."""
     unhealthy_upstreams: list[str] = []
     """Those among them whose checks fail."""
     workers: int
-    workers_up: int
+    workers_up: int = 0
     worker_restarts: int = 0
-    recorder_up: bool = True
+    recorder_up: bool = False
     recorder_restarts: int = 0
+    recorder_silent_s: float = 0.0
+    """Since the recorder's last report."""
     offered: int = 0
     """Requests to be recorded so far, of all workers, dead ones included."""
     dropped: dict[str, int] = {}
@@ -311,3 +324,6 @@ class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
     """The tap is ending: no new connections."""
     engine: Engine | None = None
     """Null: unknown."""
+    worker_stats: list[WorkerStats] = []
+    """Latest numbers of each live worker."""
+    progress: Progress = msgspec.field(default_factory=Progress)

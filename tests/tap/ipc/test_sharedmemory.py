@@ -2,22 +2,20 @@
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from engines.routing.adapters import AdapterSlots
-from engines.routing.router import ADAPTER_SLOTS
-from tap.ipc.exchange import BoardSize
-from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
+from tap.ipc.sharedmemory import HELD_TOKENS, LOAD_CELLS, PREFILL_TOKENS, REQUESTS, BoardSize, UpstreamBoard
 
 SIZE = BoardSize(workers=2, slots=3, keys=8)
 
 
 def test_counts_are_summed_over_workers_and_those_of_a_dead_one_go(tmp_path: Path) -> None:
-    first, second, supervisor = (UpstreamBoard(tmp_path / "board", SIZE) for _ in range(3))
+    first, second, supervisor = (UpstreamBoard(str(tmp_path), SIZE) for _ in range(3))
     row = first.row(0)
-    row[1 * CELLS + REQUESTS], row[1 * CELLS + PREFILL_TOKENS], row[1 * CELLS + HELD_TOKENS] = 2, 300, 500
-    second.row(1)[1 * CELLS + REQUESTS] = 1
+    row[1 * LOAD_CELLS + REQUESTS], row[1 * LOAD_CELLS + PREFILL_TOKENS], row[1 * LOAD_CELLS + HELD_TOKENS] = (
+        2,
+        300,
+        500,
+    )
+    second.row(1)[1 * LOAD_CELLS + REQUESTS] = 1
     assert supervisor.totals(1) == [3, 300, 500]
     assert supervisor.totals(0) == supervisor.totals(2) == [0, 0, 0]
     supervisor.forget_worker(0)
@@ -25,8 +23,8 @@ def test_counts_are_summed_over_workers_and_those_of_a_dead_one_go(tmp_path: Pat
 
 
 def test_a_workers_keys_are_there_for_its_successor(tmp_path: Path) -> None:
-    UpstreamBoard(tmp_path / "board", SIZE).table(2).add([11, 12, 13])
-    successor = UpstreamBoard(tmp_path / "board", SIZE)
+    UpstreamBoard(str(tmp_path), SIZE).table(2).add([11, 12, 13])
+    successor = UpstreamBoard(str(tmp_path), SIZE)
     assert successor.table(2).overlap([11, 12, 14, 15]) == 2
     assert successor.table(2).overlap([11, 12, 13]) == 3
     assert successor.table(1).overlap([11]) == 0
@@ -46,14 +44,3 @@ def test_another_key_in_the_cell_of_a_prefix_does_not_hide_the_keys_behind_it() 
     table.add([1, 2, 3])
     table.add([2 + 8])
     assert table.overlap([1, 2, 3, 4]) == 3
-
-
-@given(st.lists(st.integers(1, 12), max_size=40))
-def test_an_upstreams_adapters_are_the_last_ones_used_for_all_workers(used: list[int]) -> None:
-    board, simulated = UpstreamBoard(size=SIZE), AdapterSlots(ADAPTER_SLOTS)
-    one, another = board.adapters(1), board.adapters(1)
-    for number, key in enumerate(used):
-        assert (key in one) == (key in another) == simulated.use(f"{key}")
-        (one, another)[number % 2].use(key)
-    assert not any(key in board.adapters(0) or key in board.adapters(2) for key in range(1, 13))
-    assert board.totals(1) == [0, 0, 0]

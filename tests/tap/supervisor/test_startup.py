@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
 from engines.facts import EngineFacts, add_settings, read_facts
-from tap.supervisor.engineprobe import Probed, probe_engine
+from tap.ipc.settings import Settings
+from tap.supervisor.startup import probe_engine
 from tracefile import Meta
 from tracefile.records.encoding import encode_meta
 
@@ -22,6 +24,14 @@ LLAMA_CPP_PROPS = add_settings(LLAMA_CPP, '{"build_info": "b11549", "total_slots
 SGLANG = add_settings(
     read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "sglang"}]}'), '{"version": "0.5.23", "page_size": 1}'
 )
+
+
+class Probed(NamedTuple):
+    """Result of a probe."""
+
+    settings: Settings
+    line: str
+    notes: Sequence[str]
 
 
 def probed(
@@ -46,7 +56,7 @@ def probed(
             config = lab.config(
                 upstream.port, **{"tokenizer": "auto", "engine_facts": True, "dialect": None} | settings
             )
-            return await probe_engine(config, facts, config.upstreams[0])
+            return Probed(*await probe_engine(config, facts, config.upstreams[0]))
 
     return asyncio.run(scenario()), asked
 
@@ -67,14 +77,14 @@ def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
     lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, tokenizer: str, reason: str
 ) -> None:
     found, _ = probed(lab, facts, tokens)
-    assert found.config.tokenizer == tokenizer
+    assert found.settings.tokenizer == tokenizer
     assert found.line.endswith(f" · tokenizer {tokenizer}{reason}")
     assert any(note.startswith("--tokenizer bytes: ") for note in found.notes) == (tokenizer == "bytes")
 
 
 def test_a_tokenizer_that_was_named_is_not_asked(lab: Any) -> None:
     found, asked = probed(lab, VLLM, None, tokenizer="bytes")
-    assert (found.config.tokenizer, asked) == ("bytes", ["GET /v1/models", "GET /reset_prefix_cache"])
+    assert (found.settings.tokenizer, asked) == ("bytes", ["GET /v1/models", "GET /reset_prefix_cache"])
     assert not any(note.startswith("--tokenizer") for note in found.notes)
 
 
@@ -82,7 +92,7 @@ def test_a_tokenizer_that_was_named_is_not_asked(lab: Any) -> None:
 def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
     lab.trace.write_bytes(encode_meta(Meta(source="tap", block_size=4, tokenizer=before)))
     found, asked = probed(lab, VLLM, {"prompt": [7]}, resume=True)
-    assert (found.config.tokenizer, "POST /tokenize" in asked) == (before, False)
+    assert (found.settings.tokenizer, "POST /tokenize" in asked) == (before, False)
 
 
 def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
