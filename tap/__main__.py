@@ -417,9 +417,7 @@ def _checked_trace(args: argparse.Namespace) -> str:
     if args.overwrite and args.resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
     if str(path).endswith(".parquet"):
-        raise InputError(
-            f"--output {path}: lines are recorded; expected .jsonl, .jsonl.gz or .jsonl.zst"
-        )
+        raise InputError(f"--output {path}: lines are recorded; expected .jsonl, .jsonl.gz or .jsonl.zst")
     file = Path(path)
     if file.is_dir():
         raise InputError(f"--output {path}: is a directory; expected a file to write")

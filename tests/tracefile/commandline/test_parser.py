@@ -40,7 +40,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--outp=a", "t"], "tool run: error: --outp: no such flag; did you mean --output?"),
         (["run", "--zzz"], "tool run: error: --zzz: no such flag; see tool run --help"),
         (["run", "t", "--trace", "a"], "tool run: error: --trace is now -o/--output"),
-        (["run", "t", "-o", "a", "--wait-s", "3"], "tool run: error: --wait-s is now --wait"),
         (["run", "--blocks", "3"], "tool run: error: --blocks: no such flag; see tool run --help"),
         (["run", "t"], "tool run: error: missing: -o/--output; see tool run --help"),
         (["run", "t", "-o"], "tool run: error: -o/--output: expected one argument"),
