@@ -11,7 +11,6 @@ from tracefile.records.errors import USAGE_ADVICE
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Record, SessionId
 
-
 LACKING: Final = {
     "without_hashes": "block hashes",
     "without_usage": "usage",
