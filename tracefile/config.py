@@ -58,7 +58,7 @@ def _add_convert(actions: Actions) -> None:
         actions,
         "convert",
         summary,
-        "monday.jsonl.zst monday.parquet",
+        "conversation_trace.jsonl ours.jsonl.zst",
         "host-1.jsonl.zst host-2.jsonl.zst both.jsonl.zst",
         "monday.jsonl.zst hour.jsonl.zst --from 1h --until 2h --anonymize",
     )
@@ -68,7 +68,7 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "output",
         metavar="OUT",
-        help="a .gz or .zst suffix compresses; .parquet: columns for other tools, which commands here do not read",
+        help="a .gz or .zst suffix compresses",
     )
     written = ", ".join(FORMATS_WRITTEN)
     convert.add_argument("--to", choices=FORMATS_WRITTEN, default="kvtape", metavar="FORMAT", help=written)
@@ -94,8 +94,7 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "--block-size",
         type=int,
-        help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part "
-        "(default: the trace's, or 512 for Mooncake where that is a multiple)",
+        help="tokens in a block, a multiple of the trace's (default: the trace's, or 512 for Mooncake where that is one)",
     )
     convert.add_argument(
         "--anonymize",

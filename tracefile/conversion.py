@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tracefile.columns import write_columns
 from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
@@ -22,7 +21,7 @@ from tracefile.exporters import LOST, Account, mooncake_lines, usual_block_size
 from tracefile.files.digest import refuse_pipe
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
-from tracefile.hashing.tokenchains import Resizing, branches_of, is_finer
+from tracefile.hashing.downsampling import downsample
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record, RequestId
@@ -123,10 +122,7 @@ def _convert(inputs: Inputs, config: Config) -> int:
         step = in_blocks_of(step, block_size, config.traces[0])
     if config.anonymize:
         step = anonymized(step)
-    if config.output.endswith(".parquet"):
-        count = write_columns(config.output, step.records(), inputs=config.traces, overwrite=config.overwrite)
-    else:
-        count = _write(config, step) if config.to == "kvtape" else _export(config, step)
+    count = _write(config, step) if config.to == "kvtape" else _export(config, step)
     for warning in inputs.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if config.anonymize:
@@ -192,14 +188,21 @@ def _after_first_ms(time_s: float, meta: Meta, zero_ms: float) -> float:
 
 
 def in_blocks_of(step: Step, block_size: int, path: str) -> Step:
-    """Convert to another block size; a finer one reads the trace's branches first."""
-    if block_size < 1:
-        raise InputError(f"--block-size: {block_size}; expected 1 or more")
-    meta = step.first_meta
-    branches = branches_of(step.records(), meta.block_size or 1) if is_finer(block_size, meta, path) else None
-    resizing = Resizing(meta, block_size, branches)
+    """Convert to coarser blocks."""
+    fine = step.first_meta.block_size
+    if fine is None or block_size < 1 or block_size % fine:
+        raise InputError(
+            f"{path}: --block-size {block_size}: expected a multiple of the trace's, {fine or 'which has none'}"
+        )
+
+    def resized(meta: Meta) -> Meta:
+        known = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
+        return msgspec.structs.replace(meta, block_size=block_size, hash=known)
+
     return Step(
-        lambda: map(resizing.record, step.records()), resizing.meta(meta), lambda: resizing.meta(step.latest_meta())
+        lambda: (downsample(record, fine, block_size // fine) for record in step.records()),
+        resized(step.first_meta),
+        lambda: resized(step.latest_meta()),
     )
 
 
