@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from tracefile.commandline.durations import duration_or_moment
+from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
 from tracefile.records.schema import TraceFormat
 
@@ -75,18 +75,17 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "--from",
         dest="from_s",
-        type=duration_or_moment,
+        type=duration,
         default="0",
         metavar="TIME",
-        help="keep sessions that begin at this time or later, whole: from the first arrival, such as 10m, or a date in "
-        "UTC, such as 2026-11-20T14:00",
+        help="keep sessions that begin so long after the first arrival, or later, whole",
     )
     convert.add_argument(
         "--until",
         dest="until_s",
-        type=duration_or_moment,
+        type=duration,
         metavar="TIME",
-        help="keep sessions that begin before this time, such as 20m, or a date (default: all)",
+        help="keep sessions that begin before this time, such as 20m (default: all)",
     )
     convert.add_argument(
         "--infer-sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
@@ -94,7 +93,7 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "--block-size",
         type=int,
-        help="tokens in a block, a multiple of the trace's (default: the trace's, or 512 for Mooncake where that is one)",
+        help="tokens in a block, a multiple of the trace's (default: the trace's, for Mooncake 512 if that is one)",
     )
     convert.add_argument(
         "--anonymize",

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
 from tracefile.exporters import LOST, Account, mooncake_lines, usual_block_size
@@ -157,8 +156,8 @@ def in_time_range(step: Step, config: Config) -> Step:
         name = session_name(record)
         begins_ms[name] = min(record.arrival_ms, begins_ms.get(name, math.inf))
     zero_ms = min(begins_ms.values(), default=0.0)
-    from_ms = _after_first_ms(config.from_s, step.first_meta, zero_ms)
-    until_ms = math.inf if config.until_s is None else _after_first_ms(config.until_s, step.first_meta, zero_ms)
+    from_ms = 1000 * config.from_s
+    until_ms = math.inf if config.until_s is None else 1000 * config.until_s
     if not from_ms < until_ms:
         raise InputError(f"--until {until_ms / 1000:g}s: expected a time after --from {from_ms / 1000:g}s")
     kept = {name for name, begin_ms in begins_ms.items() if from_ms <= begin_ms - zero_ms < until_ms}
@@ -176,15 +175,6 @@ def in_time_range(step: Step, config: Config) -> Step:
 def session_name(record: Record) -> str:
     """Return the name of a record's session, never that of a request without one."""
     return f"request {record.request_id}" if record.session_id is None else f"session {record.session_id}"
-
-
-def _after_first_ms(time_s: float, meta: Meta, zero_ms: float) -> float:
-    """Return a flag's time in ms from the trace's first arrival, which is at ``zero_ms``."""
-    if not isinstance(time_s, Moment):
-        return time_s * 1000
-    if meta.epoch_unix_ns is None:
-        raise InputError("meta.epoch_unix_ns: missing; expected durations in --from and --until")
-    return time_s * 1000 - meta.epoch_unix_ns / 1e6 - zero_ms
 
 
 def in_blocks_of(step: Step, block_size: int, path: str) -> Step:
