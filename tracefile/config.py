@@ -78,7 +78,7 @@ def _add_convert(actions: Actions) -> None:
         type=duration,
         default="0",
         metavar="TIME",
-        help="keep sessions that begin so long after the first arrival, or later, whole",
+        help="keep sessions that begin at this time after the first arrival, such as 10m, or later, whole",
     )
     convert.add_argument(
         "--until",
