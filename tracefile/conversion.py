@@ -40,7 +40,7 @@ class Step:
 
 
 class Inputs:
-    """The input traces as one: in order where they share a clock, else merged by end on the first's clock."""
+    """The input traces as one: merged by end, on the first one's clock."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         if len(set(paths)) < len(paths):
@@ -60,38 +60,31 @@ class Inputs:
         self.shifts_ms = [((meta.epoch_unix_ns or 0) - (zero_ns or 0)) / 1e6 for meta in metas]
 
     def read(self) -> Iterator[Record]:
-        """Yield all records; ``warnings`` is complete after the last."""
-        shares_clock = not any(self.shifts_ms)
-        parts = [
-            self._read_one(*part, follows_meta=shares_clock) for part in zip(self.paths, self.shifts_ms, strict=True)
-        ]
-        if shares_clock:
-            for part in parts:
-                yield from part
-            return
+        """Yield all records by end; ``warnings`` is complete after the last."""
+        parts = list(map(self._read_one, self.paths, self.shifts_ms))
         used: Counter[RequestId] = Counter()
-        for record in heapq.merge(*parts, key=lambda record: record.end_ms() or record.arrival_ms or 0.0):
-            used[record.request_id] += 1
-            if (number := used[record.request_id]) > 1:
-                record.request_id = RequestId(f"{record.request_id}~{number}")
+        for record in heapq.merge(*parts, key=lambda record: record.end_ms() or 0.0) if parts[1:] else parts[0]:
+            if parts[1:]:
+                used[record.request_id] += 1
+                if (number := used[record.request_id]) > 1:
+                    record.request_id = RequestId(f"{record.request_id}~{number}")
             yield record
 
-    def _read_one(self, path: str, shift_ms: float, *, follows_meta: bool) -> Iterator[Record]:
+    def _read_one(self, path: str, shift_ms: float) -> Iterator[Record]:
         if path not in self._opened:
             refuse_pipe(path)
         with self._opened.pop(path, None) or open_trace(path) as reader:
             for record in reader:
-                self._note_meta(reader, follows_meta)
-                if shift_ms and record.arrival_ms is not None:
-                    record.arrival_ms = round(record.arrival_ms + shift_ms, 6)
-                if shift_ms and record.scheduled_ms is not None:
-                    record.scheduled_ms = round(record.scheduled_ms + shift_ms, 6)
+                self._note_meta(reader)
+                for name in ("arrival_ms", "scheduled_ms") if shift_ms else ():
+                    if (at_ms := getattr(record, name)) is not None:
+                        setattr(record, name, round(at_ms + shift_ms, 6))
                 yield record
-            self._note_meta(reader, follows_meta)
+            self._note_meta(reader)
             self.warnings |= dict.fromkeys(reader.warnings)
 
-    def _note_meta(self, reader: TraceReader, follows_meta: bool) -> None:
-        if follows_meta:
+    def _note_meta(self, reader: TraceReader) -> None:
+        if len(self.paths) == 1:
             self.latest_meta = reader.latest_meta
 
 
