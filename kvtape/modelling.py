@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from report.pages.whatif import WhatIf
 from sim.fit.fitting import FitConfig, fit_traces
+from sim.forecast.results import WhatIf
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, save_model

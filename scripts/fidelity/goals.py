@@ -6,7 +6,7 @@ from statistics import median
 
 import msgspec
 
-from report.compare.baselines import BASELINE_CELL
+from report.compare.ensembles import BASELINE_CELL
 from scripts.fidelity.judging import LEVELS, Cell
 from scripts.fidelity.steps import PREFILLS
 

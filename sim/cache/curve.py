@@ -10,6 +10,7 @@ from engines.modelconfig import kv_bytes_per_token
 from measure.cacheuse import CacheUse, GroupUse, PolicyHits
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
+from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
 from sim.vllm.config import add_kv_groups
 from sim.vllm.eviction import EVICT_HELP
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from measure.cache import hitcurve, stackdepth
     from measure.cache.accesses import Accesses
     from measure.cache.hitcurve import HitCurve
+    from report.pages import curves as pages
     from sim.cache import hybrid, onebyone, sampledcurve
     from sim.cache import policies as comparing
     from sim.workload import accesses as workload_accesses
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
+    pages = LateModule("report.pages.curves")
     hybrid, onebyone, sampledcurve, comparing = late_modules("sim.cache", "hybrid onebyone sampledcurve policies")
     workload_accesses = LateModule("sim.workload.accesses")
 
@@ -78,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sample-seed", type=seed, help="seed of the sample (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         uses = use_at(accesses, curve, grouping, cache_tokens)
         policies = policies_at(arguments.trace, evicts, curve, cache_tokens)
         shown = {"kv_bytes_per_token": kv_bytes, "policies": [asdict(one) for one in policies]}
-        curves += [{**curve_as_json(curve, uses), **shown}] if arguments.json else []
+        curves += [{**curve_as_json(curve, uses), **shown}] if arguments.json or arguments.html is not None else []
         lines = [describe(curve, cache_tokens, uses, kv_bytes), *describe_groups(accesses.groups, uses)]
         texts.append("\n".join([*lines, *comparing.describe_policies(policies, curve.block_size, curve.input_tokens)]))
     return _print(arguments, curves, texts)
@@ -131,7 +135,10 @@ def _run_sampled(
 
 def _print(arguments: argparse.Namespace, curves: list[dict[str, Any]], texts: list[str]) -> int:
     found = {"kind": "curve", "trace": str(arguments.trace), "curves": curves}
+    html = page_path(arguments, [arguments.trace])
     print(json.dumps(found) if arguments.json else "\n\n".join(texts))
+    if html is not None:
+        write_page(html, pages.curve_page(found))
     return 0
 
 

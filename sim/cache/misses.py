@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
+from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from measure.cache import interning
+    from report.pages import curves as pages
     from sim.cache import hybrid, onebyone
     from sim.cache.onebyone import Evictions, OneByOnePool, Requests
     from sim.kernels.layout import Records
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     interning = LateModule("measure.cache.interning")
+    pages = LateModule("report.pages.curves")
     hybrid, onebyone = late_modules("sim.cache", "hybrid onebyone")
 
 
@@ -91,19 +94,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     add_group_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
         return hybrid.run(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
     usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
+    html = page_path(arguments, [arguments.trace])
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
     found = attribute(prompts, usable_blocks, arguments.free_rule or "vllm", grouping, arguments.evict or "vllm")
-    found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
+    found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
     print(json.dumps(found_json) if arguments.json else describe(found))
+    if html is not None:
+        write_page(html, pages.misses_page(found_json))
     return 0
 
 

@@ -7,13 +7,14 @@ import numpy as np
 
 from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
-from measure.quantiles import quantile
 from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
+from report.grid.points import LEVELS, Measure, Span
 from sim.forecast.captured import Captured, Load, plan
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.fleets import forecast_load, point_of
+from sim.forecast.limits import ttft
+from sim.forecast.results import MEASURED, Curve, Routing, Row
 from sim.forecast.saturation import Demand, PointRun
 from sim.forecast.scenarios import AS_CAPTURED
 from sim.kernels import layout
@@ -129,22 +130,6 @@ def measures_of(
     return values, beyond, quantiles_of
 
 
-def latencies_ms(found: Forecast, member: int, metric: str, places: IntArray) -> FloatArray:
-    """Return ITL of all requests, or TPOT or E2E of those at ``places``: NaN of aborts, infinite of unserved ones."""
-    if metric == "itl":
-        return found.gaps_ms[member]
-    values = found.tpot_ms[member] if metric == "tpot" else found.e2e_ms[member]
-    outcome = found.outcome[member, places]
-    ended = np.where(outcome == layout.OK, values[places], np.nan)
-    return np.where(np.isin(outcome, _UNSERVED), np.inf, ended)
-
-
-def percentile_ms(values: FloatArray, level: float) -> float:
-    """Return the order statistic of the known values; infinite of none."""
-    known = np.sort(values[~np.isnan(values)])
-    return quantile(known, level) if len(known) else np.inf
-
-
 def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
     first_ms = max(min(float(one.time_ms[0]) if len(one) else 1.0 for one in waits), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
@@ -254,6 +239,31 @@ def errors_of(forecast: Mapping[str, Measure], measured: Row) -> dict[str, float
     return found
 
 
+def measures_beside(one: ForecastSummary, base: ForecastSummary | None) -> dict[str, Measure]:
+    """Return the measures of a forecast, with effects against ``base``, member by member."""
+    before = None if base is None else base.values
+    return {name: measure_beside(name, one.values, one.beyond, before) for name in one.values}
+
+
+def measure_beside(
+    name: str, values: Mapping[str, FloatArray], beyond: Mapping[str, float], base: Mapping[str, FloatArray] | None
+) -> Measure:
+    """Return a measure; ``beyond``: what infinite values exceed; ``base``: the members' values of another point."""
+    own, least = values[name], beyond.get(name)
+    if base is None:
+        return Measure(value=span_of(own, least))
+    before = base[name]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference, ratio = own - before, np.where(before > 0.0, own / before, np.nan)
+    middle = interval(before).middle
+    known = least is not None and np.isfinite(middle)
+    return Measure(
+        value=span_of(own, least),
+        difference=span_of(difference, (least or 0.0) - middle if known else None),
+        ratio=span_of(ratio, (least or 0.0) / middle if known and middle > 0.0 else None),
+    )
+
+
 def trust_in(forecast: Mapping[str, Measure], errors: Mapping[str, float], *, saturated: bool) -> Trust | None:
     """Return how far the capture's own forecast lets its model be trusted; None: nothing was measured."""
     spans = {level: forecast[ttft(ALL, level)].value for level in LEVELS if ttft(ALL, level) in errors}
@@ -276,5 +286,5 @@ def trust_on(captured: Captured, model: Model, members: Sequence[Model], seed: i
         return None
     found = forecast_load(load, members, seed=seed)
     one = summarize(load, found, model, cohorts, paced=captured.paced)
-    spans = {name: Measure(value=span_of(values, one.beyond.get(name))) for name, values in one.values.items()}
+    spans = measures_beside(one, None)
     return trust_in(spans, errors_of(spans, measured), saturated=one.demand.is_saturated)

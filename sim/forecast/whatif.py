@@ -7,15 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from engines.routing.costs import prefill_ms
 from measure.thresholds import Threshold
 from measure.wording import listed
-from report.output import add_page_argument, page_path, write_page
-from report.pages.whatif import DemandSaid, Kind, Measure, Row, TiersSaid, WhatIf, describe
+from report.output import add_page_argument, page_path, put_page
 from sim.forecast.captured import Captured, Load, plan_as, read_captured
-from sim.forecast.effectgates import judge, parse_gate
+from sim.forecast.limits import KEYS, judge, parse_limit
+from sim.forecast.results import DemandSummary, Kind, Row, TierSummary, WhatIf
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
@@ -31,31 +28,24 @@ from sim.latency.terms import DECODES, PREFILL_TOKENS
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from tracefile import InputError
 from tracefile.commandline.ending import verdict_code
-from tracefile.commandline.printing import print_result
+from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
-from tracefile.records.arrays import FloatArray
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from measure import resampling
-    from report.pages import forecastpages
     from sim.cache import hybrid
-    from sim.engine import dispatch as dispatching
     from sim.engine.tiers import TierTraffic
-    from sim.forecast import ensemble, saturation
+    from sim.forecast import ensemble, saturation, whatifpage
     from sim.forecast import fleets as running
     from sim.forecast import summary as summing
     from sim.forecast.saturation import Demand
     from sim.forecast.summary import ForecastSummary
 else:  # numpy and a page's libraries, which the flags need not
-    np = LateModule("numpy")
     resampling = LateModule("measure.resampling")
-    forecastpages = LateModule("report.pages.forecastpages")
     hybrid = LateModule("sim.cache.hybrid")
-    dispatching = LateModule("sim.engine.dispatch")
-    ensemble, running, saturation, summing = late_modules("sim.forecast", "ensemble fleets saturation summary")
+    ensemble, saturation, whatifpage = late_modules("sim.forecast", "ensemble saturation whatifpage")
+    running, summing = late_modules("sim.forecast", "fleets summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +59,6 @@ class WhatIfConfig:
     """None: if the trace knows its sessions."""
     members: int = 32
     seed: int = 0
-    json: bool = False
     base: Scenario = AS_CAPTURED
     """Forecast that effects are against."""
     gates: tuple[Threshold, ...] = ()
@@ -78,16 +67,16 @@ class WhatIfConfig:
 EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json --num-gpu-blocks 20000,40000,80000\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    add_page_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument(
         "--base",
         metavar="NAME=VALUE,…",
         help="forecast that effects are against, such as rate=0.1,num-gpu-blocks=29600 (default: the capture)",
     )
-    add_scenario_flags(parser)
-    add_forecast_flags(parser)
     parser.add_argument(
         "--gate",
         action="append",
@@ -96,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 unless every scenario keeps this, 3 if members differ, as hit_rate.difference>=-1%% or "
         "ttft.p95.ratio<=1.05",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    add_page_argument(parser)
+    add_scenario_flags(parser)
+    add_forecast_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -107,17 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.latency_model,
         scenarios=tuple(scenarios_of(arguments, base)),
         base=base,
-        gates=tuple(parse_gate(text) for text in arguments.gate),
+        gates=tuple(parse_limit("--gate", text, KEYS) for text in arguments.gate),
         paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         seed=arguments.seed,
-        json=arguments.json,
     )
     html = page_path(arguments, [config.trace, config.model])
     result, finished = forecast_scenarios(config)
-    print_result(result, [describe(result)], as_json=config.json)
-    if html is not None:
-        write_page(html, forecastpages.render_what_if(result))
+    put_page(whatifpage.what_if_page(result), result, as_json=arguments.json, html=html)
     if not finished:
         return 130
     failed = any(gate.sure and not gate.passed for gate in result.gates)
@@ -143,8 +129,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
             summaries.append(summing.summarize(load, found, model, cohorts, paced=captured.paced))
             if asked.kind != "scenario":
                 base = len(summaries) - 1
-            row = _row(asked, summaries, base, measured, model)
-            rows.append(msgspec.structs.replace(row, tiers=tiers_said(load, summaries[-1].run.traffic, drawn)))
+            rows.append(_row(asked, summaries, base, measured, model))
     except KeyboardInterrupt:
         if not summaries:
             raise
@@ -158,7 +143,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         confidence=resampling.CONFIDENCE,
         paced=captured.paced,
         requests=len(captured.records),
-        cohorts={name: len(places) for name, places in cohorts.items()},
+        cohorts={name: len(indexes) for name, indexes in cohorts.items()},
         engine=asdict(summaries[base].load.engine),
         verdicts=[
             *engine_warning(model, captured.meta, captured.engine),
@@ -209,7 +194,7 @@ def _own_errors(rows: Sequence[Row]) -> Iterator[str]:
 def _borrowed(model: Model, summaries: "Sequence[ForecastSummary]") -> Iterator[str]:
     """Yield a sentence about borrowed parameters that matter in some forecast; none: none do."""
     names = dict.fromkeys(
-        said for one in reversed(summaries) for said in saturation.borrowed_parameters(model, one.run)
+        name for one in reversed(summaries) for name in saturation.borrowed_parameters(model, one.run)
     )
     if names:
         yield f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(list(names))}"
@@ -217,33 +202,35 @@ def _borrowed(model: Model, summaries: "Sequence[ForecastSummary]") -> Iterator[
 
 def _row(asked: _Asked, summaries: "Sequence[ForecastSummary]", base: int, measured: Row | None, model: Model) -> Row:
     first, one = summaries[0], summaries[-1]
-    against = summaries[base] if asked.kind == "scenario" else None
-    measures = {name: _measure(name, one, against) for name in one.values}
+    measures = summing.measures_beside(one, summaries[base] if asked.kind == "scenario" else None)
+    own_warnings = [*saturation.open_parameters(model, one.run), *saturation.beyond_fit(one.run, model)]
+    beside = saturation.extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
     return Row(
         name=asked.name,
         kind=asked.kind,
-        settings=asked.scenario.differences,
+        settings={**asked.scenario.differences},
         rate=asked.scenario.rate,
         cold_prompts=asked.scenario.cold_prompts,
         num_gpu_blocks=one.load.engine.num_gpu_blocks,
         measures=measures,
         errors=summing.errors_of(measures, measured) if measured is not None and asked.kind == "capture" else {},
-        demand=_said(one.demand),
+        demand=_demand(one.demand),
         routing=one.routing,
-        warnings=list(
-            [*saturation.open_parameters(model, one.run), *saturation.beyond_fit(one.run, model)]
-            if one is first
-            else saturation.extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
-        ),
+        tiers=_tiers(one.load, one.run.traffic),
+        warnings=own_warnings if one is first else list(beside),
         assumptions=list(one.load.deployment.assumptions()),
         curves=one.curves,
     )
 
 
 def _unchanged(rows: Sequence[Row], summaries: "Sequence[ForecastSummary]", base: int) -> str | None:
-    """Say why no scenario differs from the base in any member; None: some do, or there is none."""
+    """Return why no scenario differs from the base in any member; None: some do, or there is none."""
     scenarios = [row for row in rows if row.kind == "scenario"]
-    if not scenarios or any(_differs(measure) for row in scenarios for measure in row.measures.values()):
+    spans = [(measure.value, measure.difference) for row in scenarios for measure in row.measures.values()]
+    if not scenarios or any(
+        value.middle is not None if span is None or span.middle is None else any((span.low, span.middle, span.high))
+        for value, span in spans
+    ):
         return None
     load, counts = summaries[base].load, summaries[base].run.counts
     if not len(counts):
@@ -258,33 +245,25 @@ def _unchanged(rows: Sequence[Row], summaries: "Sequence[ForecastSummary]", base
     )
 
 
-def _differs(measure: Measure) -> bool:
-    span = measure.difference
-    if span is None or span.middle is None:
-        return measure.value.middle is not None
-    return any((span.low, span.middle, span.high))
+def _demand(demand: "Demand") -> DemandSummary:
+    names = ("utilization", "prefill", "decode", "frontend", "capacity", "in_flight_growth_per_s")
+    numbers = {name: summing.finite(getattr(demand, name)) for name in names}
+    return DemandSummary(in_flight_at_end=demand.in_flight_at_end, saturated=demand.is_saturated, **numbers)
 
 
-def _measure(name: str, one: "ForecastSummary", base: "ForecastSummary | None") -> Measure:
-    values, beyond = one.values[name], one.beyond.get(name)
-    if base is None:
-        return Measure(value=summing.span_of(values, beyond))
-    before = base.values[name]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        difference, ratio = values - before, np.where(before > 0.0, values / before, np.nan)
-    middle = ensemble.interval(before).middle
-    known = beyond is not None and np.isfinite(middle)
-    return Measure(
-        value=summing.span_of(values, beyond),
-        difference=summing.span_of(difference, (beyond or 0.0) - middle if known else None),
-        ratio=summing.span_of(ratio, (beyond or 0.0) / middle if known and middle > 0.0 else None),
+def _tiers(load: Load, traffic: "TierTraffic | None") -> TierSummary | None:
+    """Return the load's traffic to and from the host's memory; None: it has none."""
+    if traffic is None or load.deployment.tiers is None:
+        return None
+    token_gb = load.deployment.kv_bytes_per_token / 1e9
+    return TierSummary(
+        loads=traffic.loads,
+        loaded_tokens=traffic.loaded_tokens,
+        read_gb=round(traffic.loaded_tokens * token_gb, 4),
+        written_gb=round(traffic.stored_blocks * token_gb * load.engine.block_size, 4),
+        kept_blocks=traffic.host_blocks,
+        evicted_blocks=traffic.host_evicted,
     )
-
-
-def _said(demand: "Demand") -> DemandSaid:
-    numbers = ("utilization", "prefill", "decode", "frontend", "capacity", "in_flight_growth_per_s")
-    said = {name: summing.finite(getattr(demand, name)) for name in numbers}
-    return DemandSaid(in_flight_at_end=demand.in_flight_at_end, saturated=demand.is_saturated, **said)
 
 
 def _group_notes(captured: Captured, loads: Sequence[Load]) -> Iterator[str]:
@@ -318,35 +297,5 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
     if captured.engine != model.engine:
         own, fitted = asdict(captured.engine), asdict(model.engine)
         others = [name for name in own if own[name] != fitted[name] and name not in PRICED_SETTINGS]
-        said = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in others]
-        yield from [f"settings as the capture tells them: {', '.join(said)}"] if said else []
-
-
-def tiers_said(load: Load, traffic: "TierTraffic | None", members: Sequence[Model]) -> TiersSaid | None:
-    """Return what a load's run moved to and from the host's memory; None: it has none."""
-    if traffic is None or load.deployment.tiers is None:
-        return None
-    block_gb = load.deployment.kv_bytes_per_token * load.engine.block_size / 1e9
-    mean = traffic.loaded_tokens / traffic.loads if traffic.loads else 0.0
-    return TiersSaid(
-        loads=traffic.loads,
-        loaded_tokens=traffic.loaded_tokens,
-        read_gb=round(traffic.loaded_tokens * load.deployment.kv_bytes_per_token / 1e9, 4),
-        written_gb=round(traffic.stored_blocks * block_gb, 4),
-        kept_blocks=traffic.host_blocks,
-        evicted_blocks=traffic.host_evicted,
-        mean_load_tokens=round(mean, 1),
-        break_even_gb_per_s=summing.span_of(break_even_gb_per_s(load, members, mean), None) if mean else None,
-    )
-
-
-def break_even_gb_per_s(load: Load, members: Sequence[Model], tokens: float) -> FloatArray:
-    """Return each member's bandwidth at which a transfer of ``tokens`` takes as long as computing them from a prompt's
-    start, without the steps' constants; infinite: its latency alone takes longer."""
-    deployment = load.deployment
-    computing_ms = np.array(
-        [prefill_ms(dispatching.costs_of(deployment.model(one), load.engine), tokens, 0.0) for one in members]
-    )
-    left_ms = np.maximum(computing_ms - deployment.host_latency_ms, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.asarray(tokens * deployment.kv_bytes_per_token / 1e6 / left_ms)
+        texts = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in others]
+        yield from [f"settings as the capture tells them: {', '.join(texts)}"] if texts else []

@@ -50,6 +50,19 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim serve --tool-share": "outputs are texts and call no tool any more",
     "tap --latency-model": "tap watches no model; expected sim watch TRACE --latency-model MODEL --follow",
+    "report show --overwrite": "gone; expected --files DIR, which replaces its own Parquet files",
+    "report show --steps": "gone, as the timeline; expected sim run --steps FILE, whose lines are JSON",
+    "report compare --truth": "gone; a prediction is held to the first measured trace under its conditions",
+    "sim sweep --ray": "gone; expected --procs in a file of --config, on one machine",
+    "sim sweep --refine": "gone; the choice and the Pareto set get all members",
+    "sim sweep --overwrite": "gone; a sweep begins anew",
+    "sim sweep --confidence": "gone; 90 % of the members must keep a limit",
+    "sim search --confidence": "gone; 90 % of the members must keep the target",
+    "loadgen sweep --cache-between": "gone; the cache is reset, or every run sends other tokens",
+    "loadgen sweep --dry-run": "gone; the index sweep.jsonl has the command of each run",
+    "loadgen sweep --json": "gone; expected report show DIR --json",
+    "loadgen sweep --overwrite": "gone; expected another folder, or its removal",
+    "loadgen sweep --until-slo-missed": "gone; expected report show DIR --slo, which tells the largest load within it",
     "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim reuse --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
@@ -65,6 +78,8 @@ FLAGS: Final[Mapping[str, str]] = {
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "report sweep": "report show DIR",
+    "report curve": "sim curve TRACE --html PAGE and sim misses TRACE --html PAGE",
     "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
     "report drift": "a loop of tracefile cut and sim fit, one model for each window",
     "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",

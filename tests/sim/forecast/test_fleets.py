@@ -148,7 +148,7 @@ def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.Cap
     flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "overlap"]
     assert main(["search", str(folder / "one.jsonl"), *model, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
-    held = {one["value"]: one["holds"] for one in found["evaluated"]}
+    held = {one["settings"]["replicas"]: one["meets"] for one in found["points"]}
     assert found["answer"] == min(value for value, holds in held.items() if holds)
     assert found["answer"] - 1 not in held or not held[found["answer"] - 1]
 
@@ -161,7 +161,6 @@ def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.Cap
         (["--replicas", "2", "--event", "kill:engine=7:at=1s"], "engine=7; expected 0 to 1"),
         (["--route", "captured"], "names no upstream"),
         (["--route", "session"], "--route: without --replicas; expected both"),
-        (["--host-latency", "1ms"], "--host-latency: without --host-blocks; expected both"),
         (["--mixed-with", "slow.json"], "--mixed-with: slow.json for one engine; expected --replicas 2 or more"),
         (["--replicas", "2", "--mixed-with", "none.json"], "none.json: No such file"),
         (["--adapter-load", "1s"], "--adapter-load: adapters are loaded by a fleet with a policy"),

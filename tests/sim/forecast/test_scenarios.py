@@ -1,6 +1,5 @@
 """What differs, out of flags, and what becomes of the load then."""
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +13,11 @@ from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, sce
 from sim.latency.modelfile import default_model, engine_with, save_model
 from sim.workload.arrivals import NOBODY
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
+from tracefile.commandline.parser import Parser
 
 
 def parsed(*flags: str) -> list[Scenario]:
-    parser = argparse.ArgumentParser()
+    parser = Parser("sim what-if")
     add_scenario_flags(parser)
     return scenarios_of(parser.parse_args(flags))
 
@@ -36,9 +36,7 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
         "cold prompts, rate ×2, max-num-seqs 8",
         "cold prompts, rate ×2, max-num-seqs 16",
     ]
-    assert [one.name for one in parsed("--free-rule", "append_all", "--no-prefix-caching")] == [
-        "free-rule append_all, prefix caching off"
-    ]
+    assert [one.name for one in parsed("--evict", "lfu", "--no-prefix-caching")] == ["evict lfu, prefix caching off"]
 
 
 def test_the_capture_itself_is_no_scenario() -> None:
@@ -49,7 +47,7 @@ def test_the_capture_itself_is_no_scenario() -> None:
 def test_a_base_is_under_every_scenario_and_named_once() -> None:
     base = parse_base("rate=0.1,num-gpu-blocks=29600,block-size=512,no-prefix-caching")
     assert base == Scenario({"num_gpu_blocks": 29_600, "block_size": 512, "enable_prefix_caching": False}, 0.1)
-    parser = argparse.ArgumentParser()
+    parser = Parser("sim what-if")
     add_scenario_flags(parser)
     found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
     assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]
@@ -80,7 +78,6 @@ def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) ->
         (("--rate", "0"), "--rate: '0'; expected a number above 0"),
         (("--rate", "fast"), "--rate: 'fast'; expected a number above 0"),
         (("--rate", "nan"), "--rate: 'nan'; expected a number above 0"),
-        (("--free-rule", "lifo"), "--free-rule: 'lifo'; expected vllm or append_all"),
         (
             ("--num-gpu-blocks", ",".join(map(str, range(2, 300)))),
             "298 scenarios, all combinations; expected at most 200",

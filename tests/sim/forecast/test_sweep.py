@@ -1,25 +1,20 @@
-"""``sim sweep``: a grid read, forecast point by point, cut and gone on with, and the choice among its points."""
+"""``sim sweep``: a grid read, forecast point by point, and the choice among its points."""
 
-import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.pages.whatif import Span
-from report.sweeps.grid import THROUGHPUT, GridPoint, GridSweep, headlines
+from report.grid.points import LATENCY, PER_GPU, Measure, Span
 from sim.__main__ import main
 from sim.forecast.fleets import forecast_load
 from sim.forecast.grid import read_grid
-from sim.forecast.gridpoints import Frontier
+from sim.forecast.results import ForecastPoint
 from sim.forecast.scenarios import Scenario
+from sim.forecast.sweep import choice_of, pareto_of
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import default_model, save_model
 from tests.jsonoutput import json_of
@@ -32,6 +27,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 GRID = """
 [sim.sweep]
 gpu-price = 3.6
+procs = 1
 [base]
 replicas = 2
 [axes]
@@ -40,7 +36,7 @@ num-gpu-blocks = [101, 300]
 """
 
 
-LIGHT = ["--members", "3", "--procs", "1"]
+LIGHT = ["--members", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +98,7 @@ def test_a_row_is_the_forecast_of_its_scenario(folder: Path, tmp_path: Path) -> 
         assert row["cost_per_million_output_tokens"] == pytest.approx(3.6e6 / tokens_an_hour, rel=1e-4)
     # One engine keeps today's latency for half of the price, and with the smallest cache it does not.
     assert found["chosen"]["name"] == "num-gpu-blocks 300, 1 replica"
-    assert found["slices"].keys() == {"replicas", "num-gpu-blocks"}
+    assert [one["axis"] for one in found["slices"]] == ["replicas", "num-gpu-blocks"]
 
 
 def test_without_an_slo_the_limit_is_todays_latency(folder: Path, tmp_path: Path) -> None:
@@ -110,50 +106,22 @@ def test_without_an_slo_the_limit_is_todays_latency(folder: Path, tmp_path: Path
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
     found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given])
     assert found["chosen"]["name"] == found["today"]["name"] == ""
-    assert headlines(msgspec.convert(found, GridSweep))[0].startswith("Change nothing: no point keeps today's latency")
+    assert found["headlines"][0].startswith("Change nothing: no point keeps today's latency")
 
 
-def test_a_sweep_that_is_cut_goes_on_to_the_same_bytes(
+def test_an_interrupt_writes_nothing_and_two_processes_give_the_same_bytes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(swept(folder, tmp_path / "whole.parquet")) == 0
-    cut, journal = tmp_path / "cut.parquet", tmp_path / "cut.parquet.journal"
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr("sim.forecast.sweep.running.forecast_load", interrupted_at(4, forecast_load))
-        assert main(swept(folder, cut)) == 130
-    assert f"interrupted; 3 forecasts are kept in {journal}; the same command goes on" in capsys.readouterr().err
-    assert not cut.exists()
-    with journal.open("ab") as file:  # a kill within a line
-        file.write(b'["[{\\"cold')
-    calls = itertools.count()
-    monkeypatch.setattr(
-        "sim.forecast.sweep.running.forecast_load", lambda *args, **more: (next(calls), forecast_load(*args, **more))[1]
-    )
-    assert main(swept(folder, cut)) == 0
-    assert cut.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
-    assert not journal.exists()
-    refined = sum(row["members"] == 3 for row in pq.read_table(cut).to_pylist())
-    assert next(calls) == 7 + refined - 3  # what was there is not computed again
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(900)  # four workers that load the simulator, on two cores that something else may use
-def test_one_core_two_cores_and_a_cluster_give_the_same_bytes(cluster: str, folder: Path, tmp_path: Path) -> None:
-    outputs = [tmp_path / f"{name}.parquet" for name in ("one", "two", "cluster")]
-    for output, flags in zip(outputs, ([], ["--procs", "2"], ["--ray", cluster]), strict=True):
-        command = [sys.executable, "-m", "sim", *swept(folder, output, *flags)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-    first, *others = (output.read_bytes() for output in outputs)
-    assert others == [first, first]
-
-
-def test_a_journal_of_another_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "o.parquet"
-    (tmp_path / "o.parquet.journal").write_text(json.dumps({"schema": "kvtape-grid-journal/1", "trace": "x"}) + "\n")
-    with pytest.raises(InputError, match=r"o\.parquet\.journal: of a cut sweep of another trace"):
-        main(swept(folder, output))
-    assert main(swept(folder, output, "--overwrite", "--refine", "1")) == 0
+        patch.setattr("sim.forecast.points.forecast_load", interrupted_at(4, forecast_load))
+        assert main(swept(folder, one)) == 130
+    assert "interrupted; nothing is written" in capsys.readouterr().err
+    assert not one.exists()
+    config = tmp_path / "two.toml"
+    config.write_text("[sim.sweep]\ngpu-price = 3.6\nprocs = 2")
+    assert main(swept(folder, one)) == main([*swept(folder, two), "--config", str(config)]) == 0
+    assert one.read_bytes() == two.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +196,7 @@ def test_a_setting_that_no_engine_has_names_grid_and_point(folder: Path, tmp_pat
 def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
     folder: Path, tmp_path: Path, grid: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.forecast.sweep.running.forecast_load", interrupted_at(1, forecast_load))
+    monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))
     (tmp_path / "grid.toml").write_text(grid.format(model=folder / "model.json"))
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
     with pytest.raises(InputError, match=rf"^[^\n]*grid\.toml: {said}[^\n]*$"):
@@ -248,44 +216,23 @@ def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path
     assert (rows[3]["unserved"], rows[3]["meets"], rows[300]["meets"]) == (60.0, False, True)
 
 
-def test_points_with_an_equal_forecast_are_refined_once(folder: Path, tmp_path: Path) -> None:
-    """No step has as many requests or tokens, so that 12 points have 3 forecasts; they count once as near, too."""
-    axes = "num-gpu-blocks = [101, 300, 301]\nmax-num-seqs = [32, 31]\nmax-num-batched-tokens = [2048, 2047]"
-    (tmp_path / "grid.toml").write_text(f"[axes]\n{axes}")
-    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT, "--json"]
-    found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "ttft.p90<=1s"])
-    rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
-    refined = [row for row in rows if row["members"] == 3]
-    assert len({row["num_gpu_blocks"] for row in refined}) == len(refined) == found["refined"]
-    assert not any("have one member" in note for note in found["notes"])
-
-
-def test_a_repeated_point_stands_in_no_set() -> None:
-    points = [grid_point(100.0, 100.0), grid_point(100.0, 90.0), grid_point(200.0, 150.0)]
-    assert front(points).choice(90.0) == 1
-    some = Frontier(points, "ttft.all.p90", {1})
-    assert (some.best(), some.near(), some.choice(90.0)) == ([0, 2], [0, 2], None)
-
-
 def test_a_range_has_equal_ratios(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text("[axes]\nrate = {from = 0.5, to = 8, steps = 5}\nreplicas = {from = 1, to = 3, steps = 9}")
     assert [*read_grid(path).axes.values()] == [[0.5, 1.0, 2.0, 4.0, 8.0], [1, 2, 3]]
 
 
-def grid_point(throughput: float, latency: float, *, changes: int = 1, **more: Any) -> GridPoint:
+def grid_point(throughput: float, latency: float, *, changes: int = 1, **more: Any) -> ForecastPoint:
     """A point of these two numbers."""
-    told = {THROUGHPUT: throughput, "ttft.all.p90": latency, "unserved": 0.0}
-    given: dict[str, Any] = {
-        **{"name": "", "same_load": True, "settings": {}, "gpus": 1, "members": 1, "effects": {}, "within": None},
-        **{"meets": True, "utilization": None, "saturated": False, "warnings": [], "changes": changes},
-        "measures": {name: Span(middle=value, low=value, high=value) for name, value in told.items()},
-    }
-    return GridPoint(**given | more)
+    values = {PER_GPU: throughput, LATENCY: latency, "unserved": 0.0}
+    measures = {name: Measure(value=Span(middle=value)) for name, value in values.items()}
+    given: dict[str, Any] = {"name": "", "settings": {}, "members": 1, "meets": True, "saturated": False}
+    return ForecastPoint(**given | {"measures": measures, "changes": changes} | more)
 
 
-def front(points: Sequence[GridPoint]) -> Frontier:
-    return Frontier(points, "ttft.all.p90")
+def choice(points: Sequence[ForecastPoint], limit_ms: float | None) -> int | None:
+    found = choice_of({str(at): point for at, point in enumerate(points)}, LATENCY, limit_ms)
+    return None if found is None else int(found)
 
 
 def test_the_cheapest_point_within_the_limit_is_chosen_and_of_equal_ones_the_nearest_to_today() -> None:
@@ -298,25 +245,19 @@ def test_the_cheapest_point_within_the_limit_is_chosen_and_of_equal_ones_the_nea
         grid_point(400.0, 500.0, same_load=False),
         grid_point(400.0, 500.0, saturated=True),
     ]
-    assert front(points).choice(800.0) == 2
-    assert front(points).choice(None) == 3
-    assert front(points).choice(400.0) is None
-    assert front(points[:1]).choice(800.0) == 0
+    assert choice(points, 800.0) == 2
+    assert choice(points, None) == 3
+    assert choice(points, 400.0) is None
+    assert choice(points[:1], 800.0) == 0
     # As cheap within 2 %, though 99.8 and 100 round to different steps; and no wait at all is the shortest.
-    assert front([grid_point(99.8, 800.0), grid_point(100.0, 800.0, changes=3)]).choice(800.0) == 0
-    assert front([grid_point(100.0, 5.0), grid_point(100.0, 0.0)]).choice(0.0) == 1
-
-
-def test_the_knee_is_farthest_below_the_line_through_the_ends() -> None:
-    points = [grid_point(x, y) for x, y in ((100.0, 100.0), (300.0, 110.0), (390.0, 200.0), (400.0, 900.0))]
-    assert front(points).knee() == 1
-    assert front(points[:2]).knee() is None
+    assert choice([grid_point(99.8, 800.0), grid_point(100.0, 800.0, changes=3)], 800.0) == 0
+    assert choice([grid_point(100.0, 5.0), grid_point(100.0, 0.0)], 0.0) == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=12))
 def test_the_pareto_set_is_what_no_point_beats(numbers: list[tuple[int, int, int]]) -> None:
     """Every point compared with every other; of points equal in both numbers one with the fewest changes stays."""
-    points = [grid_point(100.0 * x, 10.0 * y, changes=changes) for x, y, changes in numbers]
+    points = {str(at): grid_point(100.0 * x, 10.0 * y, changes=n) for at, (x, y, n) in enumerate(numbers)}
 
     def beaten(x: int, y: int) -> bool:
         return any(u >= x and v <= y and (u, v) != (x, y) for u, v, _ in numbers)
@@ -325,10 +266,9 @@ def test_the_pareto_set_is_what_no_point_beats(numbers: list[tuple[int, int, int
     for x, y, changes in numbers:
         if (x, y) in expected:
             expected[x, y] = min(expected[x, y], changes)
-    best = front(points).best()
+    best = [int(key) for key in pareto_of(points, LATENCY)]
     assert {numbers[at][:2]: numbers[at][2] for at in best} == expected
     assert [numbers[at][0] for at in best] == sorted(numbers[at][0] for at in best)
-    assert set(best) <= set(front(points).near())
 
 
 @pytest.mark.browser
