@@ -15,8 +15,8 @@ from report.pages.figures import Trace
 from report.pages.panels import Figure
 from report.trace.measured import Measured
 from report.trace.page import trace_page
-from sim.forecast.results import WhatIf
-from sim.forecast.whatifpage import what_if_page
+from sim.forecast.results import ForecastGrid
+from sim.forecast.whatif import what_if_page
 from tracefile.records.extras import load_extra
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: i
     return compare(CompareConfig(traces=paths, seed=seed, bootstrap=bootstrap))
 
 
-def draw(found: Compared | WhatIf | Run) -> "dict[str, go.Figure]":
+def draw(found: Compared | ForecastGrid | Run) -> "dict[str, go.Figure]":
     """Return the figures of a comparison, a forecast or a trace by name, such as ``survival-all`` or ``cache-size``.
 
     Raises InputError if plotly is missing.
@@ -44,7 +44,7 @@ def draw(found: Compared | WhatIf | Run) -> "dict[str, go.Figure]":
         study = study_chains(found)
         page = trace_page(Measured(found, measure_run(found, study=study), study))
     else:
-        page = what_if_page(found) if isinstance(found, WhatIf) else comparison_page(found)
+        page = what_if_page(found) if isinstance(found, ForecastGrid) else comparison_page(found)
     css = (files("report.pages") / "page.css").read_text(encoding="utf-8")
     colours: dict[str, str] = dict(re.findall(r"--([\w-]+): (#\w+)", css.partition("}")[0]))
     return {name: _styled(figure, colours) for name, figure in page.figures.items()}

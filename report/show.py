@@ -75,8 +75,8 @@ def show_sweep(folders: Sequence[Path], flags: argparse.Namespace) -> int:
     goals = slos.parse_slos(flags.slo, flags.slo_file, sweeps.labels_in(folders))
     grid = sweeps.read_grid(folders, goals, checked_gpus(flags.gpus))
     put_page(panels.grid_page(grid, "report show", "docs/sweep.md"), grid, as_json=flags.json, html=html)
-    met = {label: [point.meets for point in points] for label, points in grid.slices[0].lines.items()}
-    return 0 if all(any(one is not False for one in points) for points in met.values()) else 1
+    met = {point.settings["label"] for point in grid.points if point.meets is not False}
+    return 0 if met == {point.settings["label"] for point in grid.points} else 1
 
 
 def show_trace(path: Path, flags: argparse.Namespace) -> int:

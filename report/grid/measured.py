@@ -18,7 +18,7 @@ from measure.quantiles import quantile
 from measure.resampling import t_quantile
 from measure.sweepindex import INDEX, read_sweep
 from measure.wording import duration, factor, listed
-from report.grid.points import LATENCY, PER_GPU, THROUGHPUT, Grid, Measure, Point, Slice, Span, pareto_set, workload_of
+from report.grid.points import LATENCY, PER_GPU, THROUGHPUT, Grid, Measure, Point, Span, pareto_set, workload_of
 from tracefile.records.errors import InputError
 
 COLUMNS: Final = (
@@ -120,7 +120,6 @@ def make_grid(source: str, runs: Sequence[SweptRun], notes: Sequence[str]) -> Gr
         throughput=THROUGHPUT,
         columns=list(COLUMNS),
         points=points,
-        slices=[Slice(axis=kind, lines=lines)],
     )
     sentences = [*_sentences(lines, firsts, kind), *_slo_sentences(lines, runs, kind)]
     return msgspec.structs.replace(grid, headlines=sentences)

@@ -8,7 +8,6 @@ from report.grid.points import (
     Grid,
     Point,
     Setting,
-    Slice,
     Span,
     effect_text,
     setting_text,
@@ -21,6 +20,8 @@ from report.pages.panels import Card, Figure, Page, Panel, Table
 
 _LOOKS: Final = {"today": ("diamond", 2), "chosen": ("star", 1)}
 """Symbol and colour of a marked point."""
+MOST_ROWS: Final = 60
+"""Points of a table; of more, those with a mark."""
 MOST_COLUMNS: Final = 6
 """Measures in a terminal."""
 STEEP: Final = 20
@@ -30,17 +31,13 @@ _LOG_FROM: Final = 4
 
 
 def grid_page(grid: Grid, tool: str, defined: str) -> Page:
-    shown = next((point for point in grid.points if "chosen" in point.marks), None)
+    chosen = next((point for point in grid.points if "chosen" in point.marks), None)
     labels = dict.fromkeys(str(point.settings["label"]) for point in grid.points if "label" in point.settings)
-    panels = [
-        *([_frontier_panel(grid)] if len(grid.axes) > 1 else []),
-        *(panel for one in grid.slices for panel in _slice_panels(grid, one)),
-    ]
-    facts = [
-        f"{point.name or 'today'}: {one}" for point in grid.points for one in (*point.warnings, *point.assumptions)
-    ]
-    table = point_table(grid.points, grid.columns, grid.axes)
-    panels.append(Panel(chapter="Points", title="Points", tables=[table], lines=facts))
+    shown = [point for point in grid.points if point.marks or len(grid.points) <= MOST_ROWS]
+    facts = [f"{point.name or 'today'}: {one}" for point in shown for one in (*point.warnings, *point.assumptions)]
+    table = point_table(shown, grid.columns, grid.axes)
+    panels = [*([_frontier_panel(grid)] if len(grid.axes) > 1 else []), *_slice_panels(grid, chosen)]
+    panels.append(Panel(chapter="Points", title="Points", tables=[table], lines=list(dict.fromkeys(facts))))
     return Page(
         tool=tool,
         title=grid.source,
@@ -48,7 +45,7 @@ def grid_page(grid: Grid, tool: str, defined: str) -> Page:
         headlines=grid.headlines,
         leads=grid.verdicts,
         notes=grid.notes,
-        cards=[] if shown is None else [Card(title_of(name), value_text(shown, name), "") for name in grid.columns[:4]],
+        cards=[Card(title_of(name), value_text(chosen, name), "") for name in grid.columns[:4]] if chosen else [],
         panels=panels,
         slots={label: slot for slot, label in enumerate(labels)},
     )
@@ -71,17 +68,13 @@ def point_table(some: Sequence[Point], columns: Sequence[str], axes: Sequence[st
 
 def _frontier_panel(grid: Grid) -> Panel:
     data: list[Trace] = []
-    if grid.cloud:
-        x, y = ([five_digits(pair[number]) for pair in grid.cloud] for number in (0, 1))
-        data.append(points(x, y, -1, {"size": 5, "opacity": 0.35}, name="other points", hoverinfo="skip"))
     workloads = dict.fromkeys(workload_of(point) for point in grid.points)
     for number, workload in enumerate(workloads):
         pareto = [point for point in grid.points if "pareto" in point.marks and workload_of(point) == workload]
         pareto.sort(key=lambda point: point.middle(grid.throughput) or 0.0)
         along, up = ([_middle(point, name) for point in pareto] for name in (grid.throughput, grid.latency))
         data.append(line(along, up, -1, width=1.6, name="Pareto set", showlegend=not number, hoverinfo="skip"))
-    labels = dict.fromkeys(point.settings.get("label") for point in grid.points)
-    for slot, label in enumerate(labels):
+    for slot, label in enumerate(dict.fromkeys(point.settings.get("label") for point in grid.points)):
         some = [point for point in grid.points if point.settings.get("label") == label]
         data += _dots(grid, some, "circle", slot, str(label or "points"))
     for mark, (symbol, slot) in _LOOKS.items():
@@ -121,17 +114,23 @@ def _bars(spans: Sequence[Span]) -> dict[str, Any]:
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.4, "width": 3}
 
 
-def _slice_panels(grid: Grid, one: Slice) -> Iterator[Panel]:
-    """Yield latency, and hits or throughput, by the values of an axis."""
-    for name in dict.fromkeys((grid.latency, grid.throughput if "label" in grid.axes else "hit_rate")):
-        known = {
-            label: [point for point in some if point.middle(name) is not None] for label, some in one.lines.items()
-        }
-        if any(known.values()):
-            place = "".join(letter if letter.isalnum() else "-" for letter in f"{one.axis}-{name}")
-            title = f"{title_of(name)} by {one.axis}"
-            drawn = _slice(name, one.axis, known, one.limit if name == grid.latency else None)
-            yield Panel(title=title, id=place, figure=drawn, caption=f"{title}; bars: intervals.", half=True)
+def _slice_panels(grid: Grid, chosen: Point | None) -> Iterator[Panel]:
+    """Yield latency, and hits or throughput, by the values of an axis: all else as at the chosen point, or as today."""
+    center = chosen or next((point for point in grid.points if "today" in point.marks), grid.points[0])
+    labelled = "label" in grid.axes
+    for name in grid.axes[1:] if labelled else grid.axes:
+        fixed = set(grid.axes) - {name, "label"}
+        lines: dict[str, list[Point]] = {}
+        for point in grid.points:
+            if all(point.settings[one] == center.settings[one] for one in fixed):
+                lines.setdefault(str(point.settings.get("label", "")), []).append(point)
+        for measure in dict.fromkeys((grid.latency, grid.throughput if labelled else "hit_rate")):
+            known = {label: [one for one in some if one.middle(measure) is not None] for label, some in lines.items()}
+            if max(map(len, known.values())) > 1 or labelled:
+                place = "".join(letter if letter.isalnum() else "-" for letter in f"{name}-{measure}")
+                title = f"{title_of(measure)} by {name}"
+                drawn = _slice(measure, name, known, grid.limit if measure == grid.latency else None)
+                yield Panel(title=title, id=place, figure=drawn, caption=f"{title}; bars: intervals.", half=True)
 
 
 def _slice(measure: str, name: str, lines: Mapping[str, Sequence[Point]], limit: float | None) -> Figure:

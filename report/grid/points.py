@@ -1,6 +1,6 @@
 """Points of a sweep, measured or forecast: axes, measures with intervals, effects against a base, the Pareto set."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -58,15 +58,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return None if found is None else found.value.middle
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """Points that differ on one axis alone, by the name of their line."""
-
-    axis: str
-    lines: Mapping[str, Sequence[Point]]
-    limit: float | None = None
-    """Of the latency, as a line across."""
-
-
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a sweep."""
 
@@ -83,11 +74,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     throughput: str
     columns: list[str]
     """Measures of the table."""
+    limit: float | None = None
+    """Of the latency."""
     points: Sequence[Point]
-    """Points of the table."""
-    slices: list[Slice] = []
-    cloud: list[tuple[float, float]] = []
-    """Throughput and latency of points beside them, at most some thousands."""
 
 
 _TITLES: Final = {

@@ -14,10 +14,8 @@ from sim.engine.fleetplan import FleetPlan, deployed, run_fleet
 from sim.forecast import ensemble
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast
-from sim.forecast.results import Routing
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.kernels import layout
-from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model
 from sim.latency.terms import TERMS
 
@@ -99,12 +97,12 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
+def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
+    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine."""
     model = load.deployment.model(model)
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
-        return point, demand_of(point, load.arrivals, load.engine, model), None
+        return point, demand_of(point, load.arrivals, load.engine, model)
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     other = None if load.other is None else load.deployment.model(load.other.model)
     engines = deployed(_engines(load, load.fleet, model, other), load.deployment)
@@ -127,17 +125,4 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)
-    return point, demand, _routing(dispatch, load.fleet, by_engine)
-
-
-def _routing(dispatch: Dispatch, plan: FleetPlan, work_ms: npt.NDArray[np.float64]) -> Routing:
-    engine_of = np.array(dispatch.engine_of)
-    requests = np.bincount(engine_of[engine_of != NONE], minlength=len(plan.names))
-    return Routing(
-        engines=len(plan.names),
-        route=plan.route,
-        most_requests=int(requests.max()),
-        fewest_requests=int(requests.min()),
-        work_ratio=round(float(work_ms.max() / max(work_ms.mean(), 1e-9)), 4),
-        failed=int(np.isin(dispatch.fleet.state.runs["outcome"], (layout.LOST, layout.NO_ENGINE)).sum()),
-    )
+    return point, demand

@@ -6,7 +6,7 @@ from typing import Final
 from measure.cohorts import ALL
 from measure.thresholds import Threshold, parse_threshold
 from report.grid.points import LEVELS, TTFT, Measure, Span
-from sim.forecast.results import EffectGate, Row
+from sim.forecast.results import EffectGate, ForecastPoint
 from tracefile.records.errors import InputError
 
 TIMES: Final = ("ttft", "itl", "e2e", "queue")
@@ -40,23 +40,23 @@ def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
     return found
 
 
-def judge(gates: Sequence[Threshold], rows: Sequence[Row]) -> list[EffectGate]:
+def judge(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:
     """Judge every scenario by every gate: members that differ leave it open, a value that is not known fails.
 
-    Where nothing differs from the base, the base itself is judged: its difference is 0, its ratio 1.
+    Without a scenario the base itself is judged: its difference is 0, its ratio 1.
     """
-    scenarios = [row for row in rows if row.kind == "scenario"]
-    bases = [row for row in rows if row.kind in ("capture", "base")]
-    return [_judged(gate, row) for row in scenarios or bases[-1:] for gate in gates]
+    scenarios = [point for point in points if point.kind == "scenario"]
+    bases = [point for point in points if point.kind in ("capture", "base")]
+    return [_judged(gate, point) for point in scenarios or bases[-1:] for gate in gates]
 
 
-def _judged(gate: Threshold, row: Row) -> EffectGate:
+def _judged(gate: Threshold, point: ForecastPoint) -> EffectGate:
     name = measure_name(gate)
-    measure = row.measures.get(name)
-    span = None if measure is None else _span(gate, measure, row)
+    measure = point.measures.get(name)
+    span = None if measure is None else _span(gate, measure, point)
     passed, sure = (False, True) if span is None else _outcome(gate, span)
     return EffectGate(
-        gate=gate.text, row=row.name, measure=name, key=gate.key, passed=passed and sure, sure=sure, span=span
+        gate=gate.text, point=point.name, measure=name, key=gate.key, passed=passed and sure, sure=sure, span=span
     )
 
 
@@ -70,8 +70,8 @@ def _outcome(gate: Threshold, span: Span) -> tuple[bool, bool]:
     return passed, all(gate.holds(end) == passed for end in (span.low, span.high) if end is not None)
 
 
-def _span(gate: Threshold, measure: Measure, row: Row) -> Span | None:
-    if gate.key is not None and row.kind != "scenario":
+def _span(gate: Threshold, measure: Measure, point: ForecastPoint) -> Span | None:
+    if gate.key is not None and point.kind != "scenario":
         same = 1.0 if gate.key == "ratio" else 0.0
         return Span(middle=same, low=same, high=same)
     return {"difference": measure.difference, "ratio": measure.ratio}.get(gate.key or "", measure.value)

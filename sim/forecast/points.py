@@ -1,24 +1,28 @@
-"""A point of a sweep or a search: its values by member, and what no capture supports."""
+"""Points of forecasts: a scenario's values by member, its effects, and what no capture supports."""
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from measure.cohorts import ALL
 from measure.thresholds import Threshold
+from measure.wording import listed
 from report.grid.points import LATENCY, Measure, Setting, Span
-from sim.forecast import ensemble
+from sim.forecast import ensemble, saturation
 from sim.forecast import summary as summing
 from sim.forecast.captured import Captured, Load, plan
 from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.limits import measure_name
-from sim.forecast.results import ForecastPoint
-from sim.forecast.saturation import Demand, PointRun, extrapolations
-from sim.forecast.scenarios import AS_CAPTURED, Scenario
-from sim.latency.modelfile import Model
-from sim.latency.verdicts import Trust, engine_warning, verdict_sentence
+from sim.forecast.results import Curve, ForecastPoint
+from sim.forecast.saturation import PointRun
+from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
+from sim.latency.modelfile import Model, model_digest
+from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
@@ -40,10 +44,14 @@ class PointValues:
     """Of values that may be infinite: what they exceed."""
     utilization: float | None = None
     """Null with one member."""
-    saturated: bool | None = None
+    saturated: bool = False
     warnings: Sequence[str] = ()
     """Conditions that no capture showed."""
     assumptions: Sequence[str] = ()
+    borrowed: Sequence[str] = ()
+    """Borrowed parameters that matter."""
+    curves: Mapping[str, Curve] | None = None
+    """None with one member."""
 
 
 class PointForecast:
@@ -51,38 +59,49 @@ class PointForecast:
 
     def __init__(self, captured: Captured, model: Model, seed: int) -> None:
         self._captured, self._model, self._seed = captured, model, seed
-        self._cohorts = summing.cohorts_of(captured.records)
+        self.cohorts = summing.cohorts_of(captured.records)
         self._base: tuple[PointRun, EngineConfig] | None = None
         """Run of the capture without noise, and its engine."""
 
     def __call__(
         self, task: Task, *, threads: int | None = 1, done: Callable[[], object] = lambda: None
     ) -> PointValues:
-        """Return values by measure; with several members also demand, and what no capture supports."""
+        """Return values by measure; with several members also demand, curves, and what no capture supports."""
         scenario, count = task
         load = plan(self._captured, scenario)
         assumptions = list(load.deployment.assumptions())
         if count == 1:
             found = forecast_load(load, [self._model], seed=self._seed, threads=threads)
             horizon_ms = np.inf if self._captured.paced or not _ends_late(found, load) else load.horizon_ms
-            values, beyond, _ = summing.measures_of(found, self._cohorts, horizon_ms)
+            values, beyond, _ = summing.measures_of(found, self.cohorts, horizon_ms)
             return PointValues(values, beyond, assumptions=assumptions)
         drawn = ensemble.members(self._model, count, self._seed)
         found = forecast_load(load, drawn, seed=self._seed, threads=threads, done=done)
-        demand, horizon_ms, warnings = self._demand(load)
-        values, beyond, _ = summing.measures_of(found, self._cohorts, horizon_ms)
-        utilization = summing.finite(demand.utilization)
-        return PointValues(values, beyond, utilization, demand.is_saturated, warnings, assumptions)
+        point, demand = point_of(load, self._model)
+        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
+        values, beyond, by_cohort = summing.measures_of(found, self.cohorts, horizon_ms)
+        return PointValues(
+            values,
+            beyond,
+            summing.finite(demand.utilization),
+            demand.is_saturated,
+            self._warnings(scenario, load, point),
+            assumptions,
+            list(saturation.borrowed_parameters(self._model, point)),
+            summing.curves_of(by_cohort, horizon_ms),
+        )
 
-    def _demand(self, load: Load) -> tuple[Demand, float, list[str]]:
-        """Return a load's demand, the time up to which its forecast counts, and conditions that no capture showed."""
+    def _warnings(self, scenario: Scenario, load: Load, point: PointRun) -> list[str]:
+        """Return conditions that no capture showed; of the capture itself those beyond the fit."""
+        if scenario == AS_CAPTURED:
+            self._base = point, load.engine
+            opened = saturation.open_parameters(self._model, point)
+            return [*opened, *saturation.beyond_fit(point, self._model)]
         if self._base is None:
             as_captured = plan(self._captured, AS_CAPTURED)
             self._base = point_of(as_captured, self._model)[0], as_captured.engine
         base, engine = self._base
-        point, demand, _ = point_of(load, self._model)
-        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
-        return demand, horizon_ms, list(extrapolations(self._model, base, point, engine, load.engine))
+        return list(saturation.extrapolations(self._model, base, point, engine, load.engine))
 
 
 def _ends_late(found: ensemble.Forecast, load: Load) -> bool:
@@ -93,12 +112,10 @@ def make_point(
     name: str,
     settings: Mapping[str, Setting],
     found: PointValues,
-    limits: Sequence[Threshold],
+    limits: Sequence[Threshold] = (),
     *,
     base: Mapping[str, FloatArray] | None = None,
-    gpus: int = 1,
-    changes: int = 0,
-    same_load: bool = True,
+    **more: Any,
 ) -> ForecastPoint:
     """Return a point with its effects against ``base``, and if enough members keep the limits."""
     kept = [limit.holds_each(found.values[measure_name(limit)]) for limit in limits]
@@ -112,14 +129,16 @@ def make_point(
         settings=dict(settings),
         measures=measures,
         meets=served and (within is None or within >= CONFIDENCE),
+        marks=["saturated"] if found.saturated else [],
         warnings=list(found.warnings),
         assumptions=list(found.assumptions),
         members=len(found.values["unserved"]),
-        saturated=found.saturated,
-        gpus=gpus,
-        changes=changes,
-        same_load=same_load,
+        **more,
     )
+
+
+def with_mark(point: ForecastPoint, *marks: str) -> ForecastPoint:
+    return msgspec.structs.replace(point, marks=[*point.marks, *marks])
 
 
 def latency_of(limits: Sequence[Threshold]) -> str:
@@ -136,16 +155,57 @@ def check_cohorts(flag: str, limits: Sequence[Threshold], captured: Captured) ->
             raise InputError(f"{flag} {limit.text}: the trace has no requests of {cohort}; expected another cohort")
 
 
-def verdict_on(captured: Captured, model: Model, path: Path, trust: Trust | None) -> str:
-    """Return the validation of the model, and its error on this capture."""
-    own = [] if trust is None else [trust.sentence]
-    return "; ".join([verdict_sentence(path, model, captured.digest, captured.meta), *own])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastConfig:
+    """Settings of every command that forecasts a capture."""
+
+    trace: Path
+    model: Path
+    paced: bool | None = None
+    """None: if the trace knows its sessions."""
+    members: int = 32
+    seed: int = 0
 
 
-def shared_notes(captured: Captured, model: Model) -> list[str]:
-    """Return what every reader of forecasts of this capture must know."""
-    return [
-        *filter(None, [captured.part_hashed]),
-        *engine_warning(model, captured.meta, captured.engine),
-        *ensemble.no_draws(model),
-    ]
+def config_of(arguments: argparse.Namespace) -> ForecastConfig:
+    return ForecastConfig(
+        trace=arguments.trace,
+        model=arguments.latency_model,
+        paced=arguments.replay_sessions,
+        members=checked_members(arguments.members),
+        seed=arguments.seed,
+    )
+
+
+def provenance(
+    config: ForecastConfig, forecast: PointForecast, captured: Captured, model: Model, own: ForecastPoint | None
+) -> dict[str, Any]:
+    """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
+    if own is None and (measured := summing.measured_point(captured, forecast.cohorts)) is not None:
+        load = plan(captured, AS_CAPTURED)
+        if load.serves:
+            values = forecast((AS_CAPTURED, config.members), threads=None)
+            own = summing.with_errors(make_point("", {}, values), measured)
+    trust = None if own is None else summing.trust_in(own)
+    sentences = [verdict_sentence(config.model, model, captured.digest, captured.meta)]
+    return {
+        "verdicts": ["; ".join([*sentences, *([] if trust is None else [trust.sentence])])],
+        "trusted": trust is None or trust.trusted,
+        "notes": [
+            *filter(None, [captured.part_hashed]),
+            *engine_warning(model, captured.meta, captured.engine),
+            *ensemble.no_draws(model),
+        ],
+        "trace_digest": captured.digest,
+        "model_digest": model_digest(model),
+        "paced": captured.paced,
+        "cohorts": {name: len(indexes) for name, indexes in forecast.cohorts.items()},
+        "seed": config.seed,
+        "members": config.members,
+    }
+
+
+def borrowed_sentences(model: Model, found: Sequence[PointValues]) -> list[str]:
+    """Return a sentence about borrowed parameters that matter in some forecast; empty: none do."""
+    names = list(dict.fromkeys(name for one in reversed(found) for name in one.borrowed))
+    return [f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(names)}"] if names else []

@@ -7,9 +7,8 @@ depend on nothing but its scenario.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,38 +18,30 @@ import msgspec
 from measure import wording
 from measure.metrics.flags import add_gpus_argument, checked_gpus
 from measure.thresholds import Threshold
-from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, Slice, effect_text, pareto_set, title_of, value_text
+from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, effect_text, pareto_set, title_of, value_text
 from report.output import add_page_argument, page_path, put_page
 from sim.forecast.captured import Captured, plan_as, read_captured
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.limits import parse_limit
-from sim.forecast.results import NOT_TRUSTED, ForecastPoint, GridSweep
-from sim.forecast.scenarios import AXES, Scenario, add_forecast_flags, checked_members
-from sim.latency.modelfile import Model, load_model, model_digest
+from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint
+from sim.forecast.scenarios import AXES, Scenario, add_forecast_flags
+from sim.latency.modelfile import Model, load_model
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import results
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
-from tracefile.storage.output import PARQUET, check_output, replace_output
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from report import files
     from report.grid import panels
-    from report.pages import figures
-    from sim.forecast import ensemble, points
-    from sim.forecast import summary as summing
-    from sim.forecast.points import PointValues, Task
+    from sim.forecast import points
+    from sim.forecast.points import ForecastConfig, PointValues, Task
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
-    files, panels, figures = (
-        LateModule("report.files"),
-        LateModule("report.grid.panels"),
-        LateModule("report.pages.figures"),
-    )
-    ensemble, points, summing = late_modules("sim.forecast", "ensemble points summary")
+    panels = LateModule("report.grid.panels")
+    points = LateModule("sim.forecast.points")
 
 EVEN: Final = 0.02
 """Values that differ by no more are equal."""
@@ -60,21 +51,14 @@ MOST_REFINED: Final = 24
 """Points that get all members, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepConfig:
-    """Settings of ``sim sweep``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Limits that the chosen point keeps, and prices."""
 
-    grid: Grid
-    trace: Path
-    model: Path
-    output: Path
     slos: tuple[Threshold, ...] = ()
     gpu_price: float | None = None
     gpus: int = 1
     """Of an engine."""
-    paced: bool | None = None
-    members: int = 32
-    seed: int = 0
     procs: int | None = None
 
 
@@ -96,63 +80,44 @@ def add_arguments(parser: Parser) -> None:
     add_gpus_argument(parser)
     add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("-o", "--output", type=Path, help="results, a row a point (default GRID.parquet)")
     add_forecast_flags(parser)
     parser.add_setting("--procs", type=int, help="processes (default: one per core)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sweep, write and print; 1 if no point keeps the limits."""
-    config = _config(arguments)
-    inputs = [config.grid.path, config.trace, config.model]
-    check_output(config.output, PARQUET, inputs, "--output")
-    html = page_path(arguments, inputs)
+    """Sweep and print; 1 if no point keeps the limits."""
+    grid, choice, config = read_grid(arguments.grid), _choice(arguments), points.config_of(arguments)
+    html = page_path(arguments, [grid.path, config.trace, config.model])
     try:
-        found = sweep(config)
+        found = sweep(config, grid, choice)
     except KeyboardInterrupt:
-        print("sim sweep: interrupted; nothing is written", file=sys.stderr)
+        print("sim sweep: interrupted", file=sys.stderr)
         return 130
     put_page(panels.grid_page(found, "sim sweep", "docs/capacity.md"), found, as_json=arguments.json, html=html)
-    return 0 if found.chosen is not None else 1
+    return 0 if found.marked("chosen") is not None else 1
 
 
-def _config(arguments: argparse.Namespace) -> SweepConfig:
+def _choice(arguments: argparse.Namespace) -> Choice:
     price = arguments.gpu_price
     if price is not None and not 0.0 < price < float("inf"):
         raise InputError(f"--gpu-price: {price:g}; expected a price above 0")
     if arguments.procs is not None and arguments.procs < 1:
         raise InputError(f"--procs: {arguments.procs}; expected 1 or more")
-    return SweepConfig(
-        grid=read_grid(arguments.grid),
-        trace=arguments.trace,
-        model=arguments.latency_model,
-        output=arguments.output or arguments.grid.with_suffix(".parquet"),
-        slos=tuple(parse_limit("--slo", text) for text in arguments.slo),
-        gpu_price=price,
-        gpus=checked_gpus(arguments.gpus) or 1,
-        paced=arguments.replay_sessions,
-        members=checked_members(arguments.members),
-        seed=arguments.seed,
-        procs=arguments.procs,
-    )
+    slos = tuple(parse_limit("--slo", text) for text in arguments.slo)
+    return Choice(slos=slos, gpu_price=price, gpus=checked_gpus(arguments.gpus) or 1, procs=arguments.procs)
 
 
-def sweep(config: SweepConfig) -> GridSweep:
-    """Forecast all points, write the file, and return the points to show."""
+def sweep(config: "ForecastConfig", grid: Grid, choice: Choice) -> ForecastGrid:
+    """Forecast all points, and some of them by an ensemble."""
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
-    points.check_cohorts("--slo", config.slos, captured)
-    swept = SweptPoints(config, captured, model)
+    points.check_cohorts("--slo", choice.slos, captured)
+    swept = SweptPoints(config, grid, choice, captured, model)
     swept.forecast([(swept.base, config.members), *((one, 1) for one in swept.scenarios.values())])
     while wanted := swept.to_refine():
         swept.forecast([(swept.scenarios[key], config.members) for key in wanted])
-    _write(config.output, swept)
-    trust = summing.trust_on(captured, model, ensemble.members(model, config.members, config.seed), config.seed)
-    return swept.result(
-        trusted=trust is None or trust.trusted,
-        verdicts=[points.verdict_on(captured, model, config.model, trust)],
-        notes=[*points.shared_notes(captured, model), *swept.notes()],
-    )
+    found = swept.result()
+    return msgspec.structs.replace(found, headlines=headlines(found))
 
 
 def key_of(scenario: Scenario) -> str:
@@ -163,24 +128,24 @@ def key_of(scenario: Scenario) -> str:
 class SweptPoints:
     """Points of a grid and today's: their forecasts, and the choice among them."""
 
-    def __init__(self, config: SweepConfig, captured: Captured, model: Model) -> None:
-        self._config, self._captured, self._model = config, captured, model
-        self.base = _with_own_values(captured, config.grid)
-        self.scenarios = {key_of(one): one for one in (*config.grid.scenarios, self.base)}
+    def __init__(self, config: "ForecastConfig", grid: Grid, choice: Choice, captured: Captured, model: Model) -> None:
+        self._config, self._grid, self._choice, self._captured, self._model = config, grid, choice, captured, model
+        self.base = _with_own_values(captured, grid)
+        self.scenarios = {key_of(one): one for one in (*grid.scenarios, self.base)}
         self._today = key_of(self.base)
-        self._settings = {key: _settings(captured, one, config.grid) for key, one in self.scenarios.items()}
+        self._settings = {key: _settings(captured, one, grid) for key, one in self.scenarios.items()}
         loads = {key: _load(one) == _load(self.base) for key, one in self.scenarios.items()}
         self._same_load = loads if sum(loads.values()) > 1 else dict.fromkeys(loads, True)
         self._before: Mapping[str, Any] = {}
         """Today's values."""
         self.found: dict[str, ForecastPoint] = {}
-        self._latency = points.latency_of(config.slos)
+        self._latency = points.latency_of(choice.slos)
 
     def forecast(self, tasks: "Sequence[Task]") -> None:
-        config, work = self._config, points.PointForecast(self._captured, self._model, self._config.seed)
+        work = points.PointForecast(self._captured, self._model, self._config.seed)
         done = counted(range(len(tasks)), "points" if tasks[-1][1] == 1 else "points near the frontier")
         forecasts = {}
-        for task, values in results(work, tasks, procs=config.procs):
+        for task, values in results(work, tasks, procs=self._choice.procs):
             forecasts[key_of(task[0]), task[1]] = values
             next(done, None)
         next(done, None)
@@ -188,23 +153,23 @@ class SweptPoints:
             self._put(scenario, forecasts[key_of(scenario), members])
 
     def _put(self, scenario: Scenario, values: "PointValues") -> None:
-        key, config = key_of(scenario), self._config
+        key, choice = key_of(scenario), self._choice
         members = len(values.values["unserved"])
         if key in self.found and self.found[key].members > members:
             return
         settings, engines = self._settings[key]
-        gpus = engines * config.gpus
+        gpus = engines * choice.gpus
         values.values[PER_GPU] = values.values[THROUGHPUT] / gpus
-        if config.gpu_price is not None:
+        if choice.gpu_price is not None:
             with np.errstate(divide="ignore"):
-                values.values[COST] = config.gpu_price / 3600.0 * 1e6 / values.values[PER_GPU]
+                values.values[COST] = choice.gpu_price / 3600.0 * 1e6 / values.values[PER_GPU]
         if key == self._today:
             self._before = values.values
         self.found[key] = points.make_point(
             scenario.name_beside(self.base),
             settings,
             values,
-            config.slos,
+            choice.slos,
             base=self._before if members > 1 and key != self._today else None,
             gpus=gpus,
             changes=sum(axis.value_in(scenario) != axis.value_in(self.base) for axis in AXES),
@@ -217,7 +182,7 @@ class SweptPoints:
     def chosen(self) -> str | None:
         """Return the point that meets the SLOs, or else today's latency, for the least. None: no point does."""
         today_ms = self.found[self._today].middle(self._latency)
-        return choice_of(self.found, self._latency, None if self._config.slos else today_ms)
+        return choice_of(self.found, self._latency, None if self._choice.slos else today_ms)
 
     def to_refine(self) -> list[str]:
         """Return points that get all members next: the choice, and the Pareto set, as far as allowed."""
@@ -226,95 +191,42 @@ class SweptPoints:
         refined = sum(point.members > 1 for point in self.found.values())
         return [key for key in wanted if self.found[key].members == 1][: max(MOST_REFINED - refined, 0)]
 
-    def result(self, *, trusted: bool, verdicts: list[str], notes: list[str]) -> GridSweep:
+    def result(self) -> ForecastGrid:
         """Return the sweep with its points marked."""
-        config, pareto, chosen = self._config, self.pareto(), self.chosen()
-        marks = {key: ["pareto"] for key in pareto}
-        marks.setdefault(self._today, []).append("today")
-        if chosen is not None:
-            marks.setdefault(chosen, []).append("chosen")
-        ordered = {key: self.found[key] for key in self.scenarios}
-        marked = {key: msgspec.structs.replace(one, marks=marks.get(key, [])) for key, one in ordered.items()}
-        pairs = [(one.middle(PER_GPU), one.middle(self._latency)) for one in marked.values() if not one.marks]
-        cloud = [(x, y) for x, y in pairs if x and y]
-        cost = [] if config.gpu_price is None else [COST]
-        shown = dict.fromkeys([self._today, *([] if chosen is None else [chosen]), *pareto])
-        found = GridSweep(
-            source=config.trace.name,
-            headlines=[],
-            verdicts=verdicts,
-            notes=notes,
-            axes=[axis.name for axis, values in config.grid.axes.items() if len(values) > 1],
-            latency=self._latency,
-            throughput=PER_GPU,
-            columns=list(
-                dict.fromkeys(
-                    [
-                        self._latency,
-                        "hit_rate",
-                        PER_GPU,
-                        *cost,
-                        "utilization",
-                        "ttft.all.p50",
-                        "ttft.all.p99",
-                        "queue.p90",
-                    ]
-                )
-            ),
-            points=[marked[key] for key in shown],
-            slices=list(self._slices(marked)),
-            cloud=[cloud[index] for index in figures.thinned(len(cloud)).tolist()],
-            trace_digest=self._captured.digest,
-            model_digest=model_digest(self._model),
-            trusted=trusted,
-            paced=self._captured.paced,
-            requests=len(self._captured.records),
-            seed=config.seed,
-            members=config.members,
-            limits=[slo.text for slo in config.slos],
-            count=len(marked),
-            gpu_price=config.gpu_price,
-            refined=sum(point.members > 1 for point in marked.values()),
-            today=marked[self._today],
-            chosen=None if chosen is None else marked[chosen],
-        )
-        return msgspec.structs.replace(found, headlines=headlines(found))
-
-    def _slices(self, marked: Mapping[str, ForecastPoint]) -> Iterator[Slice]:
-        center = self.scenarios[self.chosen() or self._today]
-        for axis, values in self._config.grid.axes.items():
-            along = {key_of(axis.put(center, value)) for value in (*values, axis.value_in(self.base))}
-            some = [point for key, point in marked.items() if key in along]
-            if len(some) > 1:
-                yield Slice(axis=axis.name, lines={"": some})
-
-    def notes(self) -> Iterator[str]:
-        """Yield what a reader of the choice must know."""
-        single = sum(
-            self.found[key].members == 1 for key in dict.fromkeys([*self.pareto(), *filter(None, [self.chosen()])])
-        )
-        if single:
-            yield f"{single:,} points of the Pareto set have one member: {MOST_REFINED} at most have more"
+        choice, pareto, chosen = self._choice, self.pareto(), self.chosen()
+        named: dict[str, list[str | None]] = {"today": [self._today], "chosen": [chosen], "pareto": [*pareto]}
+        marked = [
+            points.with_mark(self.found[key], *(mark for mark, keys in named.items() if key in keys))
+            for key in self.scenarios
+        ]
+        cost = [] if choice.gpu_price is None else [COST]
+        columns = [
+            self._latency,
+            "hit_rate",
+            PER_GPU,
+            *cost,
+            "utilization",
+            "ttft.all.p50",
+            "ttft.all.p99",
+            "queue.p90",
+        ]
+        forecast = points.PointForecast(self._captured, self._model, self._config.seed)
+        about = points.provenance(self._config, forecast, self._captured, self._model, None)
         if len({_load(scenario) for scenario in self.scenarios.values()}) > 1:
             among = "all, as today's load has one point" if all(self._same_load.values()) else "points at today's load"
-            yield f"loads differ: the choice is among {among}, the Pareto set among all"
-
-    def table(self) -> dict[str, Any]:
-        """Return a column of every axis and measure, a row for each point; unknown: NaN or null."""
-        pareto, chosen, some = self.pareto(), self.chosen(), [self.found[key] for key in self.scenarios]
-        columns: dict[str, Any] = {
-            axis.own_field: _column([point.settings[axis.name] for point in some]) for axis in AXES
-        }
-        for name in ("gpus", "members", "meets"):
-            columns[name] = np.array([getattr(point, name) for point in some])
-        for mark, keys in (("today", [self._today]), ("pareto", pareto), ("chosen", [chosen])):
-            columns[mark] = np.array([key in keys for key in self.scenarios])
-        columns["utilization"] = _floats([point.middle("utilization") for point in some])
-        for name in self._before:
-            for end in ("middle", "low", "high"):
-                values = [getattr(point.measures[name].value, end) for point in some]
-                columns[_heading(name, end)] = _floats(values)
-        return columns
+            about["notes"].append(f"loads differ: the choice is among {among}, the Pareto set among all")
+        return ForecastGrid(
+            source=self._config.trace.name,
+            headlines=[],
+            axes=[axis.name for axis, values in self._grid.axes.items() if len(values) > 1],
+            latency=self._latency,
+            throughput=PER_GPU,
+            columns=list(dict.fromkeys(columns)),
+            points=marked,
+            limits=[slo.text for slo in choice.slos],
+            gpu_price=choice.gpu_price,
+            **about,
+        )
 
 
 Place = tuple[float, float]
@@ -363,10 +275,11 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
     return min((key for key in cheap if waits[key] <= fastest), key=lambda key: (some[key].changes, waits[key]))
 
 
-def headlines(found: GridSweep) -> list[str]:
+def headlines(found: ForecastGrid) -> list[str]:
     """Return what to change, and the number of members behind each number."""
     limit = wording.listed(found.limits) if found.limits else "today's latency"
-    today, chosen, name = found.today, found.chosen, found.latency
+    today, chosen, name = found.marked("today"), found.marked("chosen"), found.latency
+    assert today is not None
     if chosen is None:
         same = [point for point in found.points if point.same_load]
         best = min(same, key=lambda point: point.middle(name) or float("inf"), default=today)
@@ -378,9 +291,10 @@ def headlines(found: GridSweep) -> list[str]:
     else:
         effect = f" ({effect_text(chosen, name)})" if effect_text(chosen, name) else ""
         advice = f"Change to {chosen.name}: {_latency(chosen, name)} beside today's "
-        advice += f"{value_text(today, name)} ms{effect}, {_money(found, chosen)}"
+        advice += f"{value_text(today, name)} ms{effect}, {_money(found, chosen, today)}"
+    refined = sum(point.members > 1 for point in found.points)
     members = (
-        f"{found.count:,} points with one member each; {found.refined:,} of them, today's and the Pareto set, with "
+        f"{len(found.points):,} points with one member each; {refined:,} of them, today's and the Pareto set, with "
         f"{found.members}: brackets hold 90 % of these."
     )
     return [advice + ("." if found.trusted else f"{NOT_TRUSTED}."), members]
@@ -390,10 +304,10 @@ def _latency(point: ForecastPoint, name: str) -> str:
     return f"{title_of(name).replace(' ms', '')} {value_text(point, name)} ms"
 
 
-def _money(found: GridSweep, point: ForecastPoint) -> str:
+def _money(found: ForecastGrid, point: ForecastPoint, today: ForecastPoint) -> str:
     """Return cost, else throughput per GPU, and its change from today's."""
     name = PER_GPU if found.gpu_price is None else COST
-    value, before = point.middle(name), found.today.middle(name)
+    value, before = point.middle(name), today.middle(name)
     text = f"{value_text(point, name)} {'output tokens/s per GPU' if name == PER_GPU else 'per million output tokens'}"
     if value is None or not before or abs(value / before - 1.0) <= EVEN:
         return f"{text} as today"
@@ -401,19 +315,19 @@ def _money(found: GridSweep, point: ForecastPoint) -> str:
 
 
 def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Setting], int]:
-    """Return the value of every axis, and the GPUs of one for an engine. Raises InputError naming grid and point."""
+    """Return the value of every axis of the grid, and the engines. Raises InputError naming grid and point."""
     load = plan_as(f"{grid.path}: {scenario.name}", captured, scenario)
-    fleet, deployment = load.fleet, load.deployment
+    fleet = load.fleet
     replicas = 1 if fleet is None else len(fleet.names)
     known = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    known |= asdict(load.engine) | asdict(deployment)
+    known |= asdict(load.engine) | asdict(load.deployment)
     known |= {
         "replicas": replicas,
         "route": None if fleet is None else fleet.route,
         "events": ", ".join(scenario.events) or None,
         "cold_prompts": scenario.cold_prompts or captured.cold,
     }
-    return {axis.name: known[axis.own_field] for axis in AXES}, deployment.gpus * replicas
+    return {axis.name: known[axis.own_field] for axis in grid.axes}, load.deployment.gpus * replicas
 
 
 def _with_own_values(captured: Captured, grid: Grid) -> Scenario:
@@ -427,28 +341,3 @@ def _with_own_values(captured: Captured, grid: Grid) -> Scenario:
 
 def _load(scenario: Scenario) -> tuple[Any, ...]:
     return scenario.rate, scenario.cold_prompts, scenario.events
-
-
-def _heading(measure: str, end: str) -> str:
-    """Return a column's name: ``ttft_all_p90_ms``, and with ``_low`` or ``_high`` an end of its interval."""
-    name = measure.replace("+", "_and_later").replace(".", "_")
-    unit = "_ms" if measure.split(".", maxsplit=1)[0] in ("ttft", "queue", "itl", "e2e") else ""
-    return f"{name}{unit}" + ("" if end == "middle" else f"_{end}")
-
-
-def _column(values: Sequence[Any]) -> Any:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {str}:
-        return list(values)
-    return _floats(values) if None in values else np.array(values)
-
-
-def _floats(values: Sequence[Any]) -> Any:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _write(output: Path, swept: SweptPoints) -> None:
-    file = BytesIO()
-    files.write_parquet(swept.table(), file)
-    replace_output(output, file.getvalue(), PARQUET, "--output")
-    print(f"results: {output}", file=sys.stderr)

@@ -285,7 +285,7 @@ def _predict(
     load, model = plan(captured, scenario), fitted if pace is None else pacing.with_pace(fitted, pace)
     what = "forecasts" if pace is None else "forecasts at the capture's pace"
     progress = counted(range(config.members), f"{config.trace.name}, {what}")
-    point, demand, _ = running.point_of(load, model)
+    point, demand = running.point_of(load, model)
     drawn = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
     found = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(

@@ -22,7 +22,7 @@ from report.compare.results import Comparison
 from report.grid.points import Grid
 from report.output import render_page
 from report.pages.panels import Card
-from sim.forecast.results import GridSweep, Search, WhatIf
+from sim.forecast.results import ForecastGrid
 from tracefile import (
     Engine,
     HashInfo,
@@ -423,7 +423,7 @@ def struct_keys(kind: Any) -> set[str]:
 
 def test_docs_define_every_key_and_cohort() -> None:
     said = set(re.findall(r"`([^`\n]+)`", DOCS.read_text()))
-    for result in (Comparison, Grid, WhatIf, Search, GridSweep, TraceMetrics):
+    for result in (Comparison, Grid, ForecastGrid, TraceMetrics):
         assert not struct_keys(result) - said, "keys of --json that docs/metrics.md does not define"
     assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"
 

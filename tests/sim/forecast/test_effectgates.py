@@ -8,17 +8,14 @@ from msgspec.structs import replace
 from report.grid.points import Measure, Span
 from sim.__main__ import main
 from sim.forecast.limits import KEYS, judge, parse_limit
-from sim.forecast.results import Row
+from sim.forecast.results import ForecastPoint
 from sim.latency.modelfile import default_model, save_model
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 
-def row(name: str, **measures: Measure) -> Row:
+def row(name: str, **measures: Measure) -> ForecastPoint:
     found = {key.replace("__", "."): measure for key, measure in measures.items()}
-    return Row(
-        name=name, kind="scenario", settings={}, rate=1.0, cold_prompts=False, num_gpu_blocks=9, measures=found,
-        errors={}, demand=None, warnings=[], curves={},
-    )  # fmt: skip
+    return ForecastPoint(name=name, settings={}, members=9, measures=found)
 
 
 def span(
@@ -64,7 +61,7 @@ def test_without_a_scenario_the_base_is_judged() -> None:
         parse_limit("--gate", text, KEYS)
         for text in ("hit_rate>=50%", "hit_rate.difference>=-1%", "hit_rate.ratio<=1.05")
     ]
-    assert [(gate.row, gate.passed, gate.span) for gate in judge(gates, rows)] == [
+    assert [(gate.point, gate.passed, gate.span) for gate in judge(gates, rows)] == [
         ("b", False, span(0.4)),
         ("b", True, span(0.0, 0.0, 0.0)),
         ("b", True, span(1.0, 1.0, 1.0)),

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from sim.forecast.captured import plan, read_captured
 from sim.forecast.ensemble import forecast, members
 from sim.forecast.fleets import forecast_load
 from sim.forecast.limits import parse_limit
-from sim.forecast.results import ForecastPoint, Search
+from sim.forecast.points import ForecastConfig
+from sim.forecast.results import ForecastGrid, ForecastPoint
 from sim.forecast.scenarios import Scenario, parse_base
-from sim.forecast.search import SearchConfig, search
+from sim.forecast.search import Question, search
 from sim.latency.modelfile import default_model, load_model, make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
@@ -63,29 +63,35 @@ def lower_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.forecast.points.CONFIDENCE", 0.75)
 
 
-def describe(found: Search) -> str:
+def describe(found: ForecastGrid) -> str:
     return "\n".join(page_lines(grid_page(found, "sim search", "docs/what-if.md")))
 
 
-def tried(found: Search) -> dict[float, ForecastPoint]:
+def tried(found: ForecastGrid) -> dict[float, ForecastPoint]:
     """Points by value of the searched quantity."""
-    return {float(point.settings[found.quantity] or 0.0): point for point in found.points}
+    return {float(point.settings[found.axes[0]] or 0.0): point for point in found.points}
+
+
+def answer(found: ForecastGrid) -> float | None:
+    return next((value for value, point in tried(found).items() if "chosen" in point.marks), None)
 
 
 def share(point: ForecastPoint) -> float:
     return point.middle("within") or 0.0
 
 
-def asked(folder: Path, quantity: str, target: str, **options: Any) -> SearchConfig:
-    config = SearchConfig(
-        trace=folder / "shared.jsonl",
-        model=folder / "model.json",
-        quantity=quantity,
-        target=parse_limit("--target", target),
-        scenario=Scenario({}),
-        members=MEMBERS,
-    )
-    return replace(config, **options)
+def searched(
+    folder: Path,
+    quantity: str,
+    target: str,
+    *,
+    trace: str = "shared",
+    model: str = "model",
+    members: int = MEMBERS,
+    **options: Any,
+) -> ForecastGrid:
+    config = ForecastConfig(trace=folder / f"{trace}.jsonl", model=folder / f"{model}.json", members=members)
+    return search(config, Question(quantity=quantity, target=parse_limit("--target", target), **options))
 
 
 def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: float) -> list[float]:
@@ -99,23 +105,23 @@ def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: 
 
 def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> None:
     """To the block; the 60th of 120 is the median."""
-    found = search(asked(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0))
+    found = searched(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0)
     sizes = range(60, 101)
     shares = shares_within(folder, [Scenario({"num_gpu_blocks": blocks}) for blocks in sizes], 60, 24.0)
     by_size = dict(zip(sizes, shares, strict=True))
     assert found.outcome == "found"
-    assert found.answer == 1 + max(blocks for blocks, share in by_size.items() if share < 0.75)
+    assert answer(found) == 1 + max(blocks for blocks, share in by_size.items() if share < 0.75)
     values = tried(found)
     assert {value: share(point) for value, point in values.items()} == {value: by_size[int(value)] for value in values}
     assert list(values) == sorted(values)
 
 
 def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
-    found = search(asked(folder, "rate", "ttft.p90<=80ms", between=(1.0, 200.0), tolerance=0.02))
+    found = searched(folder, "rate", "ttft.p90<=80ms", between=(1.0, 200.0), tolerance=0.02)
     grid = np.geomspace(60.0, 140.0, 16).tolist()
     shares = shares_within(folder, [Scenario({}, rate=rate) for rate in grid], 108, 80.0)
     assert found.outcome == "found"
-    assert found.answer == pytest.approx(max(np.array(grid)[np.array(shares) >= 0.75]), rel=0.1)
+    assert answer(found) == pytest.approx(max(np.array(grid)[np.array(shares) >= 0.75]), rel=0.1)
 
 
 @pytest.mark.parametrize("metric", ["ttft", "itl", "e2e"])
@@ -128,7 +134,7 @@ def test_a_target_may_be_on_any_latency(folder: Path, metric: str) -> None:
     own_ms = {"ttft": made.ttft_ms, "e2e": made.e2e_ms, "itl": made.e2e_ms - made.ttft_ms}
     medians_ms = np.sort(np.sort(own_ms[metric], axis=1)[:, 59])
     limit_ms = round(float(medians_ms[5] + medians_ms[6]) / 2, 4)  # six of eight members keep it
-    found = search(asked(folder, "rate", f"{metric}.p50<={limit_ms}ms", between=(1.0, 1.1), tolerance=0.5))
+    found = searched(folder, "rate", f"{metric}.p50<={limit_ms}ms", between=(1.0, 1.1), tolerance=0.5)
     assert found.latency.split(".")[0] == metric
     assert share(tried(found)[1.0]) == 0.75
     assert found.points[0].middle(found.latency) == pytest.approx(medians_ms[3], abs=1e-6)
@@ -147,8 +153,8 @@ def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, caps
     assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "none holds"
-    assert found["answer"] is None
-    assert [one["settings"]["num-gpu-blocks"] for one in found["points"]] == [found["high"]]  # the rest is harder
+    assert not any("chosen" in point["marks"] for point in found["points"])
+    assert len(found["points"]) == 1  # the rest is harder
 
 
 def test_a_file_name_that_is_no_text_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,28 +166,26 @@ def test_a_file_name_that_is_no_text_is_told(folder: Path, tmp_path: Path, capsy
 
 
 def test_an_end_that_holds_is_not_passed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = search(asked(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05))
-    assert (found.outcome, found.answer) == ("all hold", 0.6)
+    found = searched(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05)
+    assert (found.outcome, answer(found)) == ("all hold", 0.6)
     assert "the end of what was asked" in describe(found)
     assert all(0.5 <= value <= 0.6 for value in tried(found))
 
 
 def test_nothing_holds_where_more_is_asked_than_the_engine_can_do(folder: Path) -> None:
     """The limit is kept for as long as the capture lasts, and longer loads would break it."""
-    found = search(asked(folder, "rate", "ttft.p90<=5s", between=(1.0, 400.0), tolerance=0.1))
+    found = searched(folder, "rate", "ttft.p90<=5s", between=(1.0, 400.0), tolerance=0.1)
     assert found.outcome == "found"
-    assert found.answer is not None
+    assert answer(found) is not None
     assert all(point.meets is (share(point) >= 0.75 and not point.saturated) for point in found.points)
-    beyond = next(point for value, point in tried(found).items() if value > (found.answer or 0.0))
+    beyond = next(point for value, point in tried(found).items() if value > (answer(found) or 0.0))
     assert beyond.saturated
     assert share(beyond) == 1.0
-    text = describe(found)
-    assert "where the load reaches what the engine can do: at 1" in text
-    assert not any(" met " in line for line in text.splitlines() if "saturated" in line)
+    assert not any(" met " in line for line in describe(found).splitlines() if "saturated" in line)
 
 
 def test_a_load_that_every_value_saturates_is_said(folder: Path) -> None:
-    found = search(asked(folder, "rate", "ttft.p90<=5s", between=(300.0, 400.0), tolerance=0.1))
+    found = searched(folder, "rate", "ttft.p90<=5s", between=(300.0, 400.0), tolerance=0.1)
     assert found.outcome == "none holds"
     assert "more waits grow for as long as the load lasts" in found.headlines[0]
 
@@ -189,7 +193,7 @@ def test_a_load_that_every_value_saturates_is_said(folder: Path) -> None:
 def test_what_was_tried_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(3, forecast_load))
+    monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(4, forecast_load))
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--maximize", "rate", "--target", "ttft.p90<=80ms"]) == 130
     printed = capsys.readouterr()
@@ -199,7 +203,7 @@ def test_what_was_tried_is_kept_on_interrupt(
 
 
 def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> None:
-    one, same = (search(asked(folder, "rate", "ttft.p90<=80ms", tolerance=0.2)) for _ in range(2))
+    one, same = (searched(folder, "rate", "ttft.p90<=80ms", tolerance=0.2) for _ in range(2))
     assert one == same
     figures = page_figures(render_page(grid_page(one, "sim search", "docs/what-if.md")))
     drawn = figures["rate-ttft-all-p90"]["data"]
@@ -212,7 +216,7 @@ def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    found = search(asked(folder, "rate", "ttft.p90<=80ms", tolerance=0.2))
+    found = searched(folder, "rate", "ttft.p90<=80ms", tolerance=0.2)
     page.write_text(render_page(grid_page(found, "sim search", "docs/what-if.md")))
     assert figures_drawn(page) == {"rate-ttft-all-p90", "rate-hit-rate"}
 
@@ -262,24 +266,21 @@ def even_load(path: Path, every_ms: float, chains: list[list[int]], tail: int) -
     return path
 
 
-def found_in(folder: Path, quantity: str, target: str, scenario: str, between: tuple[float, float]) -> Search:
-    config = asked(folder, quantity, target, scenario=parse_base(scenario), between=between, tolerance=0.0, members=2)
-    return search(replace(config, trace=folder / "even.jsonl", model=folder / "even.json"))
-
-
 def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) -> None:
     """Five prompts of four blocks, on a GPU with room for one. With 19 some of every round's blocks are gone."""
     even_load(tmp_path, 200.0, [list(range(100 * place, 100 * place + 4)) for place in range(5)] * 12, 1)
-    scenario = "num-gpu-blocks=7,kv-bytes-per-token=1000"
-    found = found_in(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario, (5.0, 64.0))
-    assert (found.outcome, found.answer) == ("found", 20.0)
+    scenario = parse_base("num-gpu-blocks=7,kv-bytes-per-token=1000")
+    even: dict[str, Any] = {"trace": "even", "model": "even", "members": 2}
+    limits: dict[str, Any] = {"between": (5.0, 64.0), "tolerance": 0.0}
+    found = searched(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=scenario, **limits, **even)
+    assert (found.outcome, answer(found)) == ("found", 20.0)
     rates = {value: point.middle("hit_rate") or 0.0 for value, point in tried(found).items()}
     assert rates[20.0] == pytest.approx(55 * 128 / (60 * 129))
     assert rates[19.0] < rates[20.0]
     # Without --between: from the longest request's blocks to all blocks there are, with a part of one in each request.
-    config = asked(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=parse_base(f"{scenario},disk-blocks=9"))
-    config = replace(config, trace=tmp_path / "even.jsonl", model=tmp_path / "even.json", members=2, tolerance=0.5)
-    assert (search(config).low, search(config).high) == (6.0, 81.0)
+    with_disk = parse_base("num-gpu-blocks=7,kv-bytes-per-token=1000,disk-blocks=9")
+    wide = tried(searched(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=with_disk, tolerance=0.5, **even))
+    assert (min(wide), max(wide)) == (6.0, 81.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,17 +13,16 @@ from report.grid.points import LATENCY, PER_GPU, Measure, Span
 from sim.__main__ import main
 from sim.forecast.fleets import forecast_load
 from sim.forecast.grid import read_grid
+from sim.forecast.points import ForecastConfig
 from sim.forecast.results import ForecastPoint
 from sim.forecast.scenarios import Scenario
 from sim.forecast.sweep import choice_of, pareto_of
-from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
+from sim.forecast.whatif import WhatIf, forecast_scenarios
 from sim.latency.modelfile import default_model, save_model
 from tests.jsonoutput import json_of
 from tests.report.browser import CHROMIUM, figures_drawn
 from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
-
-pq = pytest.importorskip("pyarrow.parquet")
 
 GRID = """
 [sim.sweep]
@@ -62,66 +62,53 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def swept(folder: Path, output: Path, *flags: str) -> list[str]:
+def swept(folder: Path, *flags: str) -> list[str]:
     grid = str(folder / "grid.toml")
     model = ["--latency-model", str(folder / "model.json"), "--config", grid]
-    return ["sweep", grid, str(folder / "shared.jsonl"), *model, *LIGHT, "-o", str(output), *flags]
+    return ["sweep", grid, str(folder / "shared.jsonl"), *model, *LIGHT, *flags]
 
 
 def test_a_row_is_the_forecast_of_its_scenario(folder: Path, tmp_path: Path) -> None:
     """Today's row is that of ``sim what-if`` with its members; the cost is 3.6 an hour over the tokens of an hour."""
-    found = json_of(main, swept(folder, tmp_path / "found.parquet", "--json"))
-    table = pq.read_table(tmp_path / "found.parquet")
-    assert table.column_names[:5] == [
-        "cold_prompts",
-        "rate",
-        "num_gpu_blocks",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-    ]
-    rows = table.to_pylist()
-    assert [(row["replicas"], row["num_gpu_blocks"]) for row in rows] == [
+    found = json_of(main, swept(folder))
+    points = found["points"]
+    assert [(one["settings"]["replicas"], one["settings"]["num-gpu-blocks"]) for one in points] == [
         *((count, blocks) for count in (1, 2, 3) for blocks in (101, 300)),
         (2, default_model().engine.num_gpu_blocks),
     ]
-    today = rows[-1]
-    assert (today["today"], today["members"], today["gpus"]) == (True, 3, 2)
-    base = Scenario({}, replicas=2)
-    config = WhatIfConfig(folder / "shared.jsonl", folder / "model.json", (), base=base, members=3)
-    row = forecast_scenarios(config)[0].rows[-1]
-    for name, column in (("ttft.all.p90", "ttft_all_p90_ms"), ("hit_rate", "hit_rate"), ("itl.p50", "itl_p50_ms")):
-        span = row.measures[name].value
-        assert (span.low, span.middle, span.high) == (today[f"{column}_low"], today[column], today[f"{column}_high"])
-    for row in rows:
-        assert row["output_tokens_per_s_per_gpu"] == pytest.approx(row["output_tokens_per_s"] / row["gpus"], rel=1e-6)
-        tokens_an_hour = 3600.0 * row["output_tokens_per_s_per_gpu"]
-        assert row["cost_per_million_output_tokens"] == pytest.approx(3.6e6 / tokens_an_hour, rel=1e-4)
+    today = points[-1]
+    assert (today["marks"][0], today["members"], today["gpus"]) == ("today", 3, 2)
+    config = ForecastConfig(trace=folder / "shared.jsonl", model=folder / "model.json", members=3)
+    row = forecast_scenarios(config, WhatIf(base=Scenario({}, replicas=2)))[0].points[-1]
+    for name in ("ttft.all.p90", "hit_rate", "itl.p50"):
+        assert today["measures"][name]["value"] == msgspec.to_builtins(row.measures[name].value)
+    for one in points:
+        value = {name: measure["value"]["middle"] for name, measure in one["measures"].items()}
+        per_gpu = value["output_tokens_per_s_per_gpu"]
+        assert per_gpu == pytest.approx(value["output_tokens_per_s"] / one["gpus"], rel=1e-6)
+        assert value["cost_per_million_output_tokens"] == pytest.approx(3.6e6 / (3600.0 * per_gpu), rel=1e-4)
     # One engine keeps today's latency for half of the price, and with the smallest cache it does not.
-    assert found["chosen"]["name"] == "num-gpu-blocks 300, 1 replica"
-    assert [one["axis"] for one in found["slices"]] == ["replicas", "num-gpu-blocks"]
+    assert [one["name"] for one in points if "chosen" in one["marks"]] == ["num-gpu-blocks 300, 1 replica"]
+    assert found["axes"] == ["replicas", "num-gpu-blocks"]
 
 
 def test_without_an_slo_the_limit_is_todays_latency(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [1, 256]")
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
     found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given])
-    assert found["chosen"]["name"] == found["today"]["name"] == ""
+    assert [one["name"] for one in found["points"] if {"chosen", "today"} <= {*one["marks"]}] == [""]
     assert found["headlines"][0].startswith("Change nothing: no point keeps today's latency")
 
 
-def test_an_interrupt_writes_nothing_and_two_processes_give_the_same_bytes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupt_is_exit_code_130_and_two_processes_give_the_same_points(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
     with monkeypatch.context() as patch:
         patch.setattr("sim.forecast.points.forecast_load", interrupted_at(4, forecast_load))
-        assert main(swept(folder, one)) == 130
-    assert "interrupted; nothing is written" in capsys.readouterr().err
-    assert not one.exists()
+        assert main(swept(folder)) == 130
     config = tmp_path / "two.toml"
     config.write_text("[sim.sweep]\ngpu-price = 3.6\nprocs = 2")
-    assert main(swept(folder, one)) == main([*swept(folder, two), "--config", str(config)]) == 0
-    assert one.read_bytes() == two.read_bytes()
+    assert json_of(main, swept(folder)) == json_of(main, [*swept(folder), "--config", str(config)])
 
 
 @pytest.mark.parametrize(
@@ -145,17 +132,17 @@ def test_an_interrupt_writes_nothing_and_two_processes_give_the_same_bytes(
         ("[axes]\nroute = {from = 2, to = 1, steps = 3}", "axes.route: "),
         (
             "[axes]\nrate = {from = 1, to = 2, steps = 10000000}",
-            "axes.rate: {'from': 1, 'to': 2, 'steps': 10000000}; expected 0 < from < to, and 2 to 100,000 steps",
+            "axes.rate: {'from': 1, 'to': 2, 'steps': 10000000}; expected 0 < from < to, and 2 to 5,000 steps",
         ),
         ('[axes]\nroute = ["evil.py:f"]', "axes.route: 'evil.py:f': code is run only from the command line"),
         ('[base]\nroute = "evil.py:pick"', "base.route: 'evil.py:pick': code is run only from the command line"),
         ("[axes]\nhost-gb-per-s = [25, 0]", "axes.host-gb-per-s: '0'; expected a number above 0"),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
         ("axes = 4", "axes: 4; expected a table [axes]"),
-        ("", "axes: 1 points, all combinations; expected 2 to 100,000"),
+        ("", "axes: 1 points, all combinations; expected 2 to 5,000"),
         (
             f"[axes]\nmax-num-seqs = {list(range(1, 10_001))}\nmax-num-batched-tokens = {list(range(1, 1_001))}",
-            "axes: 10,000,000 points, all combinations; expected 2 to 100,000",
+            "axes: 10,000,000 points, all combinations; expected 2 to 5,000",
         ),
     ],
 )
@@ -205,15 +192,15 @@ def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
 
 def test_an_slo_on_requests_that_the_trace_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the trace has no requests of turns2\+; expected another cohort"):
-        main(swept(folder, tmp_path / "o.parquet", "--slo", "turns2+.ttft.p90<=1s"))
+        main(swept(folder, "--slo", "turns2+.ttft.p90<=1s"))
 
 
 def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("[axes]\nnum-gpu-blocks = [3, 300]")
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
-    main(["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%", "--json"])
-    rows = {row["num_gpu_blocks"]: row for row in pq.read_table(tmp_path / "grid.parquet").to_pylist()}
-    assert (rows[3]["unserved"], rows[3]["meets"], rows[300]["meets"]) == (60.0, False, True)
+    found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%"])
+    none, all_served, *_ = found["points"]
+    assert (none["measures"]["unserved"]["value"]["middle"], none["meets"], all_served["meets"]) == (60.0, False, True)
 
 
 def test_a_range_has_equal_ratios(tmp_path: Path) -> None:
@@ -226,7 +213,7 @@ def grid_point(throughput: float, latency: float, *, changes: int = 1, **more: A
     """A point of these two numbers."""
     values = {PER_GPU: throughput, LATENCY: latency, "unserved": 0.0}
     measures = {name: Measure(value=Span(middle=value)) for name, value in values.items()}
-    given: dict[str, Any] = {"name": "", "settings": {}, "members": 1, "meets": True, "saturated": False}
+    given: dict[str, Any] = {"name": "", "settings": {}, "members": 1, "meets": True}
     return ForecastPoint(**given | {"measures": measures, "changes": changes} | more)
 
 
@@ -243,7 +230,7 @@ def test_the_cheapest_point_within_the_limit_is_chosen_and_of_equal_ones_the_nea
         grid_point(400.0, 950.0),
         grid_point(400.0, 500.0, meets=False),
         grid_point(400.0, 500.0, same_load=False),
-        grid_point(400.0, 500.0, saturated=True),
+        grid_point(400.0, 500.0, marks=["saturated"]),
     ]
     assert choice(points, 800.0) == 2
     assert choice(points, None) == 3
@@ -275,6 +262,6 @@ def test_the_pareto_set_is_what_no_point_beats(numbers: list[tuple[int, int, int
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert main(swept(folder, tmp_path / "o.parquet", "--html", str(page))) == 0
+    assert main(swept(folder, "--html", str(page))) == 0
     ids = {f"{axis}-{measure}" for axis in ("replicas", "num-gpu-blocks") for measure in ("ttft-all-p90", "hit-rate")}
     assert figures_drawn(page) == {"frontier", *ids}
