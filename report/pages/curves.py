@@ -8,7 +8,7 @@ import numpy as np
 
 from measure import wording
 from measure.cacheuse import CacheUse, CauseShare, Distribution, Window
-from report.pages.figures import DASHED, Trace, axis, band, figure, line, plain
+from report.pages.figures import DASHED, Trace, axis, figure, line, plain
 from report.pages.panels import Figure, Page, Panel, Table
 
 MOST_POINTS: Final = 600
@@ -36,8 +36,6 @@ class Curve(msgspec.Struct, frozen=True):
     sizes: list[int]
     """In blocks."""
     hit_tokens: list[float]
-    hit_tokens_low: list[float] = []
-    hit_tokens_high: list[float] = []
     use: list[CacheUse] = []
     kv_bytes_per_token: int | None = None
     """Null: not given, and no size is shown in GiB."""
@@ -112,13 +110,7 @@ def _hit_panels(named: Mapping[str, Curve]) -> Iterator[Panel]:
 def _hit_lines(name: str, curve: Curve, slot: int) -> Iterator[Trace]:
     indexes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
     x: list[float] = [curve.sizes[index] * curve.block_size for index in indexes]
-    low, middle, high = (
-        [round(edge[index] / (curve.input_tokens or 1), 6) for index in indexes] if edge else []
-        for edge in (curve.hit_tokens_low, curve.hit_tokens, curve.hit_tokens_high)
-    )
-    if low and high:
-        yield from band(x, low, high, slot, name=name, line={"shape": "hv"})
-    yield _line(name, x, middle, slot)
+    yield _line(name, x, [round(curve.hit_tokens[index] / (curve.input_tokens or 1), 6) for index in indexes], slot)
 
 
 def _group_table(curve: Curve, use: CacheUse) -> Table:

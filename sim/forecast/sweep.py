@@ -327,7 +327,7 @@ def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[
         "events": ", ".join(scenario.events) or None,
         "cold_prompts": scenario.cold_prompts or captured.cold,
     }
-    return {axis.name: known[axis.own_field] for axis in grid.axes}, load.deployment.gpus * replicas
+    return {axis.name: known[axis.own_field] for axis in grid.axes}, replicas
 
 
 def _with_own_values(captured: Captured, grid: Grid) -> Scenario:

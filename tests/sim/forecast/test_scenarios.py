@@ -10,7 +10,7 @@ import pytest
 
 from sim.forecast.captured import Captured, at_rate, plan, read_captured
 from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, scenarios_of
-from sim.latency.modelfile import default_model, engine_with, save_model
+from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
 from tracefile.commandline.parser import Parser
@@ -52,8 +52,8 @@ def test_a_base_is_under_every_scenario_and_named_once() -> None:
     found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
     assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]
     assert (found[0].rate, found[0].settings["block_size"]) == (0.1, 512)
-    mixed = Scenario({}, mixed_with="b.json", events=("kill:0@1s",), cold_prompts=True)
-    assert Scenario({}).name_beside(mixed) == "no cold-prompts, no event, no mixed-with"
+    other = Scenario({}, events=("kill:0@1s",), cold_prompts=True)
+    assert Scenario({}).name_beside(other) == "no cold-prompts, no event"
 
 
 @pytest.mark.parametrize(
@@ -119,21 +119,6 @@ def test_the_servers_of_a_capture_are_looked_up_once(synthetic: ModuleType) -> N
     assert there.upstreams is there.upstreams
 
 
-def test_more_gpus_divide_the_work_of_a_step_and_multiply_the_pool(synthetic: ModuleType) -> None:
-    there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
-    load = plan(there, parse_base("tensor-parallel=4,tensor-parallel-overhead=0.2"))
-    assert load.engine.usable_blocks == 4 * 4_095
-    before, after = default_model().cost_by_name, load.deployment.model(default_model()).cost_by_name
-    factor = (1 + 0.2 * 3) / 4
-    assert after["per_prefill_token_ms"] == pytest.approx(before["per_prefill_token_ms"] * factor)
-    assert after["per_kv_token_ms"] == pytest.approx(before["per_kv_token_ms"] * factor)
-    assert (after["t0_ms"], after["frontend_base_ms"]) == (before["t0_ms"], before["frontend_base_ms"])
-    assert [one for one in load.deployment.assumptions() if one.startswith("4 times the GPUs")]
-    given = plan(there, parse_base("tensor-parallel=4,num-gpu-blocks=50"))
-    assert given.engine.num_gpu_blocks == 50
-    assert parse_base("tensor-parallel=2").name == "tensor-parallel 2"
-
-
 def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:
     records = [
         msgspec.structs.replace(record, e2e_ms=1_500.0) for record in synthetic.calibration(0, prompts=2, mixed=0)
@@ -183,17 +168,6 @@ def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
     (fleet,) = parsed("--kv-groups", "full:32", "--replicas", "2")
     with pytest.raises(InputError, match="--kv-groups: full:32; expected one group in a fleet of engines"):
         plan(captured(records, paced=False), fleet)
-
-
-def test_a_model_with_kv_groups_in_a_fleet_is_refused_before_any_forecast(tmp_path: Path) -> None:
-    """Of both engines, the one asked for and the one that it is mixed with."""
-    grouped = engine_with(default_model().engine, {"kv_groups": "full:32+window(64):32", "block_size": 32})
-    path = tmp_path / "grouped.json"
-    save_model(msgspec.structs.replace(default_model(), engine=grouped), path)
-    asked = Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, output_tokens=2)
-    (mixed,) = parsed("--replicas", "2", "--mixed-with", str(path), "--no-prefix-caching")
-    with pytest.raises(InputError, match=r"--mixed-with: .*grouped.json: KV groups full:32\+window\(64\):32; expected"):
-        plan(captured([asked], paced=False), mixed)
 
 
 def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:
