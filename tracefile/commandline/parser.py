@@ -12,34 +12,9 @@ from tracefile.commandline.configfile import CONFIG, config_words
 from tracefile.commandline.durations import duration, seconds
 
 FLAGS: Final[Mapping[str, str]] = {
+    "loadgen --token-seed": "gone; expected --nonce",
+    "report compare --images": "gone; expected --html, whose figures have a button that saves them as SVG",
     "tracefile convert --sessions": "is now --infer-sessions; of a time range: --from and --until",
-    "--aa": "--repeat",
-    "--answer-tokens": "--output-tokens",
-    "--balance": "--route",
-    "--beside": "--also",
-    "--blocks": "--num-gpu-blocks, which counts the null block too: one more",
-    "--burst-every-s": "--burst-every",
-    "--drain-s": "--drain",
-    "--cohort": "--target, as in --target 'turns2+.ttft.p90<=500ms'",
-    "--frontend": "--api-server",
-    "--images": "--html, whose figures have a button that saves them as SVG",
-    "--highest": "--maximize",
-    "--kv-blocks": "--num-gpu-blocks",
-    "--least-exact": "--min-exact-share",
-    "--model": "--latency-model",
-    "--no-splice": "--no-output-substitution",
-    "--rotate-s": "--rotate-age",
-    "--seconds": "--duration",
-    "--served-model-name": "--model",
-    "--smallest": "--minimize",
-    "--step-s": "--step-duration",
-    "--think-s": "--think",
-    "--token-seed": "--nonce",
-    "--timeout-s": "--timeout",
-    "--trace": "-o/--output",
-    "--ttft": "--target, as in --target 'ttft.p90<=500ms'",
-    "--window-s": "--window",
-    "-o": "--html",
     "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
     "sim pool --free-rule": "gone; expected vLLM's rule, which holds",
     "sim pool --object-lru": "gone; expected sim curve, whose LRU is of blocks",
@@ -96,7 +71,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim watch -o": "no file is kept; expected --json, or --metrics HOST:PORT for Prometheus",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
-"""New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
+"""Words on a flag that is gone, by ``COMMAND --flag``."""
 
 COMMANDS: Final[Mapping[str, str]] = {
     "report sweep": "report show DIR",
@@ -111,15 +86,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
     "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
 }
-
-VALUES: Final[Mapping[tuple[str, str], str]] = {
-    ("--dialect", "llama.cpp"): "llamacpp",
-    ("--dialect", "tensorrt-llm"): "trtllm",
-    ("--maximize", "kv-blocks"): "num-gpu-blocks",
-    ("--minimize", "kv-blocks"): "num-gpu-blocks",
-    ("--pattern", "calibrate"): "calibration",
-}
-
 
 VERSION: Final = "0.1.0"
 
@@ -264,10 +230,6 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        for flag in action.option_strings:
-            now = VALUES.get((flag, value))
-            if now in action.choices:
-                raise argparse.ArgumentError(action, f"{value!r} is now {now!r}")
         choices = ", ".join(map(str, action.choices))
         near = get_close_matches(str(value), [str(choice) for choice in action.choices], 1)
         nearest = f"; did you mean {near[0]}?" if near else ""
@@ -296,13 +258,9 @@ class Parser(argparse.ArgumentParser):
             )
         if flag in known or (not flag.startswith("--") and flag[:2] in known):
             return
-        own = FLAGS.get(f"{self.prog} {flag}")
-        if own is not None:
-            self.error(f"{flag}: {own}")
-        now = FLAGS.get(flag, "")
-        named = re.search(r"--[\w-]+", now)
-        if named is not None and named[0] in known:
-            self.error(f"{flag} is now {now}")
+        gone = FLAGS.get(f"{self.prog} {flag}")
+        if gone is not None:
+            self.error(f"{flag}: {gone}")
         near = get_close_matches(flag, known, 1)
         self.error(f"{flag}: no such flag" + (f"; did you mean {near[0]}?" if near else ""))
 
