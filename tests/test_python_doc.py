@@ -41,7 +41,7 @@ def test_the_page_runs(folder: Path, sim_server: str) -> None:
         with contextlib.redirect_stdout(told):
             exec(compile(code.replace("http://127.0.0.1:8000", sim_server), "docs/python.md", "exec"), names)
         assert not expected or told.getvalue() == expected
-    assert [row.kind for row in names["found"].rows] == ["measured", "capture", "scenario", "scenario"]
+    assert [row.kind for row in names["found"].points] == ["measured", "capture", "scenario", "scenario"]
     # A run's own ending has the same numbers, but for the cache's size, which takes a compiler to count.
     again = kvtape.measure_trace("load.jsonl.zst")
     assert names["load"].metrics == msgspec.structs.replace(again, cache=None)

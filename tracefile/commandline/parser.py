@@ -45,6 +45,19 @@ FLAGS: Final[Mapping[str, str]] = {
     "tap read-log --json": "places where prompts part are not listed; expected sim misses on the trace",
     "tap --latency-model": "tap watches no model; expected sim watch TRACE --latency-model MODEL --follow",
     "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many (docs/python.md)",
+    "report show --overwrite": "gone; expected --files DIR, which replaces its own Parquet files",
+    "report show --steps": "gone, as the timeline; expected sim run --steps FILE, whose lines are JSON",
+    "report compare --truth": "gone; a prediction is held to the first measured trace under its conditions",
+    "sim sweep --ray": "gone; expected --procs in a file of --config, on one machine",
+    "sim sweep --refine": "gone; the choice and the Pareto set get all members",
+    "sim sweep --overwrite": "gone; a sweep begins anew",
+    "sim sweep --confidence": "gone; 90 % of the members must keep a limit",
+    "sim search --confidence": "gone; 90 % of the members must keep the target",
+    "loadgen sweep --cache-between": "gone; the cache is reset, or every run sends other tokens",
+    "loadgen sweep --dry-run": "gone; the index sweep.jsonl has the command of each run",
+    "loadgen sweep --json": "gone; expected report show DIR --json",
+    "loadgen sweep --overwrite": "gone; expected another folder, or its removal",
+    "loadgen sweep --until-slo-missed": "gone; expected report show DIR --slo, which tells the largest load within it",
     "sim curve --block-sizes": "gone; expected a sim curve --block-size for each",
     "sim curve --evict": "gone; expected sim pool --num-gpu-blocks N --evict POLICY for each",
     "sim curve --sample": "gone; expected the complete trace",
@@ -61,6 +74,8 @@ FLAGS: Final[Mapping[str, str]] = {
 """Words on a flag that is gone, by ``COMMAND --flag``."""
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "report sweep": "report show DIR",
+    "report curve": "sim curve TRACE --html PAGE and sim misses TRACE --html PAGE",
     "tracefile anonymize": "tracefile convert TRACE OUT --anonymize",
     "tracefile cut": "tracefile convert TRACE OUT --from TIME --until TIME",
     "tracefile join": "tracefile convert TRACE TRACE… OUT",
