@@ -235,7 +235,7 @@ class Sweep:
         if entry.run not in self._metrics:
             run = next(run for run in self._plan.runs if run.name == entry.run)
             trace = load_run(entry.run, self._plan.folder / entry.trace, named=False, reuse=True)
-            self._metrics[entry.run] = measure_run(trace, slos=run.config.run.slos)
+            self._metrics[entry.run] = measure_run(trace, slos=run.config.slos)
         return self._metrics[entry.run]
 
     def _make(self, run: PlannedRun, number: int) -> None:
@@ -340,33 +340,21 @@ class Sweep:
 
 def warm_up_of(config: LoadConfig, warm_up: WarmUp, trace: Path, number: int) -> LoadConfig:
     """Return a closed loop of single requests like the run's, with tokens of their own; ``number``: the run's."""
-    from_file = config.dataset_path is not None
     return replace(
         config,
         trace=trace,
         pattern="poisson",
         rate=None,
-        rate_to=None,
         burstiness=None,
-        spacing=None,
         group_size=1,
-        group_gap_s=None,
-        burst_size=None,
-        burst_every_s=None,
-        steps=None,
-        step_s=None,
         rate_series=(),
         duration_s=warm_up.seconds,
         at_end="finish",
         number=warm_up.requests,
-        parallel=config.requests_at_once or WARM_UP_PARALLEL,
-        parallel_sessions=None,
+        parallel=config.parallel or WARM_UP_PARALLEL,
         turns=ONE_TURN,
-        min_turns=None,
-        max_turns=1 if from_file else None,
-        tool_latency_s=config.tool_latency_s if from_file else None,
         nonce=f"{config.nonce} warm-up {number}",
-        run=replace(config.run, slos=(), log_interval_s=0.0),
+        slos=(),
     )
 
 
@@ -387,7 +375,7 @@ def find_target(plan: SweepPlan, run: PlannedRun) -> Target:
             raise InputError(f"--cache-between: reset, and {run.label} ({control.url}) has none; expected {expected}")
         words = target_words(control.url, model, facts, ready, found.evidence)
         notes = [*page_notes(facts), *dialect_notes(found.dialect), *readiness_notes(ready)]
-        announce(PROG, [run.label, *words], notes, config.run)
+        announce(PROG, [run.label, *words], notes)
     return Target(
         model=model,
         dialect=found.dialect,
@@ -422,7 +410,7 @@ def _responds(config: LoadConfig) -> bool:
 
 
 def _control(config: LoadConfig) -> ControlClient:
-    return ControlClient(str(origin_of(config.url)), config.run.access)
+    return ControlClient(str(origin_of(config.url)), config.access)
 
 
 def tell(text: str) -> None:

@@ -31,7 +31,7 @@ examples:
   loadgen sweep --url http://localhost:8000 --parallel 8,16,24 --number 200 -o nightly
 """
 SWITCHES: Final = frozenset({"--overwrite", "--dry-run", "--json"})
-HARMLESS: Final = frozenset({"output", "overwrite", "dry_run", "json", "log_interval"})
+HARMLESS: Final = frozenset({"output", "overwrite", "dry_run", "json"})
 """Flags that may differ when a sweep goes on."""
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w./-]*")
 """``/`` parts workloads: ``chat/A``."""
@@ -279,11 +279,7 @@ def _check(args: argparse.Namespace, runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         if run.config.pattern == "calibration":
             raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
-        if run.config.run.resume:
-            raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
-        if run.config.run.json_progress is not None:
-            raise InputError("--json-progress: of one run; expected --log-interval")
-        if args.until_slo_missed and not run.config.run.slos:
+        if args.until_slo_missed and not run.config.slos:
             raise InputError("--until-slo-missed: without an SLO; expected --slo, such as --slo 'ttft.p90<=5s'")
 
 

@@ -91,8 +91,12 @@ OLD = [
         "--lm-eval: gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
     ),
     ("loadgen", ["--token-seed", "1"], "--token-seed is now --nonce"),
-    ("loadgen", ["--burst-every-s", "1"], "--burst-every-s is now --burst-every"),
-    ("loadgen", ["--step-s", "1"], "--step-s is now --step-duration"),
+    ("loadgen", ["--steps", "1"], "--steps: gone; expected --pattern series, with rates as --rate-series 0:2,60:8"),
+    (
+        "loadgen",
+        ["--vocab-low", "1"],
+        "--vocab-low: a rare setting; expected vocab-low in [loadgen] of a --config file",
+    ),
     ("loadgen", ["--timeout-s", "1"], "--timeout-s is now --timeout"),
     ("loadgen", ["--timeout", "60"], "--timeout: '60' has no unit; expected 60s, 60ms, 60m or 60h"),
     (
@@ -104,7 +108,7 @@ OLD = [
     ("sim serve", ["--answer-tokens", "9"], "--answer-tokens is now --output-tokens"),
     ("sim fit", ["--frontend", "serial"], "--frontend is now --api-server"),
     ("replay", ["--no-splice"], "--no-splice is now --no-output-substitution"),
-    ("replay", ["--max-think", "5"], "--max-think: '5' has no unit; expected 5s, 5ms, 5m or 5h"),
+    ("replay", ["--max-think", "5"], "--max-think: gone; expected --speedup"),
     (
         "sim run",
         ["--regret", "r.jsonl"],

@@ -14,6 +14,22 @@ REPLAY_FLAGS: dict[Way, tuple[str, ...]] = {"replayed": ("--reset-cache",), "col
 
 _SESSION = "--pattern multiturn --turns 5 --think 0.2s:1.0s --prefix-count 2 --prompt-tokens 64:256"
 _SINGLE = "--prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:500 --output-tokens 8:64"
+_MOMENT_S = 0.01
+
+
+def bursts(size: int, every_s: float = 8.0, number: int = 6) -> str:
+    """Flags of ``number`` bursts of about ``size`` requests at once."""
+    starts = [every_s * burst for burst in range(number)]
+    rates = [f"{start:g}:{size / _MOMENT_S:g},{start + _MOMENT_S:g}:0" for start in starts]
+    return f"--pattern series --rate-series {','.join([*rates, f'{every_s * number:g}:0'])}"
+
+
+def staircase(low: float, high: float, steps: int = 5, step_s: float = 8.0) -> str:
+    """Flags of steps of equally spaced rates."""
+    rates = [f"{step_s * step:g}:{low + step * (high - low) / (steps - 1):g}" for step in range(steps)]
+    return f"--pattern series --rate-series {','.join([*rates, f'{step_s * steps:g}:0'])}"
+
+
 # 128 hidden × 2 layers, float32: a cold prompt of 10,000 tokens takes 2 to 2.6 s on one core, one of 2,250 about 0.15.
 LOADS_128X2 = {
     "calibration-1": "--pattern calibration --parallel 16 --seed 1",
@@ -29,8 +45,8 @@ LOADS_128X2 = {
     "session-short": f"{_SESSION} --prefix-tokens 3000 --output-tokens 16:64 --rate 0.3 --duration 90s --seed 53",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 1.5 --duration 75s --seed 54",
     "poisson-fast": f"--pattern poisson {_SINGLE} --rate 4 --duration 40s --seed 55",
-    "staircase": f"--pattern staircase {_SINGLE} --rate 2:20 --steps 5 --step-duration 8s --seed 56",
-    "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every 8s --duration 48s --seed 57",
+    "staircase": f"{staircase(2, 20)} {_SINGLE} --seed 56",
+    "burst": f"{bursts(20)} {_SINGLE} --seed 57",
 }
 # 256 × 4 takes three to four times as long, so its loads are as much slower or shorter; calibrations have one round.
 LOADS_256X4 = {
@@ -43,8 +59,8 @@ LOADS_256X4 = {
     "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 0.6 --number 50 --seed 63",
     "poisson-fast": f"--pattern poisson {_SINGLE} --rate 1.4 --number 60 --seed 64",
-    "staircase": f"--pattern staircase {_SINGLE} --rate 0.6:6 --steps 5 --step-duration 8s --seed 65",
-    "burst": f"--pattern burst {_SINGLE} --burst-size 8 --burst-every 8s --duration 48s --seed 67",
+    "staircase": f"{staircase(0.6, 6)} {_SINGLE} --seed 65",
+    "burst": f"{bursts(8)} {_SINGLE} --seed 67",
 }
 
 
@@ -68,14 +84,13 @@ def one_round(seed: int, rates: Rates) -> dict[str, str]:
     long, short = (f"{_SESSION} --prefix-tokens {size} --output-tokens 16:64" for size in (10000, 3000))
     paced = f"--rate {rates.sessions:g} --duration {rates.sessions_s}s"
     singles = f"--rate {rates.singles:g} --number {rates.single_requests}"
-    often = f"--burst-size {rates.burst} --burst-every 8s --duration 48s"
     return {
         **{f"calibration-{k}": f"--pattern calibration {rates.calibration} --seed {seed + k}" for k in (1, 2, 3)},
         "session-fast": f"{long} {paced} --seed {seed + 4}",
         "session-short": f"{short} {paced} --seed {seed + 5}",
         # 330 requests, warm and cold below saturation: the one p99 here that is not the slowest few.
         "poisson-long": f"--pattern poisson {_SINGLE} {singles} --seed {seed + 6}",
-        "burst": f"--pattern burst {_SINGLE} {often} --seed {seed + 7}",
+        "burst": f"{bursts(rates.burst)} {_SINGLE} --seed {seed + 7}",
     }
 
 

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -21,22 +20,16 @@ class ClientLoad:
     url: str
     out: Path
     duration_s: float
-    output_tokens: int
     rate: float | None
     """Requests a second at equal gaps; null: closed loop."""
     parallel: int
-    """Requests in flight in a closed loop."""
+    """Requests in flight in a closed loop; connections opened before an open one."""
     bodies: tuple[bytes, ...]
 
-    def due_ns(self, t0_ns: int) -> Iterator[tuple[int, int]]:
-        """Number and absolute time of each request of an open loop."""
+    def due_ns(self, t0_ns: int) -> Iterator[int]:
+        """Absolute time of each request of an open loop."""
         assert self.rate is not None
-        for number in range(int(self.rate * self.duration_s)):
-            yield number, t0_ns + round(number * 1e9 / self.rate)
-
-    def body(self, number: int) -> bytes:
-        """The body of a request."""
-        return self.bodies[number % len(self.bodies)]
+        return (t0_ns + round(number * 1e9 / self.rate) for number in range(int(self.rate * self.duration_s)))
 
 
 def read_load() -> ClientLoad:
@@ -51,35 +44,15 @@ def read_load() -> ClientLoad:
     parser.add_argument("--parallel", type=int, default=64)
     args = parser.parse_args()
     draws = random.Random(0)
-    bodies = tuple(_body(draws, args.prompt_tokens, args.output_tokens) for _ in range(BODIES))
-    return ClientLoad(args.url, args.out, args.duration, args.output_tokens, args.rate, args.parallel, bodies)
+    fields = {"model": "truth", "max_tokens": args.output_tokens, "min_tokens": args.output_tokens, "temperature": 0}
+    fields |= {"ignore_eos": True, "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
+    prompts = ([draws.randrange(1000, 100_000) for _ in range(args.prompt_tokens)] for _ in range(BODIES))
+    bodies = tuple(json.dumps({"prompt": prompt, **fields}).encode() for prompt in prompts)
+    return ClientLoad(args.url, args.out, args.duration, args.rate, args.parallel, bodies)
 
 
-def _body(draws: random.Random, prompt_tokens: int, output_tokens: int) -> bytes:
-    fields = {
-        "prompt": [draws.randrange(1000, 100_000) for _ in range(prompt_tokens)],
-        "model": "truth",
-        "max_tokens": output_tokens,
-        "min_tokens": output_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "return_token_ids": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return json.dumps(fields).encode()
-
-
-def keep(out: TextIO, request_id: str, sent_ns: int, read_ns: list[int], tokens: list[int]) -> None:
-    """Write a request's line: time of its first token, gap and tokens of each later read."""
-    gaps_ms = [(later - earlier) / 1e6 for earlier, later in pairwise(read_ns)]
-    record = {
-        "request_id": request_id,
-        "arrival_ns": sent_ns,
-        "ttft_ns": read_ns[0] - sent_ns if read_ns else None,
-        "itl_ms": gaps_ms,
-        "itl_tokens": tokens[1:],
-        "output_tokens": sum(tokens),
-        "e2e_ns": time.perf_counter_ns() - sent_ns,
-    }
-    out.write(json.dumps(record) + "\n")
+def keep(out: TextIO, request_id: str, sent_ns: int, read_ns: list[int]) -> None:
+    """Write a request's line: times of its first token and of every read, from the time it was sent."""
+    since_ns = [at_ns - sent_ns for at_ns in read_ns]
+    record = {"request_id": request_id, "ttft_ns": since_ns[0] if since_ns else None, "reads_ns": since_ns}
+    out.write(json.dumps({**record, "e2e_ns": time.perf_counter_ns() - sent_ns}) + "\n")

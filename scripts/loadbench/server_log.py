@@ -5,22 +5,13 @@ notes the last byte of a request and the write of the first token, so a client's
 the way there and back through the kernel, and the client's delay.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from loadgen.core.draws import below, text_key
-from measure.quantiles import quantile as order_statistic
 
 NS_PER_MS = 1_000_000
-STEADY = (0.2, 0.95)
-"""Part of a run for rates: all clients have started and none has ended."""
-
-Times = npt.NDArray[np.int64]
-Sample = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +33,7 @@ class Pace:
         return low_ns + below(text_key(request_id), high_ns - low_ns + 1)
 
 
-class Served(msgspec.Struct, frozen=True, array_like=True):
+class Served(msgspec.Struct, array_like=True):
     """Request as the server saw it, in ns of the monotonic clock; null: it did not come to that."""
 
     request_id: str
@@ -56,16 +47,11 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     """Just before the stream's end, likewise."""
     tokens: int
     writes: int
-    """Pieces of the whole stream."""
+    """Pieces of the complete stream."""
 
     @property
     def ttft_ns(self) -> int | None:
         return None if self.first_write_ns is None else self.first_write_ns - self.received_ns
-
-    @property
-    def lateness_ns(self) -> int | None:
-        """Delay of the server's own write."""
-        return None if self.first_write_ns is None else self.first_write_ns - self.due_ns
 
 
 class ServerLog(msgspec.Struct, frozen=True):
@@ -75,36 +61,3 @@ class ServerLog(msgspec.Struct, frozen=True):
     cpu_ns: int
     started_ns: int
     read_ns: int
-
-
-def received_ns(served: Sequence[Served]) -> Times:
-    return np.array([one.received_ns for one in served], dtype=np.int64)
-
-
-def steady_part(received: Times) -> tuple[int, int]:
-    """Start and end of the steady part; both 0 if there is none."""
-    if not len(received):
-        return 0, 0
-    first, last = int(received.min()), int(received.max())
-    start, end = (round(first + share * (last - first)) for share in STEADY)
-    return start, end
-
-
-def count_between(received: Times, start_ns: int, end_ns: int) -> int:
-    return int(np.count_nonzero((received >= start_ns) & (received < end_ns)))
-
-
-def ttft_errors_ms(served: Sequence[Served], told_ns: Mapping[str, float]) -> Sample:
-    """Client TTFT − server TTFT of each request that both know."""
-    return np.array(
-        [
-            (told_ns[one.request_id] - one.ttft_ns) / 1e6
-            for one in served
-            if one.request_id in told_ns and one.ttft_ns is not None
-        ],
-        dtype=np.float64,
-    )
-
-
-def quantile(sample: Sample, level: float) -> float | None:
-    return order_statistic(np.sort(sample), level) if len(sample) else None

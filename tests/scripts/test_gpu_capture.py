@@ -58,11 +58,11 @@ def test_loads_are_sized_to_what_the_cold_engine_can_do() -> None:
     assert "--prompt-tokens 64:24000 --parallel 64 --number 443" in found.loads["calibration-1"]
     assert "--rate 0.26 --duration 60s" in found.loads["session-fast"]
     assert "--rate 4.6 --number 330" in found.loads["poisson-long"]
-    assert "--burst-size 37 --burst-every 8s" in found.loads["burst"]
+    assert "--rate-series 0:3700,0.01:0,8:3700,8.01:0" in found.loads["burst"]
     # Two of the longest prompts fit into a small cache; a small engine gets no more at once than it takes.
     small = sized_loads(PROBE, SCHEDULER, 20_000, 16_384)
     assert "--prompt-tokens 64:8000 --parallel 32" in small.loads["calibration-2"]
-    assert "--burst-size 32" in small.loads["burst"]
+    assert "--rate-series 0:3200,0.01:0" in small.loads["burst"]
 
 
 def test_a_calibration_has_each_stage_once() -> None:

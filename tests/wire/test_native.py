@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire import native
 from wire.completion import Completion, parse_stream, take_data, take_usual_events, usual_events
 
 SPOKEN = st.one_of(
@@ -126,13 +125,3 @@ def test_usual_events_are_read_at_once_where_that_form_was_built() -> None:
     else:
         assert found == (6, 3 * len(USUAL_EVENT))
         assert "".join(texts) == " é\n" * 3
-
-
-def test_pure_leaves_compiled_forms_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PURE", True)
-    assert native.compiled(take_usual_events, "wire.usualevents") is take_usual_events
-    assert native.forms() == "python"
-
-
-def test_a_module_that_was_not_built_is_no_error() -> None:
-    assert native.compiled(take_usual_events, "wire.neverbuilt") is take_usual_events

@@ -11,13 +11,14 @@ from typing import Any, Final, NoReturn
 from tracefile.commandline.configfile import CONFIG, config_words
 from tracefile.commandline.durations import duration, seconds
 
+BODY: Final = "gone; expected --extra-body, as --extra-body '{\"temperature\": 0.7}'"
+SERIES: Final = "gone; expected --pattern series, with rates as --rate-series 0:2,60:8"
 FLAGS: Final[Mapping[str, str]] = {
     "--aa": "--repeat",
     "--answer-tokens": "--output-tokens",
     "--balance": "--route",
     "--beside": "--also",
     "--blocks": "--num-gpu-blocks, which counts the null block too: one more",
-    "--burst-every-s": "--burst-every",
     "--drain-s": "--drain",
     "--engine-metrics-s": "--engine-metrics-interval",
     "--f0-ms": "--frontend-base-ms",
@@ -34,7 +35,6 @@ FLAGS: Final[Mapping[str, str]] = {
     "--seconds": "--duration",
     "--served-model-name": "--model",
     "--smallest": "--minimize",
-    "--step-s": "--step-duration",
     "--think-s": "--think",
     "--token-seed": "--nonce",
     "--timeout-s": "--timeout",
@@ -45,6 +45,35 @@ FLAGS: Final[Mapping[str, str]] = {
     "--window-s": "--window",
     "-o": "--html",
     "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
+    "loadgen --burst-every": SERIES,
+    "loadgen --burst-size": SERIES,
+    "loadgen --rate-between": SERIES,
+    "loadgen --spacing": SERIES,
+    "loadgen --step-duration": SERIES,
+    "loadgen --steps": SERIES,
+    "loadgen --chat-template": "gone; expected --api completions, which sends outputs back as generated",
+    "loadgen --dataset-offset": "gone; expected a file without the first sessions",
+    "loadgen --first-turn-length": "gone; expected --dataset messages:FILE, whose turns are the trajectory's own",
+    "loadgen --group-gap": "gone: a group's sessions start together",
+    "loadgen --json-progress": "gone; expected a line every 10 s on stderr, and --json at the end",
+    "loadgen --log-interval": "gone: every 10 s, where stderr is no terminal",
+    "loadgen --max-turns": "gone; expected --turns MIN:MAX",
+    "loadgen --min-turns": "gone; expected --turns MIN:MAX",
+    "loadgen --parallel-sessions": "gone; expected --parallel, in a closed loop the limit of open sessions, too",
+    "loadgen --resume": "gone; expected the run again: what was recorded stays under its name",
+    "loadgen --stop": BODY,
+    "loadgen --subsequent-turn-length": "gone; expected --dataset messages:FILE, with its own turns",
+    "loadgen --temperature": BODY,
+    "loadgen --tool-latency": "gone; expected --think",
+    "loadgen --tool-role": "gone: tool outputs are sent as users' messages",
+    "loadgen --top-p": BODY,
+    "replay --limit": "gone; expected --end TIME",
+    "replay --max-think": "gone; expected --speedup",
+    "replay --repeat": "gone; expected replay several times",
+    "replay --resume": "gone; expected the replay again: what was recorded stays under its name",
+    "replay --stop": BODY,
+    "replay --temperature": BODY,
+    "replay --top-p": BODY,
     "sim run --regret": "gone; expected sim what-if with several --route, which compares their TTFT",
     "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
@@ -67,6 +96,7 @@ FLAGS: Final[Mapping[str, str]] = {
 COMMANDS: Final[Mapping[str, str]] = {
     "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
     "report drift": "a loop of tracefile cut and sim fit, one model for each window",
+    "loadgen build-dataset": "--dataset messages:FILE or trace:FILE, read when the run starts",
     "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
     "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
 }
@@ -76,7 +106,10 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "tensorrt-llm"): "trtllm",
     ("--maximize", "kv-blocks"): "num-gpu-blocks",
     ("--minimize", "kv-blocks"): "num-gpu-blocks",
+    ("--pattern", "burst"): "series",
     ("--pattern", "calibrate"): "calibration",
+    ("--pattern", "ramp"): "series",
+    ("--pattern", "staircase"): "series",
 }
 
 

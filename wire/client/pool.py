@@ -3,11 +3,9 @@
 import asyncio
 import math
 import time
-from typing import Any
 
 from wire.client.connection import ServerConnection
-from wire.client.dialing import failure, reach_proxy
-from wire.client.proxies import proxy_of
+from wire.client.dialing import failure
 from wire.errors import LossKind, WireError
 from wire.loop import Turns
 from wire.tls import SYSTEM_TLS, Tls, client_context
@@ -83,13 +81,8 @@ class ConnectionPool:
         def made() -> ServerConnection:
             return ServerConnection(self._fell_idle, self._forget, self._turns)
 
-        proxy = proxy_of(origin)
-        where: dict[str, Any] = {"host": origin.host, "port": origin.port}
-        if origin.scheme == "https":
-            where |= {"ssl": client_context(self._tls), "server_hostname": origin.host}
-        if proxy is not None:
-            where |= {"host": None, "port": None, "sock": await reach_proxy(proxy, origin)}
-        return (await loop.create_connection(made, **where))[1]
+        tls = client_context(self._tls) if origin.scheme == "https" else None
+        return (await loop.create_connection(made, origin.host, origin.port, ssl=tls))[1]
 
     async def warm(self, count: int) -> None:
         """Open connections until ``count`` wait. Raises ConnectError."""
