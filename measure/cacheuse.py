@@ -44,20 +44,6 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyHits:
-    """Hits under a policy of eviction by cache size, requests one at a time. Lists of one length."""
-
-    evict: str
-    sizes: list[int]
-    """Usable blocks."""
-    hit_blocks: list[int]
-    gain: list[float]
-    """Share of all prompt tokens that hit, less the share under vLLM's own policy."""
-    gain_error: list[float]
-    """Half of the 95 % interval of ``gain``, from 16 consecutive parts of the trace."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
     """The prompt tokens of some requests by cause; they add up to ``input_tokens``."""
 

@@ -18,16 +18,13 @@ from measure.metrics.flags import (
 from report.output import add_page_argument, page_path, write_page
 from tracefile.commandline.configfile import refuse_without
 from tracefile.commandline.printing import print_result, printable
-from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
-    from measure import enginesteps
     from measure.metrics import sessions, slos, tables, trace
     from report.files import folder, measured
     from report.trace import page
 else:  # numpy and a page's libraries, which the flags need not
-    enginesteps = LateModule("measure.enginesteps")
     sessions, slos, tables, trace = late_modules("measure.metrics", "sessions slos tables trace")
     folder, measured = late_modules("report.files", "folder measured")
     page = LateModule("report.trace.page")
@@ -52,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=["session"], help="list the sessions that the prefix cache serves the most")
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--files", type=Path, metavar="DIR", help="write tables and a timeline there")
-    parser.add_argument(
-        "--steps", type=Path, metavar="FILE", help="steps of sim run --steps, for the timeline of --files"
-    )
     add_page_argument(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier --files DIR")
 
@@ -68,18 +62,14 @@ def run(flags: argparse.Namespace) -> int:
     else:
         refuse_without("--files", flags, ("overwrite",))
     html = page_path(flags, [flags.trace])
-    if flags.steps is not None and flags.files is None:
-        raise InputError(f"--steps {flags.steps}: without --files; expected --files DIR, whose timeline has the steps")
     run = trace.read_run(flags.trace)
     for warning in run.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if flags.steps is not None:
-        enginesteps.check_steps(flags.steps, flags.trace, run.meta)
     study = trace.study_chains(run, kv_bytes)
     metrics = trace.measure_run(run, gpus=gpus, slos=limits, study=study)
     if flags.by is not None:
         metrics = structs.replace(metrics, by_session=sessions.session_uses(run))
-    found = measured.Measured(flags.trace, run, metrics, limits, flags.steps, study)
+    found = measured.Measured(flags.trace, run, metrics, limits, study)
     if html is not None:
         write_page(html, page.render_trace(found, page.draw_chapters(found)))
     if flags.files is not None:

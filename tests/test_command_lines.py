@@ -51,8 +51,12 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("sim", "whatif", "did you mean what-if?"),
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
-        ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
-        ("report", "drift", "is now a loop of tracefile cut and sim fit, one model for each window"),
+        ("tracefile", "xyz", "expected one of info, check, cat, convert"),
+        (
+            "report",
+            "drift",
+            "is now tracefile convert --from --until and a model for each window",
+        ),
         ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
         ("loadgen", "sweeep", "did you mean sweep?"),
         ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
@@ -77,9 +81,8 @@ OLD = [
         "--blocks: it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     ),
     ("tap", ["--rotate-s", "60"], "--rotate-s is now --rotate-age"),
-    ("tap", ["--wait-s", "60"], "--wait-s is now --wait"),
     ("tap", ["--drain-s=60"], "--drain-s is now --drain"),
-    ("tap", ["--engine-metrics-s", "1"], "--engine-metrics-s is now --engine-metrics-interval"),
+    ("tap", ["--keep-gb", "9"], "--keep-gb: closed segments go by their age; expected --keep"),
     ("loadgen", ["--trace", "t"], "--trace is now -o/--output"),
     ("loadgen", ["--dialect", "llama.cpp"], "--dialect: 'llama.cpp' is now 'llamacpp'"),
     ("loadgen", ["--dialect", "tensorrt-llm"], "--dialect: 'tensorrt-llm' is now 'trtllm'"),
@@ -124,7 +127,7 @@ OLD = [
     ("sim validate", ["--aa", "t"], "--aa is now --repeat"),
     ("sim validate", ["--beside", "t"], "--beside is now --also"),
     ("sim serve", ["--kv-blocks", "9"], "--kv-blocks is now --num-gpu-blocks"),
-    ("sim serve", ["--f0-ms", "1"], "--f0-ms is now --frontend-base-ms"),
+    ("sim serve", ["--per-decode-ms", "1"], "--per-decode-ms: a model.json gives it; expected --latency-model MODEL"),
     ("sim serve", ["--drain-s", "1"], "--drain-s is now --drain"),
     ("report compare", ["a=t", "-o", "page.html"], "-o is now --html"),
     ("report compare", ["a=t", "--aa", "b"], "--aa is now --repeat"),
@@ -141,9 +144,8 @@ OLD = [
     (
         "sim fit",
         ["t", "--window", "1h"],
-        "--window: gone; expected a loop of tracefile cut and sim fit, one model for each window",
+        "--window: gone; expected tracefile convert --from --until and a model for each window",
     ),
-    ("tracefile synthesize", ["--times", "2"], "--times is now --scale"),
 ]
 
 

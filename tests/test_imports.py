@@ -32,8 +32,8 @@ MORE = {
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
     "tracefile": [
-        *("records", "commandline", "hashing", "storage", "parquet"),
-        *("importers", "exporters", "files", "study", ""),
+        *("records", "commandline", "hashing", "storage"),
+        *("importers", "files", "study", ""),
     ],
     "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],
@@ -41,7 +41,7 @@ FLOORS = {
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
-        *("watch", "serving/requests", "serving/engine", "serving/apis", "serving", ""),
+        *("watch", "serving", ""),
     ],
     "report": ["compare", "files", "pages", "trace", "sweeps", ""],
 }

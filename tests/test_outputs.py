@@ -34,8 +34,6 @@ def run(command: str, *argv: str) -> int:
 
 COMMANDS = {
     "convert": "tracefile convert {trace} {out} --overwrite",
-    "join": "tracefile join {trace} -o {out} --overwrite",
-    "synthesize": "tracefile synthesize {trace} --scale 2 -o {out} --overwrite",
     "run": "sim run {trace} --latency-model {model} -o {out} --overwrite",
     "fit": "sim fit {trace} -o {out}",
     "calibrate": "sim calibrate {trace} --against {other} -o {out}",
@@ -101,9 +99,9 @@ def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None
     there = sorted(tmp_path.iterdir())
     for name, said in (("t-000002.jsonl", "an input"), ("t-000003.jsonl", "a segment of the input")):
         with pytest.raises(InputError, match=said):
-            tracefile(["join", str(tmp_path), "-o", str(tmp_path / name), "--overwrite"])
+            tracefile(["convert", str(tmp_path), str(tmp_path / name), "--overwrite"])
     assert sorted(tmp_path.iterdir()) == there
-    assert tracefile(["join", str(tmp_path), "-o", str(tmp_path / "whole.jsonl")]) == 0
+    assert tracefile(["convert", str(tmp_path), str(tmp_path / "whole.jsonl")]) == 0
     assert len(load_trace(tmp_path / "whole.jsonl")[1]) == 6
 
 
@@ -122,7 +120,7 @@ def test_a_model_that_is_there_is_replaced_if_asked_for(command: str, tmp_path: 
     assert model.read_bytes() == encode_model(default_model())
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst"])
 def test_a_failed_conversion_leaves_the_old_file_whole_and_nothing_beside_it(name: str, tmp_path: Path) -> None:
     good, bad, out = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / name
     good.write_text(lines())
@@ -195,7 +193,6 @@ def test_traces_without_a_shared_request_are_exit_code_1_and_no_page(
         (["tap-000001.jsonl.zst"], "tap-2.jsonl.zst"),
         (["tap-000001.jsonl.zst.part"], "tap-2.jsonl.zst"),
         (["tap.segments.json"], "tap-2.jsonl.zst"),
-        (["tap.jsonl.zst.engine.jsonl"], "tap-2.jsonl.zst"),
     ],
 )
 def test_a_trace_of_no_name_gets_one_that_no_file_has(

@@ -291,7 +291,7 @@ class EventStream:
             data = data.removeprefix(BYTE_ORDER_MARK)
         *blocks, last = data.split(b"\n\n")
         rest += last
-        events = [block[6:] if block[:6] == b"data: " and b"\n" not in block else event_data(block) for block in blocks]
+        events = map(event_data, blocks)
         return [event for event in events if event is not None]
 
     def _with_lf(self, data: bytes) -> bytes:

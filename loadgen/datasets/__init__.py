@@ -26,7 +26,7 @@ DATASETS: dict[str, Dataset] = {
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""
 GONE = {
-    **dict.fromkeys(("mooncake", "bailian", "burstgpt", "azure"), "trace"),
+    **dict.fromkeys(("mooncake", "bailian"), "trace"),
     **dict.fromkeys(("swe-smith", "aiperf"), "messages"),
 }
 

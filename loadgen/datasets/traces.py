@@ -13,7 +13,7 @@ from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn
 from tracefile import Record, RequestId, TraceFormat, open_trace
 from tracefile.importers.trie import EXPECTED, TrieRow, TrieTurn, trie_turns
 
-WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake", "burstgpt", "azure")
+WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake",)
 
 
 @dataclass(slots=True)

@@ -8,16 +8,14 @@ import csv
 import heapq
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
 
-from measure.enginesteps import EngineStep, read_steps
 from measure.metrics.columns import Column, Lists, Table, parts, request_table, session_table
 from measure.metrics.sessions import session_order
 from measure.runs import STATUSES, UNKNOWN, Run
@@ -28,7 +26,6 @@ from tracefile.records.extras import lacking
 
 SESSIONS: Final = 1
 REQUESTS: Final = 2
-ENGINE: Final = 3
 """Process ids of the groups of tracks."""
 
 
@@ -104,19 +101,6 @@ def _requests(run: Run) -> Iterator[dict[str, Any]]:
             yield _slice("decode", REQUESTS, track, (first_ms, end_ms))
 
 
-def step_events(steps: Iterable[EngineStep]) -> Iterator[dict[str, Any]]:
-    """Return the engine's steps by kind, and what runs, waits and is held after each."""
-    yield _process(ENGINE, "engine")
-    for step in steps:
-        end_ms = step.start_ms + step.duration_ms
-        kinds = [kind for kind, count in (("prefill", step.prefill_tokens), ("decode", step.decodes)) if count]
-        told = {name: getattr(step, name) for name in ("prefill_tokens", "decodes", "decode_kv_tokens")}
-        yield _slice(" + ".join(kinds) or "step", ENGINE, 0, (step.start_ms, end_ms), **told)
-        for name in ("running", "waiting", "used_blocks"):
-            counted = {"ph": "C", "pid": ENGINE, "ts": round(end_ms * 1000, 3)}
-            yield {"name": name.replace("_", " "), **counted, "args": {name: getattr(step, name)}}
-
-
 def _process(process: int, name: str) -> dict[str, Any]:
     return {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
 
@@ -124,8 +108,7 @@ def _process(process: int, name: str) -> dict[str, Any]:
 def _write_timeline(measured: Measured, path: Path) -> None:
     with open(path, "wb") as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-        steps = () if measured.steps is None else step_events(read_steps(measured.steps))
-        for number, event in enumerate(chain(events(measured.run), steps)):
+        for number, event in enumerate(events(measured.run)):
             file.write((b",\n" if number else b"\n") + msgspec.json.encode(event))
         file.write(b"\n]}\n")
 

@@ -22,8 +22,6 @@ class Measured:
     run: Run
     metrics: TraceMetrics
     slos: tuple[Slo, ...]
-    steps: Path | None = None
-    """Steps of the simulation that predicted the trace. None: not given."""
     study: "CacheStudy | None" = None
     """Null: the trace has no block hashes, or numba is not installed."""
 

@@ -1,7 +1,6 @@
 """Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, deployed, run_fleet
-from sim.forecast import ensemble
 from sim.forecast.captured import Captured, Load, plan
 from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, extrapolations, run_point
@@ -35,45 +33,34 @@ def forecast_load(
     threads: int | None = None,
 ) -> Forecast:
     """Forecast a load on every member as its scenario deploys it; ``done`` and ``threads``: see ``forecast``."""
-    models = [load.deployment.model(one) for one in members]
     return forecast(
         load.arrivals,
         load.engine,
-        models,
+        members,
         seed=seed,
         done=done,
         threads=threads,
-        run_one=_run_one_of(load, models, seed),
+        run_one=_run_one_of(load),
         deployment=load.deployment.tiers,
     )
 
 
-def _run_one_of(load: Load, members: Sequence[Model], seed: int) -> RunOne | None:
+def _run_one_of(load: Load) -> RunOne | None:
     """Return a function that runs a load's fleet on a member's model and noise; None: the load is of one engine."""
     plan = load.fleet
     if plan is None:
         return None
     routed = RoutedLoad(load.arrivals, load.engine.block_size)
-    other_of: dict[int, Model] = {}
-    if load.other is not None:
-        drawn = ensemble.members(load.other.model, len(members), seed)
-        others = [load.deployment.model(one) for one in drawn]
-        other_of = {id(one): other for one, other in zip(members, others, strict=True)}
 
     def run_member(model: Model, seed: int | None) -> Seen:
-        engines = deployed(_engines(load, plan, model, other_of.get(id(model))), load.deployment)
+        engines = _engines(load, plan, model)
         return _seen(run_fleet(load.arrivals, routed, engines, plan, seed))
 
     return run_member
 
 
-def _engines(load: Load, plan: FleetPlan, model: Model, other: Model | None) -> list[FleetEngine]:
-    """Return the engines of a fleet; ``other``: model of every second one."""
-    mine = [FleetEngine(name, load.engine, model) for name in plan.names]
-    if load.other is None or other is None:
-        return mine
-    config = load.other.engine
-    return [replace(one, config=config, model=other) if place % 2 else one for place, one in enumerate(mine)]
+def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
+    return deployed([FleetEngine(name, load.engine, model) for name in plan.names], load.deployment)
 
 
 def _seen(dispatch: Dispatch) -> Seen:
@@ -103,13 +90,11 @@ def _seen(dispatch: Dispatch) -> Seen:
 
 def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
     """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
-    model = load.deployment.model(model)
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
         return point, demand_of(point, load.arrivals, load.engine, model), None
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
-    other = None if load.other is None else load.deployment.model(load.other.model)
-    engines = deployed(_engines(load, load.fleet, model, other), load.deployment)
+    engines = _engines(load, load.fleet, model)
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
     fleet, costs = dispatch.fleet, [np.array(engine.model.costs) for engine in engines]
     by_engine = np.zeros(len(engines))

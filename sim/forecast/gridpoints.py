@@ -315,7 +315,7 @@ def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[
         "events": ", ".join(scenario.events) or None,
         "cold_prompts": scenario.cold_prompts or captured.cold,
     }
-    return {axis.name: told[axis.own_field] for axis in AXES}, deployment.gpus * replicas
+    return {axis.name: told[axis.own_field] for axis in AXES}, replicas
 
 
 def _told(captured: Captured, grid: Grid) -> Scenario:

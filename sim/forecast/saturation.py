@@ -113,7 +113,6 @@ def _at_once(arrivals: Arrivals) -> Arrivals:
         numbers=np.arange(len(order)),
         arrival_ms=np.zeros(len(order)),
         parents=np.full(len(order), NOBODY),
-        last_children=np.full(len(order), NOBODY),
         think_ms=nothing,
         abort_after_ms=nothing,
         output_tokens=np.minimum(queued.output_tokens, np.array(seen, np.int64)),

@@ -8,13 +8,12 @@ from math import prod
 from typing import Any
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, positive, refuse_alone, seconds, whole
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
 from sim.vllm.config import KV_GROUPS_HELP
 from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import read_groups
-from sim.vllm.rules import FREE_RULES
 from tracefile import InputError
 from tracefile.commandline.parser import seed
 
@@ -34,17 +33,13 @@ class Scenario:
     route: str | None = None
     """None: as captured with its engines, else round-robin."""
     events: tuple[str, ...] = ()
-    mixed_with: str | None = None
-    """model.json of every second engine."""
-    adapter_load_s: float = 0.0
-    max_loras: int = 1
     deployment: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``Deployment`` that are not its defaults."""
 
     @property
     def differences(self) -> dict[str, int | float | str | bool]:
         """Settings that are not the capture's, by name."""
-        names = ("replicas", "route", "mixed_with", "adapter_load_s", "max_loras")
+        names = ("replicas", "route")
         fleet = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(AS_CAPTURED, name)}
         events = {"events": ", ".join(self.events)} if self.events else {}
         return {**self.settings, **self.deployment, **fleet, **events}
@@ -250,7 +245,6 @@ AXES = (
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
-    Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", one_of(*FREE_RULES)),
     Axis("evict", str, "POLICY", EVICT_HELP, _evict),
     Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(
@@ -264,24 +258,6 @@ AXES = (
     Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), say=lambda n: f"{n} replica{'s' * (n != 1)}"),
     Axis("route", str, "POLICY", read=_route, say=str),
     Axis("event", str, "EVENT", read=_events, field="events", say=", ".join),
-    Axis(
-        "mixed-with",
-        str,
-        "MODEL",
-        "model.json of every second engine, of other hardware (default: none)",
-        lambda _, word: word or None,
-        say=lambda path: f"mixed with {path}",
-    ),
-    Axis(
-        "adapter-load",
-        str,
-        "TIME",
-        "delay of a request whose LoRA adapter is not resident, such as 200ms (default 0)",
-        seconds,
-        field="adapter_load_s",
-        say=lambda load_s: f"adapter load {load_s:g} s",
-    ),
-    Axis("max-loras", int, "N", "adapters resident on an engine at once (default 1)", whole(1)),
     *(Axis(name, *one) for name, one in DEPLOYMENT_FLAGS.items()),
 )
 """Everything in which scenarios may differ, in the order of their names and of a grid's columns."""

@@ -258,7 +258,6 @@ class Sweep:
                     f"--slo {slo.text}: the trace has no requests of {slo.cohort}; expected another cohort"
                 )
         self._points = gridpoints.GridPoints(self._captured, config.grid, config.choice)
-        self._mixed = {path: model_digest(model) for path, (_, model) in self._captured.others.items()}
 
     def run(self) -> GridSweep | None:
         """Forecast all points and write the file; None: interrupted, and what is done is kept."""
@@ -312,8 +311,7 @@ class Sweep:
 
     def _key(self, task: Task) -> str:
         """Return a forecast's key; it tells the other engines' model from a later one of the same path."""
-        mixed = self._mixed.get(task[0].mixed_with or "")
-        return gridpoints.key_of(*task) if mixed is None else f"{gridpoints.key_of(*task)} {mixed}"
+        return gridpoints.key_of(*task)
 
     def _write(self) -> None:
         output, file = self._config.output, BytesIO()

@@ -344,9 +344,7 @@ def break_even_gb_per_s(load: Load, members: Sequence[Model], tokens: float) -> 
     """Return each member's bandwidth at which a transfer of ``tokens`` takes as long as computing them from a prompt's
     start, without the steps' constants; infinite: its latency alone takes longer."""
     deployment = load.deployment
-    computing_ms = np.array(
-        [prefill_ms(dispatching.costs_of(deployment.model(one), load.engine), tokens, 0.0) for one in members]
-    )
+    computing_ms = np.array([prefill_ms(dispatching.costs_of(one, load.engine), tokens, 0.0) for one in members])
     left_ms = np.maximum(computing_ms - deployment.host_latency_ms, 0.0)
     with np.errstate(divide="ignore"):
         return np.asarray(tokens * deployment.kv_bytes_per_token / 1e6 / left_ms)

@@ -88,18 +88,6 @@ def test_a_hard_end_cancels_and_counts(engine: Any, tmp_path: Path) -> None:
     assert meta.workload.extra["at_end"] == "cancel"
 
 
-def test_a_hard_end_leaves_the_exit_code(engine: Any, tmp_path: Path) -> None:
-    engine.token_s = 0.05
-    flags = ("--parallel", "1", "--duration", "1.5s", "--at-end", "cancel", "--turns", "50", "--output-tokens", "4")
-    summary = json_of(main, to(engine, tmp_path / "t", *flags))
-    assert summary["interrupted"] is None
-    assert summary["statuses"]["ok"] >= 1
-    assert summary["statuses"]["ok"] + summary["statuses"].get("client_abort", 0) == summary["sent"]
-    note = next(note for note in summary["notes"] if note.startswith("--at-end cancel"))
-    aborted = summary["errors"].get("deadline", 0)
-    assert note == f"--at-end cancel: {aborted} requests in flight cancelled at --duration"
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

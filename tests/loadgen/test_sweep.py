@@ -31,7 +31,7 @@ from tests.warmstart import WarmPopen
 from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 LOAD = ["--number", "2", "--prompt-tokens", "40", "--output-tokens", "2", "--seed", "3"]
-EMBEDDED = ["--block-size", "16", "--num-gpu-blocks", "512", "--t0-ms", "1", "--per-decode-ms", "0.1"]
+EMBEDDED = ["--block-size", "16", "--num-gpu-blocks", "512", "--t0-ms", "1"]
 
 
 FAILING: dict[str, InputError | None] = {}

@@ -161,27 +161,6 @@ def test_an_adapter_that_cannot_be_named_is_refused(
     assert message in str(error.value)
 
 
-def test_a_map_of_adapters_needs_a_trace_with_adapters(traces: ModuleType, tmp_path: Path) -> None:
-    source = traces.written(tmp_path / "plain.jsonl", [traces.request("a")])
-    with pytest.raises(InputError, match="--lora-map: 'law' is not in the trace; it names no adapters"):
-        require_adapters(
-            survey_trace(source), Recognised(DIALECTS["vllm"], ""), traces.config(source, loras={"law": "x"})
-        )
-
-
-@pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
-def test_the_cache_is_reset_as_each_engine_does_it(
-    name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
-) -> None:
-    engine = start(name)
-    runner.play(traces.opened(session, dialect=name).plan(), runner.posted(engine.url))
-    assert engine.cache.prefixes
-    with ControlClient(engine.url) as control:
-        assert reset_prefix_cache(control, DIALECTS[name], cache_probe(DIALECTS[name], "m", ORDINARY, BLOCK)) is None
-    assert engine.refusals == []
-    assert not engine.cache.prefixes
-
-
 @pytest.mark.parametrize(
     ("name", "set_up", "message"),
     [
@@ -207,15 +186,6 @@ def test_a_reset_that_did_not_work_is_an_error(
     assert message in str(error.value)
     if "gave HTTP" in message:  # no prompt was left in a cache that nothing empties
         assert engine.seen == []
-
-
-def test_what_an_engine_does_not_report_is_said(start: Callable[[str], Any]) -> None:
-    engine = start("sglang")
-    engine.cache_report = False
-    with ControlClient(engine.url) as control:
-        note = reset_prefix_cache(control, SGLANG, cache_probe(SGLANG, "m", ORDINARY, BLOCK))
-    assert note is not None
-    assert "the engine reports no cached tokens" in note
 
 
 @pytest.mark.parametrize(

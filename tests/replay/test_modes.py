@@ -77,14 +77,6 @@ def test_a_closed_loop_of_sessions_gives_a_place_to_each(family: Path, traces: M
     assert played.started_ms["alone"] == played.ended_ms["last"]
 
 
-def test_a_closed_loop_goes_on_behind_a_failure(family: Path, traces: ModuleType, runner: ModuleType) -> None:
-    job = traces.opened(family, closed_loop=True, parallel=1, replay_sessions=True)
-    failing = runner.Outcome(status="timeout")
-    played = runner.play(job.plan(), lambda request: failing if request.request_id == "right" else runner.Outcome())
-    assert played.ids == ["root", "left", "right", "alone"]
-    assert job.findings()["not sent: timeout"] == 1
-
-
 def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     job = traces.opened(family, start_s=0.015, end_s=0.080, replay_sessions=True)
     played = runner.play(job.plan())
@@ -92,13 +84,6 @@ def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runne
     assert played.started_ms == {"left": 0.0, "right": 10.0}
     survey = survey_trace(family, Selection(0.015, 0.080))
     assert survey.left_out == {"before --start": 2, "after --end": 1}
-
-
-def test_a_window_without_arrivals_says_where_the_trace_ends(family: Path) -> None:
-    with pytest.raises(InputError) as error:
-        survey_trace(family, Selection(3600.0))
-    expected = "no request that can be sent; 5 before --start; the last arrives at 80 ms on the trace's clock"
-    assert str(error.value) == f"{family}: {expected}"
 
 
 def test_without_output_substitution_the_traces_hashes_say_what_was_sent(

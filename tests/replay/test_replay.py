@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main as loadgen
-from replay.__main__ import main, stem_of
+from replay.__main__ import main
 from report.__main__ import main as report
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.translating_engine import translating
@@ -21,7 +21,7 @@ from tests.jsonoutput import json_of
 from tests.replay.conftest import write_key
 from tests.replay.traces import request, written
 from tests.warmstart import WarmPopen
-from tracefile import InputError, Record, RequestId, load_trace, trace_digest
+from tracefile import Record, RequestId, load_trace, trace_digest
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"
@@ -167,15 +167,6 @@ def test_branches_leave_after_their_parent_and_an_overlapping_child_after_its_gr
         assert after[RequestId(name)].scheduled_ms == pytest.approx(root_end_ms + think_ms, abs=0.01)
 
 
-def test_a_failed_turn_ends_its_session_and_what_is_not_sent_is_counted(
-    captured: Path, other_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other_engine.statuses = {0: 503}
-    assert replay(other_engine, captured, tmp_path / "t", "--replay-sessions") == 0
-    assert "not sent            2 after http_503" in capsys.readouterr().out
-    assert len(by_id(tmp_path / "t")) == 16
-
-
 def test_a_trace_and_a_url_are_enough(
     captured: Path,
     other_engine: Any,
@@ -192,30 +183,6 @@ def test_a_trace_and_a_url_are_enough(
         out, err = capsys.readouterr()
         assert f"  trace               {name}\n" in out
         assert f" · 18 requests of {captured.name}, hashes of 16-token blocks · replay · nonce one · to {name}\n" in err
-
-
-@pytest.mark.parametrize(
-    ("source", "stem"),
-    [
-        ("monday.jsonl.zst", "monday"),
-        ("a/b/v1.2.jsonl.gz", "v1.2"),
-        ("BurstGPT_1.csv", "BurstGPT_1"),
-        ("days.parquet", "days"),
-        ("/var/lib/kvtape", "kvtape"),
-    ],
-)
-def test_a_replay_is_named_after_its_trace(source: str, stem: str) -> None:
-    assert stem_of(Path(source)) == stem
-
-
-def test_without_hashes_only_a_cold_replay_is_honest(other_engine: Any, tmp_path: Path) -> None:
-    source = written(tmp_path / "s", [request("a", block_hashes=None)], block_size=None)
-    with pytest.raises(InputError, match="or --cold-prompts to share nothing"):
-        replay(other_engine, source, tmp_path / "t")
-    with pytest.raises(InputError, match="for --replay-sessions"):
-        replay(other_engine, source, tmp_path / "t", "--replay-sessions")
-    assert replay(other_engine, source, tmp_path / "t", "--cold-prompts") == 0
-    assert [len(body["prompt"]) for body in other_engine.seen] == [9]
 
 
 def run_command(*command: str | Path) -> "subprocess.Popen[str]":
@@ -253,19 +220,3 @@ def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_pa
     assert cached[:2] == [0, 0]
     assert cached[4] == 80
     assert cached[2] == cached[3] == 80
-
-
-def test_several_processes_send_one_load(captured: Path, other_engine: Any, tmp_path: Path) -> None:
-    summaries, prompts = [], []
-    for count in ("1", "3"):
-        other_engine.seen.clear()
-        other_engine.cache.clear()
-        flags = ["--replay-sessions", "--nonce", "n", "--procs", count]
-        summaries.append(replay_json(other_engine, captured, tmp_path / f"by-{count}", *flags))
-        prompts.append(Counter(tuple(body["prompt"][:64]) for body in other_engine.seen))
-    one, three = summaries
-    assert one["run"]["digest"] == three["run"]["digest"]
-    assert prompts[0] == prompts[1]
-    assert one["account"] == three["account"] == {"requests": 18, "sent": 18, "left_out": {}, "not_sent": {}}
-    assert one["fidelity"] == three["fidelity"] | {"cached_exact": one["fidelity"]["cached_exact"]}
-    assert set(by_id(tmp_path / "by-3")) == set(by_id(captured))

@@ -19,7 +19,7 @@ from loadgen.text.words import Words
 from replay.__main__ import main as replay
 from replay.capture import Captured
 from replay.expansion import Expansion
-from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text, orders, text_notes
+from replay.text import Exchange, TextReplay, TextTarget, open_text, orders, text_notes
 from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
 from tracefile import BlockHash, Record, RequestId, load_trace
@@ -121,20 +121,6 @@ def answered(prompt: ChatPrompt, token_ids: list[int]) -> Response:
     return Response(record, 0.0, token_ids, None, "what was said")
 
 
-def test_a_session_goes_on_from_the_real_answer() -> None:
-    """The next prompt is the one before, the generated tokens, and words; it is as long as it was."""
-    maker = text_replay()
-    parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
-    child = captured("b", [1, 2, 3, 4, 5], 5 * BLOCK + 6)
-    first = sent(maker, parent)
-    generated = [901, 902, 903, 904, 905, 906, 907]
-    second = sent(maker, child, Exchange(parent, first, answered(first, generated)))
-    before, after = ids_of(first), ids_of(second)
-    assert after[: len(before) + 7] == [*before, *generated]
-    assert len(after) == child.prompt_tokens
-    assert (maker.counts.continued, maker.counts.made_up) == (1, 0)
-
-
 def test_children_of_one_answer_share_what_they_shared() -> None:
     maker = text_replay()
     parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
@@ -143,18 +129,6 @@ def test_children_of_one_answer_share_what_they_shared() -> None:
     children = [captured(name, [1, 2, 3, 4, own], 5 * BLOCK + 6) for name, own in (("b", 5), ("c", 6))]
     one, other = (ids_of(sent(maker, child, exchange)) for child in children)
     assert shared(one, other) // BLOCK == 4
-
-
-def test_a_prompt_that_did_not_go_on_is_words() -> None:
-    maker = text_replay()
-    parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
-    other = captured("b", [1, 9, 10], 3 * BLOCK + 6)
-    assert not goes_on(other, parent)
-    first = sent(maker, parent)
-    second = sent(maker, other, Exchange(parent, first, answered(first, list(range(901, 908)))))
-    assert len(second.conversation) == 1
-    assert shared(ids_of(first), ids_of(second)) // BLOCK == 1
-    assert (maker.counts.continued, maker.counts.made_up) == (0, 1)
 
 
 @pytest.fixture(scope="session")

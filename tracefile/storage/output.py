@@ -38,7 +38,7 @@ def free_name(stem: str) -> str:
     there = os.listdir()
     for number in itertools.count(1):
         name = stem if number == 1 else f"{stem}-{number}"
-        # Beside TRACE: TRACE.engine.jsonl, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
+        # Beside TRACE: TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
         own = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|segments)")
         if not any(map(own.match, there)):
             break

@@ -79,7 +79,7 @@ class ConnectionPool:
         origin, loop = self.origin, asyncio.get_running_loop()
 
         def made() -> ServerConnection:
-            return ServerConnection(self._fell_idle, self._forget, self._turns)
+            return ServerConnection(self.keep, self._forget, self._turns)
 
         tls = client_context(self._tls) if origin.scheme == "https" else None
         return (await loop.create_connection(made, origin.host, origin.port, ssl=tls))[1]
@@ -88,11 +88,7 @@ class ConnectionPool:
         """Open connections until ``count`` wait. Raises ConnectError."""
         lacking = max(0, count - self.num_idle)
         for connection in await asyncio.gather(*(self.connect() for _ in range(lacking))):
-            self._fell_idle(connection)
-
-    def keep(self, connection: ServerConnection) -> None:
-        """Take back a connection from ``connect`` that was not needed after all."""
-        self._fell_idle(connection)
+            self.keep(connection)
 
     def retire(self) -> None:
         """Keep no connection any longer: idle ones go now, busy ones when their exchange has ended."""
@@ -107,7 +103,8 @@ class ConnectionPool:
             connection.abort()
         self._idle.clear()
 
-    def _fell_idle(self, connection: ServerConnection) -> None:
+    def keep(self, connection: ServerConnection) -> None:
+        """Take a connection back: its exchange has ended, or it was not needed after all."""
         if len(self._idle) < self._max_idle:
             connection.waited = True
             self._idle[connection] = time.monotonic()

@@ -102,15 +102,10 @@ def test_sharegpt_by_lines(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_its_sessions_lengths(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "t",
-        {"session_id": "a", "input_length": 600, "output_length": 40},
-        {"input_length": 10, "output_length": 4},
-        {"session_id": "a", "delay": 2000, "input_length": 150, "output_length": 20},
-    )
-    first, second = read("trace", path)
-    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in first] == [(600, 40, 0), (150, 20, 2000)]
-    assert [turn.new_tokens for turn in second] == [10]
+    line = {"timestamp": 0, "input_length": 600, "output_length": 40, "hash_ids": [1]}
+    first, second = read("trace", write(tmp_path / "t", line, line | {"input_length": 610}))
+    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in first] == [(600, 40, 0)]
+    assert [turn.new_tokens for turn in second] == [610]
 
 
 def test_a_bailian_turn_is_what_its_prompt_has_more(tmp_path: Path) -> None:
@@ -128,12 +123,6 @@ def test_a_bailian_turn_is_what_its_prompt_has_more(tmp_path: Path) -> None:
     assert [(turn.new_tokens, turn.output_tokens) for turn in first] == [(100, 30), (40, 30)]
     # The first to go on from a request goes on; another begins a session with all its prompt.
     assert [turn.new_tokens for turn in second] == [180]
-
-
-def test_a_csv_is_a_dataset_too(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
-    ((turn,),) = read("trace", tmp_path / "t")
-    assert (turn.new_tokens, turn.output_tokens) == (374, 44)
 
 
 @pytest.mark.parametrize(

@@ -67,28 +67,6 @@ def test_time_over_no_session_starts_but_those_begun_end(engine: Any, tmp_path: 
     assert [sorted(record.turn or 0 for record in records).count(turn) for turn in (1, 2, 3)] == [2, 2, 2]
 
 
-def test_trie_is_sent_to_the_token(engine: Any, tmp_path: Path) -> None:
-    row = {
-        "input_prompt_length": 100,
-        "num_turns": 2,
-        "assistant_response_length": [7, 3],
-        "tool_call_output_length": [50, 20],
-        "tool_call_latency": [0.02, 0.01],
-        "final_assistant_response_length": 5,
-    }
-    (tmp_path / "d").write_text(json.dumps(row) + "\n")
-    records = load(engine, tmp_path / "t", f"--dataset trie:{tmp_path / 'd'} --parallel 1 --number 2")
-    first, second = (
-        [record for record in records if record.session_id == session]
-        for session in sorted({record.session_id or "" for record in records})
-    )
-    for turns in (first, second):
-        assert [(record.prompt_tokens, record.output_tokens) for record in turns] == [(100, 7), (157, 3), (180, 5)]
-        assert [round((record.think_ms or 0) / 10) * 10 >= at for record, at in zip(turns, (0, 20, 10), strict=True)]
-    prompts = [tuple(body["prompt"][:100]) for body in engine.seen]
-    assert len(set(prompts)) == 2  # the row came round again with other tokens
-
-
 def test_messages_are_sent_word_by_word_and_answered_by_the_model(engine: Any, tmp_path: Path) -> None:
     rows = [
         [

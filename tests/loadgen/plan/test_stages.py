@@ -233,15 +233,6 @@ def test_the_mix_comes_as_fast_as_the_engine_can_bear(plan_runner: ModuleType) -
     assert busy_ms / between_ms == pytest.approx(BUSY, rel=0.35)
 
 
-def test_no_wave_begins_when_the_time_is_over(plan_runner: ModuleType) -> None:
-    config = replace(SMALL, duration_s=3.0)
-    load = opened(config)
-    played = plan_runner.play(load.plan(), lambda request: plan_runner.Outcome(500.0))
-    # A session of two turns takes a second and a pause: the third begins in time, what comes behind it does not.
-    assert len(played.sent) == 6
-    assert load.planned() is None
-
-
 def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     text = "--pattern calibration --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 10"

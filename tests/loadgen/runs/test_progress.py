@@ -4,12 +4,10 @@ import io
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from loadgen.runs.messages import Done, Failed, Progress
-from loadgen.runs.progress import RateWindow, RunProgress, remaining_s
+from loadgen.runs.progress import RunProgress, remaining_s
 from loadgen.runs.view import View, duration_ms, status_line
 from measure.tally import Counts, Recent, Sample, Tally
 
@@ -55,14 +53,6 @@ def test_workers_add_up(clock: list[float]) -> None:
     assert progress.status().ttft is None  # samples leave after ten seconds
 
 
-def test_a_rate_is_that_of_the_last_ten_seconds() -> None:
-    window = RateWindow()
-    assert window.add(0.0, 0) == 0.0
-    assert window.add(2.0, 100) == 50.0  # since t = 0, as long as that is all there is
-    rates = [window.add(float(second), 100 + 10 * (second - 2)) for second in range(3, 31)]
-    assert rates[-1] == 10.0
-
-
 @pytest.mark.parametrize("width", [30, 60, 100])
 def test_the_panel_fits_its_width(clock: list[float], width: int) -> None:
     progress = progress_of(2, planned=40)
@@ -75,21 +65,6 @@ def test_the_panel_fits_its_width(clock: list[float], width: int) -> None:
     for word in ("8 of 40 over", "sent", "errors", "rate", "TTFT", "worker 1 silent for 4 s"):
         assert word in text
     assert [duration_ms(value) for value in (1.234, 12.34, 1234.5)] == ["1.23", "12.3", "1,234"]
-
-
-def test_without_a_plan_the_end_is_when_nothing_new_starts(clock: list[float]) -> None:
-    progress = progress_of(1, last_send_s=30.0)
-    clock[0] = 12.0
-    assert progress.status().remaining_s == 18.0
-    assert progress_of(1).status().remaining_s is None
-
-
-def test_a_hard_end_is_the_end(clock: list[float]) -> None:
-    progress = progress_of(1, last_send_s=30.0, ends_s=30.0)
-    clock[0] = 12.0
-    progress.hear(0, told(600, 6))
-    assert progress.status().remaining_s == 18.0  # not the time of those in flight beyond it
-    assert progress_of(1, ends_s=5.0).status().remaining_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -110,20 +85,6 @@ def test_time_left_follows_the_plan_and_the_pace_of_the_whole_run(
     seen: tuple[float, int, int], planned: int | None, last_send_s: float | None, left_s: float | None
 ) -> None:
     assert remaining_s(*seen, planned=planned, last_send_s=last_send_s) == left_s
-
-
-@given(rate=st.floats(1.0, 50.0), latency_s=st.floats(0.05, 5.0), seconds=st.integers(20, 120))
-def test_time_left_of_a_steady_open_loop_does_not_jump(rate: float, latency_s: float, seconds: int) -> None:
-    planned = max(1, int(rate * seconds))
-    last_send_s = planned / rate
-    ends: list[float] = []
-    for now_s in range(1, int(last_send_s)):
-        started, ended = (min(planned, max(0, int(rate * (now_s - wait_s)))) for wait_s in (0.0, latency_s))
-        left_s = remaining_s(now_s, started, ended, planned=planned, last_send_s=last_send_s)
-        assert left_s is not None
-        ends.append(now_s + left_s)
-    slack_s = latency_s + 3.0 / rate + 0.1
-    assert all(last_send_s - 0.1 <= end_s <= last_send_s + 2 * latency_s + slack_s for end_s in ends)
 
 
 def test_silence_is_told_of_those_that_should_speak(clock: list[float]) -> None:

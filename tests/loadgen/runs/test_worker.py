@@ -14,7 +14,7 @@ import pytest
 from loadgen.core.job import OpenJob, Send, Shard
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.core.settings import RunSettings
-from loadgen.runs.messages import Done, Failed, FromParent, FromWorker, Go, Progress, Ready, Setup, Stop
+from loadgen.runs.messages import Done, Failed, FromParent, FromWorker, Go, Progress, Ready, Setup
 from loadgen.runs.worker import serve
 from tracefile import Meta, Record, RequestId, load_trace
 from wire.process import start_child
@@ -126,15 +126,6 @@ def test_every_request_of_the_plan_is_sent_and_recorded(engine: Any, tmp_path: P
     assert outcomes(parent.records()) == dict.fromkeys("abc", ("ok", None))
     assert [record.output_tokens for record in parent.records()] == [4, 4, 4]
     assert (done.tally.statuses, done.findings, done.stopped) == ({"ok": 3}, {"looked": 1}, None)
-
-
-def test_stop_records_what_was_in_flight_and_leaves_a_whole_trace(engine: Any, tmp_path: Path) -> None:
-    engine.stalls = True
-    parent = Parent(engine.url, tmp_path / "t.jsonl.zst", when_sent=lambda at: at.inbox.put_nowait(Stop("SIGINT")))
-    done = parent.run(lambda: iter([*sends("a", "b"), Send(60_000.0, lambda: request("never"))]))
-    assert isinstance(done, Done)
-    assert done.stopped == "SIGINT"
-    assert outcomes(parent.records()) == {"a": ("client_abort", None), "b": ("client_abort", None)}
 
 
 def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path) -> None:

@@ -76,13 +76,6 @@ def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target
     assert shared == len(gaps.ids[0]) + 100 + len(gaps.ids[1])
 
 
-def test_an_order_that_was_not_learnt_is_not_known(target: TargetText) -> None:
-    text_maker = TextMaker(target)
-    asked = [text_maker.say(SyntheticMessage("user", 1, 3))] * 3
-    assert text_maker.ids(asked) is None
-    assert text_maker.length(asked) is None
-
-
 class Broken:
     """A tokenizer with one thing wrong with it."""
 
@@ -131,12 +124,6 @@ def test_a_tokenizer_that_merges_rows_is_caught() -> None:
 
     target = learn_target(Broken(merging), [("user",)])
     assert target.unknown == "rows of its words do not survive re-tokenization"
-
-
-def test_a_template_that_looks_at_what_is_said_is_caught() -> None:
-    echo = Broken(by_word, lambda text: f"{text} {text[:3]}")
-    with pytest.raises(TokenizerError, match="depends on what is said"):
-        learn_gaps(echo, find_words(echo), ("user",))
 
 
 def test_a_template_that_leaves_a_role_out_is_named() -> None:

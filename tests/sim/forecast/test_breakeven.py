@@ -50,12 +50,6 @@ def test_a_transfer_is_as_fast_as_computing_its_tokens(load: Load, tokens: int, 
     assert found == pytest.approx([gb_per_s])
 
 
-def test_more_gpus_compute_faster_and_need_a_faster_link(synthetic: ModuleType) -> None:
-    """A quarter of 200 ms, less the latency."""
-    load = planned(synthetic, tensor_parallel=4, tensor_parallel_overhead=0.0)
-    assert break_even_gb_per_s(load, [make_model(COSTS, CONFIG)], 1_000) == pytest.approx([1_000 / 30.0])
-
-
 def test_the_interval_is_that_of_the_members(load: Load) -> None:
     """Four draws of the token's cost, each the half of the members: 130, 180, 230 and 280 ms are left of a gigabyte."""
     model = make_model(COSTS, CONFIG)

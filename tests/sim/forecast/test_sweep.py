@@ -171,7 +171,7 @@ def test_a_journal_of_another_sweep_is_refused(folder: Path, tmp_path: Path) -> 
         ("[axes]\nrate = [1, 1.0]", "axes.rate: [1, 1.0]; expected each value once"),
         ("[axes]\nrate = [-1]", "axes.rate: '-1'; expected a number above 0"),
         ("[axes]\nroute = ['best']", "axes.route: "),
-        ("[axes]\nprefetch = [true, false]", "--prefetch: without --disk-blocks; expected both"),
+        ("[axes]\ndisk-latency = ['1ms', '2ms']", "--disk-latency: without --disk-blocks; expected both"),
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
         ("[axes]\nrate = {from = 2, to = 1, steps = 3}", "axes.rate: {'from': 2, 'to': 1, 'steps': 3}; expected 0 <"),
         ("[axes]\nroute = {from = 2, to = 1, steps = 3}", "axes.route: "),
@@ -210,10 +210,6 @@ def test_a_setting_that_no_engine_has_names_grid_and_point(folder: Path, tmp_pat
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
-        (
-            "[base]\nreplicas = 2\nmixed-with = '{model}'\n[axes]\nreplicas = [2, 1]",
-            r".*1 replica.*: --mixed-with: .* for one engine; expected --replicas 2",
-        ),
         (
             "[base]\nkv-bytes-per-token = 8\n[axes]\nhost-blocks = [40, 9]",
             r".*host-blocks 9, .*: --host-blocks: 9 blocks; expected 30 or more, as many as the longest prompt",

@@ -117,7 +117,7 @@ def test_models_share_nothing() -> None:
     assert [branch is not None for branch in found] == [False, False, True]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
 def test_files_keep_branches(tmp_path: Path, suffix: str) -> None:
     finder = BranchFinder(SIZE)
     records = [captured(finder, [1, 2, 3, 4, 5, number], None, number) for number in range(3)]
