@@ -1,30 +1,40 @@
 """Requests of the reference clients, and the line that each client keeps of a request."""
 
-import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
+
+import msgspec
 
 BODIES = 256
 """Different prompts, made beforehand and sent in turn: making them is not what is measured here."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLoad:
-    """The load of one run."""
+class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of one run: a client's command line, as JSON."""
 
     url: str
-    out: Path
+    out: str
     duration_s: float
     rate: float | None
     """Requests a second at equal gaps; null: closed loop."""
     parallel: int
     """Requests in flight in a closed loop; connections opened before an open one."""
-    bodies: tuple[bytes, ...]
+    prompt_tokens: int
+    output_tokens: int
+
+    def bodies(self) -> list[bytes]:
+        draws, tokens = random.Random(0), self.output_tokens
+        fields = {"model": "truth", "max_tokens": tokens, "min_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        fields |= {"return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
+        prompts = ([draws.randrange(1000, 100_000) for _ in range(self.prompt_tokens)] for _ in range(BODIES))
+        return [json.dumps({"prompt": prompt, **fields}).encode() for prompt in prompts]
+
+    def open(self) -> TextIO:
+        return open(self.out, "w")
 
     def due_ns(self, t0_ns: int) -> Iterator[int]:
         """Absolute time of each request of an open loop."""
@@ -33,22 +43,7 @@ class ClientLoad:
 
 
 def read_load() -> ClientLoad:
-    """The load that the command line asks for."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--duration", type=float, required=True)
-    parser.add_argument("--prompt-tokens", type=int, required=True)
-    parser.add_argument("--output-tokens", type=int, required=True)
-    parser.add_argument("--rate", type=float)
-    parser.add_argument("--parallel", type=int, default=64)
-    args = parser.parse_args()
-    draws = random.Random(0)
-    fields = {"model": "truth", "max_tokens": args.output_tokens, "min_tokens": args.output_tokens, "temperature": 0}
-    fields |= {"ignore_eos": True, "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
-    prompts = ([draws.randrange(1000, 100_000) for _ in range(args.prompt_tokens)] for _ in range(BODIES))
-    bodies = tuple(json.dumps({"prompt": prompt, **fields}).encode() for prompt in prompts)
-    return ClientLoad(args.url, args.out, args.duration, args.rate, args.parallel, bodies)
+    return msgspec.json.decode(sys.argv[1], type=ClientLoad)
 
 
 def keep(out: TextIO, request_id: str, sent_ns: int, read_ns: list[int]) -> None:

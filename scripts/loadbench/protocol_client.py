@@ -46,11 +46,11 @@ class Ceiling:
     """A run of the load."""
 
     def __init__(self, load: ClientLoad, out: TextIO) -> None:
-        self._load, self._out = load, out
+        self._load, self._out, self._bodies = load, out, load.bodies()
         address = urlsplit(load.url)
         self._host, self._port = str(address.hostname), int(address.port or 80)
         head = "POST /v1/completions HTTP/1.1\r\nHost: {}:{}\r\nContent-Type: application/json\r\nContent-Length: {}"
-        self._heads = [head.format(self._host, self._port, len(body)).encode() for body in load.bodies]
+        self._heads = [head.format(self._host, self._port, len(body)).encode() for body in self._bodies]
         self._idle: list[Connection] = []
         self._next = self._in_flight = 0
         self._sending = True
@@ -80,7 +80,7 @@ class Ceiling:
         self._in_flight += 1
         index = number % len(self._heads)
         head = b"%b\r\nX-Request-Id: r%d\r\n\r\n" % (self._heads[index], number)
-        connection.send(f"r{number}", head + self._load.bodies[index])
+        connection.send(f"r{number}", head + self._bodies[index])
 
     def _done(self, connection: Connection) -> None:
         self._in_flight -= 1
@@ -97,7 +97,7 @@ class Ceiling:
 
 async def main() -> None:
     load = read_load()
-    with load.out.open("w") as out:
+    with load.open() as out:
         await Ceiling(load, out).run()
 
 

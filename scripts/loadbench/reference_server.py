@@ -3,16 +3,20 @@
 It is light, so that it limits no measurement: requests are found by three searches, not parsed; pieces go to the
 kernel by ``write(2)``, because an event loop's own write may wait for the end of its turn.
 
-    python -m scripts.loadbench.reference_server --ttft-ms 20:80 --gap-ms 10
+    python -m scripts.loadbench.reference_server '{"ttft_low_ms": 20, "ttft_high_ms": 80, "gap_ms": 10}'
+
+Its log is the ground truth for a client. All times are of the monotonic clock that every process of a machine shares
+(``time.perf_counter_ns``). The server notes the last byte of a request and the write of the first token, so a client's
+TTFT error is never negative: it is the way there and back through the kernel, and the client's delay.
 """
 
-import argparse
 import asyncio
 import contextlib
 import heapq
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -22,11 +26,12 @@ from typing import NamedTuple, cast
 import httpx
 import msgspec
 
-from scripts.loadbench.server_log import NS_PER_MS, Pace, Served, ServerLog
+from loadgen.core.draws import below, text_key
 from wire.alarm import Alarm
 from wire.loop import run as run_loop
 from wire.process import module_command, module_environment
 
+NS_PER_MS = 1_000_000
 BACKLOG = 4096
 DEFAULT_TOKENS = 16
 TAIL = 512
@@ -41,6 +46,54 @@ ENVELOPE = {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_compl
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Times and pieces of the server's responses: its command line, as JSON."""
+
+    ttft_low_ms: float = 0.0
+    ttft_high_ms: float = 0.0
+    """From a request's last byte to the first write, drawn by request id."""
+    gap_ms: float = 0.0
+    """Between two writes; 0: all at once."""
+    tokens_per_write: int = 1
+    """Events of later writes; the first write has one."""
+    prompt_tokens: int = 256
+    """Usage's prompt tokens: the server does not read prompts."""
+
+    def ttft_ns(self, request_id: str) -> int:
+        low_ns, high_ns = (round(bound * NS_PER_MS) for bound in (self.ttft_low_ms, self.ttft_high_ms))
+        return low_ns + below(text_key(request_id), high_ns - low_ns + 1)
+
+
+class Served(msgspec.Struct, array_like=True):
+    """Request as the server saw it, in ns of the monotonic clock; null: it did not come to that."""
+
+    request_id: str
+    """Its ``X-Request-Id``, else its number, ``#7``."""
+    received_ns: int
+    """Start of the read with its last byte."""
+    due_ns: int
+    first_write_ns: int | None
+    """Just before the first token's bytes went to the kernel."""
+    last_write_ns: int | None
+    """Just before the stream's end, likewise."""
+    tokens: int
+    writes: int
+    """Pieces of the complete stream."""
+
+    @property
+    def ttft_ns(self) -> int | None:
+        return None if self.first_write_ns is None else self.first_write_ns - self.received_ns
+
+
+class ServerLog(msgspec.Struct, frozen=True):
+    """Log of the server after a run."""
+
+    served: list[Served]
+    cpu_ns: int
+    started_ns: int
+    read_ns: int
 
 
 @lru_cache(maxsize=256)
@@ -228,23 +281,6 @@ async def _serve(pace: Pace) -> None:
     await ended.wait()
 
 
-def parse_pace(argv: Sequence[str] | None = None) -> Pace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ttft-ms", default="0", metavar="MS", help="N or MIN:MAX, drawn by id (0)")
-    parser.add_argument("--gap-ms", type=float, default=0.0, metavar="MS", help="between two writes (0: all at once)")
-    parser.add_argument("--tokens-per-write", type=int, default=1, metavar="N", help="after the first (1)")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="prompt tokens of usage (256)")
-    args = parser.parse_args(argv)
-    low, _, high = args.ttft_ms.partition(":")
-    return Pace(
-        ttft_low_ms=float(low),
-        ttft_high_ms=float(high or low),
-        gap_ms=args.gap_ms,
-        tokens_per_write=args.tokens_per_write,
-        prompt_tokens=args.prompt_tokens,
-    )
-
-
 class ServerProcess(NamedTuple):
     """Running server."""
 
@@ -256,9 +292,9 @@ class ServerProcess(NamedTuple):
 
 
 @contextlib.contextmanager
-def reference_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def reference_server(pace: Pace, *, prefix: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """Run the server within the block; ``prefix``: command before it, such as ``taskset``."""
-    command = [*prefix, *module_command("scripts.loadbench.reference_server", *flags)]
+    command = [*prefix, *module_command("scripts.loadbench.reference_server", msgspec.json.encode(pace).decode())]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=module_environment())
     assert process.stdin is not None
@@ -273,4 +309,4 @@ def reference_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -
 
 
 if __name__ == "__main__":
-    run_loop(_serve(parse_pace()))
+    run_loop(_serve(msgspec.json.decode(sys.argv[1], type=Pace)))

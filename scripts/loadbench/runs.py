@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from measure.quantiles import quantile as order_statistic
-from scripts.loadbench.reference_server import reference_server
-from scripts.loadbench.server_log import Served, ServerLog
+from scripts.loadbench.clientload import ClientLoad
+from scripts.loadbench.reference_server import Pace, Served, ServerLog, reference_server
 from tracefile import keyed_id, load_key, load_trace
 
 ROOT = Path(__file__).parents[2]
@@ -36,12 +37,11 @@ class Case:
     """Requests a second at equal gaps; null: ``parallel`` in flight all the time."""
     parallel: int = 64
     duration_s: float
-    server: tuple[str, ...]
-    """Flags of the reference server."""
+    server: Pace
 
 
-AT_ONCE = ("--tokens-per-write", "16")
-PACED = ("--ttft-ms", "20:80", "--gap-ms", "10", "--tokens-per-write", "1")
+AT_ONCE = Pace(tokens_per_write=16)
+PACED = Pace(ttft_low_ms=20.0, ttft_high_ms=80.0, gap_ms=10.0)
 
 
 def cases(duration_s: float) -> list[Case]:
@@ -74,10 +74,16 @@ def reference(name: str, module: str) -> Client:
     """A client that stands beside this file."""
 
     def command(case: Case, url: str, folder: Path) -> list[str]:
-        flags = ["--url", url, "--out", str(folder / "requests.jsonl"), "--duration", f"{case.duration_s:g}"]
-        flags += ["--prompt-tokens", str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)]
-        flags += ["--parallel", str(case.parallel)] if case.rate is None else ["--rate", f"{case.rate:g}"]
-        return [sys.executable, "-m", f"scripts.loadbench.{module}", *flags]
+        load = ClientLoad(
+            url=url,
+            out=str(folder / "requests.jsonl"),
+            duration_s=case.duration_s,
+            rate=case.rate,
+            parallel=case.parallel,
+            prompt_tokens=case.prompt_tokens,
+            output_tokens=case.output_tokens,
+        )
+        return [sys.executable, "-m", f"scripts.loadbench.{module}", msgspec.json.encode(load).decode()]
 
     return Client(name, command, _reference_ttfts)
 
@@ -134,18 +140,6 @@ class Measured:
     """The end of what the client wrote to stderr, if it failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Run as it happened."""
-
-    log: ServerLog
-    ttfts_ns: Mapping[str, float]
-    """The client's own word, by request id."""
-    launched_ns: int
-    cpu_s: float
-    complaint: str | None = None
-
-
 def measure(client: Client, case: Case, folder: Path) -> Measured:
     """Run one client on one case, on core 1, the server on core 0; its files go to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,27 +154,37 @@ def measure(client: Client, case: Case, folder: Path) -> Measured:
         log = server.log()
     ttfts_ns = client.ttft_ns(folder, [one.request_id for one in log.served])
     complaint = None if code == 0 else f"exit {code}: {(folder / 'stderr').read_text()[-300:]}"
-    return figures_of(client.name, case, Ran(log, ttfts_ns, launched_ns, usage.ru_utime + usage.ru_stime, complaint))
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return figures_of(client.name, case, log, ttfts_ns, launched_ns=launched_ns, cpu_s=cpu_s, complaint=complaint)
 
 
-def figures_of(client: str, case: Case, ran: Ran) -> Measured:
-    log = ran.log
+def figures_of(
+    client: str,
+    case: Case,
+    log: ServerLog,
+    ttfts_ns: Mapping[str, float],
+    *,
+    launched_ns: int,
+    cpu_s: float,
+    complaint: str | None = None,
+) -> Measured:
+    """``ttfts_ns``: the client's own word, by request id."""
     ended = [one for one in log.served if one.last_write_ns is not None]
     received = np.array([one.received_ns for one in ended], dtype=np.int64)
-    rate, errors_ms = steady_rate(received), ttft_errors_ms(ended, ran.ttfts_ns)
+    rate, errors_ms = steady_rate(received), ttft_errors_ms(ended, ttfts_ns)
     return Measured(
         client=client,
         case=case.name,
         requests=len(ended),
         requests_per_s=rate,
         events_per_s=rate * case.output_tokens,
-        cpu_us_per_request=ran.cpu_s * 1e6 / max(1, len(ended)),
+        cpu_us_per_request=cpu_s * 1e6 / max(1, len(ended)),
         server_cpu=log.cpu_ns / max(1, log.read_ns - log.started_ns),
         ttft_error_p50_ms=quantile(errors_ms, 0.5),
         ttft_error_p99_ms=quantile(errors_ms, 0.99),
         lag_p99_ms=None if case.rate is None else quantile(lags_ms(received, case.rate), 0.99),
-        first_request_s=(int(received.min()) - ran.launched_ns) / 1e9 if len(received) else None,
-        complaint=ran.complaint,
+        first_request_s=(int(received.min()) - launched_ns) / 1e9 if len(received) else None,
+        complaint=complaint,
     )
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scripts.bench_loadgen import ROWS, expansion_rate, table
-from scripts.loadbench.runs import Case, Ran, cases, figures_of, lags_ms, quantile, steady_rate, ttft_errors_ms
-from scripts.loadbench.server_log import Served, ServerLog
+from scripts.loadbench.reference_server import Pace, Served, ServerLog
+from scripts.loadbench.runs import Case, cases, figures_of, lags_ms, quantile, steady_rate, ttft_errors_ms
 
 MS = 1_000_000
 
@@ -19,8 +19,8 @@ def served(name: str, received_ms: float, ttft_ms: float | None = 5.0) -> Served
 def test_figures_of_a_run_at_a_rate() -> None:
     truth = ServerLog([served(str(number), 10.0 * number) for number in range(101)], 250 * MS, 0, 1000 * MS)
     told = {str(number): 5.5 * MS for number in range(100)}
-    case = Case(name="rate", output_tokens=16, rate=100.0, duration_s=1.0, server=())
-    found = figures_of("x", case, Ran(truth, told, -500 * MS, 0.0101))
+    case = Case(name="rate", output_tokens=16, rate=100.0, duration_s=1.0, server=Pace())
+    found = figures_of("x", case, truth, told, launched_ns=-500 * MS, cpu_s=0.0101)
     assert (found.requests, found.server_cpu) == (101, 0.25)
     assert found.requests_per_s == pytest.approx(100.0, rel=0.02)
     assert found.events_per_s == 16 * found.requests_per_s
@@ -32,7 +32,7 @@ def test_the_table_has_ratios_and_goals() -> None:
     (case,) = [case for case in cases(1.0) if case.name == "rate50"]
     told = {name: {str(n): (5 + error) * MS for n in range(9)} for name, error in (("kvtape", 0.125), ("other", 0.5))}
     truth = ServerLog([served(str(number), 20.0 * number) for number in range(9)], 0, 0, 1)
-    runs = [figures_of(name, case, Ran(truth, told[name], 0, 0.0)) for name in told]
+    runs = [figures_of(name, case, truth, told[name], launched_ns=0, cpu_s=0.0) for name in told]
     lines = table(runs).splitlines()
     assert lines[0] == "|  | kvtape | other | kvtape / other | goal | reached |"
     assert "| 50/s: TTFT error p50, ms | 0.12 | 0.50 | 0.25 | ≤ 0.2 | yes |" in lines
@@ -45,7 +45,7 @@ def test_a_goal_beside_the_bare_loop_is_judged_by_its_figure() -> None:
     for ours, reached in ((0.5, "yes"), (1.0, "NO")):
         told = {"kvtape": ours, "bare loop": 0.5}
         runs = [
-            figures_of(name, case, Ran(truth, {str(n): (5 + error) * MS for n in range(9)}, 0, 0.0))
+            figures_of(name, case, truth, {str(n): (5 + error) * MS for n in range(9)}, launched_ns=0, cpu_s=0.0)
             for name, error in told.items()
         ]
         assert (
