@@ -60,31 +60,6 @@ HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 class ClientConnection(asyncio.BufferedProtocol):
     """A client's connection. Requests that come while one is being answered wait, up to a bound."""
 
-    __slots__ = (
-        "_advancing",
-        "_body",
-        "_body_since",
-        "_buffer",
-        "_closing",
-        "_error_type",
-        "_handler",
-        "_head",
-        "_idle_since",
-        "_lingering",
-        "_loop",
-        "_new_handler",
-        "_on_break",
-        "_on_closed",
-        "_on_opened",
-        "_open",
-        "_reading_paused",
-        "_response_begun",
-        "_turns",
-        "_watcher",
-        "_write_paused",
-        "transport",
-    )
-
     def __init__(
         self,
         new_handler: HandlerFactory,

@@ -9,8 +9,6 @@ from loadgen.runs.messages import Done, Failed, Progress
 from measure.tally import Counts, Recent, Sample
 
 WINDOW_S = 10.0
-SILENT_S = 2.0
-"""Workers report four times a second; a longer silence is shown."""
 
 Quantiles = tuple[float, float] | None
 """p50 and p99 in ms. Null: no sample."""
@@ -31,8 +29,6 @@ class Status:
     ttft: Quantiles
     itl: Quantiles
     lag: Quantiles
-    silent_s: dict[int, float]
-    """Workers that have not reported for ``SILENT_S``, and since when."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -91,19 +87,15 @@ class RunProgress:
         self._zero_ns, self._stopping = zero_ns, stopping
         self._planned, self._last_send_s, self._ends_s = planned, last_send_s, ends_s
         self._counts = [Counts() for _ in range(workers)]
-        self._heard_s = [0.0] * workers
-        self._over: set[int] = set()
         self._recent = RecentWindow()
         self._sent, self._tokens = RateWindow(), RateWindow()
 
     def hear(self, worker: int, message: Progress | Done | Failed) -> None:
-        self._heard_s[worker] = now_s = self.elapsed_s()
+        now_s = self.elapsed_s()
         if isinstance(message, Progress):
             self._counts[worker] = message.counts
             self._recent.add(now_s, message.recent)
-            return
-        self._over.add(worker)
-        if isinstance(message, Done):
+        elif isinstance(message, Done):
             self._counts[worker] = message.tally.counts()
             self._recent.add(now_s, message.tally.take_recent())
 
@@ -127,11 +119,6 @@ class RunProgress:
             ttft=ttft,
             itl=itl,
             lag=lag,
-            silent_s={
-                worker: now_s - heard_s
-                for worker, heard_s in enumerate(self._heard_s)
-                if now_s - heard_s > SILENT_S and worker not in self._over
-            },
         )
 
     def reports_cached(self) -> bool | None:

@@ -45,8 +45,6 @@ class View:
             yield _side_by_side([latencies])
         else:
             yield _side_by_side([counts + rates + latencies])
-        for text in _silent(status):
-            yield Text(text, style="bold red")
 
 
 def status_line(status: Status) -> str:
@@ -57,14 +55,9 @@ def status_line(status: Status) -> str:
     parts += [f"{name} {text.plain}" for name, text in _latency_rows(status) if text.plain != "-"]
     if status.hit_rate is not None:
         parts.append(f"cached {status.hit_rate:.0%}")
-    parts += _silent(status)
     if status.remaining_s is not None:
         parts.append(f"{clock(status.remaining_s)} left")
     return " · ".join(parts)
-
-
-def _silent(status: Status) -> list[str]:
-    return [f"worker {worker} silent for {seconds:.0f} s" for worker, seconds in status.silent_s.items()]
 
 
 def _headline(status: Status) -> Text:

@@ -1,4 +1,4 @@
-"""A run's progress: sums of its workers, the last seconds, who is silent, the time left; and how it is shown."""
+"""A run's progress: sums of its workers, the last seconds, the time left; and how it is shown."""
 
 import io
 from collections import Counter
@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from loadgen.runs.messages import Done, Failed, Progress
+from loadgen.runs.messages import Progress
 from loadgen.runs.progress import RunProgress, remaining_s
 from loadgen.runs.view import View, duration_ms, status_line
-from measure.tally import Counts, Recent, Sample, Tally
+from measure.tally import Counts, Recent, Sample
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_panel_fits_its_width(clock: list[float], width: int) -> None:
     console.print(View(progress.status()))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= width for line in text.splitlines())
-    for word in ("8 of 40 over", "sent", "errors", "rate", "TTFT", "worker 1 silent for 4 s"):
+    for word in ("8 of 40 over", "sent", "errors", "rate", "TTFT"):
         assert word in text
     assert [duration_ms(value) for value in (1.234, 12.34, 1234.5)] == ["1.23", "12.3", "1,234"]
 
@@ -85,17 +85,3 @@ def test_time_left_follows_the_plan_and_the_pace_of_the_whole_run(
     seen: tuple[float, int, int], planned: int | None, last_send_s: float | None, left_s: float | None
 ) -> None:
     assert remaining_s(*seen, planned=planned, last_send_s=last_send_s) == left_s
-
-
-def test_silence_is_told_of_those_that_should_speak(clock: list[float]) -> None:
-    progress = progress_of(3)
-    clock[0] = 1.0
-    for worker in range(3):
-        progress.hear(worker, told(1, 1))
-    tally = Tally(started=5, statuses=Counter(ok=5))
-    progress.hear(1, Done(tally=tally, findings={}, stopped=None, seconds=1.0, cpu_s=0.1))
-    progress.hear(2, Failed("gone", is_input=False))
-    clock[0] = 4.0
-    status = progress.status()
-    assert status.silent_s == {0: 3.0}
-    assert status.counts.started == 1 + 5 + 1  # the last message of a worker that is done has all of it
