@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from report.output import write_page
+from report.pages.panels import Page
 from sim.latency.modelfile import default_model, encode_model, save_model
 from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
@@ -42,9 +43,8 @@ COMMANDS = {
     "search": "sim search {trace} --latency-model {model} --minimize num-gpu-blocks --target ttft.p90<=1s --html {out}",
     "validate": "sim validate {other} --latency-model {model} --repeat {trace} --html {out}",
     "show": "report show {trace} --html {out}",
-    "sweep": "report sweep label={trace} --html {out}",
     "compare": "report compare a={trace} b={other} --html {out}",
-    "curve": "report curve label={trace} --html {out}",
+    "curve": "sim curve {trace} --html {out}",
     "replay": "replay {trace} --url http://127.0.0.1:1 -o {out} --overwrite",
     "loadgen": "loadgen --url http://127.0.0.1:1 --rate-series {trace} --pattern series -o {out} --overwrite",
     "tap": "tap --upstream http://127.0.0.1:1 --upstreams {trace} --listen :0 --tokenizer ids -o {out} --overwrite",
@@ -153,9 +153,9 @@ def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
     trace.write_text(lines())
     with pytest.raises(InputError, match="already there, and not an HTML page"):
         run("report compare", f"a={trace}", f"b={trace}", "--html", str(__file__))
-    for body in ("one", "two"):
-        write_page(page, f"<!doctype html>{body}")
-    assert page.read_text() == "<!doctype html>two"
+    for title in ("one", "two"):
+        write_page(page, Page(tool="", title=title, defined="", headlines=[title]))
+    assert "<h1>two</h1>" in page.read_text()
     with pytest.raises(InputError, match="its folder is not there"):
         run("report compare", f"a={trace}", f"b={trace}", "--html", str(tmp_path / "no" / "page.html"))
 

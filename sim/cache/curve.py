@@ -11,6 +11,7 @@ from measure.cacheuse import CacheUse, GroupUse
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from measure.wording import factor
+from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_trace_flags, block_size_text, parse_block_size
 from sim.vllm.config import add_kv_groups
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_names
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from measure.cache import hitcurve, stackdepth
     from measure.cache.accesses import Accesses
     from measure.cache.hitcurve import HitCurve
+    from report.pages import curves as pages
     from sim.cache import hybrid
     from sim.cache import reuse as reusing
     from sim.workload import accesses as workload_accesses
@@ -34,6 +36,7 @@ else:  # numpy, which the flags need not
     np = LateModule("numpy")
     accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
     hybrid, reusing = late_modules("sim.cache", "hybrid reuse")
+    pages = LateModule("report.pages.curves")
     workload_accesses = LateModule("sim.workload.accesses")
 
 
@@ -66,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=duration, help="tables of reuse, too: times between uses, blocks used per window, such as 60s"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with the complete curve")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,13 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     curve = hitcurve.hit_curve(accesses)
     uses = use_at(accesses, groups, curve, grouping, cache_tokens)
     reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
-    if arguments.json:
+    html = page_path(arguments, [arguments.trace])
+    if arguments.json or html is not None:
         told = {**curve_as_json(curve, uses), "kv_bytes_per_token": kv_bytes}
-        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
-        print(json.dumps({**result, "reuse": None if reuse is None else asdict(reuse)}))
-        return 0
+        reused = None if reuse is None else asdict(reuse)
+        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told], "reuse": reused}
+    if html is not None:
+        write_page(html, pages.curve_page(result))
     lines = [describe(curve, cache_tokens, kv_bytes), *describe_groups(groups, uses)]
-    print("\n".join([*lines, *([] if reuse is None else reusing.describe_reuse(reuse))]))
+    lines += [] if reuse is None else reusing.describe_reuse(reuse)
+    print(json.dumps(result) if arguments.json else "\n".join(lines))
     return 0
 
 

@@ -44,8 +44,8 @@ REFUSED = {
     "NaN": (text('{"request_id": "a", "arrival_ms": NaN}'), ":2: NaN or Infinity"),
     "infinite time": (text('{"request_id": "a", "arrival_ms": 1e999}'), ":2: not JSON (Number out of range"),
     "in ten thousand years": (text(line("a", arrival_ms=1e300)), ":2: arrival_ms: 1e+300"),
-    "an end without end": (text(line("a", e2e_ms=1e200)), ":2: e2e_ms: 1e+200; expected <= 1000000000000000.0"),
-    "a prompt of a trillion": (text(line("a", prompt_tokens=HUGE)), f":2: prompt_tokens: {HUGE}; expected <="),
+    "an end without end": (text(line("a", e2e_ms=1e200)), ":2: e2e_ms: 1e+200; expected <= 1"),
+    "a prompt of a trillion": (text(line("a", prompt_tokens=HUGE)), f":2: prompt_tokens: {HUGE}; expected <= "),
     "an answer of a trillion": (text(line("a", output_tokens=HUGE)), f":2: output_tokens: {HUGE}"),
     "a read of a trillion": (
         text(line("a", status="timeout", output_tokens=None, ttft_ms=1.0, itl_ms=[1.0], itl_tokens=[HUGE])),

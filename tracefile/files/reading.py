@@ -9,13 +9,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tracefile.records.decoding import (
     NOT_JSON,
-    BatchDecoder,
+    BlockDecoder,
     KvtapeDecoder,
     LineDecoder,
     decode_meta,
@@ -33,7 +33,6 @@ from tracefile.storage.segments import absent_segments, open_lines, segment_numb
 
 if TYPE_CHECKING:
     from tracefile.importers import recognition
-    from tracefile.records.batches import Batch
 else:  # all formats, which flags need not
     recognition = LateModule("tracefile.importers.recognition")
 
@@ -57,8 +56,6 @@ class LineTraceReader(TraceReader):
         self._lines = open_lines(self._files[0])
         self._later_meta: Meta | None = None
         self._warnings = _absence(os.fspath(path))
-        self._in_batches = False
-        """Blocks of lines are asked for as batches."""
         try:
             trace_format, self._decoder, lines = self._recognise()
             self._begun: Sequence[Record | InputError] = [result for line in lines for result in self._decode(line)]
@@ -140,26 +137,6 @@ class LineTraceReader(TraceReader):
             self._lines = open_lines(path)
             yield from self._rest_of_file()
 
-    def batches(self) -> "Iterator[Batch]":
-        if not isinstance(self._decoder, BatchDecoder):
-            yield from super().batches()
-            return
-        # A tap's workers read headers only and must not import NumPy.
-        from tracefile.records.batches import RecordBatch  # noqa: PLC0415
-
-        self._in_batches = True
-        records: list[Record] = []
-        for result in cast("Iterator[Record | Batch]", self._records):
-            if isinstance(result, Record):
-                records.append(result)
-                continue
-            if records:
-                yield RecordBatch(records)
-                records = []
-            yield result
-        if records:
-            yield RecordBatch(records)
-
     def _rest_of_file(self) -> Iterator[Record | InputError]:
         while block := self._lines.take_block():
             step = len(block) // BLOCK_PARTS + 1
@@ -175,11 +152,7 @@ class LineTraceReader(TraceReader):
 
     def _decode_block(self, block: list[bytes]) -> Iterator[Record | InputError]:
         """Yield results of a block's lines: all at once where each is a plain record, else line by line."""
-        if self._in_batches and (batch := cast(BatchDecoder, self._decoder).decode_batch(block)) is not None:
-            self._lines.number += len(block)
-            yield cast(Record, batch)  # to ``batches``
-            return
-        records = self._decoder.decode_block(block) if isinstance(self._decoder, KvtapeDecoder) else None
+        records = self._decoder.decode_block(block) if isinstance(self._decoder, BlockDecoder) else None
         if records is None:
             for line in block:
                 self._lines.number += 1

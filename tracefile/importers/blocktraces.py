@@ -12,7 +12,8 @@ too, so they are chained here; that of a partial last block, which may be padded
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
 import xxhash
@@ -22,7 +23,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, Seconds, SessionId, Time
 
 if TYPE_CHECKING:
-    from tracefile.records.batches import Batch
+    pass
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
@@ -62,7 +63,7 @@ class MooncakeDecoder:
         self._count += 1
         return [_mooncake_record(row, self._count)]
 
-    def decode_batch(self, lines: list[bytes]) -> "Batch | None":
+    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
         try:
             rows = list(map(self._decoder.decode, lines))
         except NOT_JSON:
@@ -70,8 +71,8 @@ class MooncakeDecoder:
         too_few = any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows)
         if too_few or any(line.startswith(HEADER_START) for line in lines):
             return None
-        first, self._count = self._count + 1, self._count + len(rows)
-        return _mooncake_batch(rows, first)
+        self._count += len(rows)
+        return list(map(_mooncake_record, rows, count(self._count - len(rows) + 1)))
 
 
 def _mooncake_record(row: MooncakeLine, number: int) -> Record:
@@ -85,22 +86,6 @@ def _mooncake_record(row: MooncakeLine, number: int) -> Record:
         block_hashes=cast(list[BlockHash], row.hash_ids[:full]),
         extra={PARTIAL_BLOCK: row.hash_ids[full]} if len(row.hash_ids) > full else {},
     )
-
-
-def _mooncake_batch(rows: list[MooncakeLine], first: int) -> "Batch":
-    """Return rows as columns; ``first``: number of the first."""
-    # Commands that read headers only must not import NumPy.
-    from tracefile.records.batches import LeanBatch  # noqa: PLC0415
-
-    columns: dict[str, list[Any]] = {
-        "request_id": [f"mooncake-{number}" for number in range(first, first + len(rows))],
-        "arrival_ms": [row.timestamp for row in rows],
-        "prompt_tokens": [row.input_length for row in rows],
-        "output_tokens": [row.output_length for row in rows],
-        "tokens_source": ["tokenizer"] * len(rows),
-    }
-    chains = (row.hash_ids[: row.input_length // MOONCAKE_BLOCK_SIZE] for row in rows)
-    return LeanBatch(columns, chains, lambda places: [_mooncake_record(rows[at], first + at) for at in places])
 
 
 def split_ids(

@@ -1,18 +1,16 @@
 """Records some at a time with their fields as arrays, for passes over very many of them.
 
-What is needed of every record is an array; the record itself is made only when it is asked for. So a trace of few
-fields costs no objects for what is only counted, and any other costs those that it was decoded into.
+What is needed of every record is an array.
 """
 
 import gc
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -101,46 +99,6 @@ class Batch:
 
 
 RecordBatch = Batch
-
-
-class LeanBatch(Batch):
-    """Requests of a format with few fields: their columns, and records made only when they are asked for."""
-
-    def __init__(
-        self,
-        columns: Mapping[str, Sequence[Any]],
-        chains: Iterable[Sequence[int]],
-        make_records: Callable[[Sequence[int]], list[Record]],
-    ) -> None:
-        """``columns``: values without nulls, by field; all other fields have the schema's default.
-
-        ``chains``: of the prompts; there are no output hashes.
-        """
-        self._columns, self._make_records = columns, make_records
-        prompts = list(chains)
-        self._hashes = _joined_chains(prompts, [None] * len(prompts))
-        self._count = len(prompts)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def _column(self, name: str) -> Sequence[Any]:
-        return self._columns.get(name) or [_DEFAULTS[name]] * self._count
-
-    def hashes(self) -> Hashes:
-        return self._hashes
-
-    def forget(self, names: Iterable[str]) -> None:
-        pass
-
-    def records(self, rows: IntArray | None = None) -> list[Record]:
-        return self._make_records(range(self._count) if rows is None else rows.tolist())
-
-
-_DEFAULTS = {
-    field.name: field.default if field.default_factory is msgspec.NODEFAULT else []
-    for field in msgspec.structs.fields(Record)
-}
 
 
 def _joined_chains(prompts: Sequence[Sequence[int] | None], outputs: Sequence[Sequence[int] | None]) -> Hashes:

@@ -25,7 +25,6 @@ TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
 
 MOST_NAME_BYTES = 255
 
-_UNDER_KEY = re.compile("-k[0-9a-f]{8}$")
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(\.(gz|zst|zstd))?)$")
 
 
@@ -64,13 +63,8 @@ def manifest_path(trace: str | os.PathLike[str]) -> Path:
 
 def segment_path(trace: str | os.PathLike[str], number: int) -> Path:
     """The path of a trace's segment, from 1."""
-    return marked_path(trace, f"-{number:06}")
-
-
-def marked_path(trace: str | os.PathLike[str], mark: str) -> Path:
-    """The path of a file beside a trace that has a mark before the suffix."""
     stem, suffix = _split_name(Path(trace))
-    return Path(trace).with_name(f"{stem}{mark}{suffix}")
+    return Path(trace).with_name(f"{stem}-{number:06}{suffix}")
 
 
 def part_path(segment: Path) -> Path:
@@ -180,24 +174,6 @@ def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]
     with contextlib.suppress(OSError):
         return given.is_dir() and _numbered(written) is not None and given.samefile(written.parent)
     return False
-
-
-def manifests_under_other_keys(trace: str | os.PathLike[str]) -> dict[Path, Manifest]:
-    """Return the manifests beside a trace that a tap wrote under other keys. Raises OSError."""
-    path = Path(trace)
-    own, base = manifest_path(path), _UNDER_KEY.sub("", _split_name(path)[0])
-    named = re.compile(rf"{re.escape(base)}({_UNDER_KEY.pattern[:-1]})?{re.escape(MANIFEST_SUFFIX)}")
-    found = (file for file in path.parent.iterdir() if named.fullmatch(file.name) and file.name != own.name)
-    manifests = {}
-    for file in sorted(found):
-        with contextlib.suppress(InputError, OSError):  # not a tap's, or gone meanwhile: its segments stay
-            manifests[file] = read_manifest(file)
-    return manifests
-
-
-def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
-    """Return the path of the trace that goes on under another key."""
-    return marked_path(trace, f"-k{key_id[:8]}")
 
 
 def _only_stem(folder: str, names: Sequence[str]) -> str:

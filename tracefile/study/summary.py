@@ -3,13 +3,21 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from tracefile.commandline.progress import counted
 from tracefile.records.encoding import meta_object
 from tracefile.records.errors import USAGE_ADVICE
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Record, SessionId
+
+LACKING: Final = {
+    "without_hashes": "block hashes",
+    "without_usage": "usage",
+    "without_cached_tokens": "cached tokens",
+    "without_token_times": "token times (not streamed)",
+}
+"""Facts that requests lack, by key of the JSON object."""
 
 
 @dataclass(slots=True)
@@ -30,8 +38,6 @@ class Summary:
     cached_tokens: int = 0
     cached_reported: int = 0
     """Records whose engine reported how much it took from its cache."""
-    without: Counter[str] = field(default_factory=Counter)
-    """Requests that lack a fact; all but hashes are expected of completed requests alone."""
     hashed_tokens: int = 0
     """Prompt tokens in full blocks whose hashes are true."""
     hit_tokens: int = 0
@@ -40,12 +46,19 @@ class Summary:
     inferred_sessions: int = 0
     later_turns: int = 0
     """Records with a parent."""
+    _without: Counter[str] = field(default_factory=Counter)
+    """Requests that lack a fact, by name in ``LACKING``; all but hashes are expected of completed requests alone."""
     _blocks: set[BlockHash] = field(default_factory=set, repr=False)
     _sessions: set[SessionId] = field(default_factory=set, repr=False)
 
     @property
     def distinct_blocks(self) -> int:
         return len(self._blocks)
+
+    @property
+    def lacking(self) -> dict[str, int]:
+        """Requests that lack a fact, by name in ``LACKING``."""
+        return {name: self._without[name] for name in LACKING}
 
     def add(self, record: Record, block_size: int | None) -> None:
         endpoint = record.endpoint or "unknown"
@@ -74,12 +87,12 @@ class Summary:
     def _note_missing(self, record: Record, *, has_hashes: bool) -> None:
         ok = record.status == "ok"
         lacking = {
-            "block hashes": not has_hashes,
-            "usage": ok and (record.prompt_tokens is None or record.output_tokens is None),
-            "cached tokens": ok and record.cached_tokens is None,
-            "token times (not streamed)": ok and record.stream is False and record.ttft_ms is None,
+            "without_hashes": not has_hashes,
+            "without_usage": ok and (record.prompt_tokens is None or record.output_tokens is None),
+            "without_cached_tokens": ok and record.cached_tokens is None,
+            "without_token_times": ok and record.stream is False and record.ttft_ms is None,
         }
-        self.without.update(name for name, lacks in lacking.items() if lacks)
+        self._without.update(name for name, lacks in lacking.items() if lacks)
 
     def _add_session(self, record: Record) -> None:
         self.later_turns += record.parent_id is not None
@@ -112,7 +125,7 @@ def summary_object(reader: TraceReader, summary: Summary) -> dict[str, Any]:
     """Return the object of ``info --json``: the counts, the header and the warnings."""
     counts = {name.name: getattr(summary, name.name) for name in fields(summary) if not name.name.startswith("_")}
     about = {"path": reader.path, "format": reader.format, "distinct_blocks": summary.distinct_blocks}
-    return about | counts | {"meta": meta_object(reader.meta), "warnings": reader.warnings}
+    return about | counts | summary.lacking | {"meta": meta_object(reader.meta), "warnings": reader.warnings}
 
 
 def summary_lines(reader: TraceReader, summary: Summary) -> Iterator[str]:
@@ -122,9 +135,11 @@ def summary_lines(reader: TraceReader, summary: Summary) -> Iterator[str]:
     cached = f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)"
     advice = "" if reader.meta.source is None else f"; {USAGE_ADVICE}"
     hits = f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens ({summary.hit_tokens:,}; unlimited"
+    completed = summary.statuses["ok"]
     without = (
-        f"{name} {count:,} ({_percent(count, summary.records if name == 'block hashes' else summary.statuses['ok'])})"
-        for name, count in summary.without.items()
+        f"{LACKING[name]} {count:,} ({_percent(count, completed if name != 'without_hashes' else summary.records)})"
+        for name, count in summary.lacking.items()
+        if count
     )
     yield from _aligned(
         {
