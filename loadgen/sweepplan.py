@@ -117,8 +117,6 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
     ]
     if any(run.config.pattern == "calibration" for run in runs):
         raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
-    if any(run.config.run.resume for run in runs):
-        raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
     command = shlex.join([*PROG.split(), *argv])
     return SweepPlan(folder=args.output, runs=tuple(runs), warm_up=args.warm_up, command=command)
 

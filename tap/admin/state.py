@@ -11,7 +11,6 @@ import msgspec
 
 from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
 from tap.ipc.messages import AdminSetup, TapStats
-from wire.client.proxies import proxy_of
 from wire.errors import WireError
 from wire.url import parse_url
 
@@ -142,12 +141,11 @@ class LiveState:
 
 
 async def takes_connections(origin: str) -> bool:
-    """Return whether a TCP connection to this server, or to its proxy, opens; nothing is sent on it."""
+    """Return whether a TCP connection to this server opens; nothing is sent on it."""
     try:
         address = parse_url(origin)
-        first = proxy_of(address) or address
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(first.host, first.port)
+            _, writer = await asyncio.open_connection(address.host, address.port)
     except (OSError, TimeoutError, WireError):
         return False
     writer.close()

@@ -23,7 +23,6 @@ from tap.proxy.routing import (
 from tracefile.hashing.hashkey import HashKey, keyed_id
 from wire.client.connection import ServerConnection
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.client.proxies import forwarding
 from wire.requesthead import RequestHead
 from wire.tls import SYSTEM_TLS, Tls
 from wire.url import Origin, parse_url
@@ -56,12 +55,10 @@ class Upstream:
         "on_ejection",
         "origin",
         "pool",
-        "proxy_headers",
         "requests",
         "sessions",
         "slot",
         "table",
-        "target_start",
         "told_keys",
         "watched",
     )
@@ -77,8 +74,6 @@ class Upstream:
         self.origin = origin = parse_url(entry.url)
         self.name = str(origin)
         self.base_path = origin.base_path.encode()
-        start, self.proxy_headers = forwarding(origin)
-        self.target_start = start + self.base_path
         self.pool = ConnectionPool(
             origin,
             tls=tls,
