@@ -108,6 +108,9 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
             raise InputError(f"{flag}: {number}; expected {least} or more")
     by_rate = bool(rates) and len(parallels) <= 1
     words = _without_own(argv)
+    for flag, other in (("--json", "report show DIR --json"), ("--overwrite", "another folder, or its removal")):
+        if flag in words:
+            raise InputError(f"{flag}: of one load alone; expected {other}")
     words += ["--parallel", str(parallels[0])] if by_rate and parallels else []
     words += ["--rate", f"{rates[0]:.12g}"] if rates and not by_rate else []
     points = rates if by_rate else parallels
@@ -117,8 +120,6 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
     ]
     if any(run.config.pattern == "calibration" for run in runs):
         raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
-    if any(run.config.run.resume for run in runs):
-        raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
     command = shlex.join([*PROG.split(), *argv])
     return SweepPlan(folder=args.output, runs=tuple(runs), warm_up=args.warm_up, command=command)
 

@@ -1,7 +1,6 @@
 """``report show``: tables, one JSON object, SLOs as exit codes."""
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -123,16 +122,6 @@ def test_times_that_no_clock_tells_are_no_warnings(make_trace: MakeTrace, field:
     odd.write_text("\n".join([header, *(json.dumps(json.loads(line) | {field: told}) for line in lines)]) + "\n")
     assert main(["show", str(odd), "--html", str(odd.with_suffix(".html"))]) == 0
     assert main(["compare", f"odd={odd}", f"usual={usual}"]) in {0, 1}
-
-
-def test_a_file_name_that_is_no_text_is_shown(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = make_trace("a", sessions=12, turns=3)
-    odd, page = trace.rename(trace.parent / os.fsdecode(b"a\xff.jsonl")), trace.with_suffix(".html")
-    assert main(["show", str(odd), "--html", str(page)]) == 0
-    assert "a?.jsonl" in page.read_text()
-    capsys.readouterr()
-    assert main(["show", str(odd), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "kvtape-metrics/1"
 
 
 HOSTILE = "<a href='https://x/'></script><script>\u2028\u202e\x1b[31m"

@@ -54,8 +54,6 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim search --confidence": "gone; 90 % of the members must keep the target",
     "loadgen sweep --cache-between": "gone; the cache is reset, or every run sends other tokens",
     "loadgen sweep --dry-run": "gone; the index sweep.jsonl has the command of each run",
-    "loadgen sweep --json": "gone; expected report show DIR --json",
-    "loadgen sweep --overwrite": "gone; expected another folder, or its removal",
     "loadgen sweep --until-slo-missed": "gone; expected report show DIR --slo, which tells the largest load within it",
     "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
     "sim curve --block-sizes": "gone; expected a sim curve --block-size for each",

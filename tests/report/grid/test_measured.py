@@ -172,14 +172,6 @@ def test_the_captures_index_is_that_of_their_manifests(shape: str) -> None:
         assert run.label.rpartition("/")[2] == {"again": "warm"}.get(manifest["way"], manifest["way"])
 
 
-def test_the_captures_are_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, [CAPTURES / "256x4"])
-    assert lines[0] == (
-        "256x4 sessions, at 0.15 arrivals/s, warm gives 2.95 × uncached's output tokens per second, and its TTFT p90 "
-        "is 0.0236 × uncached's: 526 ms against 22.3 s"
-    )
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_real_browser_draws_the_page(make_sweep: MakeSweep, tmp_path: Path) -> None:
     page, folder = tmp_path / "sweep.html", make_sweep({"A": A, "<b>B & C": B, "D": {8: ["failed"]}})
