@@ -57,7 +57,7 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
             "drift",
             "is now tracefile convert --from --until and a model for each window",
         ),
-        ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
+        ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all (docs/python.md)"),
         ("loadgen", "sweeep", "did you mean sweep?"),
         ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from tracefile.commandline.durations import duration_or_moment
+from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
 from tracefile.records.schema import TraceFormat
 
@@ -58,7 +58,7 @@ def _add_convert(actions: Actions) -> None:
         actions,
         "convert",
         summary,
-        "monday.jsonl.zst monday.parquet",
+        "conversation_trace.jsonl ours.jsonl.zst",
         "host-1.jsonl.zst host-2.jsonl.zst both.jsonl.zst",
         "monday.jsonl.zst hour.jsonl.zst --from 1h --until 2h --anonymize",
     )
@@ -68,25 +68,24 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "output",
         metavar="OUT",
-        help="a .gz or .zst suffix compresses; .parquet: columns for other tools, which commands here do not read",
+        help="a .gz or .zst suffix compresses",
     )
     written = ", ".join(FORMATS_WRITTEN)
     convert.add_argument("--to", choices=FORMATS_WRITTEN, default="kvtape", metavar="FORMAT", help=written)
     convert.add_argument(
         "--from",
         dest="from_s",
-        type=duration_or_moment,
+        type=duration,
         default="0",
         metavar="TIME",
-        help="keep sessions that begin at this time or later, whole: from the first arrival, such as 10m, or a date in "
-        "UTC, such as 2026-11-20T14:00",
+        help="keep sessions that begin at this time after the first arrival, such as 10m, or later, whole",
     )
     convert.add_argument(
         "--until",
         dest="until_s",
-        type=duration_or_moment,
+        type=duration,
         metavar="TIME",
-        help="keep sessions that begin before this time, such as 20m, or a date (default: all)",
+        help="keep sessions that begin before this time, such as 20m (default: all)",
     )
     convert.add_argument(
         "--infer-sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
@@ -94,8 +93,7 @@ def _add_convert(actions: Actions) -> None:
     convert.add_argument(
         "--block-size",
         type=int,
-        help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part "
-        "(default: the trace's, or 512 for Mooncake where that is a multiple)",
+        help="tokens in a block, a multiple of the trace's (default: the trace's, for Mooncake 512 if that is one)",
     )
     convert.add_argument(
         "--anonymize",

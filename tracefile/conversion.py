@@ -14,15 +14,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tracefile.columns import write_columns
-from tracefile.commandline.durations import Moment
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
 from tracefile.exporters import LOST, Account, mooncake_lines, usual_block_size
 from tracefile.files.digest import refuse_pipe
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
-from tracefile.hashing.tokenchains import Resizing, branches_of, is_finer
+from tracefile.hashing.downsampling import downsample
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record, RequestId
@@ -42,7 +40,7 @@ class Step:
 
 
 class Inputs:
-    """The input traces as one: in order where they share a clock, else merged by end on the first's clock."""
+    """The input traces as one: merged by end, on the first one's clock."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         if len(set(paths)) < len(paths):
@@ -62,38 +60,31 @@ class Inputs:
         self.shifts_ms = [((meta.epoch_unix_ns or 0) - (zero_ns or 0)) / 1e6 for meta in metas]
 
     def read(self) -> Iterator[Record]:
-        """Yield all records; ``warnings`` is complete after the last."""
-        shares_clock = not any(self.shifts_ms)
-        parts = [
-            self._read_one(*part, follows_meta=shares_clock) for part in zip(self.paths, self.shifts_ms, strict=True)
-        ]
-        if shares_clock:
-            for part in parts:
-                yield from part
-            return
+        """Yield all records by end; ``warnings`` is complete after the last."""
+        parts = list(map(self._read_one, self.paths, self.shifts_ms))
         used: Counter[RequestId] = Counter()
-        for record in heapq.merge(*parts, key=lambda record: record.end_ms() or record.arrival_ms or 0.0):
-            used[record.request_id] += 1
-            if (number := used[record.request_id]) > 1:
-                record.request_id = RequestId(f"{record.request_id}~{number}")
+        for record in heapq.merge(*parts, key=lambda record: record.end_ms() or 0.0) if parts[1:] else parts[0]:
+            if parts[1:]:
+                used[record.request_id] += 1
+                if (number := used[record.request_id]) > 1:
+                    record.request_id = RequestId(f"{record.request_id}~{number}")
             yield record
 
-    def _read_one(self, path: str, shift_ms: float, *, follows_meta: bool) -> Iterator[Record]:
+    def _read_one(self, path: str, shift_ms: float) -> Iterator[Record]:
         if path not in self._opened:
             refuse_pipe(path)
         with self._opened.pop(path, None) or open_trace(path) as reader:
             for record in reader:
-                self._note_meta(reader, follows_meta)
-                if shift_ms and record.arrival_ms is not None:
-                    record.arrival_ms = round(record.arrival_ms + shift_ms, 6)
-                if shift_ms and record.scheduled_ms is not None:
-                    record.scheduled_ms = round(record.scheduled_ms + shift_ms, 6)
+                self._note_meta(reader)
+                for name in ("arrival_ms", "scheduled_ms") if shift_ms else ():
+                    if (at_ms := getattr(record, name)) is not None:
+                        setattr(record, name, round(at_ms + shift_ms, 6))
                 yield record
-            self._note_meta(reader, follows_meta)
+            self._note_meta(reader)
             self.warnings |= dict.fromkeys(reader.warnings)
 
-    def _note_meta(self, reader: TraceReader, follows_meta: bool) -> None:
-        if follows_meta:
+    def _note_meta(self, reader: TraceReader) -> None:
+        if len(self.paths) == 1:
             self.latest_meta = reader.latest_meta
 
 
@@ -123,10 +114,7 @@ def _convert(inputs: Inputs, config: Config) -> int:
         step = in_blocks_of(step, block_size, config.traces[0])
     if config.anonymize:
         step = anonymized(step)
-    if config.output.endswith(".parquet"):
-        count = write_columns(config.output, step.records(), inputs=config.traces, overwrite=config.overwrite)
-    else:
-        count = _write(config, step) if config.to == "kvtape" else _export(config, step)
+    count = _write(config, step) if config.to == "kvtape" else _export(config, step)
     for warning in inputs.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if config.anonymize:
@@ -161,8 +149,8 @@ def in_time_range(step: Step, config: Config) -> Step:
         name = session_name(record)
         begins_ms[name] = min(record.arrival_ms, begins_ms.get(name, math.inf))
     zero_ms = min(begins_ms.values(), default=0.0)
-    from_ms = _after_first_ms(config.from_s, step.first_meta, zero_ms)
-    until_ms = math.inf if config.until_s is None else _after_first_ms(config.until_s, step.first_meta, zero_ms)
+    from_ms = 1000 * config.from_s
+    until_ms = math.inf if config.until_s is None else 1000 * config.until_s
     if not from_ms < until_ms:
         raise InputError(f"--until {until_ms / 1000:g}s: expected a time after --from {from_ms / 1000:g}s")
     kept = {name for name, begin_ms in begins_ms.items() if from_ms <= begin_ms - zero_ms < until_ms}
@@ -182,24 +170,22 @@ def session_name(record: Record) -> str:
     return f"request {record.request_id}" if record.session_id is None else f"session {record.session_id}"
 
 
-def _after_first_ms(time_s: float, meta: Meta, zero_ms: float) -> float:
-    """Return a flag's time in ms from the trace's first arrival, which is at ``zero_ms``."""
-    if not isinstance(time_s, Moment):
-        return time_s * 1000
-    if meta.epoch_unix_ns is None:
-        raise InputError("meta.epoch_unix_ns: missing; expected durations in --from and --until")
-    return time_s * 1000 - meta.epoch_unix_ns / 1e6 - zero_ms
-
-
 def in_blocks_of(step: Step, block_size: int, path: str) -> Step:
-    """Convert to another block size; a finer one reads the trace's branches first."""
-    if block_size < 1:
-        raise InputError(f"--block-size: {block_size}; expected 1 or more")
-    meta = step.first_meta
-    branches = branches_of(step.records(), meta.block_size or 1) if is_finer(block_size, meta, path) else None
-    resizing = Resizing(meta, block_size, branches)
+    """Convert to coarser blocks."""
+    fine = step.first_meta.block_size
+    if fine is None or block_size < 1 or block_size % fine:
+        raise InputError(
+            f"{path}: --block-size {block_size}: expected a multiple of the trace's, {fine or 'which has none'}"
+        )
+
+    def resized(meta: Meta) -> Meta:
+        known = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
+        return msgspec.structs.replace(meta, block_size=block_size, hash=known)
+
     return Step(
-        lambda: map(resizing.record, step.records()), resizing.meta(meta), lambda: resizing.meta(step.latest_meta())
+        lambda: (downsample(record, fine, block_size // fine) for record in step.records()),
+        resized(step.first_meta),
+        lambda: resized(step.latest_meta()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Traces made from traces: a time range, anonymized, on one clock, in columns."""
+"""Traces made from traces: a time range, anonymized, on one clock."""
 
 import os
 import stat
@@ -232,7 +232,7 @@ def test_a_copy_gives_no_one_more_than_its_source(tmp_path: Path, mode: int) -> 
         )
         os.chmod(source, mode)
         there.touch(mode=0o604)
-        for name, *flags in (("a.jsonl",), ("b.jsonl.zst", "--anonymize"), ("c.parquet",)):
+        for name, *flags in (("a.jsonl",), ("b.jsonl.zst", "--anonymize")):
             out = tmp_path / name
             assert main(["convert", source, str(out), *flags]) == 0
             assert stat.S_IMODE(out.stat().st_mode) == mode
@@ -240,23 +240,3 @@ def test_a_copy_gives_no_one_more_than_its_source(tmp_path: Path, mode: int) -> 
     finally:
         os.umask(umask)
     assert stat.S_IMODE(there.stat().st_mode) == 0o604
-
-
-def test_a_trace_in_columns_has_every_field_and_keeps_what_fits_none(tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    first = record("a", 1.5, "s", block_hashes=[BlockHash(2**64 - 1)], itl_ms=[1.0], itl_tokens=[2], headers={"x": "y"})
-    second = record("b", 2.0, extra={"note": [1]})
-    path = trace(tmp_path / "t.jsonl", first, second)
-    assert main(["convert", path, str(tmp_path / "t.parquet")]) == 0
-    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
-    assert (rows[0]["request_id"], rows[0]["arrival_ms"], rows[0]["block_hashes"]) == ("a", 1.5, [2**64 - 1])
-    assert (rows[0]["headers"], rows[0]["itl_tokens"], rows[0]["rest"]) == ('{"x":"y"}', [2], None)
-    assert (rows[1]["block_hashes"], rows[1]["session_id"]) == (None, None)
-    assert msgspec.json.decode(rows[1]["rest"]) == {"note": [1]}
-    odd = trace(tmp_path / "odd.jsonl", record("c", 1.0, block_hashes=[BlockHash(-3)]))
-    with pytest.raises(InputError, match=r"odd\.parquet: .*; expected numbers of 64 bits"):
-        main(["convert", odd, str(tmp_path / "odd.parquet")])
-    with pytest.raises(InputError, match="already has"):
-        main(["convert", path, str(tmp_path / "t.parquet")])
-    with pytest.raises(InputError, match=r"t\.parquet: a Parquet file, not a trace"):
-        load_trace(tmp_path / "t.parquet")

@@ -64,7 +64,7 @@ def test_mooncakes_own_blocks_are_512_tokens(tmp_path: Path) -> None:
 
 
 def test_a_block_size_that_is_no_multiple_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="block size 24: neither a multiple nor a divisor of the trace's 16"):
+    with pytest.raises(InputError, match="--block-size 24: expected a multiple of the trace's, 16"):
         exported(tmp_path, "mooncake", "--block-size", "24")
 
 

@@ -192,8 +192,8 @@ def test_one_file_is_made_of_many(trace: Path, tmp_path: Path, capsys: pytest.Ca
     assert len(headers) == 2, "the engine changed once, and that is kept"
 
 
-def test_join_takes_files_in_the_order_given(trace: Path, tmp_path: Path) -> None:
+def test_segments_are_joined_by_time(trace: Path, tmp_path: Path) -> None:
     parts = [str(segment_path(trace, number)) for number in (2, 1)]
     joined = tmp_path / "joined.jsonl"
     assert main(["convert", *parts, str(joined)]) == 0
-    assert [found.request_id for found in load_trace(joined)[1]] == ["r3", "r4", "r0", "r1", "r2"]
+    assert [found.request_id for found in load_trace(joined)[1]] == ["r0", "r1", "r2", "r3", "r4"]
