@@ -255,11 +255,6 @@ def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> No
     assert ", more than 2 captures of this load differ (4.0 %)" in first
 
 
-def test_no_interval_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["compare", spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.1), "--bootstrap", "0"])
-    assert "is 10.0 % higher at the median (no interval: --bootstrap 0);" in capsys.readouterr().out.replace(" \n", " ")
-
-
 @pytest.mark.parametrize(
     ("engine", "settings", "kind"),
     [
