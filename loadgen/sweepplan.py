@@ -108,6 +108,9 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
             raise InputError(f"{flag}: {number}; expected {least} or more")
     by_rate = bool(rates) and len(parallels) <= 1
     words = _without_own(argv)
+    for flag, other in (("--json", "report show DIR --json"), ("--overwrite", "another folder, or its removal")):
+        if flag in words:
+            raise InputError(f"{flag}: of one load alone; expected {other}")
     words += ["--parallel", str(parallels[0])] if by_rate and parallels else []
     words += ["--rate", f"{rates[0]:.12g}"] if rates and not by_rate else []
     points = rates if by_rate else parallels

@@ -42,8 +42,6 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 3339."""
     duration_s: Annotated[float, msgspec.Meta(ge=0)]
     """From the first send to the last end."""
-    sweep: str = ""
-    """Command line of the whole sweep. Empty: not told."""
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:

@@ -128,7 +128,7 @@ def make_point(
         name=name,
         settings=dict(settings),
         measures=measures,
-        meets=served and (within is None or within >= CONFIDENCE),
+        meets=None if within is None else served and within >= CONFIDENCE,
         marks=["saturated"] if found.saturated else [],
         warnings=list(found.warnings),
         assumptions=list(found.assumptions),

@@ -18,7 +18,7 @@ from tracefile import InputError
 from tracefile.commandline.parser import Parser, seed
 
 RARE = (
-    *("free-rule", "max-model-len", "host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency", "tier-write"),
+    *("max-model-len", "host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency", "tier-write"),
     *("tier-load", "kv-link-gb-per-s", "kv-link-latency"),
 )
 """Axes whose values a file of ``--config`` or a grid gives alone."""

@@ -264,7 +264,7 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
     waits = {
         key: wait
         for key, (_, wait) in _places(some, latency).items()
-        if some[key].meets and some[key].same_load and wait <= slowest
+        if some[key].meets is not False and some[key].same_load and wait <= slowest
     }
     if not waits:
         return None

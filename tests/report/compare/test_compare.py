@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +15,6 @@ from measure.cohorts import known_cohorts
 from measure.metrics.results import TraceMetrics
 from report.__main__ import main
 from report.compare.comparison import CompareConfig, compare
-from report.compare.headline import _of_keys
 from report.compare.panels import comparison_cards, comparison_page
 from report.compare.results import Comparison
 from report.grid.points import Grid
@@ -25,7 +23,6 @@ from report.pages.panels import Card
 from sim.forecast.results import ForecastGrid
 from tracefile import (
     Engine,
-    HashInfo,
     InputError,
     Meta,
     Record,
@@ -100,18 +97,6 @@ def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
     assert cached["token_error"] == pytest.approx(1 / 37)
 
 
-def test_hits_inside_the_traces_blocks_explain_cached_tokens_that_differ(tmp_path: Path) -> None:
-    meta = Meta(source="tap", block_size=16)
-    truth = write(tmp_path / "t.jsonl", [answered(n, 10.0, 99 if n < 30 else 64) for n in range(40)], meta)
-    other = write(tmp_path / "o.jsonl", [answered(n, 10.0, 96 if n < 30 else 64) for n in range(40)], meta)
-    note = (
-        "t: 30 captured hits end inside blocks of 16 tokens: they are token-granular, and a replay rounds them down to "
-        "blocks; a tap that knows the engine's page size records them to the token."
-    )
-    assert note in compared(f"t={truth}", f"o={other}")["notes"]
-    assert note not in compared(f"t={truth}", f"o={truth}")["notes"]
-
-
 def test_whole_responses_have_no_ttft_and_that_is_said(tmp_path: Path) -> None:
     records = [answered(number, 50.0) for number in range(40)]
     for record in records[:30]:
@@ -138,11 +123,6 @@ def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
     assert (ttft["n"], ttft["censored_share"]) == (40, 0.5)
     assert ttft["p50"]["value_ms"] == 10.0
     assert (ttft["p90"]["value_ms"], ttft["p90"]["beyond_ms"]) == (None, 50.0)
-
-
-def test_a_trace_without_turns_has_all_only(tmp_path: Path) -> None:
-    trace = write(tmp_path / "t.jsonl", [answered(n, 10.0) for n in range(30)])
-    assert [name for name in compared(f"t={trace}")["traces"]["t"]["cohorts"] if ":" not in name] == ["all"]
 
 
 def test_truths_contrasts_and_repeats(tmp_path: Path, make_trace: MakeTrace) -> None:
@@ -273,11 +253,6 @@ def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> No
     (first, *_) = compared(*traces)["headline"]
     assert "10.0 % too low" in first
     assert ", more than 2 captures of this load differ (4.0 %)" in first
-
-
-def test_no_interval_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["compare", spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.1), "--bootstrap", "0"])
-    assert "is 10.0 % higher at the median (no interval: --bootstrap 0);" in capsys.readouterr().out.replace(" \n", " ")
 
 
 @pytest.mark.parametrize(
@@ -426,14 +401,3 @@ def test_docs_define_every_key_and_cohort() -> None:
     for result in (Comparison, Grid, ForecastGrid, TraceMetrics):
         assert not struct_keys(result) - said, "keys of --json that docs/metrics.md does not define"
     assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"
-
-
-def test_traces_under_two_keys_are_said_to_have_nothing_in_common() -> None:
-    one, other = (HashInfo(algorithm="xxh3_64", key_id=key_id) for key_id in ("ab", "cd"))
-    none_joined, some_joined = (cast(Any, SimpleNamespace(joined=joined)) for joined in (0, 3))
-    assert _of_keys(one, other, none_joined) == [
-        "The two are under keys ab and cd: no id and no hash of the one is in the other."
-    ]
-    assert not _of_keys(one, one, none_joined)
-    assert not _of_keys(one, other, some_joined)
-    assert not _of_keys(one, None, none_joined)

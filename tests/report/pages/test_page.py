@@ -99,10 +99,6 @@ def test_every_log_axis_holds_its_data_between_labelled_ticks(low: float, factor
         assert all(scale["wide"][ticks.index(tick)] for tick in decades)
 
 
-def test_shares_on_a_log_axis_are_percentages() -> None:
-    assert log_scale(0.01, 1.0, percent=True)["wide"] == ["1%", "2%", "5%", "10%", "20%", "50%", "100%"]
-
-
 def test_the_page_explains_its_columns_in_text(make_trace: MakeTrace) -> None:
     page = rendered(compared({"a": make_trace("a"), "b": make_trace("b", seed=1)}))
     assert set(page_figures(page)) >= {"survival-all", "cached", "gaps", "arrivals"}
