@@ -1,4 +1,4 @@
-"""Numbers of a prefix cache, as ``sim curve``, ``misses`` and ``reuse`` print them and ``report curve`` reads them."""
+"""Numbers of a prefix cache, as ``sim curve`` and ``sim misses`` print and show them."""
 
 from dataclasses import dataclass
 
@@ -41,20 +41,6 @@ class CacheUse:
     """Number of groups in the last."""
     largest_other: int
     """Hit tokens of the largest group in the last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyHits:
-    """Hits under a policy of eviction by cache size, requests one at a time. Lists of one length."""
-
-    evict: str
-    sizes: list[int]
-    """Usable blocks."""
-    hit_blocks: list[int]
-    gain: list[float]
-    """Share of all prompt tokens that hit, less the share under vLLM's own policy."""
-    gain_error: list[float]
-    """Half of the 95 % interval of ``gain``, from 16 consecutive parts of the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Ground truth over sockets: an engine with known parameters, captured through the tap, fitted, and compared.
 
-    python -m scripts.truth [--seed K] [--number N] [--fault KIND[=VALUE][:RATE]] [--keep FOLDER]
+    python -m scripts.truth [--seed K] [--number N] [--keep FOLDER]
 
 `sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibration` sends it, `sim fit`
 learns from the capture alone. Sockets and HTTP take time of their own, which no capture tells from the API server's:
@@ -37,7 +37,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")
     parser.add_argument("--number", type=int, help="sessions (three rounds)")
-    parser.add_argument("--fault", action="append", default=[], help="as sim serve has it: a misspecified engine")
     parser.add_argument("--keep", type=Path, help="folder for the captures and the model")
     args = parser.parse_args()
     with contextlib.nullcontext(args.keep) if args.keep else tempfile.TemporaryDirectory() as folder:
@@ -47,8 +46,7 @@ def main() -> int:
         print(f"sockets and HTTP: {path.base_ms:.2f} ms a request, {path.per_token_ms:.6f} ms a prompt token")
         load = ["--pattern", "calibration", "--seed", str(args.seed)]
         load += ["--number", str(args.number)] if args.number else []
-        faults = [word for fault in args.fault for word in ("--fault", fault)]
-        capture = captured(work, "calibration", known_engine(), load, faults)
+        capture = captured(work, "calibration", known_engine(), load)
         return compare(path.added_to(known_engine()), fitted(work, capture))
 
 
@@ -90,13 +88,13 @@ def known_engine() -> Model:
     return make_model({**{name: one.value for name, one in model.parameters.items()}, **costs}, model.engine)
 
 
-def captured(work: Workspace, name: str, model: Model, load: Sequence[str], flags: Sequence[str] = ()) -> Path:
+def captured(work: Workspace, name: str, model: Model, load: Sequence[str]) -> Path:
     """Send a load through a tap to an engine that keeps the model's time."""
     engine, tap = (f"127.0.0.1:{free_port()}" for _ in range(2))
     truth, capture = work.path(f"{name}-model.json"), work.path(f"{name}.jsonl.zst")
     capture.unlink(missing_ok=True)
     save_model(model, truth)
-    serve: Command = ["sim", "serve", "--latency-model", truth, "--listen", engine, *flags]
+    serve: Command = ["sim", "serve", "--latency-model", truth, "--listen", engine]
     record: Command = ["tap", "--upstream", f"http://{engine}", "--listen", tap, "--tokenizer", "ids", "-o", capture]
     client = work.path(f"{name}-client.jsonl.zst")
     with (

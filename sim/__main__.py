@@ -9,9 +9,8 @@ from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
     "pool": Subcommand("sim.cache.pool", "prefix hits of a trace in a block pool of one size"),
-    "curve": Subcommand("sim.cache.curve", "prefix hits of a trace at every cache size, in one pass"),
+    "curve": Subcommand("sim.cache.curve", "prefix hits of a trace at every cache size, and reuse of its blocks"),
     "misses": Subcommand("sim.cache.misses", "causes of cache misses at one size, and evictions by group"),
-    "reuse": Subcommand("sim.cache.reuse", "times between uses of a block, and blocks used per time window"),
     "audit": Subcommand(
         "sim.fit.audit", "compare reported cached tokens with the rules of the cache on the captured schedule"
     ),

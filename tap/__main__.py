@@ -19,7 +19,6 @@ from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
 from tracefile.commandline.workers import usable_cores
-from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 from tracefile.storage.output import output_name, refuse_inputs
@@ -78,7 +77,7 @@ def log_parser() -> Parser:
     )
     add = made.add_argument
     add("log", type=Path, help="OpenAI chat, batch or messages JSONL, or a gateway's rows")
-    add("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst, .parquet")
+    add("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst")
     add("--overwrite", action="store_true", help="replace OUT if it is there")
     add("--tokenizer", required=True, metavar="PATH|bytes|ids", help="source of token ids: the model's tokenizer")
     add("--endpoint", metavar="PATH", help="API of rows that name none, as /v1/messages (default: by its keys)")
@@ -371,10 +370,8 @@ def _checked_trace(args: argparse.Namespace) -> str:
     refuse_inputs(path, _inputs(args))
     if args.overwrite and args.resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
-    if has_parquet_suffix(path):
-        raise InputError(
-            f"--output {path}: lines are recorded; expected .jsonl, for `tracefile convert` to put in columns"
-        )
+    if str(path).endswith(".parquet"):
+        raise InputError(f"--output {path}: lines are recorded; expected .jsonl, .jsonl.gz or .jsonl.zst")
     file = Path(path)
     if file.is_dir():
         raise InputError(f"--output {path}: is a directory; expected a file to write")

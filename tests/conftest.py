@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from measure.machinecode import entries
+from sim.latency.modelfile import default_model, make_model, save_model
 from tests.warmstart import STARTERS, WARM, WarmPopen
 
 # A slow machine is no finding, and CI must say the same of the same commit; a developer's run explores.
@@ -45,7 +46,6 @@ KERNELS = "KVTAPE_TESTS_COMPILING"
 WITHOUT_KERNELS = {"engines", "loadgen", "replay", "tap", "tracefile", "wire"}
 WITH_KERNELS = {
     *("test_cachecurve.py", "test_hostile_files.py", "test_loadgen.py", "test_replay.py", "test_sweep.py"),
-    "test_synthesis.py",
 }
 """Files of these rooms that call them."""
 PATIENCE = 1500
@@ -134,6 +134,14 @@ def pytest_collection_finish() -> None:
 StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
 
 
+def engine_model(folder: Path, **costs: float) -> Path:
+    """Write a model.json of the built-in engine with some other costs; return its path."""
+    model = default_model()
+    path = folder / "engine.json"
+    save_model(make_model({**model.cost_by_name, **costs}, model.engine), path)
+    return path
+
+
 @contextlib.contextmanager
 def running_sim_server(*flags: str) -> Iterator[str]:
     """``sim serve`` with ``flags`` for the length of the ``with`` block; gives its base URL, checks its end."""
@@ -163,22 +171,10 @@ def start_sim_server() -> StartSimServer:
 
 
 @pytest.fixture(scope="session")
-def sim_server() -> Iterator[str]:
+def sim_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL of an embedded engine in real time: 16-token blocks, 4,096 of them, a few milliseconds a step."""
-    with running_sim_server(
-        *(
-            "--block-size",
-            "16",
-            "--num-gpu-blocks",
-            "4096",
-            "--t0-ms",
-            "2",
-            "--per-decode-ms",
-            "0.1",
-            "--frontend-base-ms",
-            "1",
-        )
-    ) as url:
+    model = engine_model(tmp_path_factory.mktemp("engine"), t0_ms=2, per_decode_ms=0.1, frontend_base_ms=1)
+    with running_sim_server("--latency-model", str(model), "--block-size", "16", "--num-gpu-blocks", "4096") as url:
         yield url
 
 

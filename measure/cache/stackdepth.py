@@ -1,11 +1,11 @@
-"""LRU stack depths of prefix blocks, compiled: passes over numbered blocks, and an order of hashed keys.
+"""LRU stack depths of prefix blocks, compiled.
 
 The last touch of a block is a bit at its place in time, so its depth is one more than the number of bits after it. The
 bits are packed 64 to a word under a Fenwick tree of word counts, small enough for the nearest cache. Blocks touched in
 succession have depths one apart, so a prompt that was seen whole costs one query, not one per block.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,7 @@ import numpy.typing as npt
 from measure.cache.accesses import Piece
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
-from tracefile.hashing.splitmix64 import mix64
-from tracefile.records.arrays import BoolArray, Int32Array, IntArray, UInt64Array
-
-FIRST_PLACES = 1 << 12
-mixed: Any = kernel(mix64)
+from tracefile.records.arrays import BoolArray, Int32Array, IntArray
 
 
 class Recency(NamedTuple):
@@ -252,83 +248,3 @@ def bits_up_to(
         rest &= rest - np.uint64(1)
         total += 1
     return total
-
-
-class RecencyStack(NamedTuple):
-    """LRU order of hashed keys over endless accesses; its memory follows the keys kept. ``with_room`` replaces it."""
-
-    keys: UInt64Array
-    """Table: key by slot; a power of two of them, four times as many as places."""
-    touched_at: IntArray
-    """By slot: place of the key's last touch; −1: a free slot."""
-    bits: UInt64Array
-    """By place in time, packed: 1 if a key was touched there last."""
-    tree: npt.NDArray[np.int32]
-    """Fenwick tree over the words of ``bits``."""
-    state: IntArray
-    """The next place in time, how many places there are, and how many keys are in the order."""
-
-
-def empty_stack(places: int = FIRST_PLACES) -> RecencyStack:
-    """Return an order without keys, with room for at least so many touches."""
-    places = 1 << max(places - 1, 63).bit_length()
-    words = places >> 6
-    return RecencyStack(
-        np.zeros(4 * places, np.uint64),
-        np.full(4 * places, -1, np.int64),
-        np.zeros(words, np.uint64),
-        np.zeros(words + 1, np.int32),
-        np.array([0, places, 0], np.int64),
-    )
-
-
-def with_room(stack: RecencyStack, touches: int, most: int | None = None) -> RecencyStack:
-    """Return the same order with room for ``touches`` more, of at most the ``most`` keys touched last."""
-    held = np.flatnonzero(stack.touched_at >= 0)
-    kept = stack.keys[held[np.argsort(stack.touched_at[held])]]
-    if most is not None:
-        kept = kept[max(len(kept) - most, 0) :]
-    fresh = empty_stack(max(2 * len(kept), len(kept) + touches, FIRST_PLACES))
-    for_all(fresh, kept)
-    return fresh
-
-
-@entry
-def for_all(stack: RecencyStack, keys: UInt64Array) -> None:  # pragma: no cover - compiled
-    """Touch ``keys`` in turn."""
-    for key in keys:
-        touch(stack, key)
-
-
-@kernel
-def slot_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cover - compiled
-    """Slot of ``key`` in the table, or the free one for it."""
-    mask = np.int64(len(stack.keys) - 1)
-    slot = np.int64(mixed(key) >> np.uint64(1)) & mask
-    while stack.touched_at[slot] >= 0 and stack.keys[slot] != key:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@entry
-def depth_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cover - compiled
-    """Depth of ``key``: 1 for the key touched last; 0 for a key that is not in the order."""
-    at = stack.touched_at[slot_of(stack, key)]
-    return np.int64(0) if at < 0 else stack.state[2] - bits_up_to(stack.tree, stack.bits, at) + 1
-
-
-@entry
-def touch(stack: RecencyStack, key: np.uint64) -> None:  # pragma: no cover - compiled
-    """Make ``key`` the key touched last. The caller has checked that there is room."""
-    slot = slot_of(stack, key)
-    at, now = stack.touched_at[slot], stack.state[0]
-    if at >= 0:
-        stack.bits[at >> 6] &= ~(np.uint64(1) << np.uint64(at & 63))
-        add_bits(stack.tree, at >> 6, -1)
-    else:
-        stack.keys[slot] = key
-        stack.state[2] += 1
-    stack.bits[now >> 6] |= np.uint64(1) << np.uint64(now & 63)
-    add_bits(stack.tree, now >> 6, 1)
-    stack.touched_at[slot] = now
-    stack.state[0] = now + 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from measure.cache.hitcurve import hit_curve
 from scripts.simbench.timing import Figures, measure
-from sim.cache.onebyone import OneByOnePool, Requests, lay_out
+from sim.cache.sequential_pool import Requests, SequentialPool, lay_out
 from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains
 from tracefile import load_trace
@@ -30,4 +30,4 @@ def read_batch(trace: Path) -> Requests:
 
 def pool_hits(batch: Requests, usable: int) -> int:
     """Hit blocks of a whole trace."""
-    return int(OneByOnePool(usable).run(batch.keys, batch.requests.copy()).sum())
+    return int(SequentialPool(batch, usable, 512).run().sum())

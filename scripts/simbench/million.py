@@ -1,22 +1,19 @@
-"""A made-up day of traffic larger than memory should be: drawn, run and written part by part."""
+"""A made-up day of traffic, run and written."""
 
-import math
 import resource
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
 
 from scripts.simbench.timing import Figures, measure_command
-from sim.engine.run import Tally, predicted_records
-from sim.engine.streaming import StreamingRun
+from sim.engine.results import finished_records
+from sim.engine.run import EngineRun, summarise
 from sim.latency.modelfile import Model
-from sim.workload.arrivalorder import Part
-from sim.workload.arrivals import BatchPlan
+from sim.workload.arrivals import Arrivals, BatchPlan
 from sim.workload.chain import Chains
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
 from tracefile.records.batches import RecordBatch
@@ -33,26 +30,19 @@ def bench_million(requests: int, model: Model) -> Figures:
     Each prompt begins with a random part of one of 2,000 prompts, so the cache has hits and evictions. What making the
     requests up takes is told apart: with a trace it would be reading it.
     """
-    block_size, making_cpu_s = model.engine.block_size, 0.0
-    run, tally = StreamingRun(model.engine, model, 0), Tally()
-    wall, cpu = perf_counter(), process_time()
-
-    def timed() -> Iterator[Part]:
-        nonlocal making_cpu_s
-        before = process_time()
-        for part in made_up(requests, block_size):
-            making_cpu_s += process_time() - before
-            yield part
-            before = process_time()
-
+    block_size, begun = model.engine.block_size, process_time()
+    first, *others = made_up(requests, block_size)
+    arrivals, wall, cpu = first.followed_by(*others), perf_counter(), process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
+        run = EngineRun(arrivals, model.engine, model, 0, None)
+        records = finished_records(run.results(), block_size)
         with TraceWriter(path, Meta(source="sim", block_size=block_size)) as writer:
-            for record in predicted_records(timed(), run, tally, block_size):
+            for record in records:
                 writer.write(record)
         ran, ran_cpu = perf_counter(), process_time()
         size, shown = path.stat().st_size, show(path)
-    summary = tally.summary(run.preemptions, run.engine_steps)
+    summary = summarise(records, run.preemptions, run.engine_steps)
     return {
         "million_requests": summary.requests,
         "million_prompt_tokens": summary.prompt_tokens,
@@ -60,7 +50,7 @@ def bench_million(requests: int, model: Model) -> Figures:
         "million_steps": summary.steps,
         "million_wall_s": round(ran - wall, 2),
         "million_cpu_s": round(ran_cpu - cpu, 2),
-        "million_making_cpu_s": round(making_cpu_s, 2),
+        "million_making_cpu_s": round(cpu - begun, 2),
         "million_written_mib": round(size / 2**20),
         "million_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         **shown,
@@ -74,15 +64,14 @@ def show(trace: Path) -> Figures:
     return {**measure_command("million_show", 0, command), "million_page_kb": round(page.stat().st_size / 1000)}
 
 
-def made_up(requests: int, block_size: int) -> Iterator[Part]:
-    """Requests in parts, and when the next comes."""
-    rng = np.random.default_rng(1)
-    plan = BatchPlan(Chains(Meta(block_size=block_size)), Path("made up"))
-    next_ms, blocks = float(rng.exponential(SPACING_MS)), PROMPT_TOKENS // block_size
+def made_up(requests: int, block_size: int) -> Iterator[Arrivals]:
+    """Requests in parts."""
+    rng, now_ms = np.random.default_rng(1), 0.0
+    plan, blocks = BatchPlan(Chains(Meta(block_size=block_size)), Path("made up")), PROMPT_TOKENS // block_size
     for first in range(0, requests, PART):
         count = min(PART, requests - first)
-        ends_ms = next_ms + np.cumsum(rng.exponential(SPACING_MS, count))
-        times_ms, next_ms = np.append(next_ms, ends_ms[:-1]), float(ends_ms[-1])
+        times_ms = now_ms + np.cumsum(rng.exponential(SPACING_MS, count))
+        now_ms = float(times_ms[-1])
         drawn = zip(
             range(first, first + count),
             times_ms.tolist(),
@@ -91,9 +80,7 @@ def made_up(requests: int, block_size: int) -> Iterator[Part]:
             rng.integers(20, 180, count).tolist(),
             strict=True,
         )
-        arrivals = plan.arrivals(RecordBatch([_record(block_size, *request) for request in drawn]))
-        numbered = replace(arrivals, numbers=np.arange(first, first + count))
-        yield Part(numbered, next_ms if first + count < requests else math.inf)
+        yield plan.arrivals(RecordBatch([_record(block_size, *request) for request in drawn]))
 
 
 def _record(  # noqa: PLR0917 - one for each thing that is drawn

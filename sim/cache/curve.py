@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.modelconfig import kv_bytes_per_token
-from measure.cacheuse import CacheUse, GroupUse, PolicyHits
+from measure.cacheuse import CacheUse, GroupUse
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
-from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
+from measure.wording import factor
+from report.output import add_page_argument, page_path, write_page
+from sim.cache.pool import add_trace_flags, block_size_text, parse_block_size
 from sim.vllm.config import add_kv_groups
-from sim.vllm.eviction import EVICT_HELP
-from sim.workload.chain import engine_chains, hashed_batches, hashed_records
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_names
-from tracefile.commandline.configfile import refuse_beside, refuse_without
-from tracefile.commandline.parser import seed
-from tracefile.files.reading import open_trace
+from tracefile.commandline.durations import duration
 from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
@@ -30,14 +28,15 @@ if TYPE_CHECKING:
     from measure.cache import hitcurve, stackdepth
     from measure.cache.accesses import Accesses
     from measure.cache.hitcurve import HitCurve
-    from sim.cache import hybrid, onebyone, sampledcurve
-    from sim.cache import policies as comparing
+    from report.pages import curves as pages
+    from sim.cache import hybrid
+    from sim.cache import reuse as reusing
     from sim.workload import accesses as workload_accesses
-    from sim.workload.accesses import GroupedAccesses
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
-    hybrid, onebyone, sampledcurve, comparing = late_modules("sim.cache", "hybrid onebyone sampledcurve policies")
+    hybrid, reusing = late_modules("sim.cache", "hybrid reuse")
+    pages = LateModule("report.pages.curves")
     workload_accesses = LateModule("sim.workload.accesses")
 
 
@@ -45,21 +44,18 @@ SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
 """Where ``--by`` looks unless it is told."""
 MOST_NUMBER = 1 << 53
-SAMPLING_FLAGS = ("exact_blocks", "sample_seed")
+GIB = 2**30
 
 
 EPILOG = """\
 examples:
   sim curve monday.jsonl.zst --cache-tokens 100000,400000
-  sim curve monday.jsonl.zst --evict lfu,slru --json > curve.json
+  sim curve monday.jsonl.zst --window 60s --json > curve.json
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
-    parser.add_argument(
-        "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, such as 16,32 tokens"
-    )
     parser.add_argument(
         "--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens, such as 100000,200000"
     )
@@ -70,36 +66,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_group_arguments(parser)
     add_kv_groups(parser)
     parser.add_argument(
-        "--evict", metavar="POLICY,…", help=f"the pool's hits under policies side by side, with the bound; {EVICT_HELP}"
+        "--window", type=duration, help="tables of reuse, too: times between uses, blocks used per window, such as 60s"
     )
-    parser.add_argument("--sample", type=float, help="estimate from this share of blocks, as 0.01, in little memory")
-    parser.add_argument(
-        "--exact-blocks", type=int, help="with --sample: count sizes up to N blocks exactly (default 65536)"
-    )
-    parser.add_argument("--sample-seed", type=seed, help="seed of the sample (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the complete curve")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
         return hybrid.run(arguments, "curve", None)
-    block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
-    cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
+    if arguments.window == 0.0:
+        raise InputError("--window: 0; expected a positive duration, such as 60s")
+    block_size, cache_tokens = parse_block_size(arguments.block_size), parse_numbers(arguments.cache_tokens)
     grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
-    evicts = [] if arguments.evict is None else comparing.parse_policies(arguments.evict)
-    if arguments.sample is not None:
-        return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
-    refuse_without("--sample", arguments, SAMPLING_FLAGS)
-    curves, texts = [], []
-    for accesses in workload_accesses.read_block_sizes(arguments.trace, block_sizes, grouping):
-        curve = hitcurve.hit_curve(accesses)
-        uses = use_at(accesses, curve, grouping, cache_tokens)
-        policies = policies_at(arguments.trace, evicts, curve, cache_tokens)
-        shown = {"kv_bytes_per_token": kv_bytes, "policies": [asdict(one) for one in policies]}
-        curves += [{**curve_as_json(curve, uses), **shown}] if arguments.json else []
-        lines = [describe(curve, cache_tokens, uses, kv_bytes), *describe_groups(accesses.groups, uses)]
-        texts.append("\n".join([*lines, *comparing.describe_policies(policies, curve.block_size, curve.input_tokens)]))
-    return _print(arguments, curves, texts)
+    needs_times = arguments.window is not None
+    accesses, groups = workload_accesses.read_grouped_accesses(
+        arguments.trace, block_size, grouping, needs_times=needs_times
+    )
+    curve = hitcurve.hit_curve(accesses)
+    uses = use_at(accesses, groups, curve, grouping, cache_tokens)
+    reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
+    html = page_path(arguments, [arguments.trace])
+    if arguments.json or html is not None:
+        told = {**curve_as_json(curve, uses), "kv_bytes_per_token": kv_bytes}
+        reused = None if reuse is None else asdict(reuse)
+        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told], "reuse": reused}
+    if html is not None:
+        write_page(html, pages.curve_page(result))
+    lines = [describe(curve, cache_tokens, kv_bytes), *describe_groups(groups, uses)]
+    lines += [] if reuse is None else reusing.describe_reuse(reuse)
+    print(json.dumps(result) if arguments.json else "\n".join(lines))
+    return 0
 
 
 def _kv_bytes(arguments: argparse.Namespace) -> int | None:
@@ -110,72 +107,30 @@ def _kv_bytes(arguments: argparse.Namespace) -> int | None:
     return given if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)
 
 
-def _run_sampled(
-    arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int], kv_bytes: int | None
-) -> int:
-    refuse_beside("--sample", arguments, ("by", "evict"), "it needs the whole trace")
-    given = {"exact_blocks": arguments.exact_blocks, "seed": arguments.sample_seed}
-    sampling = sampledcurve.Sampling(
-        rate=arguments.sample, **{name: value for name, value in given.items() if value is not None}
-    )
-    curves, texts = [], []
-    for block_size in block_sizes:
-        with open_trace(arguments.trace) as reader:
-            chains = engine_chains(reader.meta, block_size)
-            shown = [size for size in (tokens // chains.block_size for tokens in cache_tokens) if size]
-            curve = sampledcurve.sample_curve(hashed_records(reader), chains, sampling, shown)
-        curves.append({**sampledcurve.sampled_as_json(curve), "kv_bytes_per_token": kv_bytes})
-        texts.append(sampledcurve.describe_sampled(curve, shown, kv_bytes))
-    return _print(arguments, curves, texts)
-
-
-def _print(arguments: argparse.Namespace, curves: list[dict[str, Any]], texts: list[str]) -> int:
-    found = {"kind": "curve", "trace": str(arguments.trace), "curves": curves}
-    print(json.dumps(found) if arguments.json else "\n\n".join(texts))
-    return 0
-
-
-def parse_block_sizes(one: int | None, several: str | None) -> list[int | None]:
-    if several is None:
-        return [parse_block_size(one)]
-    if one is not None:
-        raise InputError("--block-sizes: given with --block-size; expected one of them")
-    return [*parse_numbers(several, "--block-sizes")]
-
-
-def parse_numbers(text: str | None, flag: str) -> list[int]:
-    """Positive numbers with commas between, each once, in order. Raises InputError."""
+def parse_numbers(text: str | None) -> list[int]:
+    """Read ``--cache-tokens``: positive numbers, each once, in order. Raises InputError."""
     try:
         numbers = sorted({int(part) for part in text.split(",")}) if text is not None else []
     except ValueError:
         numbers = [0]
     if numbers and not 1 <= numbers[0] <= numbers[-1] <= MOST_NUMBER:
-        raise InputError(f"{flag}: {text!r}; expected numbers from 1 to {MOST_NUMBER} with commas between")
+        raise InputError(f"--cache-tokens: {text!r}; expected numbers from 1 to {MOST_NUMBER} with commas between")
     return numbers
 
 
-def policies_at(trace: Path, evicts: list[str], curve: "HitCurve", cache_tokens: list[int]) -> list[PolicyHits]:
-    """Hits under each policy in caches of ``cache_tokens``, or else of certain shares of the max hits."""
-    if not evicts or not curve.max_hit_blocks:
-        return []
-    sizes = [size for tokens in cache_tokens if (size := tokens // curve.block_size)]
-    if cache_tokens and not sizes:
-        return []
-    sizes = sizes or sorted({curve.size_for_share(share) for share in comparing.SHARES})
-    with open_trace(trace) as reader:
-        parts = list(onebyone.read_requests(hashed_batches(reader), engine_chains(reader.meta, curve.block_size)))
-    return comparing.compare_policies(parts, evicts, [size for size in sizes if size], curve.block_size)
-
-
 def use_at(
-    accesses: "GroupedAccesses", curve: "HitCurve", grouping: Grouping | None, cache_tokens: list[int]
+    accesses: "Accesses",
+    groups: Groups | None,
+    curve: "HitCurve",
+    grouping: Grouping | None,
+    cache_tokens: list[int],
 ) -> list[CacheUse]:
     """Use of caches of ``cache_tokens`` by group, or else of caches with certain shares of the max hits."""
-    if grouping is None or not curve.max_hit_blocks:
+    if grouping is None or groups is None or not curve.max_hit_blocks:
         return []
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     sizes = sizes or sorted({curve.size_for_share(share) for share in GROUPED_SHARES})
-    return cache_use(accesses, grouping, [size for size in sizes if size])
+    return cache_use(accesses, groups, grouping, [size for size in sizes if size])
 
 
 def curve_as_json(curve: "HitCurve", uses: list[CacheUse]) -> dict[str, Any]:
@@ -193,14 +148,19 @@ def curve_as_json(curve: "HitCurve", uses: list[CacheUse]) -> dict[str, Any]:
     }
 
 
-def describe(curve: "HitCurve", cache_tokens: list[int], uses: list[CacheUse], kv_bytes: int | None = None) -> str:
+def describe(curve: "HitCurve", cache_tokens: list[int], kv_bytes: int | None = None) -> str:
     most = curve.max_hit_blocks
     blocks, whole = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
     lines = [
         f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {blocks}, "
         f"{whole:.2%} of input tokens"
     ]
-    lines += unknown_outputs(curve.requests, curve.whole_chains)
+    unknown = curve.requests - curve.whole_chains
+    if unknown:
+        lines.append(
+            f"output blocks of {unknown:,} of {curve.requests:,} requests are unknown and left out: an engine may hit "
+            "more"
+        )
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
     if not cache_tokens and most:
@@ -208,24 +168,24 @@ def describe(curve: "HitCurve", cache_tokens: list[int], uses: list[CacheUse], k
     rows = []
     for share, size in zip(shares, sizes, strict=True):
         hits, tokens = curve.hits_at(size), size * curve.block_size
-        cells = [f"{share:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}"]
-        rows.append(cells + gib_cell(tokens, kv_bytes))
-    headings = ["% of max hits", "hit blocks", "% of input", "usable blocks", "cache tokens", *gib_heading(kv_bytes)]
-    lines += table_lines(headings, rows) if rows else []
+        gib = [] if kv_bytes is None else [factor(tokens * kv_bytes / GIB)]
+        rows.append([f"{share:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}", *gib])
+    headings = ["% of max hits", "hit blocks", "% of input", "usable blocks", "cache tokens"]
+    lines += table_lines([*headings, *([] if kv_bytes is None else ["GiB"])], rows) if rows else []
     return "\n".join(lines)
 
 
-def cache_use(accesses: "GroupedAccesses", grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
-    if accesses.groups is None or not len(accesses.limits):
+def cache_use(accesses: "Accesses", groups: Groups, grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
+    if not len(accesses.limits):
         return []
     needs, request_of, blocks = needed_sizes(accesses), accesses.request_of, accesses.blocks
     hits = [
         np.bincount(request_of[needs <= min(size, accesses.distinct)], minlength=len(accesses.limits)) for size in sizes
     ]
     weights = hits[sizes.index(max(sizes))] if sizes else accesses.limits
-    shown, place = accesses.groups.largest(weights, grouping.most)  # the same groups at every size
+    shown, place = groups.largest(weights, grouping.most)  # the same groups at every size
     return [
-        _use(accesses, blocks, accesses.groups, request_hits, size, shown=shown, place=place)
+        _use(accesses, blocks, groups, request_hits, size, shown=shown, place=place)
         for request_hits, size in zip(hits, sizes, strict=True)
     ]
 

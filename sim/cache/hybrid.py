@@ -16,7 +16,7 @@ import numpy as np
 
 from measure.cache.interning import Interner, unlimited_hits
 from measure.table import table_lines
-from sim.cache.onebyone import lay_out
+from sim.cache.sequential_pool import lay_out
 from sim.kernels import layout as arrays
 from sim.kernels.blocks import NONE
 from sim.kernels.groups import GroupPool, group_pool
@@ -24,7 +24,7 @@ from sim.kernels.groupsteps import PROMPT, run_one_by_one
 from sim.kernels.layout import Records
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
-from sim.vllm.rules import FREE_RULES, blocks_for
+from sim.vllm.rules import blocks_for
 from sim.workload.chain import Chains, finest_records
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
@@ -40,16 +40,11 @@ CURVE_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Sizes of a curve, as shares of the blocks that an unlimited cache fills."""
 OTHER_FLAGS = (
     "block_size",
-    "block_sizes",
     "by",
     "tenant_field",
     "prefix_blocks",
     "groups",
-    "sample",
-    "exact_blocks",
-    "sample_seed",
-    "free_rule",
-    "object_lru",
+    "window",
     "cache_tokens",
     "model_config",
     "evict",
@@ -169,7 +164,7 @@ def pool_for(prompts: Prompts, layout: KvLayout, usable_blocks: int) -> GroupPoo
     settings = np.zeros(1, arrays.SETTINGS)
     for name in ("block_size", "max_num_batched_tokens", "enable_prefix_caching", "usable_blocks"):
         settings[name] = getattr(config, name)
-    settings["max_tokens"], settings["free_rule"] = config.longest_request, FREE_RULES.index(config.free_rule)
+    settings["max_tokens"] = config.longest_request
     longest = int(prompts.requests["last_token"].max(initial=1))
     return group_pool(config, settings, prompts.keys, rows=1, longest=longest)
 

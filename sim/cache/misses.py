@@ -8,14 +8,14 @@ without a known hash.
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
+from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
-from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
 from sim.workload.groups import (
@@ -27,21 +27,22 @@ from sim.workload.groups import (
     short_names,
 )
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import BoolArray, Int32Array, IntArray
+from tracefile.records.arrays import Int32Array, IntArray
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
 
     from measure.cache import interning
-    from sim.cache import hybrid, onebyone
-    from sim.cache.onebyone import Evictions, OneByOnePool, Requests
-    from sim.kernels.layout import Records
+    from report.pages import curves as pages
+    from sim.cache import hybrid, sequential_pool
+    from sim.cache.sequential_pool import Requests, SequentialPool
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     interning = LateModule("measure.cache.interning")
-    hybrid, onebyone = late_modules("sim.cache", "hybrid onebyone")
+    pages = LateModule("report.pages.curves")
+    hybrid, sequential_pool = late_modules("sim.cache", "hybrid sequential_pool")
 
 
 CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
@@ -54,7 +55,7 @@ ALL = "all"
 class Prompts:
     """A whole trace's requests with a prompt length, in file order."""
 
-    parts: "list[Requests]"
+    requests: "Requests"
     cohort: IntArray
     """Place in ``COHORTS`` of each request."""
     members: Members | None
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     add_group_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,40 +103,46 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
-    found = attribute(prompts, usable_blocks, arguments.free_rule or "vllm", grouping, arguments.evict or "vllm")
-    found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
+    found = attribute(prompts, usable_blocks, grouping, arguments.evict or "vllm")
+    found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
+    html = page_path(arguments, [arguments.trace])
     print(json.dumps(found_json) if arguments.json else describe(found))
+    if html is not None:
+        write_page(html, pages.misses_page(found_json))
     return 0
 
 
 def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains, grouping: Grouping | None = None) -> Prompts:
     members = Members(grouping, chains.fine_block_size) if grouping else None
-    parts, turns = [], [np.empty(0, np.int64)]
-    for batch, hashes in batches:
-        part = onebyone.lay_out(batch, hashes, chains)
-        parts.append(part)
-        turns.append(batch.numbers("turn")[part.rows])  # 0: unknown; turns count from 1
-        if members is not None:
-            members.add(batch, part.rows)
+    turns = [np.empty(0, np.int64)]
+
+    def noted() -> "Iterator[tuple[Batch, Hashes]]":
+        for batch, hashes in batches:
+            rows = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
+            turns.append(batch.numbers("turn")[rows])  # 0: unknown; turns count from 1
+            if members is not None:
+                members.add(batch, rows)
+            yield batch, hashes
+
+    requests = sequential_pool.read_requests(noted(), chains)
     turn = np.concatenate(turns)
     cohort = np.where(turn == 0, 2, np.minimum(turn, 2) - 1)
-    return Prompts(parts, cohort, members, chains.block_size)
+    return Prompts(requests, cohort, members, chains.block_size)
 
 
 def attribute(
-    prompts: Prompts,
-    usable_blocks: int | None,
-    free_rule: FreeRule = "vllm",
-    grouping: Grouping | None = None,
-    evict: str = "vllm",
+    prompts: Prompts, usable_blocks: int | None, grouping: Grouping | None = None, evict: str = "vllm"
 ) -> Attribution:
     """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
-    laid_out = _lay_out_all(prompts)
-    fits = np.concatenate([np.empty(0, bool), *(part.fits(usable_blocks) for part in prompts.parts)])
-    names, group, rule = _grouped(prompts, laid_out, grouping)
-    pool = onebyone.OneByOnePool(usable_blocks, free_rule, evict, laid_out.requests[fits], prompts.block_size)
-    noted = onebyone.note_evictions(laid_out.distinct, group[fits], max(len(names), 1))  # those that do not fit, too
-    causes = _ask_pool(laid_out, fits, pool, noted, prompts.block_size)
+    interner = interning.Interner()
+    numbers = interner.number(prompts.requests.keys)
+    names, group, rule = _grouped(prompts, numbers, interner.distinct, grouping)
+    requests = prompts.requests._replace(keys=numbers.astype(np.uint64))
+    pool = sequential_pool.SequentialPool(requests, usable_blocks, prompts.block_size, evict)
+    fits = pool.fits
+    noted = sequential_pool.note_evictions(interner.distinct, group[fits], max(len(names), 1))
+    pool.run(noted)
+    causes = _causes(pool, prompts.requests.prompt_tokens[fits], prompts.block_size)
     place = np.zeros_like(group)
     return Attribution(
         block_size=prompts.block_size,
@@ -149,34 +157,15 @@ def attribute(
     )
 
 
-class _LaidOut(NamedTuple):
-    """All requests, and their keys as numbers."""
-
-    requests: "Records"
-    prompt_tokens: IntArray
-    keys: Int32Array
-    """Request after request."""
-    distinct: int
-
-
-def _lay_out_all(prompts: Prompts) -> _LaidOut:
-    requests = np.concatenate([np.empty(0, onebyone.REQUEST), *(part.requests for part in prompts.parts)])
-    known = requests["known_keys"]
-    requests["first_key"] = np.cumsum(known) - known
-    keys = np.concatenate([onebyone.NO_KEYS, *(part.keys for part in prompts.parts)])
-    tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])
-    interner = interning.Interner()
-    return _LaidOut(requests, tokens, interner.number(keys), interner.distinct)
-
-
-def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) -> tuple[list[str], IntArray, str]:
+def _grouped(
+    prompts: Prompts, numbers: Int32Array, distinct: int, grouping: Grouping | None
+) -> tuple[list[str], IntArray, str]:
     """Names of the groups with the most prompt tokens, the place of each request among them, and their rule."""
-    requests, tokens, numbers, distinct = laid_out
+    _, tokens, _, keys, requests = prompts.requests
     if grouping is None or prompts.members is None or not len(tokens):
         return [], np.zeros(len(tokens), np.int64), ""
     starts = np.append(requests["first_key"], len(numbers))
     hits = interning.unlimited_hits(numbers, starts, requests["most_hits"], distinct)
-    keys = np.concatenate([onebyone.NO_KEYS, *(part.keys for part in prompts.parts)])
     size = prompts.block_size
     chains = PrefixChains(keys, requests["first_key"], requests["prompt_blocks"], tokens // size, hits)
     groups = prompts.members.groups(chains, np.arange(len(tokens)), size)
@@ -184,15 +173,12 @@ def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) ->
     return groups.shown_names(shown), place, groups.rule
 
 
-def _ask_pool(
-    laid_out: _LaidOut, fits: BoolArray, pool: "OneByOnePool", evictions: "Evictions", block_size: int
-) -> IntArray:
-    """Tokens by cause of the requests that fit, shape (requests, causes); note the evictions."""
-    requests = laid_out.requests[fits]
-    pool.run(laid_out.keys.astype(np.uint64), requests, evictions)
-    full, partial = np.divmod(laid_out.prompt_tokens[fits], block_size)
-    hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))
-    unread = requests["prompt_logprobs"] > 0
+def _causes(pool: "SequentialPool", prompt_tokens: IntArray, block_size: int) -> IntArray:
+    """Tokens by cause of the requests that ran, shape (requests, causes)."""
+    full, partial = np.divmod(prompt_tokens, block_size)
+    names = ("hits", "cached_blocks", "seen_blocks", "prompt_blocks")
+    hits, cached, seen, known = (pool.requests[name] for name in names)
+    unread = pool.requests["prompt_logprobs"] > 0
     blocks = {
         "hit": hits,
         "cold": known - seen,

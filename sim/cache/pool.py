@@ -8,35 +8,28 @@ llama.cpp's requests run at their times: a slot is one request's, and the idle o
 import argparse
 import heapq
 import json
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from measure.wording import factor
 from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import MOST, add_evict, add_free_rule, add_kv_groups
-from sim.vllm.rules import FreeRule
+from sim.vllm.config import MOST, add_evict, add_kv_groups
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
     Chains,
     engine_chains,
     finest_records,
     hashed_batches,
-    hashed_records,
     in_file_order,
     tokens_computed,
 )
 from tracefile.commandline.configfile import given_flags
 from tracefile.files.reading import open_trace
-from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
-
-GIB = 2**30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +104,7 @@ class SlotCounts(HitCounts):
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("object_lru", "free_rule", "kv_groups"),
+    "vllm": ("kv_groups",),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
 }
@@ -124,11 +117,6 @@ EPILOG = "examples:\n  sim pool monday.jsonl.zst --num-gpu-blocks 20000\n"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     parser.add_argument(
-        "--object-lru",
-        action="store_true",
-        help="instead of vLLM's pool: a plain LRU of blocks, without chains and null block, to compare with",
-    )
-    parser.add_argument(
         "--engine", choices=ENGINES, default="vllm", help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots"
     )
     add_radix_flags(parser)
@@ -137,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
+    parser.add_argument("trace", type=Path, help="a trace with block hashes")
     parser.add_argument(
         "--block-size",
         type=int,
@@ -154,7 +142,6 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="vLLM's number of KV blocks, the null block included: one fewer is usable",
     )
-    add_free_rule(parser, "vllm")
     add_kv_groups(parser)
     add_evict(parser)
 
@@ -171,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
-    """Run the whole trace through the cache that the flags name. Streams: memory is the cache's, not the trace's."""
+    """Run the whole trace through the cache that the flags name."""
     usable_blocks, block_size = parse_usable_blocks(arguments.num_gpu_blocks), parse_block_size(arguments.block_size)
     refuse_other_engines(arguments)
     with open_trace(arguments.trace) as reader:
@@ -183,10 +170,7 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
         if arguments.engine == "llamacpp":
             meta, records = finest_records(reader, 1)
             return count_slot_hits(records, Chains(meta, block_size), slot_config(arguments, meta.engine))
-        chains = engine_chains(reader.meta, block_size)
-        if arguments.object_lru:
-            return count_object_hits(hashed_records(reader), chains, usable_blocks)
-        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule or "vllm", arguments.evict or "vllm")
+        return count_pool_hits(reader, engine_chains(reader.meta, block_size), usable_blocks, arguments.evict or "vllm")
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
@@ -197,76 +181,32 @@ def refuse_other_engines(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"{', '.join(given)}: only with --engine {engine}; expected without --engine {arguments.engine}"
             )
-    if arguments.evict is not None and (arguments.engine == "llamacpp" or arguments.object_lru):
+    if arguments.evict is not None and arguments.engine == "llamacpp":
         raise InputError(f"--evict: {arguments.evict}; expected a pool of vLLM's or SGLang's")
     if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":
         raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")
 
 
-def count_pool_hits(
-    reader: TraceReader,
-    chains: Chains,
-    usable_blocks: int | None,
-    free_rule: FreeRule = "vllm",
-    evict: str = "vllm",
-) -> HitCounts:
-    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time.
-
-    Under another policy of eviction than vLLM's, the whole trace is in memory.
-    """
+def count_pool_hits(reader: TraceReader, chains: Chains, usable_blocks: int | None, evict: str = "vllm") -> HitCounts:
+    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time."""
     # The other caches need no compiled code.
-    from sim.cache.onebyone import pool_of, read_requests  # noqa: PLC0415
+    from sim.cache.sequential_pool import SequentialPool, read_requests  # noqa: PLC0415
 
-    batches = in_file_order(hashed_batches(reader))
-    pool, parts = pool_of(read_requests(batches, chains), usable_blocks, free_rule, evict, chains.block_size)
-    counts = HitCounts(block_size=chains.block_size, usable_blocks=usable_blocks)
-    for part in parts:
-        fits = part.fits(usable_blocks)
-        counts.requests += len(fits)
-        counts.rejected += int((~fits).sum())
-        counts.input_tokens += int(part.prompt_tokens[fits].sum())
-        counts.lookup_blocks += int((part.prompt_tokens[fits] // chains.block_size).sum())
-        counts.hit_blocks += int(pool.run(part.keys, part.requests[fits]).sum())
-    counts.hit_tokens = counts.hit_blocks * chains.block_size
-    counts.evicted_blocks = pool.evicted_blocks
-    return counts
-
-
-def count_object_hits(records: Iterable[Record], chains: Chains, capacity: int | None) -> HitCounts:
-    """Hits of a plain LRU of single prompt blocks, a started last block (published id, else a private one) included."""
-    counts = HitCounts(block_size=chains.block_size, usable_blocks=capacity)
-    objects = ObjectLru(capacity)
-    for record in records:
-        counts.requests += 1
-        keys = chains.prompt(record)
-        if (record.prompt_tokens or 0) % chains.block_size:
-            published = record.extra.get(PARTIAL_BLOCK) if chains.as_recorded else None
-            keys += chains.private(1) if published is None else [published]
-        counts.count_tokens(record, objects.access(keys) * chains.block_size)
-    counts.evicted_blocks = objects.evicted
-    return counts
-
-
-class ObjectLru:
-    """Least recently used keys, at most ``capacity`` of them; None: no limit."""
-
-    def __init__(self, capacity: int | None) -> None:
-        self.capacity = capacity
-        self.evicted = 0
-        self._keys: OrderedDict[int, None] = OrderedDict()  # least recently used first
-
-    def access(self, keys: Sequence[int]) -> int:
-        hits = 0
-        for key in keys:
-            if key in self._keys:
-                self._keys.move_to_end(key)
-                hits += 1
-                continue
-            if self.capacity is not None and len(self._keys) >= self.capacity:
-                self._keys.popitem(last=False)
-                self.evicted += 1
-            self._keys[key] = None
-        return hits
+    requests = read_requests(in_file_order(hashed_batches(reader)), chains)
+    pool = SequentialPool(requests, usable_blocks, chains.block_size, evict)
+    tokens = requests.prompt_tokens[pool.fits]
+    hit_blocks = int(pool.run().sum())
+    return HitCounts(
+        block_size=chains.block_size,
+        usable_blocks=usable_blocks,
+        requests=len(pool.fits),
+        rejected=int((~pool.fits).sum()),
+        input_tokens=int(tokens.sum()),
+        lookup_blocks=int((tokens // chains.block_size).sum()),
+        hit_blocks=hit_blocks,
+        hit_tokens=hit_blocks * chains.block_size,
+        evicted_blocks=pool.evicted_blocks,
+    )
 
 
 def page_chains(meta: Meta, page_size: int, block_size: int | None) -> Chains:
@@ -358,23 +298,6 @@ def block_size_text(block_size: int, fine_block_size: int) -> str:
     """Return the tokens in a block, and of what it is made if that is not the trace's own."""
     made = "" if block_size == fine_block_size else f" ({block_size // fine_block_size} of the trace's)"
     return f"{block_size} tokens{made}"
-
-
-def unknown_outputs(requests: int, whole_chains: int) -> list[str]:
-    """Return a line on requests whose output blocks are unknown, if there are any."""
-    unknown = requests - whole_chains
-    told = f"output blocks of {unknown:,} of {requests:,} requests are unknown and left out: an engine may hit more"
-    return [told] if unknown else []
-
-
-def gib_heading(kv_bytes: int | None) -> list[str]:
-    """Heading of ``gib_cell``'s column, if there is one."""
-    return [] if kv_bytes is None else ["GiB"]
-
-
-def gib_cell(tokens: int, kv_bytes: int | None) -> list[str]:
-    """Return the cache's size at ``kv_bytes`` a token; nothing if that is unknown."""
-    return [] if kv_bytes is None else [factor(tokens * kv_bytes / GIB)]
 
 
 def size_text(usable_blocks: int | None, block_size: int) -> str:

@@ -1,17 +1,18 @@
 """Requests of a fleet on their way through a router: what it sees and what it chooses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from heapq import heapify, heappop, heappush
+from math import ceil
 
 import numpy as np
 
-from engines.routing.adapters import AdapterSlots
 from engines.routing.costs import routing_costs
 from engines.routing.records import RoutedRequest, RoutingCosts
 from engines.routing.router import Router
 from sim.engine.fleet import Fleet
+from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp
 from sim.kernels import layout
 from sim.kernels.fleet import ALL_ENDED, AT_STOP
 from sim.kernels.layout import NONE
@@ -37,10 +38,6 @@ class RoutedLoad:
         return [None if word is None else word.encode() for word in _column(self._arrivals, "session_id")]
 
     @cached_property
-    def _adapters(self) -> list[str | None]:
-        return _column(self._arrivals, "lora")
-
-    @cached_property
     def _numbers(self) -> list[tuple[int, int | None, int | None]]:
         """Prompt tokens, most output tokens and turn of each request."""
         arrivals = self._arrivals
@@ -52,10 +49,6 @@ class RoutedLoad:
         """Server of each request in the capture."""
         return _column(self._arrivals, "upstream")
 
-    @property
-    def has_adapters(self) -> bool:
-        return any(self._adapters)
-
     def request(self, place: int, number: int, now_ms: float) -> RoutedRequest:
         return RoutedRequest(
             number,
@@ -64,7 +57,6 @@ class RoutedLoad:
             self._blocks[place],
             self.block_size,
             *self._numbers[place],
-            self._adapters[place],
         )
 
 
@@ -85,40 +77,6 @@ def _numbers(arrivals: Arrivals, name: str) -> list[int]:
     return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
 
 
-class Incidents(Protocol):
-    """Faults and changes of a fleet (``sim.engine.incidents``)."""
-
-    log: list[tuple[float, str, int]]
-
-    def is_up(self, engine: int) -> bool:
-        """Return whether an engine can take requests."""
-
-    def next_ms(self) -> float:
-        """Time of the next one."""
-
-    def happen(self, dispatch: "Dispatch") -> None:
-        """Let those up to the clock happen."""
-
-    def arrived(self, dispatch: "Dispatch") -> None:
-        """Note the arrival of a request now."""
-
-    def ended(self, dispatch: "Dispatch", engine: int, at_ms: float) -> None:
-        """Note the end of a request on an engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterLoad:
-    """LoRA adapters on an engine."""
-
-    slots: int
-    """Adapters resident at once; the longest unused makes room."""
-    load_ms: float
-    """Delay of a request whose adapter is not resident; others go on meanwhile."""
-
-
-NO_LOAD = AdapterLoad(1, 0.0)
-
-
 class Dispatch:
     """A run of a fleet under a router. ``router`` None: the fleet's own, which is compiled."""
 
@@ -128,9 +86,8 @@ class Dispatch:
         load: RoutedLoad,
         router: Router | None,
         *,
-        incidents: Incidents | None = None,
+        incidents: "Timeline | None" = None,
         caches: "TrueCaches | None" = None,
-        adapters: AdapterLoad = NO_LOAD,
     ) -> None:
         """``caches``: the router's knowledge, if it is complete."""
         self.fleet, self.load, self.router = fleet, load, router
@@ -140,10 +97,6 @@ class Dispatch:
             caches.fleet = fleet
         self._number_of: list[int] = [NONE] * len(fleet.arrivals)
         self._chosen = 0
-        self._load_ms = adapters.load_ms
-        self._resident = [AdapterSlots(adapters.slots) for _ in fleet.engines]
-        self._loading: set[int] = set()
-        """Requests that wait for their adapter on the engine that was chosen."""
 
     def run(self) -> None:
         fleet, stop_ms = self.fleet, self.fleet.state.clock["stop_ms"]
@@ -180,15 +133,8 @@ class Dispatch:
     def _send(self, place: int) -> int:
         """Choose an engine for the request that has just come; return where the fleet stops next."""
         fleet, router, incidents = self.fleet, self.router, self._incidents
-        if place in self._loading:
-            self._loading.discard(place)
-            if incidents is None or incidents.is_up(self.engine_of[place]):
-                return fleet.advance(place, self.engine_of[place])
-            self.end(place)
-            incidents.ended(self, self.engine_of[place], fleet.now_ms)
-        elif incidents is not None:
-            incidents.arrived(self)
         if incidents is not None:
+            incidents.arrived(self)
             fleet.state.clock["stop_ms"] = incidents.next_ms()
         assert router is not None
         request = self.load.request(place, self._chosen, fleet.now_ms)
@@ -202,17 +148,7 @@ class Dispatch:
         self._chosen += 1
         router.sent(request, engine)
         self.engine_of[place] = engine
-        if self._must_load(request, engine):
-            self._loading.add(place)
-            fleet.delay(place, self._load_ms)
-            return fleet.advance()
         return fleet.advance(place, engine)
-
-    def _must_load(self, request: RoutedRequest, engine: int) -> bool:
-        """Use the request's adapter on an engine; return whether that takes time."""
-        if request.adapter is None or not self._load_ms:
-            return False
-        return not self._resident[engine].use(request.adapter)
 
     def end(self, place: int) -> None:
         """Close the account of a request whose engine died."""
@@ -232,24 +168,131 @@ class Dispatch:
             self.router.set_healthy(engine, healthy)
 
     def lost_cache(self, engine: int) -> None:
-        self._resident[engine].clear()
         if self.router is not None:
             self.router.lost_cache(engine)
+
+
+class Timeline:
+    """Events of one run, on the fleet's clock."""
+
+    def __init__(self, events: Sequence[Incident], engines: int, start_ms: float) -> None:
+        self._up = [True] * engines
+        self._queue: list[tuple[float, int, Callable[[Dispatch, int, float], None], int]] = []
+        self._noted = 0
+        self._draining: int | None = None
+        self._deploy: Deploy | None = None
+        self._scale: ScaleUp | None = None
+        self._came_ms: deque[float] = deque()
+        self._started = engines
+        self.log: list[tuple[float, str, int]] = []
+        """Times in ms, what happened, and the engine."""
+        for event in events:
+            if isinstance(event, Kill):
+                kill = partial(self._kill, back_ms=start_ms + 1e3 * event.back_s)
+                self._note(start_ms + 1e3 * event.at_s, kill, event.engine)
+            elif isinstance(event, Deploy):
+                self._deploy = event
+                self._note(start_ms + 1e3 * event.at_s, self._drain, 0)
+            else:
+                self._scale, self._started = event, event.initial
+                for engine in range(event.initial, engines):
+                    self._note(start_ms, self._hold, engine)
+
+    def is_up(self, engine: int) -> bool:
+        return self._up[engine]
+
+    def next_ms(self) -> float:
+        return self._queue[0][0] if self._queue else float("inf")
+
+    def happen(self, dispatch: Dispatch) -> None:
+        while self.next_ms() <= dispatch.fleet.now_ms:
+            at_ms, _, action, engine = heappop(self._queue)
+            action(dispatch, engine, at_ms)
+
+    def arrived(self, dispatch: Dispatch) -> None:
+        if self._scale is None:
+            return
+        came_ms, now_ms = self._came_ms, dispatch.fleet.now_ms
+        came_ms.append(now_ms)
+        while came_ms[0] < now_ms - 1e3 * self._scale.window_s:
+            came_ms.popleft()
+        wanted = ceil(len(came_ms) / self._scale.window_s / self._scale.rate)
+        while self._started < min(wanted, len(self._up)):
+            self.log.append((now_ms, "starting", self._started))
+            self._note(now_ms + 1e3 * self._scale.startup_s, self._start, self._started)
+            self._started += 1
+
+    def ended(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+        if engine == self._draining and dispatch.in_flight(engine) == 0:
+            self._emptied(dispatch, engine, at_ms)
+
+    def _note(self, at_ms: float, action: Callable[[Dispatch, int, float], None], engine: int) -> None:
+        if at_ms < float("inf"):
+            heappush(self._queue, (at_ms, self._noted, action, engine))
+            self._noted += 1
+
+    def _take_down(self, dispatch: Dispatch, engine: int, at_ms: float, what: str) -> None:
+        self._up[engine] = False
+        dispatch.set_healthy(engine, False)
+        self.log.append((at_ms, what, engine))
+
+    def _hold(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+        self._take_down(dispatch, engine, at_ms, "not started")
+
+    def _kill(self, dispatch: Dispatch, engine: int, at_ms: float, back_ms: float) -> None:
+        self._queue = [one for one in self._queue if one[2:] != (self._start, engine)]
+        heapify(self._queue)
+        self._note(back_ms, self._start, engine)
+        self._take_down(dispatch, engine, at_ms, "died")
+        moved, ended = dispatch.fleet.lose(engine)
+        for place in (*moved, *ended):
+            dispatch.end(place)
+        dispatch.lost_cache(engine)
+        if engine == self._draining:
+            self._draining = None
+            self._next_in_turn(engine, at_ms)
+
+    def _start(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+        if self._up[engine]:
+            return
+        dispatch.fleet.restart(engine, at_ms)
+        dispatch.lost_cache(engine)
+        self._up[engine] = True
+        dispatch.set_healthy(engine, True)
+        self.log.append((at_ms, "up", engine))
+        if engine == self._draining:
+            self._draining = None
+            self._next_in_turn(engine, at_ms)
+
+    def _drain(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+        if not self._up[engine]:
+            self._next_in_turn(engine, at_ms)
+            return
+        self._draining = engine
+        self._take_down(dispatch, engine, at_ms, "draining")
+        if dispatch.in_flight(engine) == 0:
+            self._emptied(dispatch, engine, at_ms)
+
+    def _emptied(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+        assert self._deploy is not None
+        self._note(at_ms + 1e3 * self._deploy.startup_s, self._start, engine)
+
+    def _next_in_turn(self, engine: int, at_ms: float) -> None:
+        if engine + 1 < len(self._up):
+            self._note(at_ms, self._drain, engine + 1)
 
 
 class TrueCaches:
     """Complete knowledge: the engines' caches as they are when the request in hand comes."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self.fleet: Fleet | None = None
         self.place = NONE
         """Request in hand; ``Dispatch`` sets it, and the fleet."""
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
         assert self.fleet is not None
-        found: list[int] = (self.fleet.look(self.place)["cached_tokens"] // self._block_size).tolist()
-        return found
+        return self.fleet.cached_blocks(self.place)
 
     def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
         """Learn nothing: the caches tell."""

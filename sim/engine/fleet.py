@@ -5,18 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from measure.machinecode.arguments import ARRAY_WORDS
 from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, link_children
-from sim.engine.steplog import StepLog
 from sim.engine.tiers import Role, TierTraffic, traffic_of
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
-from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, SEEN, advance, look
+from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, advance, look
 from sim.kernels.fleet import Fleet as FleetState
-from sim.kernels.layout import NONE, Records, SimState, Tier, Timeline
+from sim.kernels.layout import NONE, Records, SimState, Timeline
 from sim.kernels.loop import twice_as_long
 from sim.kernels.routing import Router
 from sim.latency.modelfile import Model
@@ -74,29 +72,25 @@ class Fleet:
         *,
         keeps_steps: bool = False,
         route: CompiledRoute = ASKS,
-        logs: Sequence[StepLog] = (),
     ) -> None:
         """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine.
         ``keeps_steps``: timelines hold all steps; if not, as many as requests in flight need: memory that is not new
-        is faster. ``logs``: of each engine's steps; empty: none is kept."""
+        is faster."""
         self.arrivals, self.engines, self._seed, self._keeps_steps = arrivals, engines, seed, keeps_steps
-        self._logs = logs
         self._alone = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
         self._next_think_ms = _next_think_ms(arrivals)
         router = router_state(arrivals, engines[0].config.block_size, len(engines), route)
         self.state = _fleet_state(arrivals, len(engines), moves, router)
-        self._addresses = table(3 * len(engines) + 1, ENGINE_STATE)
+        self._addresses = table(2 * len(engines) + 1, ENGINE_STATE)
         note(self._addresses[-1], FLEET_STATE, self.state)
-        self._pools = list(router_pools(arrivals, router, route))
-        for row, pool in self._pools:
-            note(self._addresses[len(engines) + row], POOL, pool)
-        self._shared: Tier | None = None
-        """Memory behind the pools, if it is one for all engines."""
+        self._pools = router_pools(arrivals, router, route)
+        for row, pool in enumerate(self._pools, len(engines)):
+            note(self._addresses[row], POOL, pool)
         self.lives = [Life(place, self._cold(place, 0)) for place in range(len(engines))]
         self.current = list(range(len(engines)))
         """Number of each engine's life now."""
         self._moved: set[int] = set()
-        self._seen = np.zeros(len(engines), SEEN)
+        self._cached = np.zeros(len(engines), np.int64)
         self.life_of: IntArray = np.full(len(arrivals), NONE) if route is ASKS else router.sent["engine"]
         """Life in which each request last was; NONE: no engine got it."""
         self.state.engines["hands_over"] = [one.role == "prefill" for one in engines]
@@ -147,14 +141,9 @@ class Fleet:
         while (stop := advance(self._addresses, place, engine)) == NO_ROOM:
             self._make_room(int(self.state.clock["engine"][0]))
             place = NONE
-        if stop == BAD_CHAIN or (stop == ALL_ENDED and any(pool.counts["not_chained"][0] for _, pool in self._pools)):
+        if stop == BAD_CHAIN or (stop == ALL_ENDED and any(pool.counts["not_chained"][0] for pool in self._pools)):
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return stop
-
-    def delay(self, place: int, by_ms: float) -> None:
-        """Let the request at ``place``, which has just come, come again later; its client waits meanwhile."""
-        self._moved.add(place)
-        self._arrive(place, self.now_ms + by_ms)
 
     def forward(self, place: int, before: int, engine: int) -> None:
         """Let a request go on at a decode worker: its client has waited, its hits were those of its prefill worker."""
@@ -162,10 +151,11 @@ class Fleet:
         requests = [self.lives[self.current[one]].state.scheduler.requests for one in (before, engine)]
         requests[1]["cached_tokens"][place] = requests[0]["cached_tokens"][place]
 
-    def look(self, place: int) -> Records:
-        """Return SEEN of each engine for the request at ``place``, which has just come."""
-        look(self._addresses, place, self._seen)
-        return self._seen
+    def cached_blocks(self, place: int) -> list[int]:
+        """Return, by engine, the leading blocks cached of the request at ``place``, which has just come."""
+        look(self._addresses, place, self._cached)
+        found: list[int] = self._cached.tolist()
+        return found
 
     def lose(self, engine: int) -> tuple[list[int], list[int]]:
         """End an engine's life now; return its requests that come to the router again, having no token yet, and those
@@ -219,8 +209,6 @@ class Fleet:
     def restart(self, engine: int, at_ms: float) -> None:
         """Let an engine begin at ``at_ms`` with nothing cached: a new life, unless it has not served in this one."""
         now = self.lives[self.current[engine]].state
-        if self._logs:
-            self._logs[engine].end_life(now)
         if now.clock["num_steps"][0] == 0 and not (self.life_of == self.current[engine]).any():
             now.clock["now_ms"] = at_ms
             return
@@ -233,20 +221,6 @@ class Fleet:
 
     def _hand_out(self, engine: int, state: SimState) -> None:
         note(self._addresses[engine], ENGINE_STATE, state)
-        if self._logs:
-            self._log(engine, state)
-
-    def _log(self, engine: int, state: SimState) -> bool:
-        """Write an engine's steps and show it two more of its timeline; return whether there were any."""
-        row, parts = self._addresses[engine].reshape(-1, ARRAY_WORDS), [part.ctypes.data for part in state.timeline]
-        shown = np.isin(row[:, 0], parts)
-        before, limit = int(row[shown, 1][0]), self._logs[engine].catch_up(state)
-        row[shown, 1] = limit = min(limit, len(state.timeline.ends_ms))
-        return limit > before
-
-    def end_logs(self) -> None:
-        for engine, log in enumerate(self._logs):
-            log.end_life(self.lives[self.current[engine]].state)
 
     def _cold(self, engine: int, life: int) -> SimState:
         one, count = self.engines[engine], len(self.engines)
@@ -266,12 +240,6 @@ class Fleet:
             role=one.role,
         )
         state.clock["num_arrivals"] = 0
-        if one.deployment is not None and one.deployment.shared_tiers:
-            self._shared = self._shared or state.scheduler.tier
-            tier = state.scheduler.tier._replace(
-                counts=self._shared.counts, blocks=self._shared.blocks, table=self._shared.table
-            )
-            state = state._replace(scheduler=state.scheduler._replace(tier=tier))
         state.scheduler.settings["pauses"] = 1
         state.runs["next_think_ms"] = self._next_think_ms
         if one.role == "prefill":  # the request may be elsewhere at once
@@ -282,8 +250,6 @@ class Fleet:
         number = self.current[engine]
         life = self.lives[number]
         state, earlier = life.state, life.earlier_steps
-        if self._logs and self._log(engine, state):
-            return
         if int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms):
             first = 0 if self._keeps_steps else self._first_step_in_use(engine, state)
             if first > len(state.timeline.ends_ms) // 2:

@@ -2,17 +2,16 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engines.routing.costs import prefill_ms
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router, parse_route
 from sim.engine.deployment import Deployment
-from sim.engine.incidents import EVENT_HELP, Incident, Kill, Timeline, check_events, parse_event
+from sim.engine.incidents import EVENT_HELP, Incident, Kill, check_events, parse_event
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
-from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from sim.engine import dispatch as dispatching
     from sim.engine import fleet as fleets
     from sim.engine import routerstate
-    from sim.engine.dispatch import AdapterLoad, Dispatch, RoutedLoad, TrueCaches
+    from sim.engine.dispatch import Dispatch, RoutedLoad, TrueCaches
     from sim.engine.fleet import FleetEngine
-    from sim.engine.steplog import StepLog
     from sim.engine.tiers import Role
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
@@ -34,7 +32,6 @@ else:  # numpy, which the flags need not
 
 CAPTURED = "captured"
 """Route of a fleet whose requests go where they went in the capture."""
-NO_ADAPTER_FLEET = "--adapter-load: adapters are loaded by a fleet with a policy; expected --route POLICY"
 LONE_ROUTE = "without --replicas; expected both: one engine leaves no choice"
 MOST_REPLICAS = 512
 _TOKENS = 1000
@@ -48,7 +45,6 @@ class FleetPlan:
     names: tuple[str, ...]
     route: str
     events: tuple[Incident, ...] = ()
-    adapters: "AdapterLoad" = field(default_factory=lambda: dispatching.NO_LOAD)
 
     @property
     def words(self) -> str:
@@ -70,15 +66,6 @@ def add_fleet_flags(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "(default round-robin)",
     )
     fleet.add_argument("--event", action="append", default=[], metavar="EVENT", help=EVENT_HELP)
-    if several:
-        return
-    fleet.add_argument(
-        "--adapter-load",
-        type=duration,
-        default="0",
-        help="delay of a request whose LoRA adapter is not resident, such as 200ms",
-    )
-    fleet.add_argument("--max-loras", type=int, default=1, help="adapters resident on an engine at once")
 
 
 def replicas_of(text: str) -> int:
@@ -168,44 +155,37 @@ def run_fleet(
     seed: int | None,
     *,
     keeps_steps: bool = False,
-    logs: "Sequence[StepLog]" = (),
 ) -> "Dispatch":
-    """Run a workload through a fleet to its end. ``logs``: of each engine's steps, or none."""
-    kills = sum(isinstance(event, Kill) for event in plan.events)
+    """Run a workload through a fleet to its end."""
     route, router, caches = plan.parsed_route(), None, None
     prefill = [engine for engine in engines if engine.role == "prefill"]
     if prefill and route is not None:
-        fleet = fleets.Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps or bool(logs), logs=logs)
-        decode = engines[len(prefill) :]
-        routers = _router(route, prefill, None, 1), _router(parse_route("least-loaded"), decode, None, 1)
+        fleet = fleets.Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps)
+        routers = _router(route, prefill, None), _router(parse_route("least-loaded"), engines[len(prefill) :], None)
         workers = dispatching.WorkerDispatch(fleet, load, *routers)
         workers.run()
-        fleet.end_logs()
         return workers
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
         compiled = routerstate.by_table([0 if name is None else places[name] for name in load.upstreams])
     else:
         if route.kind.uses_cache and route.knowledge == "complete":
-            caches = dispatching.TrueCaches(load.block_size)
-        router = _router(route, engines, caches, plan.adapters.slots)
-        needs_python = plan.events or load.has_adapters
-        compiled = routerstate.ASKS if needs_python else routerstate.compiled_route(route, router.engines)
-    fleet = fleets.Fleet(
-        arrivals, engines, seed, kills, keeps_steps=keeps_steps or bool(logs), route=compiled, logs=logs
-    )
-    if compiled is not routerstate.ASKS:
-        dispatch = dispatching.Dispatch(fleet, load, None)
-    else:
+            caches = dispatching.TrueCaches()
+        router = _router(route, engines, caches)
+        compiled = routerstate.ASKS if plan.events else routerstate.compiled_route(route, router.engines)
+    kills = sum(isinstance(event, Kill) for event in plan.events)
+    fleet = fleets.Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps, route=compiled)
+    incidents = None
+    if plan.events:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
-        incidents = Timeline(plan.events, len(engines), start_ms) if plan.events else None
-        dispatch = dispatching.Dispatch(fleet, load, router, incidents=incidents, caches=caches, adapters=plan.adapters)
+        incidents = dispatching.Timeline(plan.events, len(engines), start_ms)
+    asked = router if compiled is routerstate.ASKS else None
+    dispatch = dispatching.Dispatch(fleet, load, asked, incidents=incidents, caches=caches)
     dispatch.run()
-    fleet.end_logs()
     return dispatch
 
 
-def _router(route: Route, engines: "Sequence[FleetEngine]", caches: "TrueCaches | None", adapter_slots: int) -> Router:
+def _router(route: Route, engines: "Sequence[FleetEngine]", caches: "TrueCaches | None") -> Router:
     costs = [dispatching.costs_of(engine.model, engine.config) for engine in engines]
     times_ms = [one.t0_ms + prefill_ms(one, _TOKENS, 0.0) for one in costs]
     mixed = len(set(times_ms)) > 1
@@ -216,5 +196,4 @@ def _router(route: Route, engines: "Sequence[FleetEngine]", caches: "TrueCaches 
         capacity_blocks=min(engine.config.usable_blocks for engine in engines),
         costs=costs,
         speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
-        adapter_slots=adapter_slots,
     )

@@ -1,6 +1,6 @@
 """Results of a simulated run as a trace: its header, and a record per request with predicted times."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -152,63 +152,19 @@ def _or_none(times_ms: FloatArray) -> list[float | None]:
     return known
 
 
-_NOTHING: FloatArray = np.empty(0)
 FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed", "no_engine": "no_engine"}
 
 
-class FinishOrder:
-    """Order of records by their ends, as these become certain, and count of requests in flight at each arrival."""
-
-    def __init__(self) -> None:
-        self._held: list[tuple[float, int, float, Record]] = []
-        """End, number and exact arrival of records that are not released."""
-        self._came: list[float] = []
-        self._went: list[float] = []
-        """Exact arrivals and ends added since the last release."""
-        self._arrivals_ms = self._ends_ms = np.empty(0)
-        """Earlier arrivals and ends later than the arrival of a held record, and the number of all others."""
-        self._earlier_arrivals = self._earlier_ends = 0
-
-    def add(self, result: RequestResult, block_size: int, *, keep_hashes: bool = True) -> None:
-        record = _predicted(result, block_size, keep_hashes=keep_hashes)
-        end_ms = record.end_ms() or record.arrival_ms or 0.0
-        self._held.append((end_ms, result.number, result.arrival_ms, record))
-        self._came.append(result.arrival_ms)
-        self._went.append(result.arrival_ms + (result.e2e_ms or 0.0))
-
-    def release(self, before_ms: float = float("inf"), in_flight_ms: FloatArray = _NOTHING) -> list[Record]:
-        """Release the records that ended before ``before_ms``; all other ends come then or later.
-
-        ``in_flight_ms``: arrivals of requests that have not ended. All other arrivals come at ``before_ms`` or later.
-        """
-        ready = sorted(held for held in self._held if held[0] < before_ms)
-        self._held = [held for held in self._held if held[0] >= before_ms]
-        self._arrivals_ms = np.append(self._arrivals_ms, self._came)
-        self._ends_ms = np.append(self._ends_ms, self._went)
-        self._came, self._went = [], []
-        arrivals_ms = np.array([arrival_ms for _, _, arrival_ms, _ in ready])
-        arrived = _count_until(arrivals_ms, self._arrivals_ms) + _count_until(arrivals_ms, in_flight_ms)
-        gone = _count_until(arrivals_ms, self._ends_ms)
-        earlier = self._earlier_arrivals - self._earlier_ends
-        for (_, _, _, record), count in zip(ready, (arrived - gone + earlier).tolist(), strict=True):
-            record.concurrency = max(1, count)
-        self._forget(before_ms, in_flight_ms)
-        return [record for _, _, _, record in ready]
-
-    def _forget(self, before_ms: float, in_flight_ms: FloatArray) -> None:
-        """Reduce what came and went before any held arrival to two counts."""
-        asked_ms = min((arrival_ms for _, _, arrival_ms, _ in self._held), default=before_ms)
-        asked_ms = min(asked_ms, before_ms, float(in_flight_ms.min(initial=np.inf)))
-        arrivals_ms, ends_ms = self._arrivals_ms, self._ends_ms
-        self._arrivals_ms, self._ends_ms = arrivals_ms[arrivals_ms > asked_ms], ends_ms[ends_ms > asked_ms]
-        self._earlier_arrivals += len(arrivals_ms) - len(self._arrivals_ms)
-        self._earlier_ends += len(ends_ms) - len(self._ends_ms)
-
-
-def _count_until(moments_ms: FloatArray, times_ms: FloatArray) -> IntArray:
-    """Count the ``times_ms`` up to each of ``moments_ms``, itself included."""
-    near_ms = times_ms[times_ms <= moments_ms.max(initial=-np.inf)]
-    return np.searchsorted(np.sort(near_ms), moments_ms, side="right")
+def finished_records(results: Iterable[RequestResult], block_size: int, *, keep_hashes: bool = True) -> list[Record]:
+    """Return the records in order of their ends, with the requests in flight at each arrival."""
+    made = [(result, _predicted(result, block_size, keep_hashes=keep_hashes)) for result in results]
+    made.sort(key=lambda each: (each[1].end_ms() or each[1].arrival_ms or 0.0, each[0].number))
+    came_ms = np.array([result.arrival_ms for result, _ in made])
+    went_ms = came_ms + np.array([result.e2e_ms or 0.0 for result, _ in made])
+    arrived, gone = (np.searchsorted(np.sort(times), came_ms, side="right") for times in (came_ms, went_ms))
+    for (_, record), count in zip(made, (arrived - gone).tolist(), strict=True):
+        record.concurrency = max(1, count)
+    return [record for _, record in made]
 
 
 def _predicted(result: RequestResult, block_size: int, *, keep_hashes: bool) -> Record:

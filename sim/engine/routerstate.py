@@ -1,6 +1,6 @@
 """A fleet's router laid out for compiled code, where its policy is one that needs counts and prefixes alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,6 @@ from sim.kernels.routing import (
     INDEX,
     LEAST_LOADED,
     NOTHING,
-    OVERLAP,
     PREFIX,
     ROUND_ROBIN,
     ROUTED_ENGINE,
@@ -28,14 +27,12 @@ from sim.kernels.routing import (
     TABLE,
     Router,
 )
-from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import Arrivals
 
 _COMPILED = {
     "round-robin": ROUND_ROBIN,
     "least-loaded": LEAST_LOADED,
     "prefix": PREFIX,
-    "overlap": OVERLAP,
     "cost": COST,
 }
 _KNOWLEDGE = {"none": NOTHING, "partial": INDEX, "complete": CACHES}
@@ -47,10 +44,8 @@ class CompiledRoute:
 
     policy: int = ASKED
     knowledge: int = NOTHING
-    counts_active: bool = False
     index_blocks: int = 0
     lag_s: float = 0.0
-    overlap_weight: float = 1.0
     table: Sequence[int] = ()
     """Engine of each request, of TABLE."""
     costs: Sequence[RoutingCosts] = ()
@@ -71,10 +66,8 @@ def compiled_route(route: Route, engines: Sequence[RoutedEngine]) -> CompiledRou
             return CompiledRoute(
                 policy,
                 knowledge=_KNOWLEDGE[route.knowledge] if route.kind.uses_cache else NOTHING,
-                counts_active=route.kind.uses_active,
                 index_blocks=route.index_blocks or engines[0].capacity_blocks,
                 lag_s=route.lag_s,
-                overlap_weight=route.settings.overlap_weight,
                 costs=[engine.costs for engine in engines],
             )
     return ASKS
@@ -82,7 +75,7 @@ def compiled_route(route: Route, engines: Sequence[RoutedEngine]) -> CompiledRou
 
 def router_state(arrivals: Arrivals, block_size: int, engines: int, route: CompiledRoute) -> Router:
     settings, requests = np.zeros(1, ROUTER), np.zeros(len(arrivals) + 1, layout.REQUEST)
-    for name in ("policy", "knowledge", "counts_active", "lag_s", "overlap_weight"):
+    for name in ("policy", "knowledge", "lag_s"):
         settings[name] = getattr(route, name)
     settings["block_tokens"] = block_size
     known = np.zeros(engines, ROUTED_ENGINE)
@@ -98,21 +91,14 @@ def router_state(arrivals: Arrivals, block_size: int, engines: int, route: Compi
     return Router(settings, known, sent, requests, table)
 
 
-def router_pools(arrivals: Arrivals, router: Router, route: CompiledRoute) -> Iterator[tuple[int, Pool]]:
-    """Yield pools with their rows after the engines': of each engine the blocks in use, of each those of the index."""
-    engines, known = len(router.engines), router.requests["known_keys"]
-    blocks = int(known.sum()) + 1
-    for engine in range(engines):
-        if route.counts_active:  # each request cuts once and lengthens once
-            yield engine, _pool(arrivals, blocks, min(blocks, 2 * len(arrivals)), blocks)
-        if route.knowledge == INDEX:
-            index_blocks = route.index_blocks
-            yield engines + engine, _pool(arrivals, index_blocks, min(blocks, index_blocks), int(known.max()))
-
-
-def _pool(arrivals: Arrivals, usable: int, records: int, holds: int) -> Pool:
-    settings = np.zeros(1, layout.SETTINGS)
+def router_pools(arrivals: Arrivals, router: Router, route: CompiledRoute) -> list[Pool]:
+    """Return the index's pool of each engine; empty: the policy asks no index."""
+    known = router.requests["known_keys"]
+    if route.knowledge != INDEX:
+        return []
+    settings, usable = np.zeros(1, layout.SETTINGS), route.index_blocks
     settings["usable_blocks"], settings["enable_prefix_caching"] = usable, True
-    settings["free_rule"] = FREE_RULES.index("vllm")
+    records = min(int(known.sum()) + 1, usable)
     slots = 1 << min(records, MOST_SLOTS).bit_length()
-    return empty_pool(settings, usable, arrivals.hashes, records=records, holds=holds, slots=slots)
+    size = {"records": records, "holds": int(known.max()), "slots": slots}
+    return [empty_pool(settings.copy(), usable, arrivals.hashes, **size) for _ in router.engines]

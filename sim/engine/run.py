@@ -4,66 +4,68 @@ import argparse
 import json
 import math
 import sys
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from measure.enginesteps import header_of
-from measure.quantiles import quantile_place
 from measure.table import table_lines
 from measure.wording import NOTHING, rests_on
 from sim.engine.deployment import Deployment, add_deployment_flags, deployment_of
-from sim.engine.fleetplan import add_fleet_flags
+from sim.engine.fleetplan import (
+    CAPTURED,
+    LONE_ROUTE,
+    FleetPlan,
+    add_fleet_flags,
+    deployed,
+    engines_of,
+    fleet_plan,
+    run_fleet,
+    workers_plan,
+)
+from sim.engine.incidents import settings_of
 from sim.latency.modelfile import Model, engine_with, load_model
+from sim.latency.terms import STEPS
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains
-from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, open_trace, trace_digest
+from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.commandline.parser import seed
-from tracefile.files.writing import check_new, lines_file, new_writer
-from tracefile.records.arrays import FloatArray
+from tracefile.files.writing import check_new, new_writer
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     import numpy as np
 
     from measure import survival
-    from sim.engine import fleetrun, simstate, steplog, streaming, tiers
+    from sim.engine import dispatch as dispatching
     from sim.engine import results as outcomes
+    from sim.engine import simstate, tiers
+    from sim.engine.dispatch import Dispatch
     from sim.engine.fleet import FleetEngine
-    from sim.engine.fleetrun import DeployedRun, FleetSummary
-    from sim.engine.steplog import StepLog
-    from sim.engine.streaming import StreamingRun
+    from sim.engine.results import RequestResult
     from sim.engine.tiers import TierTraffic
-    from sim.kernels.layout import SimState
+    from sim.kernels import loop
     from sim.workload import arrivalorder
     from sim.workload import arrivals as planning
-    from sim.workload.arrivalorder import Order, Part
     from sim.workload.arrivals import Arrivals
     from tracefile import outputs
     from tracefile.records import batches
-    from tracefile.records.batches import Batch
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     survival = LateModule("measure.survival")
-    fleetrun, outcomes, simstate, steplog, streaming, tiers = late_modules(
-        "sim.engine", "fleetrun results simstate steplog streaming tiers"
-    )
+    dispatching, outcomes, simstate, tiers = late_modules("sim.engine", "dispatch results simstate tiers")
+    loop = LateModule("sim.kernels.loop")
     arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
     batches = LateModule("tracefile.records.batches")
     outputs = LateModule("tracefile.outputs")
 
 
-ROUNDING_MS = 0.001
-"""More than what rounding can do to a record's end."""
+MOST_EVENTS_SHOWN = 12
 _LEVELS = (0.5, 0.9, 0.99)
 
 
@@ -77,6 +79,30 @@ class CohortSummary:
     p50_ms: float | None
     p90_ms: float | None
     p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShare:
+    """An engine's share of the requests."""
+
+    name: str
+    requests: int
+    hit_rate: float
+    p50_ms: float | None
+    """Of TTFT; None: no first token."""
+    p90_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSummary:
+    """A fleet's run in a few lines."""
+
+    route: str
+    engines: list[EngineShare]
+    events: list[tuple[float, str, str]]
+    """Time in s from the first arrival, what happened, and the engine."""
+    not_served: dict[str, int]
+    """Requests that failed by the fleet, by error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +121,7 @@ class Summary:
     drain_ms: float
     """From the last arrival to the last end."""
     cohorts: list[CohortSummary]
-    fleet: "FleetSummary | None" = None
+    fleet: FleetSummary | None = None
     """None: one engine."""
     tiers: "TierTraffic | None" = None
     """None: no memory behind the pool."""
@@ -112,74 +138,52 @@ class Summary:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-class Tally:
-    """Counts predicted records as they are written."""
-
-    def __init__(self) -> None:
-        self._requests = self._not_ok = self._unservable = self._prompt_tokens = self._cached_tokens = 0
-        self._first_ms, self._last_ms, self._end_ms = math.inf, -math.inf, -math.inf
-        self._waits_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
-        self._ends = {name: array("b") for name in self._waits_ms}
-
-    def add(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self._requests += 1
-            self._not_ok += record.status != "ok"
-            self._unservable += record.error == outcomes.FAILURES["unservable"]
-            self._note_span(record.arrival_ms or 0.0, record.e2e_ms or 0.0)
-            if record.cached_tokens is not None:
-                self._prompt_tokens += record.prompt_tokens or 0
-                self._cached_tokens += record.cached_tokens
-            self._note_wait(record)
-
-    def _note_wait(self, record: Record) -> None:
-        end = survival.EVENT if record.ttft_ms is not None else survival.END_OF_STATUS[record.status]
-        wait_ms = record.e2e_ms if record.ttft_ms is None else record.ttft_ms
-        if wait_ms is None or (record.ttft_ms is None and end == survival.EVENT):  # not streamed: there was no wait
-            return
-        turn = () if record.turn is None else ("turn 1" if record.turn == 1 else "turns 2+",)
-        for name in ("all", *turn):
-            self._waits_ms[name].append(wait_ms)
-            self._ends[name].append(end)
-
-    def _note_span(self, arrival_ms: float, e2e_ms: float) -> None:
-        self._first_ms = min(self._first_ms, arrival_ms)
-        self._last_ms = max(self._last_ms, arrival_ms)
-        self._end_ms = max(self._end_ms, arrival_ms + e2e_ms)
-
-    def summary(self, preemptions: int, steps: int) -> Summary:
-        return Summary(
-            requests=self._requests,
-            not_ok=self._not_ok,
-            unservable=self._unservable,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            preemptions=preemptions,
-            steps=steps,
-            arrivals_ms=self._last_ms - self._first_ms if self._requests else 0.0,
-            drain_ms=self._end_ms - self._last_ms if self._requests else 0.0,
-            cohorts=[
-                _cohort(name, waits_ms, self._ends[name]) for name, waits_ms in self._waits_ms.items() if waits_ms
-            ],
-        )
+def summarise(records: Sequence[Record], preemptions: int, steps: int) -> Summary:
+    """Return a predicted trace in a few lines."""
+    counted = [record for record in records if record.cached_tokens is not None]
+    arrivals_ms = [record.arrival_ms or 0.0 for record in records] or [0.0]
+    ends_ms = [(record.arrival_ms or 0.0) + (record.e2e_ms or 0.0) for record in records] or [0.0]
+    turns = {"all": records, "turn 1": [one for one in records if one.turn == 1]}
+    turns["turns 2+"] = [one for one in records if (one.turn or 1) > 1]
+    cohorts = [
+        _cohort(name, [wait for one in some if (wait := _wait(one)) is not None]) for name, some in turns.items()
+    ]
+    return Summary(
+        requests=len(records),
+        not_ok=sum(record.status != "ok" for record in records),
+        unservable=sum(record.error == outcomes.FAILURES["unservable"] for record in records),
+        prompt_tokens=sum(record.prompt_tokens or 0 for record in counted),
+        cached_tokens=sum(record.cached_tokens or 0 for record in counted),
+        preemptions=preemptions,
+        steps=steps,
+        arrivals_ms=max(arrivals_ms) - min(arrivals_ms),
+        drain_ms=max(ends_ms) - max(arrivals_ms),
+        cohorts=[cohort for cohort in cohorts if cohort.requests],
+    )
 
 
-def _cohort(name: str, waits_ms: "array[float]", ends: "array[int]") -> CohortSummary:
-    times_ms, end = np.array(waits_ms), np.array(ends, dtype=np.int8)
-    if end.any():
-        waits = survival.make_waits(times_ms, end, np.arange(len(times_ms)))
-        found = survival.quantiles(waits, survival.incidence(waits), np.array(_LEVELS)).tolist()
-    else:
-        places = [quantile_place(level, len(times_ms)) for level in _LEVELS]
-        found = np.partition(times_ms, places)[places].tolist()
-    p50, p90, p99 = (value if math.isfinite(value) else None for value in found)
+def _wait(record: Record) -> tuple[float, int] | None:
+    """Return the wait for a first token and how it ended; None: not streamed, there was no wait."""
+    if record.ttft_ms is not None:
+        return record.ttft_ms, survival.EVENT
+    end = survival.END_OF_STATUS[record.status]
+    return None if record.e2e_ms is None or end == survival.EVENT else (record.e2e_ms, end)
+
+
+def _cohort(name: str, waits: Sequence[tuple[float, int]]) -> CohortSummary:
+    times_ms, end = np.array([time for time, _ in waits]), np.array([end for _, end in waits], dtype=np.int8)
+    found: list[float] = []
+    if len(waits):
+        made = survival.make_waits(times_ms, end, np.arange(len(times_ms)))
+        found = survival.quantiles(made, survival.incidence(made), np.array(_LEVELS)).tolist()
+    p50, p90, p99 = (value if math.isfinite(value) else None for value in found or [math.nan] * len(_LEVELS))
     return CohortSummary(name, len(times_ms), p50, p90, p99)
 
 
 EPILOG = """\
 examples:
   sim run monday.jsonl.zst --latency-model model.json -o predicted.jsonl.zst
-  sim run monday.jsonl.zst --latency-model model.json -o fleet.jsonl.zst --replicas 4 --route overlap
+  sim run monday.jsonl.zst --latency-model model.json -o fleet.jsonl.zst --replicas 4 --route prefix
 """
 
 
@@ -197,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         required=True,
-        help="predicted trace (.gz and .zst compress, .parquet makes columns)",
+        help="predicted trace (.gz and .zst compress)",
     )
     add_engine_flags(parser)
     add_fleet_flags(parser, several=False)
@@ -208,11 +212,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the noise")
     parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
-    parser.add_argument(
-        "--steps",
-        type=Path,
-        help="write the engine's steps as JSON Lines, for report show --steps; of a fleet's engine 2 to FILE with .2",
-    )
     parser.add_argument("--overwrite", action="store_true", help="replace the outputs if they exist")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -229,11 +228,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def predict_trace(arguments: argparse.Namespace) -> Summary:
     trace, seed, deployment = arguments.trace, None if arguments.no_noise else arguments.seed, deployment_of(arguments)
-    models = [load_model(path) for path in arguments.latency_model]
-    model, digest = models[0], trace_digest(trace)
+    models, digest = [load_model(path) for path in arguments.latency_model], trace_digest(trace)
     for one in models:
         one.refuse_fit_traces(digest, trace)
-    engine = _deployed(model, arguments, deployment)
+    model, engine = models[0], _deployed(models[0], arguments, deployment)
     with open_trace(trace) as reader:
         if engine.kv_groups is None:
             refuse_other_attention(reader.meta, trace)
@@ -249,98 +247,131 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         said = verdict_sentence(arguments.latency_model[0], model, digest, reader.meta)
         for line in (*engine_warning(model, reader.meta), said):
             print(f"sim run: {line}", file=sys.stderr)
-        header = msgspec.structs.replace(header, extra={**header.extra, "validation": said, **deployment.meta()})
-        parts = arrivals_in_parts(reader, engine, arguments)
-        first = next(parts)  # what is wrong with the trace is said before there is an output
-        inputs = [trace, *arguments.latency_model]
-        deployment.require_room(first.arrivals, engine.block_size)
-        if fleetrun.asks_fleet(arguments, models) or deployment.workers:
-            arrivals = first.arrivals.followed_by(*(part.arrivals for part in parts))
-            run = fleetrun.DeployedRun(lambda one: _deployed(one, arguments, deployment), deployment, seed)
-            summary = _predict_fleet(arguments, header, arrivals, models, run)
-            return replace(summary, assumptions=tuple(deployment.assumptions()))
-        with (
-            _loop(arguments, header, engine) as run_on,
-            new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer,
-        ):
-            simulation, tally = (
-                streaming.StreamingRun(engine, deployment.model(model), seed, run_on, deployment=deployment.tiers),
-                Tally(),
-            )
-            records = predicted_records(
-                chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not arguments.cold_prompts
-            )
-            for record in records:
-                writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
-        summary = tally.summary(simulation.preemptions, simulation.engine_steps)
-        return replace(summary, tiers=simulation.traffic, assumptions=tuple(deployment.assumptions()))
+        arrivals = read_arrivals(reader, engine, arguments)
+    deployment.require_room(arrivals, engine.block_size)
+    inputs = [trace, *arguments.latency_model]
+    check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
+    finished: EngineRun | FleetRun
+    if _asks_fleet(arguments, models) or deployment.workers:
+        finished = _run_fleet(arguments, arrivals, models, deployment, seed)
+    else:
+        finished = EngineRun(arrivals, engine, model, seed, deployment.tiers)
+    fleet = {"fleet": finished.meta()} if isinstance(finished, FleetRun) else {}
+    told = {"validation": said, **deployment.meta(), **fleet}
+    header = msgspec.structs.replace(header, extra={**header.extra, **told})
+    keep_hashes = not arguments.cold_prompts
+    records = outcomes.finished_records(finished.results(), engine.block_size, keep_hashes=keep_hashes)
+    with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
+        for record in records:
+            writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
+    return replace(
+        summarise(records, finished.preemptions, finished.engine_steps),
+        fleet=finished.summary(records) if isinstance(finished, FleetRun) else None,
+        tiers=finished.traffic if deployment.tiers else None,
+        assumptions=tuple(deployment.assumptions()),
+    )
+
+
+class EngineRun:
+    """A run of one engine."""
+
+    def __init__(
+        self, arrivals: "Arrivals", config: EngineConfig, model: Model, seed: int | None, tiers: Deployment | None
+    ) -> None:
+        state = simstate.build_state(arrivals, config, model, seed, deployment=tiers)
+        self._arrivals, self._state = arrivals, loop.run_state(state, simstate.loop_of(config))
+        self.preemptions = int(self._state.clock["preemptions"][0])
+        steps = int(self._state.clock["num_steps"][0])
+        self.engine_steps = int(np.count_nonzero(self._state.timeline.rows[:steps, STEPS]))
+
+    @property
+    def traffic(self) -> "TierTraffic":
+        return tiers.traffic_of([self._state])
+
+    def results(self) -> "Iterator[RequestResult]":
+        return outcomes.results_in(self._state, self._arrivals, np.arange(len(self._arrivals)))
 
 
 def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:
-    """Return a model's engine with the settings that the flags and the deployment ask for."""
-    overrides = engine_overrides(arguments)
-    engine = engine_with(model.engine, overrides)
-    return engine_with(engine, deployment.engine(engine, overrides))
+    """Return a model's engine with the settings that the flags ask for."""
+    engine = engine_with(model.engine, engine_overrides(arguments))
+    deployment.check(engine)
+    return engine
 
 
-def _predict_fleet(
+def _asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
+    """Return whether the flags ask for several engines or a router. Raises InputError for what a fleet has not."""
+    asked = bool(arguments.route is not None or arguments.event or arguments.replicas not in (None, "1"))
+    routed = arguments.route not in (None, CAPTURED) and not arguments.prefill_workers
+    if routed and arguments.replicas is None and not arguments.event:
+        raise InputError(f"--route: {LONE_ROUTE}")
+    if not asked and len(models) > 1:
+        raise InputError(f"--latency-model: {len(models)} models for one engine; expected --replicas {len(models)}")
+    return asked
+
+
+def _run_fleet(
     arguments: argparse.Namespace,
-    header: Meta,
     arrivals: "Arrivals",
-    models: list[Model],
-    run: "DeployedRun",
-) -> Summary:
-    """Predict a whole trace on the fleet that the flags ask for."""
-    inputs = [arguments.trace, *arguments.latency_model]
-    check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
-    logs = partial(_fleet_logs, arguments, header)
-    found = fleetrun.simulate_fleet(arguments, arrivals, models, run, open_logs=logs)
-    header = msgspec.structs.replace(header, extra={**header.extra, "fleet": found.meta()})
-    order, tally = outcomes.FinishOrder(), Tally()
-    with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
-        for result in found.results():
-            order.add(result, found.block_size, keep_hashes=not arguments.cold_prompts)
-        records = order.release()
-        for record in records:
-            writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
-        tally.add(records)
-    summary = tally.summary(found.preemptions, found.engine_steps)
-    return replace(summary, fleet=found.summary(records), tiers=found.traffic if run.deployment.tiers else None)
+    models: Sequence[Model],
+    deployment: Deployment,
+    seed: int | None,
+) -> "FleetRun":
+    """Run ``arrivals`` through the fleet that the flags ask for."""
+    configs = {id(model): _deployed(model, arguments, deployment) for model in models}
+    load = dispatching.RoutedLoad(arrivals, configs[id(models[0])].block_size)
+    replicas, route, events = arguments.replicas, arguments.route, arguments.event
+    plan: FleetPlan | None
+    if deployment.workers:
+        plan = workers_plan(deployment, route, replicas, events)
+    else:
+        plan = fleet_plan(replicas, route, events, lambda: load.upstreams)
+    assert plan is not None
+    engines = deployed(engines_of(plan, models, lambda model: configs[id(model)]), deployment)
+    return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed))
 
 
-@contextmanager
-def _loop(arguments: argparse.Namespace, header: Meta, engine: EngineConfig) -> "Iterator[Callable[[SimState], int]]":
-    """Give the loop, or one that writes its steps where ``--steps`` says."""
-    if arguments.steps is None:
-        yield simstate.loop_of(engine)
-        return
-    with _step_log(arguments, arguments.steps, header, engine) as log:
-        yield log.run
+class FleetRun:
+    """A fleet's run that has ended."""
 
+    def __init__(self, plan: FleetPlan, engines: "Sequence[FleetEngine]", dispatch: "Dispatch") -> None:
+        self._plan, self._engines, self._dispatch = plan, engines, dispatch
+        self.preemptions = sum(int(life.state.clock["preemptions"][0]) for life in dispatch.fleet.lives)
+        self.engine_steps = sum(life.engine_steps for life in dispatch.fleet.lives)
 
-@contextmanager
-def _step_log(arguments: argparse.Namespace, path: Path, header: Meta, engine: EngineConfig) -> "Iterator[StepLog]":
-    inputs = [arguments.trace, *arguments.latency_model, arguments.output]
-    with lines_file(path, inputs=inputs, overwrite=arguments.overwrite, flag="--steps") as take:
-        take(msgspec.json.encode(header_of(header, engine.usable_blocks)) + b"\n")
-        yield steplog.StepLog(take, simstate.loop_of(engine))
+    @property
+    def traffic(self) -> "TierTraffic":
+        return self._dispatch.fleet.traffic
 
+    def meta(self) -> dict[str, Any]:
+        """Return settings that decided the run besides one engine's settings."""
+        events = [settings_of(event) for event in self._plan.events]
+        return {"engines": list(self._plan.names), "route": self._plan.route, "events": events}
 
-@contextmanager
-def _fleet_logs(
-    arguments: argparse.Namespace, header: Meta, engines: "Sequence[FleetEngine]"
-) -> "Iterator[Sequence[StepLog]]":
-    """Give a log for each engine where ``--steps`` is given: of engine 2 in ``steps.2.jsonl``, from 0 on."""
-    if arguments.steps is None:
-        yield ()
-        return
-    name, dot, ending = arguments.steps.name.partition(".")
-    paths = [arguments.steps.with_name(f"{name}.{place}{dot}{ending}") for place in range(len(engines))]
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(_step_log(arguments, path, header, engine.config))
-            for path, engine in zip(paths, engines, strict=True)
+    def results(self) -> "Iterator[RequestResult]":
+        return self._dispatch.fleet.results()
+
+    def summary(self, records: Sequence[Record]) -> FleetSummary:
+        first_ms = float(self._dispatch.fleet.arrivals.arrival_ms.min(initial=np.inf))
+        events = [
+            ((at_ms - first_ms) / 1e3, what, self._engines[engine].name) for at_ms, what, engine in self._dispatch.log
         ]
+        failed = Counter(one.error for one in records if one.error in ("no_engine", "engine_died"))
+        return FleetSummary(
+            route=self._plan.route,
+            engines=[_share(engine.name, records) for engine in self._engines],
+            events=events,
+            not_served={str(error): count for error, count in sorted(failed.items(), key=str)},
+        )
+
+
+def _share(name: str, records: Sequence[Record]) -> EngineShare:
+    own = [record for record in records if record.upstream == name]
+    ttft_ms = [record.ttft_ms for record in own if record.ttft_ms is not None]
+    prompt = sum(record.prompt_tokens or 0 for record in own if record.cached_tokens is not None)
+    cached = sum(record.cached_tokens or 0 for record in own)
+    levels = np.quantile(ttft_ms, (0.5, 0.9), method="inverted_cdf").tolist() if ttft_ms else (None, None)
+    return EngineShare(name, len(own), cached / prompt if prompt else 0.0, *levels)
 
 
 def with_gaps_as_numbers(record: Record) -> Record:
@@ -351,63 +382,28 @@ def with_gaps_as_numbers(record: Record) -> Record:
     return record
 
 
-def predicted_records(
-    parts: "Iterable[Part]", simulation: "StreamingRun", tally: Tally, block_size: int, *, keep_hashes: bool = True
-) -> Iterator[Record]:
-    """Simulate arrivals that come in parts, and give each record as soon as nothing can come before it."""
-    order = outcomes.FinishOrder()
-    for part in parts:
-        for results in simulation.feed(*part):
-            for result in results:
-                order.add(result, block_size, keep_hashes=keep_hashes)
-            released = order.release(simulation.certain_until_ms - ROUNDING_MS, simulation.in_flight_ms)
-            tally.add(released)
-            yield from released
-    released = order.release()
-    tally.add(released)
-    yield from released
-
-
-def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> "Iterator[Part]":
+def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> "Arrivals":
+    """Read the requests in order of arrival; with ``--replay-sessions``, each waits for its parent."""
     trace: Path = arguments.trace
     plan = planning.BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)
     plan.inferred = None if arguments.cold_prompts else outputs.inferred_outputs(reader)
-    batches, order = sessions_of(reader, trace) if arguments.replay_sessions else roots_of(reader, trace)
-    parts = arrivalorder.in_parts(plan.every(batches), order)
-    first = next(parts, None)
-    if first is None:
+    read = list(reader.batches())
+    if not read:
         raise InputError(f"{trace}: no records; expected at least one request")
+    if arguments.replay_sessions and not any(any(batch.words("parent_id")) for batch in read):
+        with open_trace(trace) as again:
+            read = [batches.RecordBatch(arrivalorder.linked_records(reader.meta, list(again), trace))]
+    parent_ids = [name for batch in read for name in batch.words("parent_id")]
+    think_ms = np.concatenate([batch.times("think_ms") for batch in read])
+    first, *others = plan.every(read)
+    arrivals = first.followed_by(*others)
     plan.require_hashes()
-    yield first
-    yield from parts
     part = rests_on(plan.hashed, plan.requests, "block hashes")
     for warning in [*reader.warnings, *([f"hits are {part}"] if part else [])]:
         print(f"warning: {warning}", file=sys.stderr)
-
-
-def roots_of(reader: TraceReader, path: Path) -> "tuple[Iterable[Batch], Order]":
-    """A trace's batches and the order of their arrivals. Only a large trace is read twice for it."""
-    batches, first = reader.batches(), []
-    for batch in batches:
-        first.append(batch)
-        if sum(map(len, first)) > arrivalorder.PART:
-            with open_trace(path) as again:
-                return chain(first, batches), arrivalorder.by_arrival(_arrivals_ms(again.batches()))
-    return first, arrivalorder.by_arrival(_arrivals_ms(first))
-
-
-def sessions_of(reader: TraceReader, path: Path) -> "tuple[Iterable[Batch], Order]":
-    """A trace's batches and the order in which each waits for its parent; no session recorded: from the hashes."""
-    with open_trace(path) as again:
-        order = arrivalorder.by_session(again.batches(), path)
-    if (order.parents != planning.NOBODY).any() or not len(order.numbers):
-        return reader.batches(), order
-    records = arrivalorder.linked_records(reader.meta, list(reader), path)
-    return [batches.RecordBatch(records)], arrivalorder.by_session([batches.RecordBatch(records)], path)
-
-
-def _arrivals_ms(batches: "Iterable[Batch]") -> FloatArray:
-    return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
+    if arguments.replay_sessions:
+        return arrivalorder.by_session(arrivals, parent_ids, think_ms)
+    return arrivalorder.by_arrival(arrivals)
 
 
 def _as_text(summary: Summary, output: Path) -> str:
@@ -417,16 +413,11 @@ def _as_text(summary: Summary, output: Path) -> str:
         f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
     ]
     rows = [
-        [
-            one.name,
-            str(one.requests),
-            *(NOTHING if ms is None else f"{ms:.1f}" for ms in (one.p50_ms, one.p90_ms, one.p99_ms)),
-        ]
-        for one in summary.cohorts
+        [one.name, str(one.requests), *map(_shown_ms, (one.p50_ms, one.p90_ms, one.p99_ms))] for one in summary.cohorts
     ]
     lines += table_lines(["TTFT ms", "n", "p50", "p90", "p99"], rows, "<", gap="    ")
     if summary.fleet is not None:
-        lines += fleetrun.fleet_lines(summary.fleet)
+        lines += fleet_lines(summary.fleet)
     if summary.tiers is not None:
         lines.append(tiers.traffic_sentence(summary.tiers))
     lines += [f"assumed: {one}" for one in summary.assumptions]
@@ -437,3 +428,20 @@ def _as_text(summary: Summary, output: Path) -> str:
             "than it serves them, and TTFTs say how long the trace is"
         )
     return "\n".join(lines)
+
+
+def fleet_lines(fleet: FleetSummary) -> list[str]:
+    """Return a fleet's summary as lines of a terminal."""
+    rows = [
+        [one.name, str(one.requests), f"{one.hit_rate:.1%}", _shown_ms(one.p50_ms), _shown_ms(one.p90_ms)]
+        for one in fleet.engines
+    ]
+    lines = table_lines([f"engine ({fleet.route})", "n", "cached", "TTFT p50", "p90"], rows, "<", gap="    ")
+    lines += [f"at {at_s:,.1f} s engine {name}: {what}" for at_s, what, name in fleet.events[:MOST_EVENTS_SHOWN]]
+    if len(fleet.events) > MOST_EVENTS_SHOWN:
+        lines.append(f"… and {len(fleet.events) - MOST_EVENTS_SHOWN} events more")
+    return lines + [f"{count} requests failed: {error}" for error, count in fleet.not_served.items()]
+
+
+def _shown_ms(ms: float | None) -> str:
+    return NOTHING if ms is None else f"{ms:.1f}"

@@ -22,7 +22,6 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.eviction import parse_evict
 from sim.vllm.hybrid import cache_of
 from sim.vllm.pool import BlockPool
-from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 
@@ -133,7 +132,6 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     values = {
         "evict": eviction.policy,
         "evict_limit": eviction.limit,
-        "free_rule": FREE_RULES.index(config.free_rule),
         "by_priority": config.scheduling_policy == "priority",
         "composes_ahead": config.async_scheduling,
         "placement": layout.PLACEMENTS.index(placement),

@@ -45,7 +45,6 @@ def _set_links(state: layout.Records, deployment: Deployment, block_size: int, *
         "remote": remote,
         "layerwise": not remote and deployment.tier_load == "layerwise",
         "on_eviction": not remote and deployment.tier_write == "evict",
-        "prefetch": not remote and deployment.prefetch,
         "host_blocks": deployment.host_blocks,
         "disk_blocks": deployment.disk_blocks,
         "block_size": block_size,

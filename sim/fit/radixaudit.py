@@ -150,8 +150,8 @@ def audit_radix(meta: Meta, records: Sequence[Record], config: RadixConfig) -> R
     size = meta.block_size or 1
     records = list(map(outputs.infer_outputs(meta, records).fill, records))
     if config.page_size < size and meta.hash is not None and meta.hash.branches:
-        resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(records, size))
-        meta, records = resizing.meta(meta), list(map(resizing.record, records))
+        chains_of_tokens = tokenchains.TokenChains(tokenchains.branches_of(records, size))
+        meta, records = tokenchains.opened_meta(meta), list(map(chains_of_tokens.expand, records))
     chains = Chains(meta, max(config.page_size, meta.block_size or 1))
     run = _RadixRun(list(_served(records, chains)), config, chains.block_size)
     run.run()

@@ -11,14 +11,13 @@ from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import (
     CAPTURED,
     LONE_ROUTE,
-    NO_ADAPTER_FLEET,
     FleetPlan,
     fleet_plan,
     upstream_names,
     workers_plan,
 )
 from sim.forecast.scenarios import Scenario
-from sim.latency.modelfile import Model, engine_with, load_model
+from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
 from sim.vllm.settings import other_attention, refuse_other_attention
@@ -28,14 +27,13 @@ from tracefile.records.latenames import LateModule, late_modules
 if TYPE_CHECKING:
     import numpy as np
 
-    from sim.engine import dispatch as dispatching
     from sim.engine import simstate
     from sim.workload import arrivalorder
     from sim.workload import arrivals as planning
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
-    dispatching, simstate = late_modules("sim.engine", "dispatch simstate")
+    simstate = LateModule("sim.engine.simstate")
     arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
 
 AS_DEPLOYED = Deployment()
@@ -55,8 +53,6 @@ class Captured:
     """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
     planned: "dict[tuple[int, bool, bool], tuple[Arrivals, float]]" = field(default_factory=dict, compare=False)
     """Arrivals as captured and where the capture ends, by what they depend on: kept, as scenarios share them."""
-    others: dict[str, tuple[EngineConfig, Model]] = field(default_factory=dict, compare=False)
-    """Settings and model of other engines, by the model's path: kept, too."""
 
     @property
     def cold(self) -> bool:
@@ -86,14 +82,6 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherEngine:
-    """Settings and model of every second engine of a mixed fleet."""
-
-    engine: EngineConfig
-    model: Model
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """A scenario's planned arrivals and engine."""
 
@@ -105,8 +93,6 @@ class Load:
     fleet: FleetPlan | None = None
     """None: one engine."""
     deployment: Deployment = AS_DEPLOYED
-    other: OtherEngine | None = None
-    """None: all engines are equal."""
 
     @property
     def most_blocks(self) -> int:
@@ -119,8 +105,7 @@ class Load:
     def serves(self) -> bool:
         """True if an engine can serve some request that waits for no other, or the capture tells its end."""
         roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
-        engines = [self.engine] if self.other is None else [self.engine, self.other.engine]
-        return not roots.runs.all() or any(simstate.servable(roots, engine).any() for engine in engines)
+        return not roots.runs.all() or bool(simstate.servable(roots, self.engine).any())
 
 
 def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: str | None = None) -> Captured:
@@ -191,36 +176,14 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     deployment.require_room(arrivals, engine.block_size)
     if engine.kv_groups is not None and fleet is not None:
         raise InputError(f"--kv-groups: {engine.kv_groups}; expected one group in a fleet of engines")
-    other = None if scenario.mixed_with is None else _other_engine(captured, scenario, engine, fleet)
-    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment, other)
-
-
-def _other_engine(captured: Captured, scenario: Scenario, engine: EngineConfig, fleet: FleetPlan | None) -> OtherEngine:
-    path = str(scenario.mixed_with)
-    if fleet is None or len(fleet.names) == 1:
-        raise InputError(f"--mixed-with: {path} for one engine; expected --replicas 2 or more")
-    if path not in captured.others:
-        model = load_model(Path(path))
-        model.refuse_fit_traces(captured.digest, captured.path)
-        model.refuse_fit_requests(captured.records, captured.path)
-        captured.others[path] = captured_engine(model.engine, captured.meta, captured.records), model
-    own, model = captured.others[path]
-    if own.kv_groups is not None:
-        raise InputError(f"--mixed-with: {path}: KV groups {own.kv_groups}; expected a model with one group in a fleet")
-    own = engine_with(own, _same_memory(own, scenario.settings))
-    own = engine_with(own, Deployment(**scenario.deployment).engine(own, scenario.settings))
-    if own.block_size != engine.block_size:
-        raise InputError(
-            f"--mixed-with: {path}: blocks of {own.block_size} tokens beside {engine.block_size}; expected --block-size"
-        )
-    return OtherEngine(own, model)
+    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment)
 
 
 def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:
     """Return the settings of a scenario's engines, their fleet (the capture's unless others are asked), and layout."""
     deployment = Deployment(**scenario.deployment)
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
-    engine = engine_with(engine, deployment.engine(engine, scenario.settings))
+    deployment.check(engine)
     upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
     if deployment.workers:
         return engine, workers_plan(deployment, route, replicas, scenario.events), deployment
@@ -228,15 +191,10 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
         if route in (None, CAPTURED) and not scenario.events:
             return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment
         replicas = len(upstreams)
-    if replicas is None and route not in (None, CAPTURED) and not (scenario.events or scenario.adapter_load_s):
+    if replicas is None and route not in (None, CAPTURED) and not scenario.events:
         raise InputError(f"--route: {LONE_ROUTE}")
     told = None if replicas is None else str(replicas)
-    found = fleet_plan(told, route, scenario.events, lambda: upstreams)
-    if scenario.adapter_load_s and (found is None or found.route == CAPTURED):
-        raise InputError(NO_ADAPTER_FLEET)
-    if found is not None:
-        found = replace(found, adapters=dispatching.AdapterLoad(scenario.max_loras, 1e3 * scenario.adapter_load_s))
-    return engine, found, deployment
+    return engine, fleet_plan(told, route, scenario.events, lambda: upstreams), deployment
 
 
 def at_rate(arrivals: "Arrivals", rate: float) -> "Arrivals":

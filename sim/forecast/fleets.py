@@ -1,27 +1,21 @@
 """Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from measure.cache.chains import chain_places
-from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, deployed, run_fleet
-from sim.forecast import ensemble
-from sim.forecast.captured import Captured, Load, plan
+from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast
-from sim.forecast.saturation import Demand, PointRun, demand_of, extrapolations, run_point
-from sim.forecast.scenarios import AS_CAPTURED
+from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.kernels import layout
-from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model
 from sim.latency.terms import TERMS
-from sim.vllm.config import EngineConfig
 
 Seen = dict[str, npt.NDArray[Any]]
 
@@ -35,45 +29,34 @@ def forecast_load(
     threads: int | None = None,
 ) -> Forecast:
     """Forecast a load on every member as its scenario deploys it; ``done`` and ``threads``: see ``forecast``."""
-    models = [load.deployment.model(one) for one in members]
     return forecast(
         load.arrivals,
         load.engine,
-        models,
+        members,
         seed=seed,
         done=done,
         threads=threads,
-        run_one=_run_one_of(load, models, seed),
+        run_one=_run_one_of(load),
         deployment=load.deployment.tiers,
     )
 
 
-def _run_one_of(load: Load, members: Sequence[Model], seed: int) -> RunOne | None:
+def _run_one_of(load: Load) -> RunOne | None:
     """Return a function that runs a load's fleet on a member's model and noise; None: the load is of one engine."""
     plan = load.fleet
     if plan is None:
         return None
     routed = RoutedLoad(load.arrivals, load.engine.block_size)
-    other_of: dict[int, Model] = {}
-    if load.other is not None:
-        drawn = ensemble.members(load.other.model, len(members), seed)
-        others = [load.deployment.model(one) for one in drawn]
-        other_of = {id(one): other for one, other in zip(members, others, strict=True)}
 
     def run_member(model: Model, seed: int | None) -> Seen:
-        engines = deployed(_engines(load, plan, model, other_of.get(id(model))), load.deployment)
+        engines = _engines(load, plan, model)
         return _seen(run_fleet(load.arrivals, routed, engines, plan, seed))
 
     return run_member
 
 
-def _engines(load: Load, plan: FleetPlan, model: Model, other: Model | None) -> list[FleetEngine]:
-    """Return the engines of a fleet; ``other``: model of every second one."""
-    mine = [FleetEngine(name, load.engine, model) for name in plan.names]
-    if load.other is None or other is None:
-        return mine
-    config = load.other.engine
-    return [replace(one, config=config, model=other) if place % 2 else one for place, one in enumerate(mine)]
+def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
+    return deployed([FleetEngine(name, load.engine, model) for name in plan.names], load.deployment)
 
 
 def _seen(dispatch: Dispatch) -> Seen:
@@ -101,15 +84,13 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
-    model = load.deployment.model(model)
+def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
+    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine."""
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
-        return point, demand_of(point, load.arrivals, load.engine, model), None
+        return point, demand_of(point, load.arrivals, load.engine, model)
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
-    other = None if load.other is None else load.deployment.model(load.other.model)
-    engines = deployed(_engines(load, load.fleet, model, other), load.deployment)
+    engines = _engines(load, load.fleet, model)
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
     fleet, costs = dispatch.fleet, [np.array(engine.model.costs) for engine in engines]
     by_engine = np.zeros(len(engines))
@@ -129,35 +110,4 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)
-    return point, demand, _routing(dispatch, load.fleet, by_engine)
-
-
-class PointRuns:
-    """Runs of loads without noise beside the capture's own, which is made once."""
-
-    def __init__(self, captured: Captured, model: Model) -> None:
-        self._captured, self._model = captured, model
-        self._base: tuple[PointRun, EngineConfig] | None = None
-
-    def __call__(self, load: Load) -> tuple[Demand, float, list[str]]:
-        """Return a load's demand, the time up to which its forecast counts, and conditions that no capture showed."""
-        if self._base is None:
-            as_captured = plan(self._captured, AS_CAPTURED)
-            self._base = point_of(as_captured, self._model)[0], as_captured.engine
-        base, engine = self._base
-        point, demand, _ = point_of(load, self._model)
-        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
-        return demand, horizon_ms, list(extrapolations(self._model, base, point, engine, load.engine))
-
-
-def _routing(dispatch: Dispatch, plan: FleetPlan, work_ms: npt.NDArray[np.float64]) -> Routing:
-    engine_of = np.array(dispatch.engine_of)
-    requests = np.bincount(engine_of[engine_of != NONE], minlength=len(plan.names))
-    return Routing(
-        engines=len(plan.names),
-        route=plan.route,
-        most_requests=int(requests.max()),
-        fewest_requests=int(requests.min()),
-        work_ratio=round(float(work_ms.max() / max(work_ms.mean(), 1e-9)), 4),
-        failed=int(np.isin(dispatch.fleet.state.runs["outcome"], (layout.LOST, layout.NO_ENGINE)).sum()),
-    )
+    return point, demand

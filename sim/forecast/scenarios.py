@@ -8,16 +8,20 @@ from math import prod
 from typing import Any
 
 from engines.routing.routes import parse_route
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, one_of, positive, refuse_alone, seconds, whole
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
 from sim.vllm.config import KV_GROUPS_HELP
 from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import read_groups
-from sim.vllm.rules import FREE_RULES
 from tracefile import InputError
-from tracefile.commandline.parser import seed
+from tracefile.commandline.parser import Parser, seed
 
+RARE = (
+    *("free-rule", "max-model-len", "host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency", "tier-write"),
+    *("tier-load", "kv-link-gb-per-s", "kv-link-latency"),
+)
+"""Axes whose values a file of ``--config`` or a grid gives alone."""
 MOST_SCENARIOS = 200
 BASELINE = "as captured"
 
@@ -34,17 +38,13 @@ class Scenario:
     route: str | None = None
     """None: as captured with its engines, else round-robin."""
     events: tuple[str, ...] = ()
-    mixed_with: str | None = None
-    """model.json of every second engine."""
-    adapter_load_s: float = 0.0
-    max_loras: int = 1
     deployment: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``Deployment`` that are not its defaults."""
 
     @property
     def differences(self) -> dict[str, int | float | str | bool]:
         """Settings that are not the capture's, by name."""
-        names = ("replicas", "route", "mixed_with", "adapter_load_s", "max_loras")
+        names = ("replicas", "route")
         fleet = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(AS_CAPTURED, name)}
         events = {"events": ", ".join(self.events)} if self.events else {}
         return {**self.settings, **self.deployment, **fleet, **events}
@@ -63,15 +63,16 @@ class Scenario:
 AS_CAPTURED = Scenario({})
 
 
-def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
+def add_scenario_flags(parser: Parser) -> None:
     """Declare the flags of a scenario. Several values of a flag, separated by commas, make several scenarios."""
     different = parser.add_argument_group("what differs", "N,N,… are several scenarios; several flags: all together")
     for axis in AXES:
         if axis.kind is bool:
             different.add_argument(axis.flag, action="store_true", help=axis.help)
         elif axis.help:
-            told = "" if "default" in axis.help else " (default: the capture's)"
-            different.add_argument(axis.flag, metavar=f"{axis.metavar},…", help=f"{axis.help}{told}")
+            default = "" if "default" in axis.help else " (default: the capture's)"
+            add = parser.add_setting if axis.name in RARE else different.add_argument
+            add(axis.flag, metavar=f"{axis.metavar},…", help=f"{axis.help}{default}")
     add_fleet_flags(parser, several=True)
 
 
@@ -89,13 +90,6 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
         help="forecasts of each load, each with its own parameters and noise; more: finer intervals",
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the members and their noise")
-
-
-def checked_confidence(confidence: float) -> float:
-    """Return ``--confidence``. Raises InputError for what is no share of the members."""
-    if not 0.0 < confidence <= 1.0:
-        raise InputError(f"--confidence: {confidence:g}; expected more than 0 and at most 1")
-    return confidence
 
 
 def checked_members(members: int) -> int:
@@ -250,7 +244,6 @@ AXES = (
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
-    Axis("free-rule", str, "RULE", f"where a freed block goes: {' or '.join(FREE_RULES)}", one_of(*FREE_RULES)),
     Axis("evict", str, "POLICY", EVICT_HELP, _evict),
     Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(
@@ -264,24 +257,6 @@ AXES = (
     Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), say=lambda n: f"{n} replica{'s' * (n != 1)}"),
     Axis("route", str, "POLICY", read=_route, say=str),
     Axis("event", str, "EVENT", read=_events, field="events", say=", ".join),
-    Axis(
-        "mixed-with",
-        str,
-        "MODEL",
-        "model.json of every second engine, of other hardware (default: none)",
-        lambda _, word: word or None,
-        say=lambda path: f"mixed with {path}",
-    ),
-    Axis(
-        "adapter-load",
-        str,
-        "TIME",
-        "delay of a request whose LoRA adapter is not resident, such as 200ms (default 0)",
-        seconds,
-        field="adapter_load_s",
-        say=lambda load_s: f"adapter load {load_s:g} s",
-    ),
-    Axis("max-loras", int, "N", "adapters resident on an engine at once (default 1)", whole(1)),
     *(Axis(name, *one) for name, one in DEPLOYMENT_FLAGS.items()),
 )
 """Everything in which scenarios may differ, in the order of their names and of a grid's columns."""

@@ -20,8 +20,8 @@ from sim.vllm.eviction import BELADY, SLRU, TTL, level_of
 from tracefile.hashing.splitmix64 import GOLDEN
 
 NONE = 0
-KNOWN, PRIVATE, UNHASHED = range(3)
-"""Kind of what a key names: ``Pool.keys`` has it; only the request of that serial number has it; it has none."""
+KNOWN, PRIVATE = range(2)
+"""Kind of what a key names: ``Pool.keys`` has it; only the request of that serial number has it."""
 NO_SERIAL = -1
 """Of a request that never looks up its private blocks: they need not be found."""
 CACHED, FORGOTTEN = range(2)

@@ -37,9 +37,6 @@ ALL_ENDED, AT_STOP, NO_ROOM, BAD_CHAIN = range(-1, -5, -1)
 a hash occurs at two depths."""
 FLEET_CLOCK = record("num_arrivals num_events num_told engine", times="now_ms stop_ms")
 """``stop_ms``: where to return in any case; ``engine``: the one without room."""
-SEEN = record("cached_tokens prefill_tokens prefill_depth decodes kv_tokens", times="ahead_ms")
-"""An engine as it is when a request comes: tokens of its prompt that are cached; outstanding prefill of other requests
-and the sum of its tokens times their depth; requests decoding, on so many KV tokens; rest of the step that runs now."""
 FLEET_ENGINE = record("num_in_flight hands_over", times="resumes_ms bound_ms")
 """``hands_over``: a prefill worker, whose requests come to the router again at their end; ``resumes_ms``: nothing
 happens in it before; ``bound_ms``: no session that waits for it goes on before."""
@@ -106,7 +103,7 @@ def advance(addresses: Places, place: int, engine: int) -> int:
             continue
         _tell_until(fleet, until_ms)
         if fleet.router.settings[0].policy != ASKED:
-            hear(fleet.router, addresses, fleet.told, clock.num_told)
+            hear(fleet.router, fleet.told, clock.num_told)
             clock.num_told = 0
         if until_ms == np.inf:
             return ALL_ENDED
@@ -125,46 +122,13 @@ def advance(addresses: Places, place: int, engine: int) -> int:
 
 
 @entry
-def look(addresses: Places, place: int, seen: Records) -> None:
-    """Look into each engine as it is for the request at ``place``, which has just come."""
-    fleet = _fleet_at(addresses, len(addresses) - 1)
-    now_ms = fleet.clock[0].now_ms
-    for engine in range(len(fleet.engines)):
-        _look_into(_engine_at(addresses, engine), place, seen[engine])
-        seen[engine].ahead_ms = max(_engine_at(addresses, engine).clock[0].now_ms - now_ms, 0.0)
-
-
-@kernel
-def _look_into(state: SimState, place: int, seen: Any) -> None:
-    scheduler = state.scheduler
-    requests, settings, queues = scheduler.requests, scheduler.settings[0], scheduler.state[0]
-    request = requests[place]
-    most = _lookup_limit(request.prompt_tokens, settings.block_size, request.prompt_logprobs)
-    hits, _ = lookup(scheduler.pool, request, most)
-    seen.cached_tokens = hits * settings.block_size
-    seen.prefill_tokens = seen.prefill_depth = seen.decodes = seen.kv_tokens = 0
-    for position in range(queues.num_running):
-        other = requests[scheduler.running[position]]
-        left = other.prompt_tokens - other.num_computed
-        if left > 0:
-            _count_left(seen, left, other.num_computed)
-        else:
-            seen.decodes += 1
-            seen.kv_tokens += other.num_computed
-    waiting = requests[len(requests) - 1].next_waiting
-    while waiting != len(requests) - 1:
-        other = requests[waiting]
-        hits, _ = lookup(
-            scheduler.pool, other, _lookup_limit(other.num_tokens, settings.block_size, other.prompt_logprobs)
-        )
-        _count_left(seen, other.num_tokens - hits * settings.block_size, hits * settings.block_size)
-        waiting = other.next_waiting
-
-
-@kernel
-def _count_left(seen: Any, tokens: int, depth: int) -> None:
-    seen.prefill_tokens += tokens
-    seen.prefill_depth += tokens * depth + tokens * tokens // 2
+def look(addresses: Places, place: int, cached: Places) -> None:
+    """Count, by engine, the leading blocks that it holds of the request at ``place``, which has just come."""
+    for engine in range(len(addresses) // 2):
+        scheduler = _engine_at(addresses, engine).scheduler
+        request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
+        most = _lookup_limit(request.prompt_tokens, block_size, request.prompt_logprobs)
+        cached[engine], _ = lookup(scheduler.pool, request, most)
 
 
 @kernel

@@ -47,7 +47,6 @@ ROW = record("next launched shared_tokens")
 TABLE = record("count num_cached partial source allocated last_state retired checkpoint checkpoint_place")
 """A request's blocks in one group (``sim.vllm.groupcache.Table``); ``source``: the block at the place ``partial``."""
 COPIED = record("group source target")
-_goes_to_tail = kernel(rules.goes_to_tail)
 
 
 class KeyedBlocks(NamedTuple):
@@ -122,16 +121,6 @@ def group_pool(config: EngineConfig, settings: Records, keys: UInt64Array, *, ro
         places=np.zeros((held, width), np.int64),
         copies=np.zeros(2 * held + 2, COPIED),
     )
-
-
-def with_tables(pool: GroupPool, other: GroupPool) -> GroupPool:
-    """Return the pool with the keys of ``other`` and, where they are larger, its tables."""
-    parts: dict[str, Any] = {}
-    for name in ("rows", "tables", "places", "copies"):
-        before, longer = getattr(pool, name), getattr(other, name)
-        parts[name] = np.zeros(np.maximum(before.shape, longer.shape), before.dtype)
-        parts[name][tuple(map(slice, before.shape))] = before
-    return pool._replace(keys=other.keys, **parts)
 
 
 @kernel
@@ -253,7 +242,7 @@ def take_block(cache: KeyedBlocks, counts: Any) -> int:
 
 
 @kernel
-def release_block(cache: KeyedBlocks, counts: Any, free_rule: int, block: int, last: int) -> int:
+def release_block(cache: KeyedBlocks, counts: Any, block: int, last: int) -> int:
     """Release a block; ``last``: the one freed before it to the queue's head, 0: none. Return the last one now."""
     blocks = cache.blocks
     blocks[block].references -= 1
@@ -261,7 +250,7 @@ def release_block(cache: KeyedBlocks, counts: Any, free_rule: int, block: int, l
         counts.num_repeated -= 1
         return last
     counts.num_free += 1
-    if _goes_to_tail(free_rule, blocks[block].entry != NONE):
+    if blocks[block].entry != NONE:
         link_after(blocks, blocks[0].before, block)
         return last
     link_after(blocks, last, block)
@@ -297,5 +286,5 @@ def release_range(pool: GroupPool, held: int, first: int, end: int) -> None:
     last, places = 0, pool.places
     for place in range(end - 1, first - 1, -1):
         if places[held, place] != NONE:
-            last = release_block(pool.cache, pool.counts[0], pool.settings[0].free_rule, places[held, place], last)
+            last = release_block(pool.cache, pool.counts[0], places[held, place], last)
             places[held, place] = NONE

@@ -63,8 +63,8 @@ def _end_step(pool: GroupPool) -> None:
         for number in range(count):
             copied = pool.copies[number]
             if copied.group == place:
-                last = release_block(pool.cache, pool.counts[0], pool.settings[0].free_rule, copied.source, last)
-                last = release_block(pool.cache, pool.counts[0], pool.settings[0].free_rule, copied.target, last)
+                last = release_block(pool.cache, pool.counts[0], copied.source, last)
+                last = release_block(pool.cache, pool.counts[0], copied.target, last)
     pool.rules[0].copied = 0
 
 

@@ -32,7 +32,7 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
+    "enable_prefix_caching composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
 )
 """``evict``, ``evict_limit``: a policy of ``sim.vllm.eviction`` and its setting; of Belady's, the level of keys whose
 blocks were evicted before those behind them. ``pauses``: the engine stands still within a step where unknown arrivals
@@ -95,7 +95,7 @@ that began at ``start_ms`` and has ``left_ms`` to go; it goes on at ``resumes_ms
 HOST, DISK = range(2)
 """Tiers behind the pool (``sim.kernels.tiers``)."""
 TIERS = record(
-    "is_on remote layerwise on_eviction prefetch host_blocks disk_blocks block_size first_loading first_ended "
+    "is_on remote layerwise on_eviction host_blocks disk_blocks block_size first_loading first_ended "
     "last_ended loads loaded_tokens stored_blocks disk_read_blocks disk_stored_blocks",
     times="now_ms token_ms latency_ms disk_token_ms disk_latency_ms read_free_ms write_free_ms disk_read_free_ms "
     "disk_write_free_ms step_until_ms",

@@ -458,7 +458,7 @@ WITHOUT_TIERS = dict.fromkeys(
     (
         await_loads,
         *(scheduling.begin_load, scheduling.publish_loaded, scheduling.take_loaded, scheduling.take_up),
-        *(tiers.end_loading, tiers.note_ended, tiers.prefetch, tiers.seek, tiers.stash, tiers.store_step, use_ended),
+        *(tiers.end_loading, tiers.note_ended, tiers.seek, tiers.stash, tiers.store_step, use_ended),
     ),
     nothing,
 )

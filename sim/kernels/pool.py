@@ -17,17 +17,15 @@ import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels import blocks, layout
-from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, UNHASHED, first_slot, private_key
+from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, first_slot, private_key
 from sim.kernels.compiling import nothing
 from sim.kernels.layout import Pool, Records
 from sim.vllm.eviction import LEVELS
-from sim.vllm.rules import goes_to_tail
 from tracefile.records.arrays import UInt64Array
 
 QUEUE = 0
 """The copy that is both ends of the free queue."""
 _LOOKS = 7
-_goes_to_tail = kernel(goes_to_tail)
 _lookup_block, _hold_blocks, _take_blocks = blocks.lookup, blocks.hold, blocks.take
 _publish_blocks, _release_blocks = blocks.publish, blocks.release
 
@@ -75,18 +73,6 @@ def empty_pool(
         uses=np.zeros(0, np.int64),
         evicted=np.zeros(0, np.uint64),
     )
-
-
-def with_keys(pool: Pool, keys: UInt64Array) -> Pool:
-    """Return the pool with the keys of what is cached behind ``keys``; keys of evicted blocks are gone."""
-    used = pool.segments[1 : int(pool.counts["num_segments"][0]) + 1]
-    known = used["kind"] == KNOWN
-    lengths = (used["end"] - used["start"])[known]
-    ends = np.cumsum(lengths)
-    moved = ends - lengths - used["base"][known] - used["start"][known]
-    places = np.arange(int(lengths.sum())) - np.repeat(moved, lengths)
-    used["base"][known] += len(keys) + moved
-    return pool._replace(keys=np.append(keys, pool.keys[places]) if len(places) else keys)
 
 
 @kernel
@@ -160,8 +146,7 @@ def take(pool: Pool, count: int) -> None:
             _cut(pool, number, segment.end - count)
             continue
         taken = min(blocks, count)
-        if segment.kind != UNHASHED:
-            counts.evicted_blocks += taken
+        counts.evicted_blocks += taken
         if taken < blocks:
             segment.end -= taken
         else:
@@ -225,11 +210,7 @@ def release(pool: Pool, request: Any) -> None:
         request.first_hold = request.tail = NONE
     unhashed = request.num_blocks - hashed
     counts.num_free += unhashed
-    if unhashed > 0 and _goes_to_tail(pool.settings[0].free_rule, False):
-        copy = _new_copy(pool, _new_segment(pool, UNHASHED, 0, 0, unhashed))
-        link_after(pool.copies, last, copy)
-    else:
-        counts.num_unhashed += unhashed
+    counts.num_unhashed += unhashed
 
 
 @kernel
@@ -320,27 +301,6 @@ def _cut(pool: Pool, number: int, depth: int) -> None:
 
 
 @kernel
-def index_segments(pool: Pool) -> None:
-    if pool.settings[0].evict:
-        return
-    pool.table[:] = 0
-    for number in range(1, pool.counts[0].num_segments + 1):
-        _enter(pool, number)
-
-
-@kernel
-def has_room(pool: Pool, blocks: int) -> bool:
-    """Return whether the arrays have room for what a request of so many ``blocks`` may add.
-
-    A cut adds a copy for each copy of its segment; a request cuts three times at most (hit, eviction, second copy).
-    """
-    counts = pool.counts[0]
-    if pool.settings[0].evict:
-        return True
-    return bool(counts.num_copies + 8 * (counts.num_twins + 1) + 3 * blocks < len(pool.copies))
-
-
-@kernel
 def _new_segment(pool: Pool, kind: int, base: int, start: int, end: int) -> int:
     counts = pool.counts[0]
     number = counts.free_segment
@@ -397,7 +357,6 @@ def _forget(pool: Pool, copy: int) -> None:
         return
     if _can_be_found(segment):
         _leave(pool, number)
-    segment.kind = UNHASHED
     segment.copy = counts.free_segment
     counts.free_segment = number
 

@@ -23,7 +23,6 @@ from sim.kernels.layout import (
     SimState,
 )
 from sim.kernels.scheduler import abort, accepts, add, take_up
-from sim.kernels.tiers import prefetch
 
 
 @kernel
@@ -138,10 +137,6 @@ def _enter(state: SimState, place: int, time_ms: float) -> None:
     run = state.runs[place]
     if run.outcome == NO_OUTCOME:
         run.entry_ms = time_ms
-        tier = state.scheduler.tier.state[0]
-        if tier.prefetch:
-            tier.now_ms = time_ms
-            prefetch(state.scheduler.pool, state.scheduler.tier, state.scheduler.requests[place])
         add(state.scheduler, place)
 
 

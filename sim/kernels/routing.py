@@ -1,7 +1,6 @@
 """Policies of ``engines.routing`` that need counts and prefixes alone, compiled with the router's account.
 
-The blocks of the requests in flight on an engine, and those that the router's index takes it to hold, are block pools:
-one that keeps what is held alone, and one that evicts what was used longest ago.
+The blocks that the router's index takes an engine to hold are a block pool, which evicts what was used longest ago.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engines.routing.costs import predicted_ttft_ms
-from engines.routing.prefix import IMBALANCE_RATIO, IMBALANCE_REQUESTS, LEAST_MATCH, tokens_at_stake
+from engines.routing.prefix import IMBALANCE_RATIO, IMBALANCE_REQUESTS, LEAST_MATCH
 from engines.routing.records import RoutingCosts
 from measure.machinecode.kernels import kernel
 from sim.kernels import layout
@@ -18,17 +17,17 @@ from sim.kernels.layout import NONE, Places, Pool, Records, record
 from sim.kernels.pool import hold, lookup, publish, release, take
 from sim.vllm import rules
 
-ASKED, TABLE, ROUND_ROBIN, LEAST_LOADED, PREFIX, OVERLAP, COST = range(7)
+ASKED, TABLE, ROUND_ROBIN, LEAST_LOADED, PREFIX, COST = range(6)
 """Policies. ASKED: Python chooses; TABLE: an engine for each place is known before."""
 NOTHING, INDEX, CACHES = range(3)
 """Knowledge of the engines' caches."""
 FIRST_TOKEN, END = range(2)
 """Kinds of what a router is told of a request."""
-ROUTER = record("policy knowledge counts_active block_tokens num_sent num_indexed", times="overlap_weight lag_s")
+ROUTER = record("policy knowledge block_tokens num_sent num_indexed", times="lag_s")
 """``num_indexed``: requests sent that the index has taken in."""
 ROUTED_ENGINE = record(
     "requests overlap",
-    times=" ".join(("prefill_tokens held_tokens repeated_tokens cost", *RoutingCosts.__struct_fields__)),
+    times=" ".join(("prefill_tokens held_tokens cost", *RoutingCosts.__struct_fields__)),
 )
 """Fields as of ``RoutedEngine`` and of its costs; ``cost``: by which the policy compares it for the request in hand."""
 SENT = record("engine place", times="prefill_tokens at_s")
@@ -42,7 +41,7 @@ class Router(NamedTuple):
     engines: Records
     sent: Records
     requests: Records
-    """REQUEST by place, with the blocks in use; one more, to use the index."""
+    """REQUEST by place; one more, to use the index."""
     table: Places
     """Engine by place, for TABLE."""
 
@@ -57,16 +56,16 @@ ROUTER_STATE = shape_of(
 )
 _engine_at, _pool_at = reader(ENGINE_STATE), reader(POOL)
 _lookup_limit = kernel(rules.lookup_limit)
-_predicted_ttft_ms, _tokens_at_stake = kernel(predicted_ttft_ms), kernel(tokens_at_stake)
+_predicted_ttft_ms = kernel(predicted_ttft_ms)
 
 
 @kernel
 def send(router: Router, addresses: Places, place: int, now_ms: float) -> int:
     """Return the engine of the request at ``place``, which has just come, and count it there.
 
-    ``addresses``: of the engines' states, then of their blocks in use, then of the index's.
+    ``addresses``: of the engines' states, then of the index's pools.
     """
-    settings, sent, count = router.settings[0], router.sent, len(router.engines)
+    settings, sent = router.settings[0], router.sent
     if settings.knowledge == INDEX:
         _index_until(router, addresses, now_ms / 1e3)
     number = _choose(router, addresses, place)
@@ -78,15 +77,13 @@ def send(router: Router, addresses: Places, place: int, now_ms: float) -> int:
     engine.requests += 1
     engine.prefill_tokens += sent[place].prefill_tokens
     engine.held_tokens += request.prompt_tokens
-    if settings.counts_active:
-        _fill(_pool_at(addresses, count + number), request)
     if settings.knowledge == INDEX and settings.lag_s == 0.0:
         _index_until(router, addresses, now_ms / 1e3)
     return int(number)
 
 
 @kernel
-def hear(router: Router, addresses: Places, told: Records, count: int) -> None:
+def hear(router: Router, told: Records, count: int) -> None:
     """Learn of first tokens and ends, in order."""
     for event in range(count):
         place, kind = told[event].code >> 1, told[event].code & 1
@@ -102,10 +99,6 @@ def hear(router: Router, addresses: Places, told: Records, count: int) -> None:
         engine.held_tokens -= router.requests[place].prompt_tokens
         if engine.requests == 0:
             engine.prefill_tokens = engine.held_tokens = 0.0
-        if router.settings[0].counts_active:
-            pool = _pool_at(addresses, len(router.engines) + sent.engine)
-            release(pool, router.requests[place])
-            _forget_free(pool)
 
 
 @kernel
@@ -126,7 +119,7 @@ def _choose(router: Router, addresses: Places, place: int) -> int:
 
 @kernel
 def _see(router: Router, addresses: Places, place: int, number: int) -> None:
-    """Look at an engine for a request: its overlap, its repeated tokens, its cost."""
+    """Look at an engine for a request: its overlap and its cost."""
     settings, engine, request = router.settings[0], router.engines[number], router.requests[place]
     if settings.knowledge == CACHES:
         scheduler = _engine_at(addresses, number).scheduler
@@ -134,16 +127,10 @@ def _see(router: Router, addresses: Places, place: int, number: int) -> None:
         most = _lookup_limit(own.prompt_tokens, settings.block_tokens, own.prompt_logprobs)
         engine.overlap, _ = lookup(scheduler.pool, own, most)
     elif settings.knowledge == INDEX:
-        pool = _pool_at(addresses, 2 * len(router.engines) + number)
-        engine.overlap, _ = lookup(pool, request, request.known_keys)
-    if settings.counts_active:
         pool = _pool_at(addresses, len(router.engines) + number)
-        active, _ = lookup(pool, request, request.known_keys)
-        engine.repeated_tokens = (pool.counts[0].num_repeated + active) * settings.block_tokens
+        engine.overlap, _ = lookup(pool, request, request.known_keys)
     uncached = max(0.0, request.prompt_tokens - engine.overlap * settings.block_tokens)
-    if settings.policy == OVERLAP:
-        engine.cost = _tokens_at_stake(engine, uncached, settings.overlap_weight)
-    elif settings.policy == COST:
+    if settings.policy == COST:
         engine.cost = _predicted_ttft_ms(engine, engine, request.prompt_tokens, max(1.0, uncached))
 
 
@@ -207,23 +194,12 @@ def _fill(pool: Pool, request: Any) -> None:
 
 
 @kernel
-def _forget_free(pool: Pool) -> None:
-    """Evict the blocks that no request holds."""
-    counts = pool.counts[0]
-    idle = counts.num_free - counts.num_unhashed
-    counts.num_unhashed = 0
-    take(pool, idle)
-    counts.num_free += idle
-    counts.num_unhashed = counts.num_free
-
-
-@kernel
 def _index_until(router: Router, addresses: Places, now_s: float) -> None:
     """Use the blocks of requests sent a lag ago or earlier, as ``PrefixIndex`` does: the last used stay."""
     settings, sent, scratch = router.settings[0], router.sent, router.requests[len(router.requests) - 1]
     while settings.num_indexed < settings.num_sent and sent[settings.num_indexed].at_s + settings.lag_s <= now_s:
         place = sent[settings.num_indexed].place
-        pool = _pool_at(addresses, 2 * len(router.engines) + sent[place].engine)
+        pool = _pool_at(addresses, len(router.engines) + sent[place].engine)
         scratch.first_key, scratch.known_keys = router.requests[place].first_key, router.requests[place].known_keys
         _fill(pool, scratch)
         release(pool, scratch)

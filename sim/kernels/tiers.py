@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
-from sim.kernels.blocks import KNOWN, PRIVATE, UNHASHED, first_slot, private_key
+from sim.kernels.blocks import KNOWN, PRIVATE, first_slot, private_key
 from sim.kernels.layout import DISK, HOST, NONE, Pool, Records, Scheduler, Tier
-from sim.kernels.pool import QUEUE, lookup
+from sim.kernels.pool import QUEUE
 from sim.vllm import rules
 
 NO_BLOCK = 0
 """Of a hash chain's end; the first numbers are the two lists' ends."""
 LISTS = 2
 WAIT = -2
-_lookup_limit = kernel(rules.lookup_limit)
 _blocks_for = kernel(rules.blocks_for)
 
 
@@ -80,15 +79,6 @@ def load(scheduler: Scheduler, place: int, first: int, end: int) -> float:
     state.loads += 1
     state.loaded_tokens += tokens
     return float(done_ms)
-
-
-@kernel
-def prefetch(pool: Pool, tier: Tier, request: Any) -> None:
-    """Read what only the disk has of a request's chain into the host's memory."""
-    stay_apart()
-    most = _lookup_limit(request.num_tokens, tier.state[0].block_size, request.prompt_logprobs)
-    hits, _ = lookup(pool, request, most)
-    _promote(pool, tier, request, hits, _kept_until(pool, tier, request, hits, most))
 
 
 @kernel
@@ -164,7 +154,7 @@ def stash(pool: Pool, tier: Tier, count: int) -> None:
         segment = pool.segments[pool.copies[copy].segment]
         taken = min(segment.end - segment.start, count)
         count -= taken
-        last_of_its_keys = segment.kind != UNHASHED and pool.copies[copy].next_twin == copy
+        last_of_its_keys = pool.copies[copy].next_twin == copy
         for depth in range(segment.end - taken, segment.end if last_of_its_keys else 0):
             key, kind = private_key(segment.base, depth), PRIVATE
             if segment.kind == KNOWN:

@@ -1,1 +1,1 @@
-"""The HTTP side of ``sim serve``: connections, the APIs and their events, faults, several engines behind one port."""
+"""``sim serve``: connections, APIs and the real-time engine behind them."""

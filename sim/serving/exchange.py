@@ -1,8 +1,6 @@
 """HTTP exchanges: a request and its response, a chunk straight to the transport with one system call."""
 
-import socket
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from wire.head import Header, serialise_head
@@ -11,7 +9,6 @@ from wire.server import ClientConnection
 
 JSON_TYPE = (b"content-type", b"application/json")
 MAX_BODY_BYTES = 64 * 1024 * 1024
-_NO_LINGER = struct.pack("ii", 1, 0)
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -101,17 +98,6 @@ class Exchange:
     def write(self, data: bytes) -> None:
         self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    def chunks(self, parts: Iterable[bytes]) -> list[bytes]:
-        """Return each part framed as ``write`` frames it, for ``offer``."""
-        return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts] if self._chunked else list(parts)
-
-    def offer(self, chunk: bytes) -> bool:
-        """Write one of ``chunks``; return False if the client has gone or reads too slowly."""
-        if not self.open or self._paused:
-            return False
-        self._connection.write(chunk)
-        return True
-
     def end(self, data: bytes = b"") -> None:
         if self._chunked:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
@@ -130,15 +116,6 @@ class Exchange:
     def cut(self) -> None:
         """Close the connection within the response; bytes already written are delivered."""
         self._finish(keep_alive=False)
-
-    def reset(self) -> None:
-        if self.open:
-            self.open = False
-            transport = self._connection.transport
-            sock = None if transport is None else transport.get_extra_info("socket")
-            if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-            self._connection.abort()
 
     def _write(self, data: bytes) -> None:
         if self.open:

@@ -8,22 +8,19 @@ import msgspec
 
 from engines.routing import ROUTE_HELP, parse_route
 from sim.latency.modelfile import Model, Parameter, default_model, engine_with, load_model
-from sim.latency.terms import TERMS
 from sim.vllm.config import add_engine_flags, engine_overrides
-from tracefile.commandline.configfile import flag_of, refuse_without
+from tracefile.commandline.configfile import refuse_without
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import same_named, seed
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
+from tracefile.records.latenames import LateModule
 from wire.errors import WireError
 from wire.url import parse_listen
 
 if TYPE_CHECKING:
     from sim.serving import server
-    from sim.serving.engine import faults, service
-else:  # FastAPI and numpy, which the flags need not
+else:  # numpy, which the flags need not
     server = LateModule("sim.serving.server")
-    faults, service = late_modules("sim.serving.engine", "faults service")
 
 MAX_ENGINES = 64
 ROUTE = "round-robin"
@@ -50,26 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--engines", type=int, default=1, help="engines, each with its own cache")
     add("--route", metavar="POLICY", help=f"{ROUTE_HELP[:-1]}; default {ROUTE})")
-    add("--adapter", action="append", default=[], metavar="NAME", help="a LoRA adapter to serve (repeatable)")
-    add("--adapter-load", type=duration, help="delay of a request that loads one, such as 200ms (default 0)")
-    add("--max-loras", type=int, help="adapters resident on an engine at once (default 1)")
+    add("--t0-ms", type=float, metavar="X", help="ms of a step, instead of the model's")
     add("--drain", type=duration, default="5s", help="time to end requests at SIGTERM")
-    failing = parser.add_argument_group("what goes wrong on purpose")
-    failing.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="KIND[=VALUE][:RATE]",
-        help="429, 500, latency, slow-first-byte, stall, garbage, truncate or reset, by share of requests, as 500:0.01 "
-        "or latency=2s:0.1 (repeatable)",
-    )
-    failing.add_argument("--fault-control", action="store_true", help="obey X-Fault headers and PUT /faults too")
     add_engine_flags(parser)
-    times = parser.add_argument_group("the model's parameters, one by one")
-    for term in TERMS:
-        times.add_argument(
-            flag_of(term.name), dest=term.name, type=float, help=f"{term.unit}: {term.counts} (default: the model's)"
-        )
 
 
 def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
@@ -87,12 +67,8 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
         raise InputError(f"--output-tokens: {arguments.output_tokens}; expected at least 1")
     if not 1 <= arguments.engines <= MAX_ENGINES:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
-    if arguments.max_loras is not None and arguments.max_loras < 1:
-        raise InputError(f"--max-loras: {arguments.max_loras}; expected 1 or more")
     if arguments.engines == 1:
         refuse_without("--engines of 2 or more", arguments, ("route",))
-    if not arguments.adapter:
-        refuse_without("--adapter", arguments, ("adapter_load", "max_loras"))
     made = {
         "host": host,
         "port": port,
@@ -101,12 +77,6 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
         "speed": _read_speed(arguments.speed),
         "median_output_tokens": arguments.output_tokens,
         "route": parse_route(arguments.route or ROUTE),
-        "adapters": service.Adapters(
-            names=tuple(arguments.adapter),
-            load_ms=1e3 * (arguments.adapter_load or 0.0),
-            slots=arguments.max_loras or 1,
-        ),
-        "faults": faults.parse_faults(arguments.fault, "--fault"),
         "drain_s": arguments.drain,
     }
     return server.ServeConfig(**(same_named(server.ServeConfig, arguments) | made))
@@ -114,13 +84,11 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
 
 def _read_model(arguments: argparse.Namespace) -> Model:
     model = default_model() if arguments.latency_model is None else load_model(arguments.latency_model)
-    parameters = dict(model.parameters)
-    for term in TERMS:
-        value = getattr(arguments, term.name)
-        if value is not None:
-            if not 0.0 <= value < float("inf"):
-                raise InputError(f"{flag_of(term.name)}: {value}; expected a finite number, 0 or more")
-            parameters[term.name] = Parameter(value=value, unit=term.unit, note="from the command line")
+    parameters, t0_ms = dict(model.parameters), arguments.t0_ms
+    if t0_ms is not None:
+        if not 0.0 <= t0_ms < float("inf"):
+            raise InputError(f"--t0-ms: {t0_ms}; expected a finite number, 0 or more")
+        parameters["t0_ms"] = Parameter(value=t0_ms, unit="ms/step", note="from the command line")
     engine = engine_with(model.engine, engine_overrides(arguments))
     room = engine.usable_blocks * engine.block_size
     if arguments.max_model_len is not None and arguments.max_model_len > room:

@@ -13,13 +13,12 @@ from typing import Any
 
 from engines.routing import Route
 from sim.latency.modelfile import Model
-from sim.serving.apis.completions import Chats, Completions
-from sim.serving.controlapp import AsgiPages, make_app
+from sim.serving.apis import ChatEncoder, CompletionEncoder, read_chat, read_completion
 from sim.serving.endpoint import Endpoint
-from sim.serving.engine.faults import Fault, Faults
-from sim.serving.engine.service import Adapters, Fleet, Service
 from sim.serving.exchange import Exchange, Handler, HttpRequest
-from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, TokenizerVocabulary, Vocabulary
+from sim.serving.pages import respond
+from sim.serving.service import Fleet, Service
+from sim.serving.vocabulary import PieceVocabulary, TokenizerVocabulary, Vocabulary
 from tracefile import HashKey
 from tracefile.commandline.parser import VERSION
 from tracefile.records.errors import InputError
@@ -47,9 +46,6 @@ class ServeConfig:
     median_output_tokens: float
     engines: int
     route: Route
-    adapters: Adapters
-    faults: tuple[Fault, ...]
-    fault_control: bool
     drain_s: float
 
 
@@ -116,14 +112,16 @@ async def _first(*waits: Any) -> None:
 
 
 def _dispatcher(service: Service) -> Handler:
-    pages = AsgiPages(make_app(service))
     endpoints = {
-        "/v1/completions": Endpoint(service, Completions()),
-        "/v1/chat/completions": Endpoint(service, Chats()),
+        "/v1/completions": Endpoint(service, read_completion, CompletionEncoder),
+        "/v1/chat/completions": Endpoint(service, read_chat, ChatEncoder),
     }
 
     def dispatch(request: HttpRequest, exchange: Exchange) -> None:
-        endpoints.get(request.path, pages)(request, exchange)
+        if request.path in endpoints:
+            endpoints[request.path](request, exchange)
+        else:
+            respond(service, request, exchange)
 
     return dispatch
 
@@ -131,20 +129,13 @@ def _dispatcher(service: Service) -> Handler:
 def _make_service(config: ServeConfig, vocabulary: Vocabulary) -> Service:
     noise_seed = config.seed if config.noise else None
     return Service(
-        fleet=Fleet(
-            *(config.model, config.engines, config.route),
-            speed=config.speed,
-            noise_seed=noise_seed,
-            adapters=config.adapters,
-        ),
+        fleet=Fleet(config.model, config.engines, config.route, speed=config.speed, noise_seed=noise_seed),
         vocabulary=vocabulary,
-        spelling=Spelling(vocabulary),
         model_name=config.model_name,
         max_model_len=config.model.engine.max_model_len or 0,
         version=VERSION,
         seed=config.seed,
         median_output_tokens=config.median_output_tokens,
-        faults=Faults(config.faults, config.seed, config.fault_control),
         hash_key=HashKey(secrets.token_bytes(32)),
     )
 

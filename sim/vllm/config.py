@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args
 
 from sim.vllm.eviction import BELADY, EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
-from sim.vllm.rules import FREE_RULES, FreeRule
 from tracefile.commandline.configfile import flag_of
 from tracefile.records.errors import InputError
 
@@ -33,7 +32,6 @@ class EngineConfig:
     may be longer than a step."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
-    free_rule: FreeRule = "vllm"
     kv_groups: str | None = None
     """Groups of a hybrid model (``sim.vllm.kvgroups``); None: one of full attention. ``block_size`` is then the tokens
     between two block hashes."""
@@ -50,10 +48,9 @@ class EngineConfig:
                 raise InputError(f"{name}: {value} is too small; expected at least {least}")
             if value is not None and value > MOST:
                 raise InputError(f"{name}: {value} is too large; expected at most {MOST}")
-        for name, words in (("free_rule", FreeRule), ("scheduling_policy", SchedulingPolicy)):
-            if getattr(self, name) not in get_args(words):
-                known = " or ".join(get_args(words))
-                raise InputError(f"{name}: {getattr(self, name)!r} is unknown; expected {known}")
+        if self.scheduling_policy not in get_args(SchedulingPolicy):
+            known = " or ".join(get_args(SchedulingPolicy))
+            raise InputError(f"scheduling_policy: {self.scheduling_policy!r} is unknown; expected {known}")
         if self.layout is not None and self.layout.match_unit != self.block_size:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
@@ -125,21 +122,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_kv_groups(settings)
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
-    add_free_rule(settings)
     add_evict(settings)
     for flag in settings._group_actions:
         flag.help = f"{flag.help}" if "default" in f"{flag.help}" else f"{flag.help} (default: the engine's)"
-
-
-def add_free_rule(parser: argparse._ActionsContainer, told_default: str | None = None) -> None:
-    """Add the flag; it stays None if it is not given, so that it can be refused beside another engine."""
-    told = "" if told_default is None else f"; default {told_default}"
-    parser.add_argument(
-        "--free-rule",
-        choices=FREE_RULES,
-        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail "
-        f"(append_all, older vLLM{told})",
-    )
 
 
 def add_kv_groups(parser: argparse._ActionsContainer) -> None:

@@ -11,8 +11,6 @@ before the root; blocks with a hash join the tail (least recently freed is evict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from sim.vllm.rules import FREE_RULES, FreeRule, goes_to_tail
-
 
 class BlockPool:
     """The free queue and the prefix cache over ``num_gpu_blocks`` blocks of ``block_size`` tokens.
@@ -22,7 +20,6 @@ class BlockPool:
 
     __slots__ = (
         "_cached",
-        "_free_rule",
         "_key",
         "_next_free",
         "_other_keys",
@@ -40,7 +37,6 @@ class BlockPool:
         self,
         num_gpu_blocks: int,
         block_size: int,
-        free_rule: FreeRule = "vllm",
         enable_prefix_caching: bool = True,
     ) -> None:
         self.num_gpu_blocks = num_gpu_blocks
@@ -50,7 +46,6 @@ class BlockPool:
         self.evicted_blocks = 0
         self.num_repeated = 0
         """Holds of blocks that another request held before: the step reads their KV more than once."""
-        self._free_rule = FREE_RULES.index(free_rule)
         self._references = [0] * num_gpu_blocks
         self._key: list[int | None] = [None] * num_gpu_blocks
         self._next_free = [*range(1, num_gpu_blocks), 0]
@@ -152,7 +147,7 @@ class BlockPool:
             references[block] -= 1
             if references[block] == 0:
                 is_hashed = keys[block] is not None
-                (to_tail if goes_to_tail(self._free_rule, is_hashed) else to_head).append(block)
+                (to_tail if is_hashed else to_head).append(block)
             else:
                 self.num_repeated -= 1
         self._link_after(0, to_head)

@@ -1,23 +1,12 @@
-"""Rules 3, 6 and 8 of docs/simulator.md as plain functions of numbers: the plain pool and scheduler call them, numba
+"""Rules 6 and 8 of docs/simulator.md as plain functions of numbers: the plain pool and scheduler call them, numba
 compiles them for the compiled ones, and the numpy passes give them arrays.
 """
 
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 from tracefile.records.arrays import IntArray
 
 Count = TypeVar("Count", int, IntArray)
-FreeRule = Literal["vllm", "append_all"]
-"""Where a freed block goes. ``vllm``: hashed to the queue's tail, unhashed to its head; ``append_all``: all to the
-tail, as vLLM did before."""
-FREE_RULES: tuple[FreeRule, ...] = get_args(FreeRule)
-"""The rules by their number in compiled code."""
-_APPEND_ALL = FREE_RULES.index("append_all")
-
-
-def goes_to_tail(free_rule: int, is_hashed: bool) -> bool:
-    """Return whether a freed block joins the free queue's tail, to be reused last, or its head (rule 3)."""
-    return is_hashed or free_rule == _APPEND_ALL
 
 
 def lookup_limit(num_tokens: Count, block_size: int, prompt_logprobs: Count) -> Count:

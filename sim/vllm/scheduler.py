@@ -67,7 +67,7 @@ class Scheduler:
         if config.evict != "vllm":
             raise InputError(f"evict: {config.evict}; expected vllm: only sim run, what-if and search take another")
         self.config = config
-        self.pool = BlockPool(config.num_gpu_blocks, config.block_size, config.free_rule, config.enable_prefix_caching)
+        self.pool = BlockPool(config.num_gpu_blocks, config.block_size, config.enable_prefix_caching)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.stats = PrefixStats()

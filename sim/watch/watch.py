@@ -5,7 +5,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,18 +92,18 @@ def _judgements(watch: "ModelWatch", path: Path) -> "Iterator[Judgement]":
 
 def _followed(watch: "ModelWatch", path: Path) -> "Iterator[Judgement]":
     rest_s = 0.0
-    with closing(FollowedTrace(path)) as trace:
-        while True:
-            for record in trace.new_records():
-                assert trace.meta is not None
-                watch.take(record, trace.meta)
-            if watch.is_due and rest_s <= 0.0:
-                begun_s = sum(os.times()[:2])
-                yield watch.judge()
-                rest_s = REST * (sum(os.times()[:2]) - begun_s)
-            if not wait_for_more(POLL_S):
-                return
-            rest_s -= POLL_S
+    trace = FollowedTrace(path)
+    while True:
+        for record in trace.new_records():
+            assert trace.meta is not None
+            watch.take(record, trace.meta)
+        if watch.is_due and rest_s <= 0.0:
+            begun_s = sum(os.times()[:2])
+            yield watch.judge()
+            rest_s = REST * (sum(os.times()[:2]) - begun_s)
+        if not wait_for_more(POLL_S):
+            return
+        rest_s -= POLL_S
 
 
 def describe(one: "Judgement") -> list[str]:

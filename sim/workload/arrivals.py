@@ -81,8 +81,6 @@ class Arrivals:
     recorded_e2e_ms: FloatArray
     parents: IntArray
     """Number of the request whose end it waits for; NOBODY: none, or its parent has ended."""
-    last_children: IntArray
-    """Number of the last request that waits for its end; NOBODY: none does."""
     think_ms: FloatArray
     """From its parent's end to its arrival; NaN: it has no parent."""
     full_blocks: IntArray
@@ -209,7 +207,6 @@ class BatchPlan:
             abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),
-            last_children=np.full(count, NOBODY),
             think_ms=np.full(count, np.nan),
             full_blocks=full,
             known=known,
@@ -257,7 +254,7 @@ def plan_arrivals(
     parents, think_ms = parents_of(
         arrivals.ids, batch.words("parent_id"), arrivals.arrival_ms, arrivals.recorded_e2e_ms, batch.times("think_ms")
     )
-    return replace(arrivals, parents=parents, last_children=last_children(parents), think_ms=think_ms)
+    return replace(arrivals, parents=parents, think_ms=think_ms)
 
 
 def asked_tokens(batch: Batch) -> IntArray:
@@ -291,12 +288,6 @@ def parents_of(
     parents[~(think_ms >= 0.0) | (parents == np.arange(len(parents)))] = NOBODY
     think_ms[parents == NOBODY] = np.nan
     return parents, think_ms
-
-
-def last_children(parents: IntArray) -> IntArray:
-    last, children = np.full(len(parents), NOBODY), np.flatnonzero(parents != NOBODY)
-    last[parents[children]] = children
-    return last
 
 
 def require_times(path: str | Path, ids: Sequence[str | None], arrival_ms: FloatArray) -> None:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from engines.routing.router import Router
-from sim.engine.dispatch import NO_LOAD, AdapterLoad, Dispatch, RoutedLoad
+from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline
 from sim.engine.fleet import Fleet, FleetEngine
-from sim.engine.incidents import Timeline
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -37,7 +36,6 @@ def routed(
     policy: Callable[..., Any],
     events: Timeline | None = None,
     *,
-    adapters: AdapterLoad = NO_LOAD,
     keeps_steps: bool = False,
 ) -> Dispatch:
     """Run requests through a fleet of equal engines."""
@@ -46,6 +44,6 @@ def routed(
     fleet = Fleet(
         arrivals, [FleetEngine(name, CONFIG, model) for name in names], None, moves=1, keeps_steps=keeps_steps
     )
-    dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events, adapters=adapters)
+    dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events)
     dispatch.run()
     return dispatch

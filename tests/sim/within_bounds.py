@@ -18,14 +18,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache import interning, stackdepth
+from measure.cache import interning
 from measure.machinecode.entries import entry
 from report.__main__ import main as report
 from sim.__main__ import main as sim
-from sim.cache import onebyone, sampledcurve
-from sim.engine import fleet, simstate, streaming, tiers
+from sim.engine import fleet, simstate, tiers
 from sim.latency.modelfile import default_model, save_model
-from sim.workload import arrivalorder
 from tests.sim.engine.test_compiled import load
 from tracefile import BlockHash, HashInfo, Meta, Record, RequestId, TraceWriter
 from tracefile.records import batches
@@ -35,24 +33,17 @@ from tracefile.records.errors import InputError
 CAPTURES = Path(__file__).parents[2] / "data" / "captures"
 BLOCK = 4
 SMALL = (
-    (onebyone, "FIRST_ROOM", 9),
-    (stackdepth, "FIRST_PLACES", 1),
-    (stackdepth.empty_stack, "__defaults__", (1,)),
-    (sampledcurve, "BATCH", 7),
     (interning, "PIECE", 5),
-    (streaming, "FIRST_STEPS", 2),
-    (streaming, "FIRST_TOKENS", 2),
     (fleet, "FIRST_STEPS", 4),
     (simstate, "MOST_SLOTS", 8),
     (tiers, "MOST_SLOTS", 8),
-    (arrivalorder, "PART", 20),
     (batches, "BATCH", 50),
 )
 """Sizes of what grows, or of what comes at once."""
 HOST = ("--host-blocks", "1000", "--kv-bytes-per-token", "1000000", "--host-gb-per-s")
 CACHES = (
-    *(["pool"], ["pool", "--free-rule", "append_all"], ["misses"], ["misses", "--by", "session"], ["curve"], ["reuse"]),
-    *(["curve", "--by", "prefix"], ["curve", "--sample", "0.5", "--exact-blocks", "2"]),
+    *(["pool"], ["misses"], ["misses", "--by", "session"], ["curve"]),
+    *(["curve", "--by", "prefix"], ["curve", "--window", "10s"]),
 )
 POLICIES = tuple(
     ["misses", "--by", "prefix", "--evict", policy] for policy in ("lfu", "slru", "ttl:after=5s", "belady")
@@ -66,7 +57,7 @@ RUNS: tuple[list[str], ...] = (
     *(["--evict", "lfu"], ["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"]),
     *([*HOST, "0.1"], [*HOST, "25", "--tier-write", "evict", "--disk-blocks", "300"]),
     *([*HOST, "0.1", "--tier-load", "layerwise"], ["--replicas", "3", "--route", "cost"]),
-    ["--replicas", "2", "--route", "overlap", "--event", "kill:engine=2:at=50ms:back=90ms"],
+    ["--replicas", "2", "--route", "prefix", "--event", "kill:engine=2:at=50ms:back=90ms"],
     ["--prefill-workers", "1", "--decode-workers", "2", "--kv-bytes-per-token", "1000000"],
 )
 

@@ -123,13 +123,8 @@ def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixtur
         "hit_tokens": [12, 24, 28, 32, 36],
         "use": [],
         "kv_bytes_per_token": None,
-        "policies": [],
     }
-
-
-def test_policies_in_a_cache_of_less_than_a_block_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["curve", str(SIX), "--evict", "lfu", "--cache-tokens", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["curves"][0]["policies"] == []
+    assert found["reuse"] is None
 
 
 def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +182,7 @@ def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list
     mine, theirs = (
         measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64)), 10.0) for one in (found, expected)
     )
-    for name in ("accesses", "first_accesses", "time_ms", "distance_requests", "distance_blocks"):
+    for name in ("accesses", "first_accesses", "time_ms", "distance_blocks"):
         assert getattr(mine, name) == getattr(theirs, name)
 
 
@@ -216,8 +211,6 @@ def test_sizes_in_gib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["curve", str(SIX), "--model-config", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["curves"][0]["kv_bytes_per_token"] == 512
-    assert main(["curve", str(SIX), "--sample", "1", "--kv-bytes-per-token", str(1 << 28)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[4] == "GiB"
     for flags in (["--kv-bytes-per-token", "0"], ["--kv-bytes-per-token", "1", "--model-config", str(tmp_path)]):
         with pytest.raises(InputError, match="--kv-bytes-per-token"):
             main(["curve", str(SIX), *flags])
@@ -230,8 +223,6 @@ def test_unknown_outputs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("max hits (unlimited cache): 8 of 14 ")
     assert lines[1] == "output blocks of 1 of 6 requests are unknown and left out: an engine may hit more"
-    assert main(["curve", str(trace), "--sample", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == lines[1]
 
 
 def test_a_prompt_whose_log_probabilities_are_asked_for_hits_nothing_and_serves_others(tmp_path: Path) -> None:

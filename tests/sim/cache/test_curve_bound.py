@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from measure.cache.hitcurve import HitCurve, hit_curve
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
-from sim.vllm.rules import FreeRule
 from sim.workload.accesses import read_accesses
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains, tokens_computed
-from tests.sim.oracles.onebyone import compiled_hits
+from tests.sim.oracles.sequential import compiled_hits
 from tests.sim.oracles.simulation import simulate
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter, load_trace
 
@@ -60,18 +59,18 @@ def curve_of(folder: Path, records: list[Record], block_size: int = 4) -> HitCur
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([4, 8]), st.sampled_from(["vllm", "append_all"]))
+@given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([4, 8]))
 def test_one_at_a_time_vllms_pool_never_hits_more_at_any_size(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, requests: int, block_size: int, rule: FreeRule
+    tmp_path_factory: pytest.TempPathFactory, seed: int, requests: int, block_size: int
 ) -> None:
     records = load(random.Random(seed), requests, 1.0)
     curve = curve_of(tmp_path_factory.mktemp("pool"), records, block_size)
-    unlimited = compiled_hits(records, Chains(META, block_size), None, rule)
+    unlimited = compiled_hits(records, Chains(META, block_size), None)
     assert unlimited.hit_blocks == curve.max_hit_blocks
     # A request larger than the pool is refused and touches nothing, which no one order of recency can say.
     largest = max(-(-tokens_computed(record) // block_size) for record in records)
     for usable in (largest, largest + 1, largest + 3, 2 * largest, 4 * largest):
-        found = compiled_hits(records, Chains(META, block_size), usable, rule)
+        found = compiled_hits(records, Chains(META, block_size), usable)
         assert found.hit_blocks <= curve.hits_at(usable) <= curve.max_hit_blocks
 
 

@@ -1,4 +1,4 @@
-"""``sim curve --by`` and ``--block-sizes``: against one plain LRU, and against traces thinned beforehand."""
+"""``sim curve --by``, against one plain LRU."""
 
 import json
 import os
@@ -6,20 +6,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measure.cache.accesses import Accesses
 from sim.__main__ import main
 from sim.cache.curve import cache_use
-from sim.workload.accesses import GroupedAccesses
 from sim.workload.groups import Grouping, Groups, short_names
 from tests.sim.cache.packed import in_order
 from tracefile import TraceWriter
-from tracefile.files.reading import load_trace
-from tracefile.hashing.downsampling import downsample
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
@@ -41,7 +38,7 @@ prompts = st.lists(
 )
 
 
-def accesses(found: list[Prompt]) -> GroupedAccesses:
+def accesses(found: list[Prompt]) -> tuple[Accesses, Groups]:
     numbers: dict[int, int] = {}
     blocks = [numbers.setdefault(block, len(numbers)) for prompt, _, _ in found for block in prompt]
     starts = np.cumsum([0] + [len(prompt) for prompt, _, _ in found])
@@ -51,7 +48,7 @@ def accesses(found: list[Prompt]) -> GroupedAccesses:
     limits = np.array([limit for _, limit, _ in found], np.int64)
     tokens = 16 * np.diff(starts).astype(np.int64)
     missing = np.full(len(found), np.nan)
-    return GroupedAccesses(*in_order(blocks, starts), limits, len(numbers), 16, tokens, missing, groups=groups)
+    return Accesses(*in_order(blocks, starts), limits, len(numbers), 16, tokens, missing), groups
 
 
 class SlowUse:
@@ -77,7 +74,7 @@ class SlowUse:
 @settings(max_examples=120, deadline=None)
 @given(prompts, st.integers(1, 15))
 def test_groups_use_the_cache_as_in_a_plain_lru(found: list[Prompt], size: int) -> None:
-    use = cache_use(accesses(found), BY_SESSION, [size])[0]
+    use = cache_use(*accesses(found), BY_SESSION, [size])[0]
     slow = SlowUse(found, size)
     assert {group.name: group.hit_blocks for group in use.groups} == {name: slow.hits[name] for name in slow.hits}
     assert {group.name: group.inserted_blocks for group in use.groups} == {
@@ -94,32 +91,6 @@ def curve(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@settings(max_examples=20, deadline=None)
-@given(prompts)
-def test_a_sweep_of_block_sizes_is_the_curves_of_thinned_traces(
-    tmp_path_factory: pytest.TempPathFactory, found: list[Prompt]
-) -> None:
-    from measure.cache.hitcurve import hit_curve
-    from sim.workload.accesses import read_accesses, read_block_sizes
-
-    folder = tmp_path_factory.mktemp("sweep")
-    fine, meta = folder / "fine.jsonl", Meta(block_size=4)
-    with TraceWriter(fine, meta) as writer:
-        for number, (blocks, over, session) in enumerate(found):
-            hashes = [BlockHash(block & (2**63 - 1)) for block in blocks]
-            tokens = 4 * len(blocks) + over % 4 or 1
-            record = Record(request_id=RequestId(f"{session}{number}"), prompt_tokens=tokens, block_hashes=hashes)
-            writer.write(record)
-    for factor, swept in zip((1, 2, 3), read_block_sizes(fine, [4, 8, 12]), strict=True):
-        coarse = folder / f"coarse{factor}.jsonl"
-        with TraceWriter(coarse, msgspec.structs.replace(meta, block_size=4 * factor)) as writer:
-            for record in load_trace(fine)[1]:
-                writer.write(downsample(record, 4, factor))
-        alone, together = hit_curve(read_accesses(coarse)), hit_curve(swept)
-        assert together.hit_blocks.tolist() == alone.hit_blocks.tolist()
-        assert (together.block_size, together.lookup_blocks) == (alone.block_size, alone.lookup_blocks)
-
-
 def test_six_requests_by_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     # Two blocks: r2 and r3 hit 1 and 2, r5 hits 9 and 10; r6 finds none of its own.
     found = curve(capsys, SIX, "--by", "prefix", "--cache-tokens", "8")["curves"][0]
@@ -134,28 +105,16 @@ def test_six_requests_by_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(group["hit_share"] for group in use["groups"]) == 1.0
 
 
-def test_several_block_sizes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    found = curve(capsys, SIX, "--block-sizes", "8,4")["curves"]
-    assert [one["block_size"] for one in found] == [4, 8]
-    assert found[0] == curve(capsys, SIX)["curves"][0]
-    assert found[1] == curve(capsys, SIX, "--block-size", "8")["curves"][0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--block-sizes", "4,x"], "--block-sizes: '4,x'"),
-        (["--block-sizes", "0"], "--block-sizes: '0'"),
         (["--cache-tokens", "99999999999999999999"], "--cache-tokens: '99999999999999999999'; expected numbers from 1"),
-        (["--block-sizes", "4", "--block-size", "8"], "given with --block-size"),
         (["--cache-tokens", ""], "--cache-tokens"),
-        (["--block-sizes", "6"], "not a multiple"),
+        (["--block-size", "6"], "not a multiple"),
         (["--by", "session", "--groups", "0"], "--groups: 0"),
         (["--groups", "3"], "^--groups: without --by; expected both$"),
         (["--by", "session", "--tenant-field", "lora"], "^--tenant-field: without --by tenant; expected both$"),
         (["--by", "tenant", "--prefix-blocks", "3"], "^--prefix-blocks: without --by prefix; expected both$"),
-        (["--exact-blocks", "9"], "^--exact-blocks: without --sample; expected both$"),
-        (["--sample-seed", "9"], "^--sample-seed: without --sample; expected both$"),
         (["--kv-groups", "full:4", "--groups", "3"], "^--groups: given with --kv-groups"),
     ],
 )

@@ -16,8 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache.onebyone import REQUEST, OneByOnePool, Requests, lay_out, read_requests
-from sim.cache.policies import compare_policies
+from sim.cache.sequential_pool import REQUEST, Requests, SequentialPool, lay_out, read_requests
 from sim.engine.simstate import build_state
 from sim.kernels.blocks import CACHED, NO_SERIAL
 from sim.kernels.layout import Pool
@@ -64,9 +63,8 @@ def compiled_hits(
     some = RecordBatch(list(records))
     part = lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK)))
     part.requests["arrival_ms"] = times_ms or [arrival_ms(number) for number in range(len(records))]
-    requests = part.requests[part.fits(usable)]
-    pool = OneByOnePool(usable, "vllm", evict, requests, BLOCK)
-    return pool.run(part.keys, requests).tolist(), pool.evicted_blocks
+    pool = SequentialPool(part, usable, BLOCK, evict)
+    return pool.run().tolist(), pool.evicted_blocks
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,7 +130,9 @@ def object_hits(keys: Sequence[int], size: int, evict: str) -> int:
     for name in ("known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks"):
         requests[name] = 1
     requests["arrival_ms"] = 2.0 * np.arange(len(keys))
-    return int(OneByOnePool(size, "vllm", evict, requests, 1).run(np.array(keys, np.uint64), requests).sum())
+    nothing = np.zeros(len(keys), np.int64)
+    whole = Requests(nothing, nothing, nothing, np.array(keys, np.uint64), requests)
+    return int(SequentialPool(whole, size, 1, evict).run().sum())
 
 
 def test_on_single_objects_policies_hit_as_in_libcachesim() -> None:
@@ -242,32 +242,6 @@ CAPTURES, SHIPPED = ROOT / "data/captures", ROOT / "loadgen/datasets/workloads"
 SHIPPED_NAMES = ["agentic-coding.jsonl.zst", "office-work.jsonl.zst"]
 
 
-def parts_of(path: Path, block_size: int | None = None) -> tuple[list[Requests], int]:
-    with open_trace(path) as reader:
-        chains = engine_chains(reader.meta, block_size)
-        return list(read_requests(hashed_batches(reader), chains)), chains.block_size
-
-
-def test_policies_take_requests_by_arrival_as_the_curve_does(tmp_path: Path) -> None:
-    """Two sessions: one after the other in the file, in turn by their times. The pool holds less than both."""
-    lines = ['{"meta":{"schema":"kvtape/1","block_size":2,"hash":{"algorithm":"ids"}}}']
-    for session, first_ms in ((1, 0.0), (2, 1.0)):
-        for turn in (0, 1):
-            hashes = [100 * session + block for block in range(2 + turn)]
-            lines.append(
-                f'{{"request_id":"{session}.{turn}","arrival_ms":{first_ms + 10 * turn},'
-                f'"prompt_tokens":{2 * len(hashes)},"block_hashes":{hashes}}}'
-            )
-    path, by_time = tmp_path / "sessions.jsonl", tmp_path / "arrivals.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    by_time.write_text("\n".join([lines[0], lines[1], lines[3], lines[2], lines[4]]) + "\n")
-    found = [
-        compare_policies(*parts[:1], ["vllm", "belady"], [3, 6], parts[1]) for parts in map(parts_of, (path, by_time))
-    ]
-    assert found[0] == found[1]
-    assert found[0][0].hit_blocks == [1, 4]  # in file order 4 and 4: each session meets its own blocks
-
-
 @pytest.mark.parametrize(
     "trace", ["128x2/session-fast.jsonl.zst", "256x4/session-fast.jsonl.zst", "conversation", *SHIPPED_NAMES]
 )
@@ -281,12 +255,12 @@ def test_no_policy_hits_more_than_the_bound_at_any_size(trace: str, tmp_path: Pa
         path = tmp_path / "four.jsonl"
         with zstandard.open(SHIPPED / trace, "rt") as lines:
             path.write_text("".join(itertools.islice(lines, 4)))
-        parts, block_size = parts_of(path, 512)
-    else:
-        parts, block_size = parts_of(path)
-    largest = max(int(part.requests["num_blocks"].max()) for part in parts)
-    sizes = [largest * factor for factor in (1, 2, 4, 16, 64)]
-    *others, bound = compare_policies(parts, POLICIES, sizes, block_size)
-    assert bound.hit_blocks[0] > 0
-    for one in others:
-        assert all(hits <= most for hits, most in zip(one.hit_blocks, bound.hit_blocks, strict=True)), one.evict
+    with open_trace(path) as reader:
+        chains = engine_chains(reader.meta, 512 if trace in SHIPPED_NAMES else None)
+        requests = read_requests(hashed_batches(reader), chains)
+    for factor in (1, 2, 4, 16, 64):
+        usable = factor * int(requests.requests["num_blocks"].max())
+        hits = {
+            policy: int(SequentialPool(requests, usable, chains.block_size, policy).run().sum()) for policy in POLICIES
+        }
+        assert hits["belady"] == max(hits.values()) > 0, usable

@@ -192,7 +192,6 @@ def test_one_at_a_time_hits_are_the_schedulers(seed: int) -> None:
     [
         (["--kv-groups", "full:6"], "--kv-groups: full:6: blocks of 6 tokens; expected multiples of the trace's 4"),
         (["--kv-groups", "full:4", "--block-size", "8"], "--block-size: given with --kv-groups"),
-        (["--kv-groups", "full:4", "--free-rule", "append_all"], "--free-rule: given with --kv-groups"),
         (["--kv-groups", "fool:4"], "'fool:4'; expected full:16"),
         (["--kv-groups", "none.json"], "none.json: No such file"),
         (["--kv-groups", "full:4", "--engine", "sglang"], "--kv-groups: only with --engine vllm"),

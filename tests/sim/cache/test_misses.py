@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.cache.misses import CAUSES, Prompts, attribute, describe, lay_out
 from sim.vllm.pool import BlockPool
-from sim.vllm.rules import FreeRule
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
 from sim.workload.groups import Grouping
-from tests.sim.oracles.onebyone import plain_hits
+from tests.sim.oracles.sequential import plain_hits
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import RecordBatch
 from tracefile.records.errors import InputError
@@ -72,10 +71,10 @@ def traces(draw: st.DrawFn) -> list[Record]:
 class SlowAttribution:
     """The causes of one trace, block by block, from the pool's own oracle."""
 
-    def __init__(self, records: list[Record], usable: int, rule: FreeRule) -> None:
+    def __init__(self, records: list[Record], usable: int) -> None:
         self.causes: Counter[str] = Counter()
         self.evictions: Counter[tuple[str, str]] = Counter()
-        self.pool = BlockPool(usable + 1, 4, rule)
+        self.pool = BlockPool(usable + 1, 4)
         self.chains = Chains(META)
         self.seen: set[int] = set()
         self.evictor: dict[int, str] = {}
@@ -121,13 +120,13 @@ def prompts(records: list[Record], by: Grouping | None = None) -> Prompts:
 
 
 @settings(max_examples=80, deadline=None)
-@given(traces(), st.integers(1, 12), st.sampled_from(["vllm", "append_all"]))
-def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int, rule: FreeRule) -> None:
+@given(traces(), st.integers(1, 12))
+def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int) -> None:
     by = Grouping(by="session")
-    found = attribute(prompts(records, by), usable, rule, by)
-    slow = SlowAttribution(records, usable, rule)
+    found = attribute(prompts(records, by), usable, by)
+    slow = SlowAttribution(records, usable)
     assert found.total.tokens == {**NOTHING, **slow.causes}
-    counts = plain_hits(records, Chains(META), usable, rule)
+    counts = plain_hits(records, Chains(META), usable)
     assert found.total.tokens["hit"] == counts.hit_tokens
     assert (found.rejected, found.total.input_tokens) == (counts.rejected, counts.input_tokens)
     names = [share.name for share in found.groups]
@@ -146,8 +145,8 @@ def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record],
 @settings(max_examples=50, deadline=None)
 @given(traces())
 def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
-    found = attribute(prompts(records), None, "append_all")
-    slow = SlowAttribution(records, 10_000, "append_all")
+    found = attribute(prompts(records), None)
+    slow = SlowAttribution(records, 10_000)
     assert found.total.tokens == {**NOTHING, **slow.causes}
     assert found.total.tokens["evicted"] == 0
     assert found.total.input_tokens == sum(one.prompt_tokens or 0 for one in records)
@@ -192,7 +191,7 @@ def test_the_smaller_groups_are_one(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_group_none_of_whose_requests_fits_is_shown() -> None:
     """A pool of 2 blocks, and a prompt of 12 tokens: the last group evicts nothing and asks for nothing."""
     by = Grouping(by="session")
-    found = attribute(prompts([record(0, [1] * 8, 8), record(1, [2] * 12, 12, who=1)], by), 2, "vllm", by)
+    found = attribute(prompts([record(0, [1] * 8, 8), record(1, [2] * 12, 12, who=1)], by), 2, by)
     assert (found.rejected, found.evictions) == (1, [[0, 0], [0, 0]])
     assert sorted((share.name, share.requests) for share in found.groups) == [("s0", 1), ("s1", 0)]
     assert describe(found).splitlines()[-2:] == ["1  s1  0  0", "2  s0  0  0"]
@@ -204,7 +203,7 @@ def test_tenants_are_what_a_field_says() -> None:
     bare = record(1, [1] * 8, 8)
     for field, expected in (("headers.x-team", "blue"), ("lora", "adapter"), ("extra.customer", "7")):
         by = Grouping(by="tenant", tenant_field=field)
-        found = attribute(prompts([one, bare], by), None, "vllm", by)
+        found = attribute(prompts([one, bare], by), None, by)
         assert [share.name for share in found.groups] == [expected, "unknown"]
 
 

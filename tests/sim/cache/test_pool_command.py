@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.pool import ObjectLru
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler
 from sim.workload.chain import FIRST_PRIVATE, Chains
-from tests.sim.oracles.onebyone import compiled_hits, plain_hits
+from tests.sim.oracles.sequential import compiled_hits, plain_hits
 from tests.warmstart import run_warm
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
@@ -55,22 +54,18 @@ def test_unlimited_cache(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "rule", "expected"),
+    ("blocks", "expected"),
     [
-        # Free order after each request, vllm: 3421, 4321, 3421, 2143, 2143. r4 takes both copies of block 3's key,
+        # Free order after each request: 3421, 4321, 3421, 2143, 2143. r4 takes both copies of block 3's key,
         # r5 evicts key 2, so r6 hits only key 1 and its three other blocks evict 9 and 10.
-        (4, "vllm", (7, 5, 0)),
-        # append_all: 4321, 3421, 4321, 2134, 1234; the same hits by another order.
-        (4, "append_all", (7, 5, 0)),
+        (4, (7, 5, 0)),
         # r6 holds 4 blocks and never fits; r3 evicts key 3 by recomputing it, r4 keys 3 and 2, r5 key 1.
-        (3, "vllm", (6, 4, 1)),
-        (100, "vllm", (9, 0, 0)),
+        (3, (6, 4, 1)),
+        (100, (9, 0, 0)),
     ],
 )
-def test_small_pools_by_hand(
-    capsys: pytest.CaptureFixture[str], blocks: int, rule: str, expected: tuple[int, int, int]
-) -> None:
-    found = pool(capsys, SIX, "--num-gpu-blocks", str(blocks + 1), "--free-rule", rule)
+def test_small_pools_by_hand(capsys: pytest.CaptureFixture[str], blocks: int, expected: tuple[int, int, int]) -> None:
+    found = pool(capsys, SIX, "--num-gpu-blocks", str(blocks + 1))
     assert (found["hit_blocks"], found["evicted_blocks"], found["rejected"]) == expected
     assert found["hit_tokens"] == 4 * found["hit_blocks"]
     assert found["usable_blocks"] == blocks
@@ -82,14 +77,6 @@ def test_a_coarser_block_size_takes_every_second_hash(capsys: pytest.CaptureFixt
     assert (found["hit_blocks"], found["hit_tokens"], found["lookup_blocks"]) == (4, 32, 5)
 
 
-def test_object_lru_knows_no_prefixes(capsys: pytest.CaptureFixture[str]) -> None:
-    # Nothing is exempt: r2 2, r3 3, r5 only 9 (10 was an answer), r6 3.
-    assert pool(capsys, SIX, "--object-lru")["hit_blocks"] == 9
-    objects = ObjectLru(2)
-    assert [objects.access([key]) for key in (1, 2, 1, 3, 2, 1)] == [0, 0, 1, 0, 0, 0]
-    assert objects.evicted == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "hits"),
     [
@@ -97,21 +84,12 @@ def test_object_lru_knows_no_prefixes(capsys: pytest.CaptureFixture[str]) -> Non
         (["--num-gpu-blocks", "1001"], 12_878),
         (["--num-gpu-blocks", "10001"], 61_238),
         (["--num-gpu-blocks", "50001"], 102_226),
-        (["--num-gpu-blocks", "10001", "--free-rule", "append_all"], 59_208),
     ],
 )
 def test_mooncake_conversation(capsys: pytest.CaptureFixture[str], arguments: list[str], hits: int) -> None:
     found = pool(capsys, str(mooncake()), *arguments)
     assert (found["hit_blocks"], found["hit_tokens"]) == (hits, 512 * hits)
     assert (found["requests"], found["rejected"], found["input_tokens"]) == (12_031, 0, 144_793_823)
-
-
-def test_mooncake_object_lru_over_the_published_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    # The published figure counts every id, the partial last block's too, some of which repeat.
-    assert pool(capsys, str(mooncake()), "--object-lru", "--num-gpu-blocks", "10001")["hit_blocks"] == 60_921
-    objects = ObjectLru(10_000)
-    with mooncake().open() as lines:
-        assert sum(objects.access(json.loads(line)["hash_ids"]) for line in lines) == 60_921
 
 
 @st.composite
@@ -227,7 +205,7 @@ def test_sim_pool_says_how_many_blocks_are_usable(capsys: pytest.CaptureFixture[
     ]
 
 
-@pytest.mark.parametrize(("flags", "unwanted"), [((), {"fastapi"}), (("--object-lru",), {"numba", "fastapi"})])
+@pytest.mark.parametrize(("flags", "unwanted"), [((), {"fastapi"}), (("--engine", "sglang"), {"numba", "fastapi"})])
 def test_sim_pool_imports_no_server_and_no_needless_compiler(flags: tuple[str, ...], unwanted: set[str]) -> None:
     code = f"import sys; from sim.__main__ import main; main(sys.argv[1:]); print({unwanted} & set(sys.modules))"
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""``sim reuse``: distances and working sets against the plainest counting."""
+"""``sim curve --window``: distances and working sets against the plainest counting."""
 
 import json
 import math
@@ -62,7 +62,6 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
     recent: list[int] = []  # most recently touched first
     last: dict[int, tuple[int, float]] = {}
     times: list[float] = []
-    in_requests: list[float] = []
     in_blocks: list[float] = []
     now_ms = 100.0
     for number, (prompt, gap_ms) in enumerate(found):
@@ -70,7 +69,6 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
         for block in prompt:
             if block in last:
                 in_blocks.append(recent.index(block) + 1)
-                in_requests.append(number - last[block][0])
                 times.append(now_ms - last[block][1])
         for block in reversed(prompt):
             if block in recent:
@@ -79,7 +77,6 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
             last[block] = (number, now_ms)
     for one, values in (
         (reuse.time_ms, times),
-        (reuse.distance_requests, in_requests),
         (reuse.distance_blocks, in_blocks),
     ):
         assert one.count == len(values)
@@ -108,10 +105,9 @@ def test_windows_count_different_blocks(found: list[Request]) -> None:
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # r2: 1 and 2 after 1 request, at depths 1, 2. r3: 1, 2, 3 after 1. r5: 9 and 10, of r4's output, after 1.
     # r6: 1, 2, 3 after 3, below 9, 10.
-    assert main(["reuse", SIX, "--window", "2ms", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["curve", SIX, "--window", "2ms", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["reuse"]
     assert (found["accesses"], found["first_accesses"]) == (14, 4)
-    assert found["distance_requests"]["mean"] == (7 * 1 + 3 * 3) / 10
     assert found["distance_blocks"]["mean"] == (1 + 2 + 1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 10
     assert found["time_ms"]["quantiles"][-1] == 3.0
     assert [window["distinct_blocks"] for window in found["windows"]] == [3, 5, 5]
@@ -119,10 +115,10 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reuse", SIX]) == 0
+    assert main(["curve", SIX, "--window", "60s"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "14 accesses of full prompt blocks of 4 tokens: 4 first ones, 10 again"
-    assert lines[4].split()[:2] == ["blocks", "2"]
+    first = lines.index("14 accesses of full prompt blocks of 4 tokens: 4 first ones, 10 again")
+    assert lines[first + 3].split()[:2] == ["blocks", "2"]
     assert lines[-1].split() == ["0", "6", "14", "5", "5", "5"]
 
 
@@ -133,19 +129,19 @@ def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
     assert measure_reuse(read_accesses(backwards), 1.0) == measure_reuse(read_accesses(Path(SIX)), 1.0)
     backwards.write_text("\n".join([head, records[0].replace('"arrival_ms":0.0,', "")]) + "\n")
     with pytest.raises(InputError, match="r1: arrival_ms: missing"):
-        main(["reuse", str(backwards)])
+        main(["curve", str(backwards), "--window", "1s"])
 
 
 @pytest.mark.parametrize("window", ["0", "0.000001ms"])
 def test_windows_without_end_are_refused(window: str) -> None:
     with pytest.raises(InputError, match="--window"):
-        main(["reuse", SIX, "--window", window])
+        main(["curve", SIX, "--window", window])
 
 
 @pytest.mark.parametrize("window", ["-1", "nan", "inf", "1e-9"])
 def test_windows_that_are_no_durations_are_refused(window: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["reuse", SIX, f"--window={window}"])
+        main(["curve", SIX, f"--window={window}"])
     assert "--window: " in capsys.readouterr().err
 
 

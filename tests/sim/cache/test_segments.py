@@ -3,16 +3,13 @@
 import itertools
 import os
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache import onebyone
-from sim.vllm.rules import FreeRule
 from sim.workload.chain import Chains
-from tests.sim.oracles.onebyone import compiled_hits, plain_hits
+from tests.sim.oracles.sequential import compiled_hits, plain_hits
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, load_trace
 
 BLOCK = 4
@@ -48,12 +45,10 @@ def traffic(draw: st.DrawFn) -> list[Record]:
 
 
 @settings(max_examples=120, deadline=None)
-@given(traffic(), st.integers(2, 60), st.sampled_from(get_args(FreeRule)), st.sampled_from([1, 3, 100]))
-def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int, rule: FreeRule, batch: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onebyone, "FIRST_ROOM", 16)  # the arrays grow; between batches the keys move
-        found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule, batch)
-    assert found == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule)
+@given(traffic(), st.integers(2, 60))
+def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int) -> None:
+    found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), usable)
+    assert found == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable)
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,18 +69,11 @@ def test_ids_that_form_no_chains_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usable", "rule", "hit_blocks"),
-    [
-        (None, "vllm", 105_592),
-        (1_000, "vllm", 12_878),
-        (10_000, "vllm", 61_238),
-        (50_000, "vllm", 102_226),
-        (10_000, "append_all", 59_208),
-    ],
+    ("usable", "hit_blocks"), [(None, 105_592), (1_000, 12_878), (10_000, 61_238), (50_000, 102_226)]
 )
-def test_known_answers(usable: int | None, rule: FreeRule, hit_blocks: int) -> None:
+def test_known_answers(usable: int | None, hit_blocks: int) -> None:
     folder = os.environ.get("KVTAPE_DATA")
     if not folder:
         pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
     meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
-    assert compiled_hits(records, Chains(meta), usable, rule).hit_blocks == hit_blocks
+    assert compiled_hits(records, Chains(meta), usable).hit_blocks == hit_blocks

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.engine.dispatch import AdapterLoad, RoutedLoad
+from sim.engine.dispatch import RoutedLoad, Timeline
 from sim.engine.fleet import Fleet, FleetEngine, engine_seed
-from sim.engine.incidents import Kill, Timeline
-from sim.engine.results import FinishOrder
+from sim.engine.incidents import Kill
+from sim.engine.results import finished_records
 from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels.fleet import ALL_ENDED
@@ -194,10 +194,7 @@ def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
     record.upstream, record.finish_reason = "of-the-capture", "stop"
     arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
     fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0)).fleet
-    order = FinishOrder()
-    for result in fleet.results():
-        order.add(result, 4)
-    (found,) = order.release()
+    (found,) = finished_records(fleet.results(), 4)
     assert (found.status, found.error, found.http_status, found.finish_reason) == ("error", "no_engine", None, None)
     assert (found.upstream, found.ttft_ms, found.output_tokens, found.e2e_ms) == (None, None, None, 5.0)
     assert np.isnan(fleet.state.runs["ttft_ms"]).all()
@@ -205,24 +202,9 @@ def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
 
 def test_the_load_as_a_router_sees_it() -> None:
     record = make_request(5, arrival_ms=10.0, prompt=9, output=3)
-    record.session_id, record.turn, record.lora, record.max_tokens = SessionId("s"), 2, "law", 30
+    record.session_id, record.turn, record.max_tokens = SessionId("s"), 2, 30
     arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
     request = RoutedLoad(arrivals, 4).request(0, 17, 10.0)
     assert (request.number, request.arrival_s, request.session, request.turn) == (17, 0.01, b"s", 2)
-    assert (request.prompt_tokens, request.output_tokens, request.adapter) == (9, 30, "law")
+    assert (request.prompt_tokens, request.output_tokens) == (9, 30)
     assert list(request.blocks) == record.block_hashes
-
-
-def test_a_request_waits_for_an_adapter_that_its_engine_has_not() -> None:
-    """One slot an engine; all requests on engine 0, long apart: a, a, b, the base model, a."""
-    records = [make_request(number, arrival_ms=1e3 * number, prompt=8, output=2) for number in range(5)]
-    for record, lora in zip(records, ("a", "a", "b", None, "a"), strict=True):
-        record.lora = lora
-    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-    dispatch = routed(arrivals, 2, lambda *_: 0, adapters=AdapterLoad(1, 50.0))
-    runs = dispatch.fleet.state.runs
-    assert np.round(runs["ttft_ms"] - runs["ttft_ms"][1], 6).tolist() == [50.0, 0.0, 50.0, 0.0, 50.0]
-    assert dispatch.engine_of == [0] * 5
-    assert dispatch.router is not None
-    dispatch.router.check_integrity()
-    assert [engine.requests for engine in dispatch.router.engines] == [0, 0]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from measure.enginesteps import read_steps
 from sim.__main__ import main
 from sim.latency.modelfile import default_model, save_model
 from tests.sim.compile_kernels import TRACE
@@ -29,11 +28,11 @@ def test_one_replica_gives_the_same_bytes_as_no_fleet(model: str, tmp_path: Path
 
 
 def test_a_fleet_run_again_gives_the_same_bytes_and_names_each_engine(model: str, tmp_path: Path) -> None:
-    flags = ("--replicas", "3", "--route", "overlap", "--replay-sessions")
+    flags = ("--replicas", "3", "--route", "prefix", "--replay-sessions")
     first = run(model, tmp_path / "a.jsonl", *flags)
     assert first == run(model, tmp_path / "b.jsonl", *flags)
     meta, records = load_trace(tmp_path / "a.jsonl")
-    assert meta.extra["fleet"]["route"] == "overlap"
+    assert meta.extra["fleet"]["route"] == "prefix"
     assert {record.upstream for record in records} <= {"0", "1", "2"}
     assert len(records) == len(load_trace(Path(TRACE))[1])
 
@@ -46,7 +45,7 @@ def test_the_summary_tells_each_engines_share(model: str, tmp_path: Path, capsys
 
 
 def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_path: Path) -> None:
-    run(model, tmp_path / "a.jsonl", "--replicas", "3", "--route", "random")
+    run(model, tmp_path / "a.jsonl", "--replicas", "3", "--route", "session")
     capture = tmp_path / "a.jsonl"
     flags = ["--latency-model", model, "-o", str(tmp_path / "b.jsonl"), "--route", "captured"]
     assert main(["run", str(capture), *flags]) == 0
@@ -57,29 +56,14 @@ def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_pat
     assert before == after
 
 
-def test_each_engines_steps_are_written(model: str, tmp_path: Path) -> None:
-    """One engine behind a router takes the steps of an engine alone; a log, and a death in it, changes no result."""
-    run(model, tmp_path / "a.jsonl", "--steps", str(tmp_path / "alone.jsonl"))
-    run(model, tmp_path / "b.jsonl", "--steps", str(tmp_path / "routed.jsonl"), "--replicas", "1", "--route", "prefix")
-    assert (tmp_path / "routed.0.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
-    fleet = ("--replicas", "2", "--event", "kill:engine=1:at=2s:back=3s")
-    expected = run(model, tmp_path / "c.jsonl", *fleet)
-    assert run(model, tmp_path / "d.jsonl", *fleet, "--steps", str(tmp_path / "s.jsonl")) == expected
-    steps = list(read_steps(tmp_path / "s.1.jsonl"))
-    ends_ms = [step.start_ms + step.duration_ms for step in steps]
-    assert all(end <= step.start_ms + 1e-3 for end, step in zip(ends_ms, steps[1:], strict=False))
-    assert not [step for step in steps if 2000.0 < step.start_ms < 3000.0]
-    assert [bool(step.running) for step in steps].count(True) > len(steps) / 2
-
-
 def test_two_models_make_a_mixed_fleet(model: str, tmp_path: Path) -> None:
-    run(model, tmp_path / "a.jsonl", "--latency-model", model, "--replicas", "2", "--route", "bounded")
+    run(model, tmp_path / "a.jsonl", "--latency-model", model, "--replicas", "2", "--route", "cost")
 
 
 def test_a_file_that_is_there_is_refused_before_the_simulation(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.engine.run.fleetrun.simulate_fleet", None)
+    monkeypatch.setattr("sim.engine.run.run_fleet", None)
     (tmp_path / "x.jsonl").write_text("kept\n")
     flags = ["-o", str(tmp_path / "x.jsonl"), "--replicas", "2"]
     with pytest.raises(InputError, match=r"x\.jsonl: already has 5 bytes; expected a new file, or --overwrite"):
@@ -92,7 +76,7 @@ def test_a_file_that_is_there_is_refused_before_the_simulation(
     [
         (["--replicas", "0"], "--replicas: 0; expected a whole number from 1"),
         (["--replicas", "2", "--route", "best"], "unknown policy"),
-        (["--route", "overlap"], "--route: without --replicas; expected both"),
+        (["--route", "prefix"], "--route: without --replicas; expected both"),
         (["--route", "captured"], "names no upstream"),
         (["--replicas", "2", "--event", "kill:engine=2:at=1s"], "engine=2; expected 0 to 1"),
     ],

@@ -1,4 +1,4 @@
-"""The step loop with several KV groups is the readable scheduler's, in one part and in several.
+"""The step loop with several KV groups is the readable scheduler's.
 
 The loop runs here as Python: its source is what is compiled. One test, among vLLM's, compiles it.
 """
@@ -12,14 +12,13 @@ import pytest
 
 from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state, loop_of
-from sim.engine.streaming import StreamingRun
 from sim.kernels import groupsteps, loop
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, make_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
 from tests.sim.oracles.readable_loop import in_python, run_readable
 from tests.sim.vllm.test_hybrid_oracle import make_hybrid
@@ -59,27 +58,12 @@ def test_steps_are_the_readable_schedulers(groups: str | None) -> None:
     assert_equal(ours, run_readable(build_state(arrivals, config, model, 3), arrivals, config))
 
 
-def test_a_run_in_parts_is_the_run_at_once() -> None:
-    arrivals, config, model = case(4, 16, "full:4+window(16):4*2+retain=none")
-    arrivals = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
-    order = np.argsort(arrivals.arrival_ms, kind="stable")
-    whole = run_state(build_state(arrivals.take(order), config, model), RUN).scheduler.requests["cached_tokens"]
-    run, parts, found = StreamingRun(config, model, None, RUN), np.array_split(order, 3), dict[str, int | None]()
-    for part, following in zip(parts, [*parts[1:], None], strict=True):
-        until_ms = np.inf if following is None else float(arrivals.arrival_ms[following[0]])
-        for results in run.feed(arrivals.take(part), until_ms):
-            found |= {one.record.request_id: one.cached_tokens for one in results}
-    names = arrivals.take(order).ids
-    assert [found[name] for name in names] == [None if tokens < 0 else tokens for tokens in whole[:-1].tolist()]
-    assert (whole > 0).any()
-
-
 def test_what_groups_do_not_go_with_is_one_line() -> None:
     _, config, _ = case(8, 2)
     with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
-        Deployment(host_blocks=9, kv_bytes_per_token=8).engine(config, {})
+        Deployment(host_blocks=9, kv_bytes_per_token=8).check(config)
     with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
-        Deployment(prefill_workers=1, decode_workers=1, kv_bytes_per_token=8).engine(config, {})
+        Deployment(prefill_workers=1, decode_workers=1, kv_bytes_per_token=8).check(config)
     with pytest.raises(InputError, match="evict: lfu; expected vllm with several KV groups"):
         replace(config, evict="lfu")
 

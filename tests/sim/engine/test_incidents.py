@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sim.engine.dispatch import AdapterLoad
-from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, Timeline, check_events, parse_event
+from sim.engine.dispatch import Timeline
+from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, check_events, parse_event
 from sim.kernels import layout
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.fleets import make_request, routed
@@ -74,17 +74,6 @@ def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
     assert [(at_ms, what) for at_ms, what, engine in dispatch.log if engine == watched] == happened
     outcomes = [layout.OUTCOMES[code] for code in dispatch.fleet.state.runs["outcome"].tolist()]
     assert set(outcomes[1:]) == {"ok"}
-
-
-def test_a_deploy_goes_on_after_a_request_that_waited_for_its_adapter() -> None:
-    """Engine 0 drains while its only request waits for an adapter: it goes to engine 1, and the deploy goes on."""
-    records = [make_request(number, arrival_ms=500.0 * number, prompt=8, output=4) for number in range(3)]
-    records[0].lora = "a"
-    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-    events = Timeline([Deploy(at_s=0.02, startup_s=0.1)], 2, 0.0)
-    dispatch = routed(arrivals, 2, lambda request, engines: 0, events, adapters=AdapterLoad(1, 50.0))
-    assert dispatch.log[:3] == [(20.0, "draining", 0), (150.0, "up", 0), (150.0, "draining", 1)]
-    assert [one[1:] for one in dispatch.log[3:]] == [("up", 1)]
 
 
 def test_words_of_events() -> None:

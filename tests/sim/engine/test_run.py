@@ -1,21 +1,16 @@
 """``sim run`` as a command: files in, files out, refusals."""
 
 import json
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 import pytest
 
-from measure.enginesteps import read_steps
-from report.__main__ import main as report
 from sim.__main__ import main
-from sim.latency.modelfile import FitTrace, Model, default_model, make_model, model_digest, save_model
+from sim.latency.modelfile import FitTrace, Model, default_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
-from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
-from tracefile.files.writing import new_writer
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
 
 NOISE = Noise(
     step_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
@@ -71,20 +66,6 @@ def test_the_prediction_is_a_trace_of_the_same_requests(
         assert record.cached_tokens == shapes[record.request_id].cached_tokens
         assert record.session_id == shapes[record.request_id].session_id
     assert "turns 2+" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flags", [(), ("--replay-sessions",), ("--cold-prompts",), ("--block-size", "64")])
-def test_a_trace_in_columns_gives_the_same_file(trace: Path, flags: tuple[str, ...]) -> None:
-    pytest.importorskip("pyarrow")
-    meta, records = load_trace(trace)
-    columns = trace.with_suffix(".parquet")
-    with new_writer(columns, meta, inputs=[trace]) as writer:
-        for record in records:
-            writer.write(record)
-    run(trace, *flags, output="of_lines.jsonl")
-    run(columns, *flags, output="of_columns.jsonl")
-    assert trace.with_name("of_columns.jsonl").read_bytes() == trace.with_name("of_lines.jsonl").read_bytes()
-    assert run(columns, *flags, output="in_columns.parquet") == load_trace(trace.with_name("of_lines.jsonl"))
 
 
 def test_one_seed_one_file(trace: Path) -> None:
@@ -203,59 +184,3 @@ def test_other_attention_is_refused(fact: str, trace: Path, tmp_path: Path) -> N
         run(path)
     with pytest.raises(InputError, match="full attention"):
         main(["pool", str(path)])
-
-
-def test_the_steps_of_three_are_written_and_drawn(tmp_path: Path) -> None:
-    """Request a: 40 prompt tokens, 2 outputs; request b waits behind it, as only one may run: 16 tokens, 1 output."""
-    costs = {"t0_ms": 10.0, "per_prefill_token_ms": 0.1, "per_attention_token2_ms": 0.0, "per_decode_ms": 1.0}
-    costs |= {"per_kv_token_ms": 0.0, "frontend_base_ms": 0.0, "frontend_ms_per_prompt_token": 0.0}
-    engine = default_model().engine
-    save_model(make_model(costs, replace(engine, block_size=16, max_num_seqs=1)), tmp_path / "model.json")
-    records = [
-        Record(
-            request_id=RequestId(name), arrival_ms=0.0, prompt_tokens=tokens, output_tokens=outputs,
-            block_hashes=[BlockHash(number) for number in hashes],
-        )
-        for name, tokens, outputs, hashes in (("a", 40, 2, (1, 2)), ("b", 16, 1, (3,)))
-    ]  # fmt: skip
-    trace = write(tmp_path / "trace.jsonl", records, Meta(source="tap", block_size=16))
-    steps = tmp_path / "steps.jsonl.zst"
-    run(trace, "--no-noise", "--steps", str(steps), output="predicted.jsonl")
-    assert [msgspec.structs.astuple(step) for step in read_steps(steps)] == [
-        # start, duration, prefill tokens, decodes, their KV tokens; after the step: running, waiting, blocks
-        (0.0, 14.0, 40, 0, 0, 1, 1, 3),
-        (14.0, 11.0, 0, 1, 40, 0, 1, 0),
-        (25.0, 11.6, 16, 0, 0, 0, 0, 0),
-    ]
-    predicted, files = tmp_path / "predicted.jsonl", tmp_path / "files"
-    show = ["show", str(predicted), "--steps", str(steps)]
-    assert report([*show, "--files", str(files)]) == 0
-    events = [one for one in json.loads((files / "timeline.json").read_text())["traceEvents"] if one["pid"] == 3]
-    assert [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X"] == [
-        ("prefill", 0.0, 14_000.0), ("decode", 14_000.0, 11_000.0), ("prefill", 25_000.0, 11_600.0),
-    ]  # fmt: skip
-    blocks = [(one["ts"], one["args"]) for one in events if one["name"] == "used blocks"]
-    assert blocks[0] == (14_000.0, {"used_blocks": 3})
-    with pytest.raises(InputError, match="without --files"):
-        report(show)
-    run(trace, "--seed", "1", output="other.jsonl")
-    with pytest.raises(InputError, match=r"of another simulation than .*other\.jsonl; expected the steps of the same"):
-        report(["show", str(tmp_path / "other.jsonl"), *show[2:], "--files", str(tmp_path / "new")])
-    with pytest.raises(InputError, match=r"trace\.jsonl: not a trace of sim run"):
-        report(["show", str(trace), *show[2:], "--files", str(tmp_path / "new")])
-    with pytest.raises(InputError, match=r"--steps .*trace\.jsonl: an input of this command"):
-        run(trace, "--steps", str(trace), "--overwrite")
-
-
-@pytest.mark.parametrize("flags", [(), ("--async-scheduling", "--num-gpu-blocks", "600", "--replay-sessions")])
-def test_logging_steps_changes_no_result(trace: Path, flags: tuple[str, ...], tmp_path: Path) -> None:
-    run(trace, *flags, output="plain.jsonl")
-    run(trace, *flags, "--steps", str(tmp_path / "steps.jsonl"), output="logged.jsonl")
-    assert (tmp_path / "plain.jsonl").read_bytes() == (tmp_path / "logged.jsonl").read_bytes()
-    steps = list(read_steps(tmp_path / "steps.jsonl"))
-    _, predicted = load_trace(tmp_path / "plain.jsonl")
-    uncached = sum((record.prompt_tokens or 0) - (record.cached_tokens or 0) for record in predicted)
-    assert sum(step.prefill_tokens for step in steps) >= uncached  # preempted requests are computed again
-    assert all(later.start_ms >= step.start_ms for step, later in pairwise(steps))
-    assert min(step.used_blocks for step in steps) >= 0
-    assert steps[-1].running == steps[-1].waiting == steps[-1].used_blocks == 0

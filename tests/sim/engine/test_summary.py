@@ -2,18 +2,17 @@
 
 import pytest
 
-from sim.engine.run import Summary, Tally
+from sim.engine.run import Summary, summarise
 from tracefile import Record, RequestId
 
 
 def summary_of(spans_ms: list[tuple[float, float]]) -> Summary:
     """Of requests that came and took so long."""
-    tally = Tally()
-    tally.add(
+    records = [
         Record(request_id=RequestId(f"r{number}"), arrival_ms=arrival_ms, e2e_ms=e2e_ms)
         for number, (arrival_ms, e2e_ms) in enumerate(spans_ms)
-    )
-    return tally.summary(0, 0)
+    ]
+    return summarise(records, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, refuse_alone
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleet import Fleet, FleetEngine
+from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import deployed, run_fleet, workers_plan
 from sim.engine.simstate import build_state
-from sim.engine.steplog import StepLog
-from sim.engine.streaming import StreamingRun
 from sim.engine.tiers import in_list, traffic_of
 from sim.kernels import layout
 from sim.kernels.layout import SimState
-from sim.kernels.loop import DONE, run_state
+from sim.kernels.loop import run_state
 from sim.kernels.tiers import LISTS
 from sim.latency.modelfile import make_model
 from sim.latency.terms import PREFILL_TOKENS
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import load
 from tests.sim.fleets import COSTS
 from tracefile import BlockHash, Meta, Record, RequestId
@@ -136,23 +134,6 @@ def test_what_is_kept_is_what_the_living_keep() -> None:
     assert (traffic.loads, traffic.stored_blocks, traffic.host_blocks) == (1, 13, 4)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("write", ["through", "evict"])
-def test_writing_the_steps_changes_no_prediction(write: Any, *, ahead: bool) -> None:
-    config = EngineConfig(
-        block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
-    )
-    told = Deployment(**LINK, host_blocks=40, disk_blocks=30, tier_write=write)
-    model = make_model(COSTS, config)
-    for seed in range(6):
-        arrivals = shared_load(seed, 60)
-        seen, logged = (build_state(arrivals, config, model, deployment=told) for _ in range(2))
-        seen = run_state(seen)
-        assert StepLog(lambda line: None).run(logged) == DONE
-        assert np.array_equal(seen.runs["e2e_ms"], logged.runs["e2e_ms"], equal_nan=True)
-        assert traffic_of([seen]) == traffic_of([logged])
-
-
 def test_links_that_cost_nothing_and_a_large_host_hit_like_an_unlimited_pool() -> None:
     rng = np.random.default_rng(1)
     chains = [[int(root), *(10 * int(root) + step for step in range(1, 4))] for root in rng.integers(1, 9, 60)]
@@ -177,19 +158,16 @@ def shared_load(seed: int, requests: int) -> Arrivals:
     disk=st.sampled_from([0, 30, 400]),
     write=st.sampled_from(["through", "evict"]),
     how=st.sampled_from(["beside", "layerwise"]),
-    prefetch=st.booleans(),
     ahead=st.booleans(),
 )
 def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
-    *, seed: int, host: int, disk: int, write: Any, how: Any, prefetch: bool, ahead: bool
+    *, seed: int, host: int, disk: int, write: Any, how: Any, ahead: bool
 ) -> None:
     config = EngineConfig(
         block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
     )
     arrivals = shared_load(seed, 40)
-    deployed = Deployment(
-        **LINK, host_blocks=host, disk_blocks=disk, tier_write=write, tier_load=how, prefetch=prefetch
-    )
+    deployed = Deployment(**LINK, host_blocks=host, disk_blocks=disk, tier_write=write, tier_load=how)
     state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
     assert (state.runs["outcome"] != layout.NO_OUTCOME).all()
     assert state.scheduler.pool.counts["num_free"][0] == config.usable_blocks
@@ -228,49 +206,12 @@ def assert_hits_are_possible(arrivals: Arrivals, state: SimState) -> None:
         seen |= set(chain)
 
 
-def test_a_run_in_parts_is_the_run_at_once() -> None:
-    config = EngineConfig(block_size=4, num_gpu_blocks=60, max_num_seqs=4, max_num_batched_tokens=32)
-    arrivals, model = shared_load(3, 120), make_model(COSTS, config)
-    arrivals = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
-    deployed = Deployment(**LINK, host_blocks=60, disk_blocks=100, prefetch=True)
-    order = np.argsort(arrivals.arrival_ms, kind="stable")
-    whole = run_state(build_state(arrivals.take(order), config, model, deployment=deployed))
-    parts = np.array_split(order, 6)
-    run = StreamingRun(config, model, None, deployment=deployed)
-    cached_tokens: dict[str, tuple[int | None, float | None]] = {}
-    for number, part in enumerate(parts):
-        until_ms = arrivals.arrival_ms[parts[number + 1]].min() if number + 1 < len(parts) else np.inf
-        for results in run.feed(arrivals.take(part), float(until_ms)):
-            cached_tokens |= {one.record.request_id: (one.cached_tokens, one.ttft_ms) for one in results}
-    for place, name in enumerate(arrivals.take(order).ids):
-        tokens, ttft_ms = int(whole.scheduler.requests["cached_tokens"][place]), whole.runs["ttft_ms"][place]
-        assert cached_tokens[RequestId(name)] == (
-            None if tokens < 0 else tokens,
-            None if np.isnan(ttft_ms) else pytest.approx(ttft_ms),
-        )
-    assert run.traffic == traffic_of([whole])
-
-
-def test_engines_that_share_a_host_find_each_others_blocks() -> None:
-    arrivals = chained((0.0, [1, 2, 3, 4], 0), (100.0, [1, 2, 3, 4], 4))
-    model = make_model(COSTS, CONFIG)
-    for shared, hits in ((False, [0, 0]), (True, [0, 16])):
-        deployed = Deployment(**LINK, host_blocks=8, shared_tiers=shared)
-        fleet = Fleet(arrivals, [FleetEngine(name, CONFIG, model, deployed) for name in ("a", "b")], None)
-        place = fleet.advance()
-        while place >= 0:
-            place = fleet.advance(place, place)
-        found = [int(fleet.lives[place].state.scheduler.requests["cached_tokens"][place]) for place in (0, 1)]
-        assert found == hits
-
-
 @pytest.mark.parametrize(
     ("deployed", "said"),
     [
         ({"disk_blocks": 5}, "--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too"),
         ({"host_blocks": 5}, "--kv-bytes-per-token: not told; expected the KV cache's bytes of a token"),
         ({"prefill_workers": 1}, "--prefill-workers, --decode-workers: expected both or none"),
-        ({"shared_tiers": True}, "--shared-tiers: nothing is shared; expected --host-blocks"),
     ],
 )
 def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], said: str) -> None:
@@ -286,9 +227,9 @@ def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
 
 def test_a_tier_written_on_eviction_takes_vllms_policy_alone() -> None:
     told = Deployment(**LINK, host_blocks=9, tier_write="evict")
-    assert told.engine(CONFIG, {}) == {}
+    told.check(CONFIG)
     with pytest.raises(InputError, match="--evict: lfu; expected vllm beside --tier-write evict"):
-        told.engine(replace(CONFIG, evict="lfu"), {})
+        told.check(replace(CONFIG, evict="lfu"))
 
 
 def test_a_header_tells_of_a_deployment_and_its_assumptions() -> None:
@@ -308,15 +249,13 @@ def test_a_link_of_no_bandwidth_is_refused() -> None:
     ("given", "message"),
     [
         (["host-latency"], "--host-latency: without --host-blocks; expected both"),
-        (["prefetch", "host-blocks"], "--prefetch: without --disk-blocks; expected both"),
         (["kv-link-latency"], "--kv-link-latency: without --prefill-workers or --decode-workers; expected both"),
-        (["tensor-parallel-overhead"], "--tensor-parallel-overhead: without --tensor-parallel; expected both"),
     ],
 )
 def test_a_flag_of_a_layout_that_is_not_there_is_refused(given: list[str], message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}$"):
         refuse_alone(given)
-    refuse_alone([*given, "host-blocks", "disk-blocks", "prefill-workers", "tensor-parallel"])
+    refuse_alone([*given, "host-blocks", "disk-blocks", "prefill-workers"])
 
 
 @pytest.mark.parametrize("said", [{"replicas": "4"}, {"events": ["kill 0 at 5s"]}])

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from scipy.special import ndtri
 
-from sim.engine.results import FinishOrder, results_in
+from sim.engine.results import finished_records, results_in
 from sim.engine.run import with_gaps_as_numbers
 from sim.engine.simstate import build_state
 from sim.kernels.loop import run_state
@@ -125,10 +125,9 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
         ),
     )
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
-    state, order = run_state(build_state(arrivals, engine.engine, engine, seed)), FinishOrder()
-    for result in results_in(state, arrivals, np.arange(len(arrivals))):
-        order.add(result, BLOCK)
-    return write(path, meta, (with_gaps_as_numbers(record) for record in order.release()))
+    state = run_state(build_state(arrivals, engine.engine, engine, seed))
+    records = finished_records(results_in(state, arrivals, np.arange(len(arrivals))), BLOCK)
+    return write(path, meta, map(with_gaps_as_numbers, records))
 
 
 def write(path: Path, meta: Meta, records: Iterable[Record]) -> Path:

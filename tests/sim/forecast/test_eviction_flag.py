@@ -53,23 +53,22 @@ def test_misses_are_those_of_the_policy(folder: Path, evict: str) -> None:
 
 def test_a_policy_is_a_scenario_of_what_if(folder: Path) -> None:
     found = json_of(main, words(folder, "what-if", "--evict", "vllm,lfu"))
-    rates = [row["measures"]["hit_rate"]["value"]["middle"] for row in found["rows"] if "hit_rate" in row["measures"]]
+    rates = [row["measures"]["hit_rate"]["value"]["middle"] for row in found["points"] if "hit_rate" in row["measures"]]
     assert rates[-2:] == pytest.approx([32 * hits / TOKENS for hits in BY_HAND.values()], abs=1e-6)
 
 
 @pytest.mark.parametrize(("evict", "blocks"), [("vllm", 6), ("lfu", 4)])
 def test_a_search_is_under_the_policy(folder: Path, evict: str, blocks: int) -> None:
     """Two of six prompts hit under vLLM's rule where five blocks are usable."""
-    flags = ["--minimize", "num-gpu-blocks", "--between", "3,8", "--target", "ttft.p30<=20ms", "--tolerance", "0"]
+    flags = ["--minimize", "num-gpu-blocks", "--between", "3,8", "--target", "hit_rate>=30%"]
     found = json_of(main, words(folder, "search", *flags, "--evict", evict))
-    assert (found["outcome"], found["answer"]) == ("found", blocks)
+    answer = [one["settings"]["num-gpu-blocks"] for one in found["points"] if "chosen" in one["marks"]]
+    assert (found["outcome"], answer) == ("found", [blocks])
 
 
 def test_a_policy_is_an_axis_of_a_sweep(folder: Path, tmp_path: Path) -> None:
-    rows = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "grid.toml").write_text(f"[axes]\nevict = {json.dumps([*BY_HAND])}")
-    output = ["--procs", "1", "-o", str(tmp_path / "found.parquet")]
-    _, *rest = words(folder, "sweep", *output)
-    json_of(main, ["sweep", str(tmp_path / "grid.toml"), *rest])
-    found = {row["evict"]: row["hit_rate"] for row in rows.read_table(tmp_path / "found.parquet").to_pylist()}
+    _, *rest = words(folder, "sweep")
+    points = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *rest])["points"]
+    found = {one["settings"]["evict"]: one["measures"]["hit_rate"]["value"]["middle"] for one in points}
     assert found == pytest.approx({evict: 32 * hits / TOKENS for evict, hits in BY_HAND.items()}, abs=1e-6)

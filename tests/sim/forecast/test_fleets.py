@@ -4,19 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from sim.__main__ import main
 from sim.forecast.captured import plan, read_captured
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, parse_base
-from sim.latency.modelfile import Parameter, default_model, load_model, save_model
+from sim.latency.modelfile import default_model, load_model, save_model
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 MEMBERS = ["--members", "3"]
 
 
-def write_trace(path: Path, upstreams: int, *, loras: bool = False) -> None:
+def write_trace(path: Path, upstreams: int) -> None:
     """Sixty requests on four prompts, in an order that has nothing to do with the engines, so near that they queue."""
     with TraceWriter(path, Meta(block_size=32)) as writer:
         for number in range(60):
@@ -27,7 +26,6 @@ def write_trace(path: Path, upstreams: int, *, loras: bool = False) -> None:
                     e2e_ms=60.0,
                     prompt_tokens=960,
                     output_tokens=3,
-                    lora="ab"[number % 2] if loras else None,
                     upstream=f"http://engine-{number % upstreams}:80" if upstreams else None,
                     block_hashes=[BlockHash(number * number % 7 * 100 + block) for block in range(30)],
                 )
@@ -39,11 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fleets")
     write_trace(path / "one.jsonl", 0)
     write_trace(path / "three.jsonl", 3)
-    write_trace(path / "loras.jsonl", 0, loras=True)
-    model = default_model()
-    save_model(model, path / "model.json")
-    slow = {name: Parameter(value=3 * one.value, unit=one.unit) for name, one in model.parameters.items()}
-    save_model(msgspec.structs.replace(model, parameters=slow), path / "slow.json")
+    save_model(default_model(), path / "model.json")
     return path
 
 
@@ -55,55 +49,31 @@ def what_if(folder: Path, trace: str, capsys: pytest.CaptureFixture[str], *flags
 
 
 def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = what_if(folder, "one.jsonl", capsys, "--replicas", "2,3", "--route", "round-robin,overlap")["rows"]
+    rows = what_if(folder, "one.jsonl", capsys, "--replicas", "2,3", "--route", "round-robin,prefix")["points"]
     assert isinstance(rows, list)
     assert [row["name"] for row in rows if row["kind"] == "scenario"] == [
-        f"{count} replicas, {route}" for count in (2, 3) for route in ("round-robin", "overlap")
+        f"{count} replicas, {route}" for count in (2, 3) for route in ("round-robin", "prefix")
     ]
-    in_turn, overlap = rows[-2:]
-    assert overlap["routing"]["engines"] == 3
-    assert overlap["measures"]["hit_rate"]["value"]["middle"] > in_turn["measures"]["hit_rate"]["value"]["middle"]
+    in_turn, aware = rows[-2:]
+    assert aware["measures"]["hit_rate"]["value"]["middle"] > in_turn["measures"]["hit_rate"]["value"]["middle"]
     assert in_turn["measures"]["hit_rate"]["difference"]["middle"] < 0.0  # beside the capture's one engine
-    assert overlap["measures"]["hit_rate"]["difference"]["middle"] == 0.0
+    assert aware["measures"]["hit_rate"]["difference"]["middle"] == 0.0
 
 
 def asked(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the base and the scenarios."""
-    return [row for row in found["rows"] if row["kind"] in ("base", "scenario")]
+    return [row for row in found["points"] if row["kind"] in ("base", "scenario")]
 
 
 def middles(row: dict[str, Any], *names: str) -> list[float]:
     return [row["measures"][name]["value"]["middle"] for name in names]
 
 
-def test_every_second_engine_of_a_mixed_fleet_is_of_another_model(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Half of the requests meet engines three times as slow, unless the policy knows the engines' costs."""
-    flags = ["--base", "replicas=4", "--mixed-with", str(folder / "slow.json"), "--route", "round-robin,cost"]
-    found = what_if(folder, "one.jsonl", capsys, *flags)
-    base, in_turn, cost = asked(found)
-    assert in_turn["name"] == f"round-robin, mixed with {folder / 'slow.json'}"
-    p90 = "ttft.all.p90"
-    assert middles(in_turn, p90)[0] > 2.0 * middles(base, p90)[0] > middles(cost, p90)[0]
-    assert cost["routing"]["fewest_requests"] < in_turn["routing"]["fewest_requests"] == 15
-
-
-def test_adapters_are_loaded_in_scenarios(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two adapters in turn on one slot, of a second each; with two slots each engine loads each once."""
-    flags = ["--base", "replicas=1,route=round-robin,adapter-load=1s", "--max-loras", "1,2"]
-    one, two = asked(what_if(folder, "loras.jsonl", capsys, *flags))
-    assert (one["settings"]["adapter_load_s"], two["name"]) == (1.0, "max-loras 2")
-    assert middles(one, "ttft.all.p50")[0] > 1000.0 > middles(two, "ttft.all.p50")[0]
-
-
 def test_a_capture_of_several_engines_is_forecast_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = what_if(folder, "three.jsonl", capsys, "--route", "session")["rows"]
+    rows = what_if(folder, "three.jsonl", capsys, "--route", "session")["points"]
     assert isinstance(rows, list)
-    capture = next(row for row in rows if row["kind"] == "capture")
-    assert (capture["routing"]["engines"], capture["routing"]["route"]) == (3, "captured")
-    assert (capture["routing"]["most_requests"], capture["routing"]["fewest_requests"]) == (20, 20)
-    assert (rows[-1]["routing"]["engines"], rows[-1]["routing"]["route"]) == (3, "session")
+    assert [row["name"] for row in rows] == ["measured", "forecast of the capture", "session"]
+    assert rows[1]["measures"]["hit_rate"]["value"] != rows[2]["measures"]["hit_rate"]["value"]
 
 
 def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,11 +90,10 @@ def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys:
 
 def test_one_replica_is_the_engine_without_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
-    rows = found["rows"]
+    rows = found["points"]
     assert isinstance(rows, list)
     same = next(row for row in rows if row["name"] == "1 replica")
     base = next(row for row in rows if row["kind"] == "capture")
-    assert same["routing"] is None
     assert {name: one["value"] for name, one in same["measures"].items()} == {
         name: one["value"] for name, one in base["measures"].items()
     }
@@ -134,39 +103,34 @@ def test_the_fleet_of_a_scenario(folder: Path) -> None:
     three = read_captured(folder / "three.jsonl", load_model(folder / "model.json"), paced=None)
     fleets = [
         plan(three, scenario).fleet
-        for scenario in (AS_CAPTURED, Scenario({}, replicas=1), parse_base("replicas=2,route=overlap:lag=250ms"))
+        for scenario in (AS_CAPTURED, Scenario({}, replicas=1), parse_base("replicas=2,route=prefix:lag=250ms"))
     ]
     assert fleets[0] is not None
     assert fleets[0].names == tuple(f"http://engine-{number}:80" for number in range(3))
     assert fleets[1] is None
     assert fleets[2] is not None
-    assert (fleets[2].names, fleets[2].route) == (("0", "1"), "overlap:lag=250ms")
+    assert (fleets[2].names, fleets[2].route) == (("0", "1"), "prefix:lag=250ms")
 
 
 def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--latency-model", str(folder / "model.json"), "--members", "3", "--json"]
-    flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "overlap"]
+    flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "prefix"]
     assert main(["search", str(folder / "one.jsonl"), *model, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
-    held = {one["value"]: one["holds"] for one in found["evaluated"]}
-    assert found["answer"] == min(value for value, holds in held.items() if holds)
-    assert found["answer"] - 1 not in held or not held[found["answer"] - 1]
+    held = {one["settings"]["replicas"]: one["meets"] for one in found["points"]}
+    (answer,) = (one["settings"]["replicas"] for one in found["points"] if "chosen" in one["marks"])
+    assert answer == min(value for value, holds in held.items() if holds)
+    assert answer - 1 not in held or not held[answer - 1]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--replicas", "2,x"], "--replicas: x; expected a whole number"),
-        (["--replicas", "2", "--route", "overlap,best"], "unknown policy"),
+        (["--replicas", "2", "--route", "prefix,best"], "unknown policy"),
         (["--replicas", "2", "--event", "kill:engine=7:at=1s"], "engine=7; expected 0 to 1"),
         (["--route", "captured"], "names no upstream"),
         (["--route", "session"], "--route: without --replicas; expected both"),
-        (["--host-latency", "1ms"], "--host-latency: without --host-blocks; expected both"),
-        (["--mixed-with", "slow.json"], "--mixed-with: slow.json for one engine; expected --replicas 2 or more"),
-        (["--replicas", "2", "--mixed-with", "none.json"], "none.json: No such file"),
-        (["--adapter-load", "1s"], "--adapter-load: adapters are loaded by a fleet with a policy"),
-        (["--replicas", "2", "--adapter-load", "1"], "--adapter-load: '1' has no unit; expected 1s"),
-        (["--replicas", "2", "--max-loras", "0"], "--max-loras: '0'; expected a whole number from 1"),
     ],
 )
 def test_fleets_that_cannot_be(folder: Path, flags: list[str], said: str) -> None:

@@ -1,6 +1,5 @@
 """What differs, out of flags, and what becomes of the load then."""
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +10,14 @@ import pytest
 
 from sim.forecast.captured import Captured, at_rate, plan, read_captured
 from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, scenarios_of
-from sim.latency.modelfile import default_model, engine_with, save_model
+from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
+from tracefile.commandline.parser import Parser
 
 
 def parsed(*flags: str) -> list[Scenario]:
-    parser = argparse.ArgumentParser()
+    parser = Parser("sim what-if")
     add_scenario_flags(parser)
     return scenarios_of(parser.parse_args(flags))
 
@@ -36,9 +36,7 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
         "cold prompts, rate ×2, max-num-seqs 8",
         "cold prompts, rate ×2, max-num-seqs 16",
     ]
-    assert [one.name for one in parsed("--free-rule", "append_all", "--no-prefix-caching")] == [
-        "free-rule append_all, prefix caching off"
-    ]
+    assert [one.name for one in parsed("--evict", "lfu", "--no-prefix-caching")] == ["evict lfu, prefix caching off"]
 
 
 def test_the_capture_itself_is_no_scenario() -> None:
@@ -49,13 +47,13 @@ def test_the_capture_itself_is_no_scenario() -> None:
 def test_a_base_is_under_every_scenario_and_named_once() -> None:
     base = parse_base("rate=0.1,num-gpu-blocks=29600,block-size=512,no-prefix-caching")
     assert base == Scenario({"num_gpu_blocks": 29_600, "block_size": 512, "enable_prefix_caching": False}, 0.1)
-    parser = argparse.ArgumentParser()
+    parser = Parser("sim what-if")
     add_scenario_flags(parser)
     found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
     assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]
     assert (found[0].rate, found[0].settings["block_size"]) == (0.1, 512)
-    mixed = Scenario({}, mixed_with="b.json", events=("kill:0@1s",), cold_prompts=True)
-    assert Scenario({}).name_beside(mixed) == "no cold-prompts, no event, no mixed-with"
+    other = Scenario({}, events=("kill:0@1s",), cold_prompts=True)
+    assert Scenario({}).name_beside(other) == "no cold-prompts, no event"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,6 @@ def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) ->
         (("--rate", "0"), "--rate: '0'; expected a number above 0"),
         (("--rate", "fast"), "--rate: 'fast'; expected a number above 0"),
         (("--rate", "nan"), "--rate: 'nan'; expected a number above 0"),
-        (("--free-rule", "lifo"), "--free-rule: 'lifo'; expected vllm or append_all"),
         (
             ("--num-gpu-blocks", ",".join(map(str, range(2, 300)))),
             "298 scenarios, all combinations; expected at most 200",
@@ -120,21 +117,6 @@ def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic:
 def test_the_servers_of_a_capture_are_looked_up_once(synthetic: ModuleType) -> None:
     there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
     assert there.upstreams is there.upstreams
-
-
-def test_more_gpus_divide_the_work_of_a_step_and_multiply_the_pool(synthetic: ModuleType) -> None:
-    there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
-    load = plan(there, parse_base("tensor-parallel=4,tensor-parallel-overhead=0.2"))
-    assert load.engine.usable_blocks == 4 * 4_095
-    before, after = default_model().cost_by_name, load.deployment.model(default_model()).cost_by_name
-    factor = (1 + 0.2 * 3) / 4
-    assert after["per_prefill_token_ms"] == pytest.approx(before["per_prefill_token_ms"] * factor)
-    assert after["per_kv_token_ms"] == pytest.approx(before["per_kv_token_ms"] * factor)
-    assert (after["t0_ms"], after["frontend_base_ms"]) == (before["t0_ms"], before["frontend_base_ms"])
-    assert [one for one in load.deployment.assumptions() if one.startswith("4 times the GPUs")]
-    given = plan(there, parse_base("tensor-parallel=4,num-gpu-blocks=50"))
-    assert given.engine.num_gpu_blocks == 50
-    assert parse_base("tensor-parallel=2").name == "tensor-parallel 2"
 
 
 def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:
@@ -186,17 +168,6 @@ def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
     (fleet,) = parsed("--kv-groups", "full:32", "--replicas", "2")
     with pytest.raises(InputError, match="--kv-groups: full:32; expected one group in a fleet of engines"):
         plan(captured(records, paced=False), fleet)
-
-
-def test_a_model_with_kv_groups_in_a_fleet_is_refused_before_any_forecast(tmp_path: Path) -> None:
-    """Of both engines, the one asked for and the one that it is mixed with."""
-    grouped = engine_with(default_model().engine, {"kv_groups": "full:32+window(64):32", "block_size": 32})
-    path = tmp_path / "grouped.json"
-    save_model(msgspec.structs.replace(default_model(), engine=grouped), path)
-    asked = Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, output_tokens=2)
-    (mixed,) = parsed("--replicas", "2", "--mixed-with", str(path), "--no-prefix-caching")
-    with pytest.raises(InputError, match=r"--mixed-with: .*grouped.json: KV groups full:32\+window\(64\):32; expected"):
-        plan(captured([asked], paced=False), mixed)
 
 
 def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:

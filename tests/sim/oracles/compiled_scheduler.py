@@ -11,7 +11,7 @@ from sim.engine.simstate import build_state
 from sim.engine.tiers import in_list
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
-from sim.kernels.blocks import KNOWN, NONE, UNHASHED
+from sim.kernels.blocks import KNOWN, NONE
 from sim.kernels.pool import QUEUE
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
@@ -152,8 +152,6 @@ class CompiledScheduler:
         pool = self._scheduler.pool
         segment = pool.segments[pool.copies["segment"][copy]]
         kind, base, start, end, line = (int(segment[name]) for name in ("kind", "base", "start", "end", "copy"))
-        if kind == UNHASHED:
-            return [None] * (end - start)
         assert kind == KNOWN, "the workloads' keys are all known"
         place_in_line = 0
         while line != copy:

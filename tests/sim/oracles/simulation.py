@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from sim.engine.results import DECIMALS, FinishOrder, RequestResult
+from sim.engine.results import DECIMALS, RequestResult, finished_records
 from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels.layout import SimState
@@ -18,7 +18,7 @@ from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request, State
 from sim.vllm.scheduler import PrefixStats
-from sim.workload.arrivals import NOBODY, Arrival, Arrivals, last_children
+from sim.workload.arrivals import NOBODY, Arrival, Arrivals
 from sim.workload.chain import is_private
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
@@ -197,11 +197,9 @@ def result_of(request_run: RequestRun, number: int) -> RequestResult:
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
     """One record per request_run, in order of their ends. ``concurrency`` is counted anew from the predicted times."""
-    order = FinishOrder()
-    for number, request_run in enumerate(simulation.runs):
-        if request_run.outcome is not None:
-            order.add(result_of(request_run, number), simulation.block_size, keep_hashes=keep_hashes)
-    return order.release()
+    ended = ((number, one) for number, one in enumerate(simulation.runs) if one.outcome is not None)
+    results = (result_of(one, number) for number, one in ended)
+    return finished_records(results, simulation.block_size, keep_hashes=keep_hashes)
 
 
 def columns(arrivals: Sequence[Arrival]) -> Arrivals:
@@ -221,7 +219,6 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         abort_after_ms=_floats([one.abort_after_ms for one in arrivals]),
         recorded_e2e_ms=_floats([one.record.e2e_ms for one in arrivals]),
         parents=parents,
-        last_children=last_children(parents),
         think_ms=_floats([None if one.parent is None else one.think_ms for one in arrivals]),
         full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
         known=known,

@@ -29,11 +29,9 @@ class SlowRequest:
 
 
 class SlowEngine:
-    def __init__(
-        self, *, usable: int, block_size: int, seqs: int, budget: int, append_all: bool, caching: bool, most: int
-    ) -> None:
+    def __init__(self, *, usable: int, block_size: int, seqs: int, budget: int, caching: bool, most: int) -> None:
         self.block_size, self.seqs, self.budget = block_size, seqs, budget
-        self.append_all, self.caching, self.most = append_all, caching, most
+        self.caching, self.most = caching, most
         self.free = list(range(1, usable + 1))  # rule 1: block 0 is never used
         self.holders: dict[int, int] = dict.fromkeys(self.free, 0)
         self.key: dict[int, Any] = {}
@@ -74,7 +72,7 @@ class SlowEngine:
         for block in reversed(request.blocks):  # rule 3
             self.holders[block] -= 1
             if self.holders[block] == 0:
-                (hashed if block in self.key or self.append_all else unhashed).append(block)
+                (hashed if block in self.key else unhashed).append(block)
         self.free = unhashed + self.free + hashed
         request.blocks = []
         request.computed = request.promised = 0

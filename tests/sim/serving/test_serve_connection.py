@@ -108,10 +108,10 @@ def test_another_protocol_is_not_taken_up(url: str) -> None:
         (b"GET / HTTP/1.1\r\nHost: x\r\nLong: " + b"x" * 70_000, b"431"),
         (post(b"").replace(b": 0", b": 99999999"), b"413"),
         (b"DELETE /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"405"),
-        (b"GET /metrics/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"307"),
+        (b"POST /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"405"),
         (b"GET /nothing?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"404"),
     ],
-    ids=["nonsense", "two framings", "bad chunk", "long head", "large body", "method", "slash", "path"],
+    ids=["nonsense", "two framings", "bad chunk", "long head", "large body", "method", "method of a page", "path"],
 )
 def test_what_is_refused(url: str, request_bytes: bytes, status: bytes) -> None:
     with connect(url) as sock:

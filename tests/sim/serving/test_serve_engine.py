@@ -11,13 +11,12 @@ import pytest
 from engines.routing import parse_route
 from sim.latency.modelfile import Model, make_model
 from sim.latency.noise import Noise
-from sim.serving.apis.completions import Completions
-from sim.serving.engine.faults import Faults
-from sim.serving.engine.realtime import RealTimeEngine
-from sim.serving.engine.service import Adapters, Fleet, Service
-from sim.serving.requests.fields import GenerationFields
-from sim.serving.requests.output import Generation, Output
-from sim.serving.requests.vocabulary import PieceVocabulary, Spelling
+from sim.serving.apis import read_completion
+from sim.serving.fields import GenerationFields
+from sim.serving.output import Generation, Output
+from sim.serving.realtime import RealTimeEngine
+from sim.serving.service import Fleet, Service
+from sim.serving.vocabulary import PieceVocabulary
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from tracefile import HashKey
@@ -141,20 +140,17 @@ def test_by_priority_the_urgent_one_overtakes_who_waits() -> None:
 
 
 def test_a_requests_priority_is_the_schedulers() -> None:
-    vocabulary = PieceVocabulary()
     service = Service(
         fleet=Fleet(MODEL, 1, parse_route("round-robin"), speed=None, noise_seed=None),
-        vocabulary=vocabulary,
-        spelling=Spelling(vocabulary),
+        vocabulary=PieceVocabulary(),
         model_name="tiny",
         max_model_len=64,
         version="",
         seed=0,
         median_output_tokens=8.0,
-        faults=Faults((), 0),
         hash_key=HashKey(bytes(32)),
     )
-    asked = Completions().read(service, b'{"prompt": [1, 2, 3], "priority": 4}')
+    asked = read_completion(service, b'{"prompt": [1, 2, 3], "priority": 4}')
     (planned,) = service.plan(asked, lambda _: None)
     assert planned.request.priority == 4
 
@@ -292,13 +288,3 @@ def test_a_fleets_router_sees_requests_prefills_and_ends_of_all_kinds() -> None:
         return seen
 
     assert asyncio.run(use()) == [[(1, 8.0), (1, 20.0)], [(1, 0.0), (0, 0.0)], [(0, 0.0), (0, 0.0)]]
-
-
-def test_an_adapter_is_loaded_once_by_each_engine_that_has_room() -> None:
-    adapters = Adapters(names=("a", "b"), load_ms=50.0, slots=1)
-    fleet = Fleet(MODEL, 2, parse_route("overlap"), speed=None, noise_seed=None, adapters=adapters)
-    a, b, base = (GenerationFields(model=name) for name in ("a", "b", "tiny"))
-    assert [fleet.load(0, fields) for fields in (a, a, base, b, b, a)] == [50.0, 0.0, 0.0, 50.0, 0.0, 50.0]
-    # The router sends each adapter where it sent it before: loading one is as long as 1,000 tokens of prefill.
-    placed = [fleet.route(None, fields, [generation(8, 1, key)]) for key, fields in enumerate((a, b, a, b, b, b))]
-    assert placed == [0, 1, 0, 1, 1, 1]

@@ -20,12 +20,10 @@ def engines(start: StartSimServer, rule: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def ask(
-    client: httpx.Client, prompt: list[int], session: str | None = None, model: str | None = None
-) -> tuple[int, int]:
+def ask(client: httpx.Client, prompt: list[int], session: str | None = None) -> tuple[int, int]:
     """Which engine served a prompt, and how many of its tokens were cached there."""
     headers = {} if session is None else {"X-Session-ID": session}
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True, "model": model}
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "ignore_eos": True}
     answer = client.post("/v1/completions", json=body, headers=headers)
     cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return int(answer.headers["x-engine"]), cached
@@ -69,13 +67,3 @@ def test_a_users_policy_routes(start_sim_server: StartSimServer, tmp_path: Path)
     path.write_text("def choose(request, engines):\n    return 2 if request.number else 1\n")
     with engines(start_sim_server, f"{path}:choose") as client:
         assert [ask(client, [1, 2, number])[0] for number in range(3)] == [1, 2, 2]
-
-
-def test_adapters_are_models_with_caches_of_their_own(start_sim_server: StartSimServer) -> None:
-    flags = ("--speed", "max", "--block-size", str(BLOCK), "--model", "base", "--adapter", "tuned")
-    prompt = list(range(1000, 1000 + 4 * BLOCK + 1))
-    with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30) as client:
-        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["base", "tuned"]
-        cached = [ask(client, prompt, model=model)[1] for model in ("base", "tuned", "tuned", "base")]
-        assert client.post("/v1/completions", json={"prompt": prompt, "model": "other"}).status_code == 404
-    assert cached == [0, 0, 64, 64]

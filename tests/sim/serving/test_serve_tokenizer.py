@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.serving.requests.vocabulary import Message, TokenizerVocabulary
+from sim.serving.vocabulary import Message, TokenizerVocabulary
 from tests.fakes.vocabularies import package_folder
 from tracefile.records.errors import InputError
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.serving.requests.output import OutputLimits, draw_output
-from sim.serving.requests.vocabulary import Message, PieceVocabulary
+from sim.serving.output import OutputLimits, draw_output
+from sim.serving.vocabulary import Message, PieceVocabulary
 
 VOCABULARY = PieceVocabulary()
 PROMPT = np.arange(40, dtype="<u4").tobytes()
@@ -80,15 +80,3 @@ def test_a_free_answer_ends_with_the_end_token_between_its_limits(seed: int) -> 
     # The end token comes after at least min_tokens others.
     assert 20 < len(answer.token_ids) <= 60
     assert ended or len(answer.token_ids) == 60
-
-
-def test_a_stop_string_ends_an_output_with_the_token_that_completes_it() -> None:
-    limits = OutputLimits(max_tokens=30, ignore_eos=True)
-    free = draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=0)
-    text = VOCABULARY.decode(free.token_ids)  # a blank and three letters each
-    across = text[27:34]  # from within the 7th word to within the 9th
-    cut = draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=0, stops=["no word of it", across])
-    assert (cut.token_ids, cut.finish_reason, cut.stop_reason) == (free.token_ids[:9], "stop", across)
-    assert cut.spoken_chars == 27
-    later = OutputLimits(max_tokens=30, min_tokens=9, ignore_eos=True)
-    assert draw_output(PROMPT, VOCABULARY, later, seed=1, choice=0, stops=[across]) == free

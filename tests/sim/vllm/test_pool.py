@@ -35,12 +35,6 @@ def test_a_request_is_freed_tail_first_and_unhashed_blocks_go_to_the_head() -> N
     pool.check_integrity([])
 
 
-def test_older_vllm_appends_every_block() -> None:
-    pool = BlockPool(8, 16, free_rule="append_all")
-    pool.release(filled(pool, [10, 11, 12], blocks=4))
-    assert pool.free_order() == [5, 6, 7, 4, 3, 2, 1]
-
-
 def test_several_unhashed_blocks_keep_their_order_at_the_head() -> None:
     pool = BlockPool(6, 16)
     pool.release(pool.take(3))

@@ -286,8 +286,8 @@ def test_requests_that_never_fit_are_refused() -> None:
 def test_settings_no_engine_could_have_are_refused() -> None:
     with pytest.raises(InputError, match="num_gpu_blocks: 1 is too small; expected at least 2"):
         EngineConfig(num_gpu_blocks=1)
-    with pytest.raises(InputError, match="free_rule: 'fifo' is unknown; expected vllm or append_all"):
-        EngineConfig(num_gpu_blocks=10, free_rule="fifo")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="scheduling_policy: 'fifo' is unknown; expected fcfs or priority"):
+        EngineConfig(num_gpu_blocks=10, scheduling_policy="fifo")  # type: ignore[arg-type]
 
 
 def test_the_smallest_priority_is_served_first_and_ties_by_arrival() -> None:

@@ -34,7 +34,6 @@ def workloads(draw: st.DrawFn) -> tuple[EngineConfig, list[Arrival]]:
         max_num_batched_tokens=draw(st.integers(1, 40)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
-        free_rule=draw(st.sampled_from(["vllm", "append_all"])),
         async_scheduling=draw(st.booleans()),
     )
     most = usable * block_size
@@ -70,7 +69,6 @@ def test_every_step_is_the_slow_engines(slow_engine: ModuleType, workload: tuple
         block_size=config.block_size,
         seqs=config.max_num_seqs,
         budget=config.max_num_batched_tokens,
-        append_all=config.free_rule == "append_all",
         caching=config.enable_prefix_caching,
         most=config.long_prefill_token_threshold,
     )

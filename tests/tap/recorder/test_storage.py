@@ -75,7 +75,7 @@ def test_a_machine_that_fails_and_starts_again_goes_on_in_the_same_trace(lab: An
     assert account["uploaded"] == len(manifest.segments)
     assert trace_digest(there) == trace_digest(lab.trace)
     joined = lab.folder / "joined.jsonl.gz"
-    assert tracefile(["join", str(manifest_path(lab.trace)), "-o", str(joined)]) == 0
+    assert tracefile(["convert", str(manifest_path(lab.trace)), str(joined)]) == 0
     assert trace_digest(joined) == trace_digest(lab.trace)
     assert tracefile(["check", str(joined)]) == 0
 

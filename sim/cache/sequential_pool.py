@@ -1,0 +1,222 @@
+"""vLLM's block pool with one request at a time: each looks up, takes, fills and frees its blocks before the next comes.
+
+The pool is the simulator's compiled one.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from measure.cache.chains import chain_places, leading_places
+from measure.cache.interning import leading
+from measure.machinecode.entries import entry
+from measure.machinecode.kernels import kernel
+from sim.kernels import layout
+from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE
+from sim.kernels.compiling import entry_variant
+from sim.kernels.layout import Ints, Places, Pool, Records, record
+from sim.kernels.pool import (
+    QUEUE,
+    WITHOUT_POLICIES,
+    empty_pool,
+    hold,
+    lookup,
+    publish,
+    release,
+    take,
+)
+from sim.vllm.eviction import BELADY, parse_evict
+from sim.vllm.rules import blocks_for, lookup_limit
+from sim.workload.chain import Chains, known_blocks
+from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
+from tracefile.records.batches import Batch, Hashes
+from tracefile.records.errors import InputError
+
+UNLIMITED = 1 << 62
+"""Blocks of a pool that never evicts."""
+NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
+REQUEST = record(
+    "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
+    "prompt_logprobs hits cached_blocks seen_blocks",
+    times="arrival_ms",
+)
+"""``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
+``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
+cached at its arrival, and that ever were."""
+NEVER = -1
+
+
+class Evictions(NamedTuple):
+    """Evictions by keys, for keys that are numbers from 0 on. No keys: they are not noted."""
+
+    evictor: Ints
+    """By key: number of the request that evicted it last; NEVER: it was never evicted."""
+    group: Places
+    counts: IntArray
+    """By the evictor's group and the group of the request that asks for the block again: blocks."""
+
+
+class Requests(NamedTuple):
+    """Requests laid out for the pool."""
+
+    rows: IntArray
+    prompt_tokens: IntArray
+    computed_tokens: IntArray
+    """All but the last output token, whose KV is never computed."""
+    keys: UInt64Array
+    requests: Records
+    """``REQUEST`` of each; its keys are in ``keys``."""
+
+
+class SequentialPool:
+    """The pool between requests, of so many blocks; None: unlimited. Requests that alone do not fit it are left out."""
+
+    def __init__(self, requests: Requests, usable_blocks: int | None, block_size: int, evict: str = "vllm") -> None:
+        self.fits: BoolArray = requests.requests["num_blocks"] <= (
+            UNLIMITED if usable_blocks is None else usable_blocks
+        )
+        self.requests = requests.requests[self.fits]
+        settings, eviction = np.zeros(1, layout.SETTINGS), parse_evict(evict)
+        settings["enable_prefix_caching"], settings["block_size"] = True, block_size
+        settings["evict"], settings["evict_limit"] = eviction
+        total, levels = int(self.requests["num_blocks"].sum()), None
+        settings["usable_blocks"] = records = usable = total if usable_blocks is None else min(total, usable_blocks)
+        if eviction.policy == BELADY:  # a level by request, and one of blocks evicted before those behind them
+            levels, settings["evict_limit"] = len(self.requests) + 2, len(self.requests) + 1
+            records += int((self.requests["known_keys"] - self.requests["most_hits"]).sum())
+        slots = 1 << min(2 * records, 4 * len(self.requests) if not eviction.policy else 2 * records).bit_length()
+        holds = int(self.requests["num_blocks"].max(initial=0))
+        size: Any = {"records": records, "holds": holds, "slots": slots, "levels": levels}
+        self._pool = empty_pool(settings, usable, requests.keys, **size)
+        if eviction.policy == BELADY:
+            self._pool = self._pool._replace(uses=next_uses(requests.keys, self.requests))
+
+    @property
+    def evicted_blocks(self) -> int:
+        return int(self._pool.counts["evicted_blocks"][0])
+
+    def run(self, evictions: Evictions | None = None) -> IntArray:
+        """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained."""
+        pool = self._pool
+        if pool.settings["evict"][0] and evictions is not None:
+            most = int(self.requests["num_blocks"].max(initial=0))
+            pool = pool._replace(evicted=np.zeros(most + 1, np.uint64))
+        run = run_requests if pool.settings["evict"][0] else run_simple_requests
+        run(pool, self.requests, evictions or note_evictions(0, NO_ROWS, 0))
+        if pool.counts["not_chained"][0]:
+            raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
+        return np.asarray(self.requests["hits"])
+
+
+_NO_REQUESTS = Requests(NO_ROWS, NO_ROWS, NO_ROWS, NO_KEYS, np.empty(0, REQUEST))
+
+
+def read_requests(batches: Iterable[tuple[Batch, Hashes]], chains: Chains) -> Requests:
+    """Return the requests of all batches, laid out as one."""
+    parts = [lay_out(batch, hashes, chains) for batch, hashes in batches]
+    whole = Requests(*map(np.concatenate, zip(_NO_REQUESTS, *parts, strict=True)))
+    known = whole.requests["known_keys"]
+    whole.requests["first_key"] = np.cumsum(known) - known
+    return whole
+
+
+def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
+    size, tokens = chains.block_size, batch.numbers("prompt_tokens")
+    rows = np.flatnonzero(tokens > 0)
+    prompt_tokens, known = tokens[rows], known_blocks(batch, hashes, chains)[rows]
+    computed = prompt_tokens + np.maximum(batch.numbers("output_tokens")[rows] - 1, 0)
+    requests = np.zeros(len(rows), REQUEST)
+    requests["known_keys"], requests["first_key"] = known, np.cumsum(known) - known
+    requests["prompt_blocks"] = np.minimum(prompt_tokens // size, known)
+    requests["prompt_logprobs"] = unread = batch.numbers("prompt_logprobs")[rows]
+    requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size, unread), known)
+    requests["serial"] = NO_SERIAL
+    requests["arrival_ms"] = batch.times("arrival_ms")[rows]
+    requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
+    keys = hashes.values[leading_places(hashes.starts[rows], known, chains.factor)]
+    return Requests(rows, prompt_tokens, computed, keys, requests)
+
+
+def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
+    """Worth of each key's next lookup by a later request: the sooner it comes, the more.
+
+    0: no lookup comes, or the key is computed again before, which caches it anyway.
+    """
+    known, limits, last = requests["known_keys"], requests["most_hits"], len(requests)
+    request_of = np.repeat(np.arange(last), known)
+    numbers = np.unique(keys[chain_places(requests["first_key"], known)], return_inverse=True)[1]
+    looked_up = leading(np.append(0, np.cumsum(known)), limits)
+    order = np.argsort(numbers, kind="stable")
+    same = np.append(numbers[order[1:]] == numbers[order[:-1]], False)[: len(order)]
+    following = np.roll(order, -1)  # of the same key in the next request that has it
+    uses = np.zeros(len(keys), np.int64)
+    uses[chain_places(requests["first_key"], known)[order]] = np.where(
+        same & looked_up[following], last - request_of[following], 0
+    )
+    return uses
+
+
+def note_evictions(keys: int, group: IntArray, groups: int) -> Evictions:
+    """Return the account of the evictions of so many ``keys``; ``group``: number of each request's group."""
+    return Evictions(np.full(keys, NEVER, np.int32), group, np.zeros((groups, groups), np.int64))
+
+
+@entry
+def run_requests(pool: Pool, requests: Records, evictions: Evictions) -> None:
+    """Run the requests, writing what each finds."""
+    for number in range(len(requests)):
+        request, counts = requests[number], pool.counts[0]
+        counts.num_holds, counts.free_hold = 0, NONE  # between requests nothing is held
+        if len(evictions.evictor):
+            _look_back(pool, request, number, evictions)
+        counts.now_ms = request.arrival_ms
+        request.hits = hold(pool, request, request.most_hits)
+        request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
+        if len(evictions.evictor):
+            _note_evictions(pool, request.num_blocks - request.hits, number, evictions)
+        evicted = counts.evicted_blocks
+        take(pool, request.num_blocks - request.hits)
+        for place in range(evicted, counts.evicted_blocks if len(pool.evicted) else evicted):
+            key = pool.evicted[place % len(pool.evicted)]
+            if key > 0:
+                evictions.evictor[key - np.uint64(1)] = number
+        publish(pool, request, request.hits, request.full_blocks)
+        release(pool, request)
+        if counts.not_chained:
+            break
+
+
+@kernel
+def _look_back(pool: Pool, request: Any, number: int, evictions: Evictions) -> None:
+    """Count the prompt's blocks that are cached, and behind these the evicted ones by evictor."""
+    depth, _ = lookup(pool, request, request.prompt_blocks)
+    request.cached_blocks = depth
+    while depth < request.prompt_blocks:
+        evictor = evictions.evictor[pool.keys[request.first_key + depth]]
+        if evictor == NEVER:
+            break
+        evictions.counts[evictions.group[evictor], evictions.group[number]] += 1
+        depth += 1
+    request.seen_blocks = depth
+
+
+@kernel
+def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -> None:
+    """Note the evictor of the ``count`` blocks at the queue's head, which are taken next."""
+    if len(pool.blocks):
+        return
+    count -= min(count, pool.counts[0].num_unhashed)
+    copy = pool.copies[QUEUE].after
+    while count > 0:
+        segment = pool.segments[pool.copies[copy].segment]
+        first = max(segment.start, segment.end - count)
+        if segment.kind == KNOWN:
+            for depth in range(first, segment.end):
+                evictions.evictor[pool.keys[segment.base + depth]] = number
+        count -= segment.end - first
+        copy = pool.copies[copy].after
+
+
+run_simple_requests = entry_variant("run_simple_requests", run_requests, WITHOUT_POLICIES)
+"""The same in a pool with vLLM's own eviction."""

@@ -1,1 +1,0 @@
-"""Completions and chats as ``sim serve`` answers them."""

@@ -1,1 +1,0 @@
-"""The real-time engine behind ``sim serve``."""

@@ -1,1 +1,0 @@
-"""Requests and outputs of ``sim serve``: fields, vocabulary, tokens."""

@@ -1,0 +1,212 @@
+"""Text to token ids and back, without a model: an alphabet of short pieces that round-trips exactly.
+
+A chat client sends the output back as text. That it hits the blocks the output filled, the text must come back as the
+very ids that were generated, which real tokenizers do not promise. Here text is cut from the left into runs of at most
+three letters, a space before them included, or three digits; what is left is UTF-8 bytes. English takes about two
+tokens a word. Outputs are made of pieces with a space and three letters, whose text can be cut in one way only.
+
+    0 … 255       single bytes
+    256 … 511     special tokens, spelled <|name|> or <|number|>
+    512 …         pieces; the ids above the last piece are spelled <|number|>
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from string import ascii_letters, ascii_lowercase, digits
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engines.tokenizer import load_tokenizer, tokenizer_folder
+from tracefile.records.errors import InputError
+
+VOCABULARY_SIZE = 131_072
+FIRST_SPECIAL, FIRST_PIECE = 256, 512
+SPECIALS = ("end", "system", "user", "assistant", "tool", "developer", "tools", "calls", "message")
+CACHED_TEXTS = 4096
+"""Texts whose ids are kept: a chat sends its past again with every turn."""
+
+_PIECES = re.compile(r"<\|[a-z0-9]+\|>| ?[A-Za-z][a-z]{0,2}|[0-9]{1,3}|.", re.DOTALL)
+_CONSONANTS, _VOWELS = "bcdfghjklmnprstvz", "aeiou"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat message, its content parts joined to one text."""
+
+    role: str
+    text: str
+    tool_calls: tuple[Any, ...] = ()
+    """As OpenAI's chats have them: ``{"function": {"name", "arguments"}}``."""
+
+
+class Vocabulary(Protocol):
+    """Vocabulary of the server."""
+
+    size: int
+    """Ids are 0 … size − 1."""
+    end_id: int
+    """Ends an output; also what the chat template closes a message with, where it is ours."""
+    output_ids: npt.NDArray[np.uint32]
+    """The ids that outputs are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, each below ``size``."""
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
+        """The ids of a conversation; ``generation_prompt``: ending where the assistant's next message begins."""
+
+
+class PieceVocabulary:
+    """The built-in vocabulary: ``decode(encode(text)) == text`` for all text, and outputs survive the way back."""
+
+    def __init__(self) -> None:
+        self.size = VOCABULARY_SIZE
+        self.end_id = FIRST_SPECIAL
+        self._special = {name: FIRST_SPECIAL + place for place, name in enumerate(SPECIALS)}
+        self._encode_cached = lru_cache(CACHED_TEXTS)(self._encode)
+        # All tables are made here: the first request is timed like any other.
+        self._spelling = self._spell_all()
+        self._id_of = self._invert_spelling()
+        words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
+        self.output_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
+
+    def _spell_all(self) -> list[bytes]:
+        spelled = [bytes([byte]) for byte in range(FIRST_SPECIAL)]
+        spelled += [f"<|{name}|>".encode() for name in SPECIALS]
+        spelled += [f"<|{number}|>".encode() for number in range(len(spelled), FIRST_PIECE)]
+        spelled += [piece.encode() for piece in _pieces()]
+        return spelled + [f"<|{number}|>".encode() for number in range(len(spelled), self.size)]
+
+    def _invert_spelling(self) -> dict[str, int]:
+        ascii_bytes = {chr(byte): byte for byte in range(128)}
+        later = {
+            spelled.decode(): FIRST_SPECIAL + place for place, spelled in enumerate(self._spelling[FIRST_SPECIAL:])
+        }
+        return ascii_bytes | later
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._encode_cached(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        id_of = self._id_of
+        token_ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            token_id = id_of.get(piece)
+            if token_id is not None:
+                token_ids.append(token_id)
+            else:
+                token_ids.extend(piece.encode())
+        return tuple(token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id beyond ``size``."""
+        spelling = self._spelling
+        return b"".join([spelling[token_id] for token_id in token_ids]).decode(errors="replace")
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
+        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour.
+
+        A call is ``<|calls|>``, its name, ``<|message|>`` and its arguments.
+        """
+        special = self._special
+        token_ids: list[int] = []
+        if tools:
+            token_ids += [special["tools"], *self._encode_cached(_json_text(tools)), self.end_id]
+        for message in messages:
+            token_ids.append(special.get(message.role, special["message"]))
+            token_ids += self._encode_cached(message.text)
+            for call in message.tool_calls:
+                name, arguments = _called(call)
+                token_ids += [special["calls"], *self._encode_cached(name), special["message"]]
+                token_ids += self._encode_cached(arguments)
+            token_ids.append(self.end_id)
+        if generation_prompt:
+            token_ids.append(special["assistant"])
+        return token_ids
+
+
+def _pieces() -> Iterator[str]:
+    """Yield all pieces longer than a byte, in the order of their ids."""
+    tails = ["", *ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]
+    for space in ("", " "):
+        for head, tail in product(ascii_letters, tails):
+            if space or tail:
+                yield space + head + tail
+    for length in (2, 3):
+        yield from map("".join, product(digits, repeat=length))
+
+
+def _called(call: Any) -> tuple[str, str]:
+    """Name and arguments of a call as a client sent it back."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return "", _json_text(call)
+    return str(function.get("name", "")), str(function.get("arguments", ""))
+
+
+def _json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+MAX_OUTPUT_IDS = 4096
+PLAIN_TEMPLATE = (
+    "{%- for message in messages -%}[{{ message.role }}]:{{ message.content }}\n{% endfor -%}"
+    "{%- if add_generation_prompt -%}[assistant]:{%- endif -%}"
+)
+"""For a tokenizer that brings no chat template. Content follows the colon at once, as an output does."""
+
+
+class TokenizerVocabulary:
+    """A transformers tokenizer; outputs are of words that it cuts as generated. Raises InputError if there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = load_tokenizer(tokenizer_folder(path))
+        self.size = len(self._tokenizer)
+        self.end_id = self._tokenizer.eos_token_id if self._tokenizer.eos_token_id is not None else 0
+        self.output_ids = self._plain_words(path)
+
+    def _plain_words(self, path: Path) -> npt.NDArray[np.uint32]:
+        words = []
+        for token_id in range(self.size):
+            text = self._tokenizer.decode([token_id])
+            word = text[1:]
+            if text[:1] == " " and len(word) >= 3 and word.isascii() and word.isalpha() and word.islower():
+                words.append(token_id)
+                if len(words) == MAX_OUTPUT_IDS:
+                    break
+        kept = [word for word in words if self.encode(self.decode([word, words[0]])) == [word, words[0]]]
+        if not kept:
+            raise InputError(f"--tokenizer {path}: no word survives re-tokenization; expected a text tokenizer")
+        return np.array(kept, dtype=np.uint32)
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
+        return text
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
+        """The tokenizer's own chat template, or a plain one if it has none."""
+        conversation = [
+            {"role": message.role, "content": message.text}
+            | ({"tool_calls": list(message.tool_calls)} if message.tool_calls else {})
+            for message in messages
+        ]
+        text: str = self._tokenizer.apply_chat_template(
+            msgspec.to_builtins(conversation),
+            tools=list(tools) or None,
+            chat_template=self._tokenizer.chat_template or PLAIN_TEMPLATE,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+        )
+        return self.encode(text)

@@ -1,0 +1,60 @@
+"""Records of a run: gaps as JSON has them, requests in flight, and the order of arrivals before it."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.engine.results import DECIMALS, MOST_DIGITS, finished_records, write_arrays
+from sim.latency.modelfile import make_model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivalorder import by_arrival, by_session
+from sim.workload.arrivals import NOBODY, plan_arrivals
+from tests.sim.engine.test_compiled import CONFIGS, STEP
+from tests.sim.fleets import make_request
+from tests.sim.oracles.simulation import result_of, simulate
+from tracefile import Meta
+from tracefile.records.batches import RecordBatch
+
+
+@given(st.lists(st.integers(0, 10**13), max_size=20))
+def test_gaps_are_written_as_json_has_them(parts: list[int]) -> None:
+    gaps = np.array(parts, np.float64) / 10**DECIMALS
+    text, ends = np.empty(MOST_DIGITS * len(gaps) + 2, np.uint8), np.empty(1, np.int64)
+    write_arrays(gaps, np.array([0]), np.array([len(gaps)]), text, ends)
+    assert text[: ends[0]].tobytes() == msgspec.json.encode(np.round(gaps, DECIMALS).tolist())
+
+
+@given(CONFIGS, st.lists(st.sampled_from([0.0, 1.0, 7.5, 300.0]), min_size=1, max_size=12))
+def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
+    config: EngineConfig, times_ms: list[float]
+) -> None:
+    records = [make_request(n, arrival_ms=at_ms, prompt=9 + n, output=3) for n, at_ms in enumerate(times_ms)]
+    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size).objects()
+    results = [
+        result_of(one, number) for number, one in enumerate(simulate(arrivals, config, make_model(STEP, config)).runs)
+    ]
+    spans_ms = [(one.arrival_ms, one.arrival_ms + (one.e2e_ms or 0.0)) for one in results]
+    found = finished_records(results, config.block_size)
+    assert [one.end_ms() for one in found] == sorted(one.end_ms() or 0.0 for one in found)
+    for record in found:
+        came_ms = record.arrival_ms
+        assert record.concurrency == max(1, sum(begin <= (came_ms or 0.0) < end for begin, end in spans_ms))
+
+
+def test_requests_come_by_arrival_and_turns_by_the_earliest_time_they_can() -> None:
+    records = [
+        make_request(0, arrival_ms=5.0, prompt=8, output=2),
+        make_request(1, arrival_ms=90.0, prompt=8, output=2, parent=0),
+        make_request(2, arrival_ms=9.0, prompt=8, output=2),
+        make_request(3, arrival_ms=5.0, prompt=8, output=2),
+    ]
+    for record in records:
+        record.e2e_ms = 1.0
+    arrivals, batch = plan_arrivals(Meta(block_size=4), records, 4), RecordBatch(records)
+    assert by_arrival(arrivals).ids == ["r0", "r3", "r2", "r1"]
+    paced = by_session(arrivals, batch.words("parent_id"), batch.times("think_ms"))
+    assert paced.ids == ["r0", "r3", "r2", "r1"]
+    assert paced.parents.tolist() == [NOBODY, NOBODY, NOBODY, 0]
+    assert paced.think_ms[3] == pytest.approx(5.0)

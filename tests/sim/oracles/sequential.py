@@ -1,0 +1,45 @@
+"""Requests one at a time through the plain pool, and through the compiled one, for tests that compare them."""
+
+from collections.abc import Sequence
+
+from sim.cache.pool import HitCounts
+from sim.cache.sequential_pool import SequentialPool, lay_out
+from sim.vllm.pool import BlockPool
+from sim.workload.chain import Chains, tokens_computed
+from tracefile.records.batches import RecordBatch
+from tracefile.records.schema import Record
+
+
+def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCounts:
+    """Rules 1 to 11 of docs/simulator.md, block by block."""
+    pool, size = BlockPool(usable + 1, chains.block_size), chains.block_size
+    counts = HitCounts(block_size=size, usable_blocks=usable)
+    for record in records:
+        counts.requests += 1
+        held = -(-tokens_computed(record) // size)
+        if held > usable:
+            counts.rejected += 1
+            continue
+        keys = chains.whole(record)
+        most = 0 if record.prompt_logprobs else ((record.prompt_tokens or 1) - 1) // size
+        hits = pool.lookup(keys, most)
+        pool.hold(hits)
+        blocks = hits + pool.take(held - len(hits))
+        pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])
+        pool.release(blocks)
+        counts.count_tokens(record, len(hits) * size)
+    counts.evicted_blocks = pool.evicted_blocks
+    return counts
+
+
+def compiled_hits(records: Sequence[Record], chains: Chains, usable: int | None) -> HitCounts:
+    """The same by ``sim pool``'s pool."""
+    batch = RecordBatch(list(records))
+    whole = lay_out(batch, batch.hashes(), chains)
+    pool = SequentialPool(whole, usable, chains.block_size)
+    counts = HitCounts(requests=len(records), block_size=chains.block_size, usable_blocks=usable)
+    for row, hit_blocks in zip(whole.rows[pool.fits].tolist(), pool.run().tolist(), strict=True):
+        counts.count_tokens(records[row], hit_blocks * chains.block_size)
+    counts.rejected = int((~pool.fits).sum())
+    counts.evicted_blocks = pool.evicted_blocks
+    return counts
