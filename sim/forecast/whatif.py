@@ -35,6 +35,8 @@ from tracefile.commandline.progress import counted
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from report.grid import panels
     from report.pages import figures
     from sim.cache import hybrid
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from sim.forecast import summary as summing
     from sim.forecast.points import ForecastConfig, PointValues
 else:  # numpy and a page's libraries, which the flags need not
+    np = LateModule("numpy")
     panels, figures = LateModule("report.grid.panels"), LateModule("report.pages.figures")
     hybrid = LateModule("sim.cache.hybrid")
     points, summing = late_modules("sim.forecast", "points summary")
@@ -252,7 +255,7 @@ def _survival_panel(result: ForecastGrid, cohort: str) -> Panel:
         chapter=title,
         title=title,
         id="survival-" + "".join(letter if letter.isalnum() else "-" for letter in cohort),
-        figure=survival_figure(result.points, cohort),
+        figure=survival_curves(result.points, cohort),
         caption=f"TTFT survival of {result.cohorts[cohort]:,} requests. Solid: measured; dashed: forecasts, with their "
         "members' band. A cross: the capture would have ended here with requests still waiting.",
         tables=[panels.point_table(result.points, [ttft(cohort, level) for level in LEVELS], [])],
@@ -263,25 +266,17 @@ DASHES: Final = ("2px,3px", "10px,3px", "10px,3px,2px,3px")
 """Scenarios in turn, each unlike the base's: equal curves both show."""
 
 
-def survival_figure(some: Sequence[ForecastPoint], cohort: str) -> Figure:
+def survival_curves(some: Sequence[ForecastPoint], cohort: str) -> Figure:
     """Draw the points' curves: the measured and the base's wide and below, so that none hides an equal curve."""
-    data: list[dict[str, Any]] = []
+    drawn = []
     for slot, point in enumerate(some[:MOST_DRAWN]):
-        curve = point.curves.get(cohort)
-        if curve is None:
-            continue
-        x, measured, scenario = curve.time_ms, point.kind == "measured", point.kind == "scenario"
-        if not measured:
-            data += figures.band(x, curve.low, curve.high, slot, line={"shape": "hv"})
-        width = 2.0 if scenario else 3.0 if measured else 4.5
-        dash = "solid" if measured else DASHES[slot % 3] if scenario else figures.DASHED
-        hover = "%{fullData.name}: %{y:.1%} after %{x:,.0f} ms<extra></extra>"
-        named = {"name": point.name, "line": {"shape": "hv"}, "hovertemplate": hover}
-        data.append(figures.line(x, curve.survival, slot, width=width, dash=dash, **named))
-        if curve.stops:
-            hover = "the capture's end: %{y:.1%} would wait longer<extra></extra>"
-            look = {"size": 11, "symbol": "x"}
-            end = {"showlegend": False, "hovertemplate": hover}
-            data.append(figures.points(x[-1:], curve.survival[-1:], slot, look, **end))
-    y_axis = figures.axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
-    return figures.figure(data, figures.axis("TTFT (ms)", type="log"), y_axis)
+        curve, measured, scenario = point.curves.get(cohort), point.kind == "measured", point.kind == "scenario"
+        if curve is not None:
+            edges = (curve.time_ms, curve.survival, curve.low, curve.high)
+            shown = figures.Curve(*map(np.array, edges))
+            shown = replace(shown, low=np.full(len(curve.low), np.nan)) if measured else shown
+            width = 2.0 if scenario else 3.0 if measured else 4.5
+            dash = "solid" if measured else DASHES[slot % 3] if scenario else figures.DASHED
+            look = figures.Survival(name=point.name, curve=shown, slot=slot, width=width, dash=dash, stops=curve.stops)
+            drawn.append(look)
+    return figures.survival_figure(drawn, "TTFT (ms)", "still without a first token")
