@@ -18,7 +18,7 @@ from measure.cohorts import ALL, cohort_title
 from measure.thresholds import Threshold
 from report.grid.points import THROUGHPUT, title_of, value_text
 from report.output import add_page_argument, page_path, put_page
-from sim.forecast.captured import Captured, plan, read_captured
+from sim.forecast.captured import Captured, plan
 from sim.forecast.limits import measure_name, parse_limit
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint, Outcome
 from sim.forecast.scenarios import (
@@ -29,7 +29,6 @@ from sim.forecast.scenarios import (
     add_scenario_flags,
     scenarios_of,
 )
-from sim.latency.modelfile import load_model
 from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.parser import Parser
@@ -148,16 +147,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
-    model = load_model(config.model)
-    captured = read_captured(config.trace, model, paced=config.paced)
-    points.check_cohorts("--target", [question.target], captured)
+    forecast = points.PointForecast(config, "--target", [question.target])
+    captured, done = forecast.captured, counted(range(sys.maxsize), "forecasts")
     low, high = question.between or _widest(captured, question)
     smallest, name = question.quantity != RATE, measure_name(question.target)
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=question.tolerance, counts=smallest)
     for end in (low, high):
         plan(captured, _at(question, end))  # refuses settings before any forecast
-    forecast, done = points.PointForecast(captured, model, config.seed), counted(range(sys.maxsize), "forecasts")
-    about = points.provenance(config, forecast, captured, model, None)
+    about = forecast.about() | {"source": f"{config.trace.name}, {question.scenario.name}"}
     tried: dict[float, ForecastPoint] = {}
 
     def holds(value: float) -> bool:
@@ -175,8 +172,6 @@ def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
         print(f"sim search: interrupted; {len(tried)} values are done", file=sys.stderr)
     some = [points.with_mark(tried[value], "chosen") if value == answer else tried[value] for value in sorted(tried)]
     found = ForecastGrid(
-        source=f"{config.trace.name}, {question.scenario.name}",
-        headlines=[],
         axes=[question.quantity],
         latency=name,
         throughput=THROUGHPUT,

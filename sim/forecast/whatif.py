@@ -15,7 +15,7 @@ from measure.thresholds import TOO_UNCERTAIN, Threshold
 from report.grid.points import LEVELS, THROUGHPUT, effect_text, reading_of, span_text, value_text
 from report.output import add_page_argument, page_path, put_page
 from report.pages.panels import Check, Figure, Page, Panel
-from sim.forecast.captured import Captured, plan_as, read_captured
+from sim.forecast.captured import Captured, plan_as
 from sim.forecast.limits import KEYS, judge, parse_limit, ttft
 from sim.forecast.results import EffectGate, ForecastGrid, ForecastPoint, Kind
 from sim.forecast.scenarios import (
@@ -27,7 +27,7 @@ from sim.forecast.scenarios import (
     parse_base,
     scenarios_of,
 )
-from sim.latency.modelfile import PRICED_SETTINGS, Model, load_model
+from sim.latency.modelfile import PRICED_SETTINGS, Model
 from tracefile import InputError
 from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.parser import Parser
@@ -101,10 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> tuple[ForecastGrid, bool]:
     """Return the points, the measured one first, and whether all are there: Ctrl-C keeps finished ones."""
-    model = load_model(config.model)
-    groups = asked.base.settings.get("kv_groups")
-    captured = read_captured(config.trace, model, paced=config.paced, kv_groups=groups)
-    forecast = points.PointForecast(captured, model, config.seed)
+    forecast = points.PointForecast(config, kv_groups=asked.base.settings.get("kv_groups"))
+    captured, model = forecast.captured, forecast.model
     measured = summing.measured_point(captured, forecast.cohorts)
     plans = list(_plans(captured, asked, measured))
     made = [] if measured is None else [measured]
@@ -132,12 +130,10 @@ def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> tuple[Forecas
             raise
         print(f"sim what-if: interrupted; {len(values)} of {len(plans)} forecasts are done", file=sys.stderr)
     own = next((point for point in made if point.kind == "capture" and measured is not None), None)
-    about = points.provenance(config, forecast, captured, model, own)
+    about = forecast.about(own)
     about["verdicts"] += points.borrowed_sentences(model, values)
     about["notes"] += _notes(captured, model, asked)
     result = ForecastGrid(
-        source=config.trace.name,
-        headlines=[],
         axes=[],
         throughput=THROUGHPUT,
         columns=[
