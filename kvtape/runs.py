@@ -23,7 +23,7 @@ LAST_LINES = 5
 
 
 def flag_words(flags: Mapping[str, FlagValue]) -> list[str]:
-    """Return a command line's words: ``parallel_sessions=8`` is ``--parallel-sessions=8``."""
+    """Return a command line's words: ``group_size=8`` is ``--group-size=8``."""
     words = []
     for name, value in flags.items():
         flag = flag_of(name)

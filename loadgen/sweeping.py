@@ -212,33 +212,21 @@ def result_words(metrics: TraceMetrics) -> str:
 
 def warm_up_of(config: LoadConfig, requests: int, trace: Path, number: int) -> LoadConfig:
     """Return a closed loop of single requests like the run's, with tokens of their own; ``number``: the run's."""
-    from_file = config.dataset_path is not None
     return replace(
         config,
         trace=trace,
         pattern="poisson",
         rate=None,
-        rate_to=None,
         burstiness=None,
-        spacing=None,
         group_size=1,
-        group_gap_s=None,
-        burst_size=None,
-        burst_every_s=None,
-        steps=None,
-        step_s=None,
         rate_series=(),
         duration_s=None,
         at_end="finish",
         number=requests,
-        parallel=config.requests_at_once or WARM_UP_PARALLEL,
-        parallel_sessions=None,
+        parallel=config.parallel or WARM_UP_PARALLEL,
         turns=ONE_TURN,
-        min_turns=None,
-        max_turns=1 if from_file else None,
-        tool_latency_s=config.tool_latency_s if from_file else None,
         nonce=f"{config.nonce} warm-up {number}",
-        run=replace(config.run, slos=(), log_interval_s=0.0),
+        slos=(),
     )
 
 
@@ -255,7 +243,7 @@ def find_target(run: PlannedRun) -> Target:
         has_reset = found.dialect.reset_cache is not None and ready.has_reset is not False
         words = target_words(control.url, model, facts, ready, found.evidence)
         notes = [*page_notes(facts), *dialect_notes(found.dialect), *readiness_notes(ready)]
-        announce(PROG, [run.label, *words], notes, config.run)
+        announce(PROG, [run.label, *words], notes)
     return Target(
         model=model,
         dialect=found.dialect,
@@ -283,7 +271,7 @@ def failure_words(result: Ending) -> str:
 
 
 def _control(config: LoadConfig) -> ControlClient:
-    return ControlClient(str(origin_of(config.url)), config.run.access)
+    return ControlClient(str(origin_of(config.url)), config.access)
 
 
 def tell(text: str) -> None:

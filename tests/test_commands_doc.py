@@ -175,4 +175,5 @@ def test_no_page_names_a_flag_of_earlier_commits() -> None:
         for path in PAGES
         if path.parent.name != "dev"
     }
-    assert not {name: flags for name, flags in named.items() if flags and name not in ("CHANGELOG.md", "index.md")}
+    others = ("CHANGELOG.md", "index.md", "accuracy.md")  # accuracy.md: lm_eval's own flags
+    assert not {name: flags for name, flags in named.items() if flags and name not in others}

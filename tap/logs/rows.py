@@ -165,10 +165,9 @@ def _moment(row: Mapping[str, Any], names: Sequence[str], where: str) -> int | N
     value = first_told(row, names)
     if value is None or isinstance(value, bool):
         return None
-    if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
+    if isinstance(value, str):
         return iso_unix_ns(value, where)
-    if not isinstance(value, int | float | str):
+    if not isinstance(value, int | float):
         raise InputError(f"{where}: {names[0]}: {value!r}; expected a time")
-    number = float(value)
-    unit = next((10**power for power in (9, 6, 3) if number < 10 ** (20 - power)), 1)
-    return round(number * unit)
+    unit = next((10**power for power in (9, 6, 3) if value < 10 ** (20 - power)), 1)
+    return round(value * unit)

@@ -1,5 +1,7 @@
 """Passive check of an upstream by its traffic: out after failures, back by one trial request at a time."""
 
+from dataclasses import dataclass
+
 FAILURES_IN_ROW = 5
 """Responses 500, 502, 503 or 504 in a row after which an upstream gets no requests for a while."""
 FIRST_WAIT_S = 1.0
@@ -13,27 +15,24 @@ TRIAL_S = 10.0
 """Time after which another request may try an upstream whose trial has no result yet."""
 
 
+@dataclass(slots=True)
 class Ejection:
     """State of one upstream's passive check, of one worker's traffic. Times are of a monotonic clock."""
 
-    __slots__ = ("_back_s", "_in_row", "_limit", "_next_wait_s", "_trying", "count", "unreached", "until_s")
-
-    def __init__(self, limit: int = FAILURES_IN_ROW) -> None:
-        """``limit``: failing responses in a row that eject."""
-        self._limit = limit
-        self._in_row = 0
-        """Failures without a success between them."""
-        self._next_wait_s = FIRST_WAIT_S
-        self._back_s = float("-inf")
-        """End of the last ejection."""
-        self._trying = False
-        """A trial has begun since the last ejection."""
-        self.until_s = 0.0
-        """End of the wait, or of the time for a trial. 0: not ejected."""
-        self.unreached = False
-        """Ejected, or alone and away, because no connection was made; one that is made ends it."""
-        self.count = 0
-        """Ejections."""
+    limit: int = FAILURES_IN_ROW
+    until_s: float = 0.0
+    """End of the wait, or of the time for a trial. 0: not ejected."""
+    unreached: bool = False
+    """Ejected, or alone and away, because no connection was made; one that is made ends it."""
+    count: int = 0
+    """Ejections."""
+    _in_row: int = 0
+    """Failures without a success between them."""
+    _next_wait_s: float = FIRST_WAIT_S
+    _back_s: float = float("-inf")
+    """End of the last ejection."""
+    _trying: bool = False
+    """A trial has begun since the last ejection."""
 
     @property
     def troubled(self) -> bool:
@@ -65,9 +64,7 @@ class Ejection:
     def fail(self, now_s: float, *, unreached: bool = False) -> bool:
         """Take a failure; return True if it ejects. Of many failures at once the first counts."""
         self._in_row += 1
-        if self.until_s and not self._trying:
-            return False
-        if not (unreached or self._trying or self._in_row >= self._limit):
+        if (self.until_s and not self._trying) or not (unreached or self._trying or self._in_row >= self.limit):
             return False
         if not self._trying and now_s - self._back_s > STEADY_S:
             self._next_wait_s = FIRST_WAIT_S

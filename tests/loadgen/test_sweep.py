@@ -55,14 +55,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
             tally=tally,
             findings={},
             digest="",
-            sent_digest=None,
             stopped=None,
             failures=[],
             seconds=seconds,
-            shards=[],
+            cpu_s=[],
         )
         facts = (EngineFacts(), EngineFacts())
-        return end_run(outcome, config.trace, config.run, pattern="", facts=facts, notes=["seen once"])
+        return end_run(outcome, config, pattern="", facts=facts, notes=["seen once"])
 
     monkeypatch.setattr("loadgen.sweeping.send_load", send)
     yield found
@@ -113,9 +112,9 @@ def test_a_file_has_flags_of_the_sweep_and_of_its_loads(tmp_path: Path) -> None:
     "load",
     [
         "--rate 2 --pattern gamma --burstiness 0.5 --number 9 --turns 3 --think 2s",
-        "--parallel 2 --pattern burst --burst-size 4 --burst-every 10s --duration 60",
-        "--parallel 2 --pattern rollouts --turns 2 --tool-latency 1s --duration 60 --at-end cancel",
-        "--parallel 2 --dataset trie:code-qa --min-turns 4 --max-turns 9 --tool-latency 1s",
+        "--parallel 2 --pattern series --rate-series 0:1,10:2 --duration 60",
+        "--parallel 2 --pattern rollouts --turns 2 --think 1s --duration 60 --at-end cancel",
+        "--parallel 2 --dataset trie:code-qa --turns 4:9 --think 1s",
     ],
 )
 def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
@@ -203,7 +202,7 @@ def test_labels_of_one_engine_without_a_reset_share_no_prompt(
     engine: Any, sent: list[LoadConfig], tmp_path: Path
 ) -> None:
     engine.has_reset = False
-    variants = ["--variant", "A: --temperature 0", "--variant", "B: --temperature 1"]
+    variants = ["--variant", "A: --seed 1", "--variant", "B: --seed 2"]
     assert main(sweep(tmp_path / "s", "--url", engine.url, "--parallel", "1,2", *variants)) == 0
     assert [(config.trace.name[:4], (config.nonce or "").partition("~")[2]) for config in sent] == [
         ("A-p1", "1"),
@@ -216,7 +215,7 @@ def test_labels_of_one_engine_without_a_reset_share_no_prompt(
 def test_a_failed_run_is_kept_and_the_next_goes_on(
     engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url {engine.url}/v1 --temperature 0.5"]
+    variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url {engine.url}/v1 --timeout 90s"]
     flags = sweep(tmp_path / "s", "--parallel", "1,2", *variants)
     FAILING["B-p1-r1"] = None
     FAILING["B-p2-r1"] = InputError("--url: connection refused")

@@ -77,7 +77,7 @@ def test_a_write_that_is_cut_leaves_the_index_before(tmp_path: Path, monkeypatch
         (LINE[:50], "sweep.jsonl:2: not JSON"),
         (
             b"\n" + LINE.replace(b'"A-p8-r1"', b'"C"', 1) * 2,
-            "sweep.jsonl:4: run: 'C' is on line 3 too; expected a name",
+            "sweep.jsonl:4: run: 'C' again; expected a name",
         ),
     ],
 )

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.messages import Endpoint, ExchangeCopy
-from tap.prompts.prompt import ByteBlocks, PromptHasher
+from tap.prompts.byteblocks import ByteBlocks
+from tap.prompts.prompt import PromptHasher
 from tap.proxy.sidecopy import copied_bytes, recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
 from tracefile import BlockHasher, HashKey, Record, keyed_id
@@ -344,36 +345,6 @@ def test_a_chain_stops_before_an_image_of_unknown_length(kind: str) -> None:
     assert (found.unhashed, found.prompt_count_matches) == (None, None)
 
 
-def test_usage_tells_the_length_of_one_image_and_the_next_turn_that_of_another() -> None:
-    recorder = maker(LetterTokenizer())
-    first = chat_with_image(IMAGE)
-    told = {"choices": [{"message": {"content": "cat"}}], "usage": {"prompt_tokens": 121, "completion_tokens": 3}}
-    opening = recorder.make(exchange("/v1/chat/completions", first, told))
-    # 21 letters before the content, 2 after it, 98 for it; one on either side of it is in the run.
-    assert (len(opening.record.block_hashes or []), opening.record.hashable_blocks) == (30, None)
-    assert (opening.record.block_hashes or [])[:5] == chain(letters("system:be terse|user:"))
-    assert opening.record.output_block_hashes == [], "123 // 4 = 30 blocks are full, and the prompt has them"
-    assert opening.prompt_count_matches is None, "a count made to fit proves nothing"
-    other = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
-    grown = [*first["messages"], {"role": "assistant", "content": "cat"}, other]
-    told["usage"] = {"prompt_tokens": 200, "completion_tokens": 3}
-    second = recorder.make(exchange("/v1/chat/completions", {"model": "m", "messages": grown}, told)).record
-    assert len(second.block_hashes or []) == 50
-    # Both have the first message's run, and the letter behind it; then one has ">" and the other the answer.
-    assert (second.block_hashes or [])[:30] == opening.record.block_hashes
-    again = recorder.make(exchange("/v1/chat/completions", {"model": "m", "messages": grown}, told))
-    assert (again.record.block_hashes, again.prompt_count_matches) == (second.block_hashes, True)
-
-
-def test_two_images_of_unknown_length_stop_the_chain_at_the_first() -> None:
-    user = [{"role": "user", "content": [{"type": "text", "text": str(turn)}, IMAGE]} for turn in range(2)]
-    body = {"model": "m", "messages": [{"role": "system", "content": "be terse"}, *user]}
-    answer = {"choices": [], "usage": {"prompt_tokens": 2000, "completion_tokens": 5}}
-    record = made("/v1/chat/completions", body, answer).record
-    assert record.block_hashes == chain(letters("system:be terse|user:"))
-    assert (record.hashable_blocks, record.prompt_tokens) == (5, 2000)
-
-
 def test_an_image_stops_the_chain_of_the_engines_ids_too_since_they_are_the_same_for_every_image() -> None:
     choice = {"message": {"content": "a"}, "prompt_token_ids": [9] * 40}
     answer = {"choices": [choice]}
@@ -404,12 +375,9 @@ def test_a_message_of_anthropics_with_an_image_in_a_tools_result_stops_there() -
         }
         for source in sources
     ]  # fmt: skip
-    record = made("/v1/messages", bodies[0], {"content": []}).record
-    assert record.block_hashes == chain(letters("tool:see|user:")[:-1])
     answer = {"content": [], "usage": {"input_tokens": 500, "output_tokens": 1}}
-    one, other = (made("/v1/messages", body, answer).record.block_hashes or [] for body in bodies)
-    assert len(one) == len(other) == 500 // BLOCK
-    assert (one[:3], one[3:] == other[3:]) == (other[:3], False), "another image is another chain from there on"
+    for body in bodies:
+        assert made("/v1/messages", body, answer).record.block_hashes == chain(letters("tool:see|user:")[:-1])
 
 
 def test_bytes_stop_before_an_image_as_well() -> None:
@@ -504,15 +472,6 @@ def test_a_message_larger_than_the_copy_keeps_its_prompts_length_from_the_start(
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens, record.status) == (12, 8, 900, "ok")
 
 
-@pytest.mark.parametrize(("tail", "expected"), [(b"1],", None), (b'1],"usage":{"prompt_tokens":7}}', 7), (b"1", None)])
-def test_of_embeddings_larger_than_the_copy_the_usage_at_their_end_is_read(tail: bytes, expected: int | None) -> None:
-    last = [(8, b'0.5,"x":"\\"usage\\":{"'), (9, tail)]
-    beginning = {"object": "list", "data": [{"embedding": [0.5] * 99}]}
-    copy = exchange("/v1/embeddings", {"model": "m", "input": "x"}, beginning, response_whole=False, last_reads=last)
-    record = maker().make(copy).record
-    assert (record.prompt_tokens, record.status) == (expected, "ok")
-
-
 def test_of_what_generates_nothing_little_is_copied() -> None:
     assert copied_bytes("/v1/messages", 1 << 24) == 1 << 24
     assert copied_bytes("/v1/audio/transcriptions", 1 << 24) == 1 << 20
@@ -557,19 +516,18 @@ def test_bytes_that_no_engine_sends_are_unparseable_and_recorded(endpoint: str, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "shape", "refused"),
+    ("fields", "shape"),
     [
-        ({"max_tokens": -1}, (None, None), {"max_tokens": -1}),
-        ({"n": 0}, (None, None), {"n": 0}),
-        ({"n": -1, "max_tokens": 2**31}, (None, None), {"n": -1, "max_tokens": 2**31}),
-        ({"max_tokens": 0, "n": 2}, (0, 2), None),
-        ({"max_tokens": 10**30, "n": "x"}, (None, None), None),
+        ({"max_tokens": -1}, (None, None)),
+        ({"n": 0}, (None, None)),
+        ({"n": -1, "max_tokens": 2**31}, (None, None)),
+        ({"max_tokens": 0, "n": 2}, (0, 2)),
+        ({"max_tokens": 10**30, "n": "x"}, (None, None)),
     ],
 )
-def test_odd_counts_of_a_client_are_kept_apart(fields: Any, shape: tuple[Any, Any], refused: Any) -> None:
+def test_odd_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:
     record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], **fields}, usage_of(None)).record
     assert (record.max_tokens, record.n) == shape
-    assert record.extra.get("refused_counts") == refused
     assert_checked(record)
 
 
@@ -579,15 +537,15 @@ def assert_checked(record: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("usage", "counts", "refused"),
+    ("usage", "counts"),
     [
-        ((1 << 40, 1 << 40, None), (4, 2, None), {"prompt_tokens": 1 << 40, "output_tokens": 1 << 40}),
-        ((4, MOST_TOKENS + 1, 2), (4, 2, 2), {"output_tokens": MOST_TOKENS + 1}),
-        ((4, 2, 5), (4, 2, None), {"cached_tokens": 5}),
-        ((4, 2, 4), (4, 2, 4), None),
+        ((1 << 40, 1 << 40, None), (4, 2, None)),
+        ((4, MOST_TOKENS + 1, 2), (4, 2, 2)),
+        ((4, 2, 5), (4, 2, None)),
+        ((4, 2, 4), (4, 2, 4)),
     ],
 )
-def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any, refused: Any) -> None:
+def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any) -> None:
     prompt, output, cached = usage
     details = None if cached is None else {"cached_tokens": cached}
     told = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
@@ -598,7 +556,6 @@ def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any, 
     ]
     record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, answer).record
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == counts
-    assert record.extra.get("refused_counts") == refused
     assert (record.status, record.block_hashes) == ("ok", chain([1, 2, 3, 4]))
     assert_checked(record)
 
@@ -607,7 +564,6 @@ def test_more_cached_tokens_than_a_prompt_counted_here_has_are_refused() -> None
     answer = {"choices": [{"text": "a", "finish_reason": "stop"}], "timings": {"cache_n": 5}}
     record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4]}, answer).record
     assert (record.prompt_tokens, record.cached_tokens) == (4, None)
-    assert record.extra == {"refused_counts": {"cached_tokens": 5}}
 
 
 @pytest.mark.parametrize("reason", ["alice's secret", "x" * 100, "\x1b[2J", "kanarie"])
@@ -629,12 +585,6 @@ def test_a_compressed_bomb_is_recorded_without_its_shape(piece: bytes, times: in
         "/v1/chat/completions", gzip.compress(body, 1), usage_of(None), request_headers={"content-encoding": "gzip"}
     )
     assert (found.unhashed, found.record.status, found.record.prompt_tokens) == (reason, "ok", 4)
-
-
-def test_a_whole_response_of_a_million_values_is_read_from_its_usage() -> None:
-    body = b'{"choices":[' + b"{}," * 1_000_000 + b'{}],"usage":{"prompt_tokens":4,"completion_tokens":1}}'
-    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4]}, body).record
-    assert (record.status, record.prompt_tokens, record.output_tokens) == ("ok", 4, 1)
 
 
 def test_a_long_cache_salt_is_kept_nowhere() -> None:

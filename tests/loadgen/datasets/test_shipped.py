@@ -9,7 +9,6 @@ import pytest
 import zstandard
 
 from loadgen.datasets import SHIPPED, parse_dataset, shipped_path
-from loadgen.datasets.session import ESTIMATED, DatasetOptions
 from loadgen.datasets.traces import read_trie
 from tracefile import open_trace
 from tracefile.importers.trie import TrieRow
@@ -24,7 +23,7 @@ def rows(name: str) -> list[TrieRow]:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_file_is_read_as_sessions(name: str) -> None:
     shipped = rows(name)
-    sessions = list(read_trie(shipped_path(name), DatasetOptions(lengths=ESTIMATED)))
+    sessions = list(read_trie(shipped_path(name), None))
     assert [len(session) for session in sessions] == [row.num_turns + 1 for row in shipped]
     assert [session[0].new_tokens for session in sessions] == [row.input_prompt_length for row in shipped]
     pauses_ms = [turn.think_ms for session in sessions for turn in session[1:]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tap.prompts.prompt import ByteBlocks
+from tap.prompts.byteblocks import ByteBlocks
 from tracefile import BlockHash, BlockHasher, HashKey
 
 HASHER = BlockHasher(HashKey(bytes(32)), block_size=4)

@@ -58,8 +58,8 @@ def test_the_upstream_tokenizes_each_text_once_and_no_ids(lab: Any) -> None:
     assert (lab.counts.prompt_counts_checked, lab.counts.prompt_counts_matched) == (4, 3)
 
 
-def test_an_upstream_that_refuses_is_asked_once_a_text_and_the_reason_is_counted(lab: Any) -> None:
-    assert len(ask(lab, answers_tokenize=False)) == 2
+def test_an_upstream_that_refuses_costs_the_hashes_and_the_reason_is_counted(lab: Any) -> None:
+    assert len(ask(lab, answers_tokenize=False)) == 3
     assert lab.counts.unhashed == {"engine_tokenizer_http_500": 3}
     assert (lab.counts.recorded, lab.records[3].hash_source) == (4, "engine")
     assert b"CANARY" not in lab.trace.read_bytes()

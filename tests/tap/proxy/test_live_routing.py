@@ -203,7 +203,8 @@ def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) 
 
 
 def test_a_request_that_is_never_sent_is_no_trial() -> None:
-    upstreams = Upstreams([entry(0), entry(1, healthy=False)])
+    upstreams = Upstreams([entry(0), entry(1)])
+    upstreams.all[1].ejection.until_s = 1e12
     ejection = upstreams.all[0].ejection
     ejection.fail(0.0, unreached=True)
     upstreams.pick(head())
@@ -288,13 +289,6 @@ def test_a_length_beyond_every_prompt_counts_as_the_longest() -> None:
     for assignment in held:
         assignment.end()
     assert [upstreams.board.totals(slot) for slot in (0, 1)] == [[0, 0, 0]] * 2
-
-
-def test_unhealthy_upstreams_get_nothing_unless_all_are() -> None:
-    upstreams = Upstreams([entry(0, healthy=False), entry(1)])
-    assert {picked(upstreams, None) for _ in range(4)} == {"http://engine-1:8000"}
-    upstreams.reload([entry(0, healthy=False), entry(1, healthy=False)])
-    assert len({picked(upstreams, None) for _ in range(4)}) == 2
 
 
 def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from tap.ipc.messages import ExchangeCopy
 from tap.ipc.sharedmemory import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
-from tap.proxy import recorderlink
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.supervisor.account import Ledger
@@ -147,46 +146,6 @@ def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -
 
     asyncio.run(scenario())
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (3, 3)
-
-
-def test_a_backlog_s_memory_goes_back_to_the_system_once_no_request_is_in_flight(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trims: list[int] = []
-    given = asyncio.Event()
-
-    def give_back() -> None:
-        trims.append(int(lab.cells[IN_FLIGHT]))
-        given.set()
-
-    monkeypatch.setattr(recorderlink, "BACKLOG_FRAMES", 3)
-    monkeypatch.setattr(recorderlink, "TRIM_WAIT_S", 0.01)
-    monkeypatch.setattr(recorderlink, "give_back_memory", give_back)
-
-    async def scenario() -> None:
-        recorder = Recorder(lab.socket)
-        link = lab.link()
-        await recorder.accept()
-        lab.hand_over(link, b"no backlog")
-        await recorder.read(1 << 20)
-        link.begin()  # a request in flight
-        for body in (b"a", b"b", b"c"):
-            lab.hand_over(link, body)
-        await recorder.read(1 << 20)
-        await asyncio.sleep(0.05)
-        assert trims == []
-        lab.cells[IN_FLIGHT] = 0
-        async with asyncio.timeout(30):
-            await given.wait()
-        await link.finish(30)
-        recorder.close()
-
-    asyncio.run(scenario())
-    assert trims == [0]
-
-
-def test_memory_is_given_back_without_an_error() -> None:
-    recorderlink.give_back_memory()
 
 
 def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: Lab) -> None:

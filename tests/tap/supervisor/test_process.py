@@ -415,49 +415,6 @@ def test_a_tap_before_its_engine_goes_on_when_it_comes_and_when_its_trace_goes(l
     assert {path.stat().st_mode & 0o777 for path in lab.folder.iterdir() if path.is_file()} == {0o600}
 
 
-def test_clients_are_served_over_https_and_a_new_certificate_is_read_on_sighup(lab: Any) -> None:
-    authority, folder = trustme.CA(), lab.folder
-    trusting = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-
-    def issue(host: str) -> None:
-        authority.issue_cert(host).private_key_and_cert_chain_pem.write_to_path(folder / "tap.pem")
-
-    def named(port: int, host: str) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", port)) as sock:
-                trusting.wrap_socket(sock, server_hostname=host).close()
-        except ssl.SSLCertVerificationError:
-            return False
-        return True
-
-    async def scenario() -> None:
-        issue("old.example")
-        async with upstream_of(lab, answer) as port, lab.command(port, "--tls-cert", str(folder / "tap.pem")) as tap:
-            assert (named(tap.port, "old.example"), named(tap.port, "new.example")) == (True, False)
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", tap.port, ssl=trusting, server_hostname="old.example"
-            )
-            issue("new.example")
-            tap.process.send_signal(signal.SIGHUP)
-            await tap.said("is read again")
-            await until(lambda: named(tap.port, "new.example"))
-            (folder / "tap.pem").write_text("half a file")
-            tap.process.send_signal(signal.SIGHUP)
-            assert "--tls-cert" in await tap.said("THE CERTIFICATE STAYS AS IT WAS")
-            assert named(tap.port, "new.example")
-            assert b"502" not in await tap.post("/v1/completions", COMPLETION), "plain HTTP finds no tap there"
-            body = json.dumps(COMPLETION).encode()
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-            writer.write(head % len(body) + body)
-            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK"), "an open connection stays"
-            writer.close()
-            await tap.end()
-            assert (tap.code, "callback failed" in tap.errors) == (0, False)
-
-    asyncio.run(scenario())
-    assert len(lab.records) == 1
-
-
 def test_a_trace_under_another_key_is_not_resumed(lab: Any) -> None:
     async def scenario() -> None:
         async with upstream_of(lab, answer) as port:

@@ -1,11 +1,9 @@
-"""A shard and its sender's process, over real sockets, told what a run's parent would tell them."""
+"""A worker over real sockets, told what a run's parent would tell it."""
 
 import asyncio
-import os
 import re
-import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.core.job import OpenJob, Shard
-from loadgen.core.plan import Response, Send
+from loadgen.core.job import OpenJob, Send, Shard
 from loadgen.core.request import PlannedRequest, request_headers
-from loadgen.runs.shard import SenderProcess, serve
-from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
+from loadgen.core.settings import RunSettings
+from loadgen.runs.messages import Done, Failed, FromParent, FromWorker, Go, Progress, Ready, Setup
+from loadgen.runs.worker import serve
 from tracefile import Meta, Record, RequestId, load_trace
 from wire.process import start_child
 
@@ -37,7 +35,6 @@ class ListedJob:
 @dataclass
 class OpenList:
     sends: Plan
-    over: Collection[RequestId] = ()
 
     def plan(self) -> Iterator[Send]:
         return self.sends()
@@ -50,10 +47,6 @@ class OpenList:
 
     def digest_share(self) -> int:
         return 7
-
-    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        self.over = ended
-        return list(ended)
 
     def findings(self) -> dict[str, int]:
         return {"looked": 1}
@@ -81,18 +74,18 @@ def sends(*names: str, every_ms: float | None = 5.0) -> list[Send]:
 
 @dataclass
 class Parent:
-    """Tells a shard what it is to do, and keeps what it says."""
+    """Tells a worker what it is to do, and keeps what it says."""
 
     url: str
     trace: Path
     parallel: int | None = None
     timeout_s: float | None = None
-    said: list[FromShard] = field(default_factory=list)
+    said: list[FromWorker] = field(default_factory=list)
     inbox: asyncio.Queue[FromParent | None] = field(default_factory=asyncio.Queue)
     when_sent: Callable[["Parent"], None] | None = None
     """Called once the first progress tells of a request in flight."""
 
-    def run(self, plan: Plan) -> FromShard:
+    def run(self, plan: Plan) -> FromWorker:
         asyncio.run(asyncio.wait_for(self.serve(plan), 30))
         return self.said[-1]
 
@@ -102,17 +95,16 @@ class Parent:
     async def serve(self, plan: Plan) -> None:
         self.inbox.put_nowait(
             Setup(
+                settings=RunSettings(url=self.url, trace=self.trace, timeout_s=self.timeout_s),
                 job=ListedJob(plan),
                 shard=Shard(0, 1),
-                url=self.url,
                 trace=self.trace,
                 parallel=self.parallel,
-                timeout_s=self.timeout_s,
             )
         )
-        await serve(self.inbox.get, self.hear)
+        await serve(self.inbox, self.hear)
 
-    def hear(self, message: FromShard) -> None:
+    def hear(self, message: FromWorker) -> None:
         self.said.append(message)
         if isinstance(message, Ready):
             unix_ns = time.time_ns()
@@ -126,31 +118,7 @@ def outcomes(records: list[Record]) -> dict[str, tuple[str, str | None]]:
     return {record.request_id: (record.status, record.error) for record in records}
 
 
-@pytest.fixture
-def senders(monkeypatch: pytest.MonkeyPatch) -> list[SenderProcess]:
-    """The sender processes that were started."""
-    started: list[SenderProcess] = []
-    made = SenderProcess.__init__
-
-    def noted(self: SenderProcess, process: Any, url: str) -> None:
-        made(self, process, url)
-        started.append(self)
-
-    monkeypatch.setattr(SenderProcess, "__init__", noted)
-    return started
-
-
-def gone(process: SenderProcess) -> bool:
-    try:
-        os.kill(process.pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def test_every_request_of_the_plan_is_sent_and_recorded(
-    engine: Any, tmp_path: Path, senders: list[SenderProcess]
-) -> None:
+def test_every_request_of_the_plan_is_sent_and_recorded(engine: Any, tmp_path: Path) -> None:
     parent = Parent(engine.url, tmp_path / "t.jsonl")
     done = parent.run(lambda: iter(sends("a", "b", "c")))
     assert isinstance(done, Done)
@@ -158,57 +126,19 @@ def test_every_request_of_the_plan_is_sent_and_recorded(
     assert outcomes(parent.records()) == dict.fromkeys("abc", ("ok", None))
     assert [record.output_tokens for record in parent.records()] == [4, 4, 4]
     assert (done.tally.statuses, done.findings, done.stopped) == ({"ok": 3}, {"looked": 1}, None)
-    assert done.sent_share
-    assert gone(senders[0])
 
 
-def test_a_follow_up_goes_out_on_its_parents_answer(engine: Any, tmp_path: Path) -> None:
-    def follow(answer: Response) -> list[Send]:
-        text = answer.text
-        return [Send(1.0, lambda: request(f"after-{text.split()[0]}"))]
-
-    parent = Parent(engine.url, tmp_path / "t.jsonl")
-    parent.run(lambda: iter([Send(0.0, lambda: request("first"), follow)]))
-    first, second = parent.records()
-    assert first.request_id == "first"
-    assert second.request_id.startswith("after-t")
-    assert (second.arrival_ms or 0) >= (first.end_ms() or 0) + 1.0
-
-
-def test_stop_records_what_was_in_flight_and_leaves_a_whole_trace(engine: Any, tmp_path: Path) -> None:
-    engine.stalls = True
-    parent = Parent(engine.url, tmp_path / "t.jsonl.zst", when_sent=lambda at: at.inbox.put_nowait(Stop("SIGINT")))
-    done = parent.run(lambda: iter([*sends("a", "b"), Send(60_000.0, lambda: request("never"))]))
-    assert isinstance(done, Done)
-    assert done.stopped == "SIGINT"
-    assert outcomes(parent.records()) == {"a": ("client_abort", None), "b": ("client_abort", None)}
-
-
-def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path, senders: list[SenderProcess]) -> None:
+def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path) -> None:
     engine.stalls = True
     parent = Parent(engine.url, tmp_path / "t.jsonl", when_sent=lambda at: at.inbox.put_nowait(None))
     done = parent.run(lambda: iter(sends("a")))
     assert isinstance(done, Done)
     assert done.stopped == "parent gone"
     assert outcomes(parent.records()) == {"a": ("client_abort", None)}
-    assert gone(senders[0])
-
-
-def test_a_sender_that_is_killed_ends_the_run_with_an_error(
-    engine: Any, tmp_path: Path, senders: list[SenderProcess], capfd: pytest.CaptureFixture[str]
-) -> None:
-    engine.stalls = True
-    parent = Parent(engine.url, tmp_path / "t.jsonl", when_sent=lambda at: os.kill(senders[0].pid, signal.SIGKILL))
-    failed = parent.run(lambda: iter([*sends("a", "b"), Send(60_000.0, lambda: request("never"))]))
-    assert isinstance(failed, Failed)
-    assert "sender process died" in failed.text
-    assert not failed.is_input
-    assert outcomes(parent.records()) == dict.fromkeys("ab", ("client_abort", "sender_lost"))
-    assert "sender process died" in capfd.readouterr().err
 
 
 def test_an_error_in_the_plan_ends_the_run_with_it(
-    engine: Any, tmp_path: Path, senders: list[SenderProcess], capfd: pytest.CaptureFixture[str]
+    engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> PlannedRequest:
         raise RuntimeError("the plan's own")
@@ -216,19 +146,16 @@ def test_an_error_in_the_plan_ends_the_run_with_it(
     parent = Parent(engine.url, tmp_path / "t.jsonl")
     failed = parent.run(lambda: iter([*sends("a"), Send(100.0, broken)]))
     assert failed == Failed("RuntimeError: the plan's own", is_input=False)
-    assert gone(senders[0])
     assert "the plan's own" in capfd.readouterr().err
 
 
-def test_another_error_is_told_without_its_text(
-    engine: Any, tmp_path: Path, senders: list[SenderProcess], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_another_error_is_told_without_its_text(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> PlannedRequest:
         return request(str(int("canary")))
 
     failed = Parent(engine.url, tmp_path / "t.jsonl").run(lambda: iter([*sends("a"), Send(100.0, broken)]))
     assert isinstance(failed, Failed)
-    assert re.fullmatch(r"ValueError at test_shard\.py:\d+", failed.text)
+    assert re.fullmatch(r"ValueError at test_worker\.py:\d+", failed.text)
     assert failed.text in (said := capfd.readouterr().err)
     assert "base 10" not in said
 
@@ -242,26 +169,8 @@ def test_nobody_at_the_url_is_the_users_to_mend(tmp_path: Path) -> None:
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_a_stalled_answer_is_a_timeout(engine: Any, tmp_path: Path) -> None:
-    engine.stalls = True
-    parent = Parent(engine.url, tmp_path / "t.jsonl", timeout_s=0.3)
-    parent.run(lambda: iter(sends("a")))
-    (record,) = parent.records()
-    assert (record.status, record.error, record.http_status) == ("timeout", "timeout", 200)
-    assert record.ttft_ms is not None
-
-
-def test_a_closed_loop_keeps_every_slot_busy_and_no_more(engine: Any, tmp_path: Path) -> None:
-    names = [f"r{index}" for index in range(40)]
-    parent = Parent(engine.url, tmp_path / "t.jsonl", parallel=3)
-    parent.run(lambda: iter(sends(*names, every_ms=None)))
-    records = parent.records()
-    assert sorted(outcomes(records)) == sorted(names)
-    assert max(record.concurrency or 0 for record in records) == 3
-
-
 def test_a_process_whose_parent_is_gone_leaves(engine: Any, tmp_path: Path) -> None:
-    process, sock = start_child("loadgen.runs.shard")
+    process, sock = start_child("loadgen.runs.worker")
     sock.close()
     assert process.wait(timeout=20) == 0
 
