@@ -1,6 +1,6 @@
 """Load and replays from Python: keywords are the flags of ``loadgen`` and ``replay``.
 
-A run forks shards, takes Ctrl-C and owns an event loop; inside a notebook's process all three would be in the way.
+A run forks workers, takes Ctrl-C and owns an event loop; inside a notebook's process all three would be in the way.
 """
 
 import os

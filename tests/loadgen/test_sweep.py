@@ -18,7 +18,7 @@ from loadgen.plan.workload import Workload
 from loadgen.runs.outcome import RunOutcome, recorded
 from loadgen.runs.summary import Ending, end_run
 from loadgen.sweeping import warm_up_of
-from loadgen.sweepplan import Variant, in_order, parse_sweep
+from loadgen.sweepplan import in_order, parse_sweep
 from measure.sweepindex import INDEX, SweepRun, read_sweep
 from report.__main__ import main as report
 from tests.conftest import StartSimServer
@@ -77,8 +77,7 @@ def names(runs: Sequence[SweepRun]) -> list[tuple[str, str]]:
 
 
 def ordered(labels: str, points: Sequence[float], repeats: int) -> str:
-    runs = in_order([Variant(label) for label in labels], points, repeats)
-    return " ".join(f"{variant.label}{point:g}" for variant, point, _ in runs)
+    return " ".join(f"{label}{point:g}" for label, point, _ in in_order(labels, points, repeats))
 
 
 def test_labels_take_turns_and_turn_again_at_each_repeat() -> None:

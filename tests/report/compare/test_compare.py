@@ -28,7 +28,6 @@ from tracefile import (
     Record,
     RequestId,
     TraceWriter,
-    Workload,
     load_trace,
     trace_digest,
 )
@@ -77,15 +76,6 @@ def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTra
     assert ttft["median_abs_error"] == pytest.approx(0.25)
     assert ttft["bias"] == pytest.approx(0.25)
     assert pair["cohorts"]["all"]["cached"]["exact_share"] == 1.0
-
-
-def test_unmatched_requests_are_counted_and_said(tmp_path: Path) -> None:
-    truth = write(tmp_path / "t.jsonl", [answered(number, 10.0) for number in range(40)])
-    other = write(tmp_path / "o.jsonl", [answered(number, 10.0) for number in range(5, 48)])
-    result = compared(f"t={truth}", f"o={other}")
-    pair = result["pairs"]["o"]
-    assert (pair["joined"], pair["unmatched_truth"], pair["unmatched_other"]) == (35, 5, 8)
-    assert "o and t share 35 requests; 5 only in t, 8 only in o." in result["notes"]
 
 
 def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
@@ -189,7 +179,6 @@ def spaced(
     [
         (1.25, {}, 1_000, "TTFT of all requests is 25.0 % higher at the median (90 % interval +25 % to +25 %)"),
         (0.97, {"source": "sim"}, 1_000, "is 3.0 % too low at the median (90 % interval −3.0 % to −3.0 %)"),
-        (1.0, {}, 1_000, "is the same at the median (90 % interval 0.0 % to 0.0 %)"),
         (
             4.2,
             {"engine": Engine(enable_prefix_caching=False)},
@@ -197,19 +186,7 @@ def spaced(
             "without the prefix cache, all requests wait 4.2 times as long for the first token at the median "
             "(90 % interval 4.2 to 4.2)",
         ),
-        (
-            0.25,
-            {"workload": Workload(cold_prompts=True, speedup=2.0)},
-            1_000,
-            "with prompts that share nothing and at 2 times the pace, all requests wait 75.0 % less for the first "
-            "token at the median (90 % interval −75 % to −75 %)",
-        ),
-        (
-            1.25,
-            {},
-            1,
-            "is 25.0 % higher at the median (no interval: too few independent sessions)",
-        ),
+        (1.25, {}, 1, "is 25.0 % higher at the median (no interval: too few independent sessions)"),
     ],
 )
 def test_the_verdict_is_a_sentence_with_its_interval(
@@ -262,8 +239,6 @@ def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> No
         ({"num_gpu_blocks": 4_100, "max_num_seqs": None}, {}, "error"),  # a few blocks more; one setting not told
         ({"num_gpu_blocks": 1_024}, {}, "contrast"),
         ({"max_num_seqs": 8}, {}, "contrast"),
-        ({"max_num_batched_tokens": 8_192}, {}, "contrast"),
-        ({"block_size": 16}, {}, "contrast"),
         ({"enable_prefix_caching": False}, {}, "contrast"),
         ({}, {"free_rule": "append_all"}, "contrast"),
     ],
@@ -271,12 +246,7 @@ def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> No
 def test_other_settings_of_the_engine_are_an_effect(
     tmp_path: Path, engine: dict[str, Any], settings: dict[str, Any], kind: str
 ) -> None:
-    known: dict[str, Any] = {
-        "block_size": 32,
-        "num_gpu_blocks": 4_096,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 2_048,
-    }
+    known: dict[str, Any] = {"block_size": 32, "num_gpu_blocks": 4_096, "max_num_seqs": 32}
     captured = Meta(source="sim", engine=Engine(**known), extra={"settings": {"free_rule": "vllm"}})
     other = Meta(source="sim", engine=Engine(**(known | engine)), extra={"settings": {"free_rule": "vllm"} | settings})
     traces = [
@@ -284,15 +254,6 @@ def test_other_settings_of_the_engine_are_an_effect(
         for name, meta in (("a", captured), ("b", other))
     ]
     assert compared(f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
-
-
-def test_a_prediction_tells_how_its_model_did_in_validation(make_trace: MakeTrace, tmp_path: Path) -> None:
-    captured = make_trace("a")
-    meta, records = load_trace(captured)
-    said = "in sim validate on this trace this model failed TTFT p99 (49 %)"
-    predicted = msgspec.structs.replace(meta, source="sim", extra={"validation": said})
-    result = compared(f"captured={captured}", f"predicted={write(tmp_path / 'p', records, predicted)}")
-    assert f"predicted: {said}." in result["notes"]
 
 
 def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
@@ -355,15 +316,6 @@ def test_an_error_within_more_noise_than_the_limit_is_too_uncertain(
     assert judged("o.ttft.p50.error<=200%") == 0
     assert judged("far.ttft.p50.error<=5%") == 1
     assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
-
-
-def test_a_gate_may_limit_a_quantile_and_every_label(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
-    traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', seed=4)}", "--bootstrap", "0"]
-    assert main(["compare", *traces, "--gate", "turns2+.ttft.p50<=10s", "--gate", "captured.ttft.p99<=0.001ms"]) == 1
-    printed = capsys.readouterr().out
-    assert "gate passed: captured.turns2+.ttft.p50<=10s" in printed
-    assert "gate passed: predicted.turns2+.ttft.p50<=10s" in printed
-    assert "gate FAILED: captured.ttft.p99<=0.001ms" in printed
 
 
 def test_json_to_stdout_is_json_alone_and_the_same_every_time(

@@ -12,8 +12,8 @@ from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
 from report.output import render_page
 from report.trace.measured import Measured
-from report.trace.overtime import MOST_BARS, MOST_ROWS, load_panels, session_panel
-from report.trace.page import trace_cards, trace_page
+from report.trace.overtime import MOST_BARS, MOST_ROWS, session_panel
+from report.trace.page import trace_page
 from report.trace.waits import wait_panel
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import CAPTURE
@@ -69,23 +69,6 @@ def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pyte
     assert (
         re.findall(r">([^<]+)</td>", page.split('<th scope="row">TTFT ms</th>')[1].split("</tr>")[0]) == row.split()[2:]
     )
-
-
-def test_the_cards_are_the_metrics(make_trace: MakeTrace) -> None:
-    named = {"session_id": SessionId("s")}
-    agent = [
-        request("1", 0.0, turn=1, prompt_tokens=32, cached_tokens=0, ttft_ms=400.0, e2e_ms=500.0, **named),
-        request("2", 600.0, turn=2, prompt_tokens=96, cached_tokens=32, ttft_ms=100.0, e2e_ms=400.0, **named),
-    ]
-    found = [(card.title, card.value, card.detail) for card in trace_cards(measured(agent).metrics)]
-    assert found == [
-        ("Prompt tokens served by the cache", "25.0 %", "as the engine reports"),
-        ("TTFT p50, turns 2+", "100 ms", "p90 100 ms, p99 100 ms"),
-        ("TTFT p50, first turns", "400 ms", "p90 400 ms, p99 400 ms"),
-        ("Session latency p50", "1 s", "p90 1 s, turns 2 on average"),
-        ("Requests in flight, mean", "0.9", "p90 1, max 1"),
-        ("Requests completed", "100 %", "2 of 2; 1 of 1 sessions"),
-    ]
 
 
 def test_a_single_request_without_anything() -> None:
@@ -147,16 +130,6 @@ def test_the_page_of_a_long_trace_is_small() -> None:
     assert parts.count("band") == 6
 
 
-def test_few_requests_have_few_intervals_of_the_same_tokens() -> None:
-    known = {"prompt_tokens": 50, "cached_tokens": 10, "output_tokens": 7, "e2e_ms": 100.0}
-    flight, output, prompt = load_panels(measured([request(f"{n}", 300.0 * n, **known) for n in range(40)]))
-    drawn = [panel.figure["data"][-1] for panel in (flight, output, prompt) if panel.figure is not None]
-    assert [len(trace["y"]) for trace in drawn] == [121, 11, 11]  # 40 requests: 10 intervals, and the last one's end
-    seconds = drawn[1]["x"][1]
-    assert sum(drawn[1]["y"][:-1]) * seconds == pytest.approx(40 * 7, rel=1e-3)
-    assert sum(drawn[2]["y"][:-1]) * seconds == pytest.approx(40 * 50, rel=1e-3)
-
-
 def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
     short, whole = session_panel(measured(many(200, 2))), session_panel(measured(many(6, 50)))
     assert short.figure is not None
@@ -165,14 +138,6 @@ def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
     assert titles == ["time since the session's first arrival (s)", "time since the first arrival (s)"]
     assert {at for bar in short.figure["data"] for at in bar["base"]} == {0.0, 0.01}
     assert {at for bar in whole.figure["data"] for at in bar["base"][:1]} == {0.0, 0.01}
-
-
-def test_no_band_where_the_engine_never_rests() -> None:
-    busy = [request(f"{n}", 1.0 * n, ttft_ms=50.0, e2e_ms=60.0, prompt_tokens=9) for n in range(100)]
-    panel = wait_panel(measured(busy))
-    assert panel.caption.endswith("so most waits hang together and few are independent.")
-    assert panel.figure is not None
-    assert [trace["meta"]["part"] for trace in panel.figure["data"]] == ["line"]
 
 
 def test_a_notebook_has_the_same_figures() -> None:

@@ -57,15 +57,6 @@ def test_a_policy_is_a_scenario_of_what_if(folder: Path) -> None:
     assert rates[-2:] == pytest.approx([32 * hits / TOKENS for hits in BY_HAND.values()], abs=1e-6)
 
 
-@pytest.mark.parametrize(("evict", "blocks"), [("vllm", 6), ("lfu", 4)])
-def test_a_search_is_under_the_policy(folder: Path, evict: str, blocks: int) -> None:
-    """Two of six prompts hit under vLLM's rule where five blocks are usable."""
-    flags = ["--minimize", "num-gpu-blocks", "--between", "3,8", "--target", "hit_rate>=30%"]
-    found = json_of(main, words(folder, "search", *flags, "--evict", evict))
-    answer = [one["settings"]["num-gpu-blocks"] for one in found["points"] if "chosen" in one["marks"]]
-    assert (found["outcome"], answer) == ("found", [blocks])
-
-
 def test_a_policy_is_an_axis_of_a_sweep(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(f"[axes]\nevict = {json.dumps([*BY_HAND])}")
     _, *rest = words(folder, "sweep")

@@ -24,12 +24,11 @@ from sim.forecast.results import ForecastGrid, ForecastPoint
 from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
 from sim.forecast.whatif import WhatIf, forecast_scenarios, headline, what_if_page
-from sim.latency.modelfile import Model, Parameter, default_model, model_digest, save_model
-from sim.latency.verdicts import Verdict, keep_verdict
+from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.sim.forecast.conftest import interrupted_at
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 MEMBERS = 9
 
@@ -162,33 +161,6 @@ def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(f
     assert "measured" in rendered(result)
 
 
-def test_gates_passed_on_a_capture_and_an_error_on_it_are_one_sentence(folder: Path) -> None:
-    """A gate is of the middle cohort: both parts are right."""
-    slow = {name: Parameter(value=1.5 * one.value, unit=one.unit) for name, one in model().parameters.items()}
-    judged = msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0)
-    path = folder / "judged.json"
-    save_model(judged, path)
-    passed = Verdict(
-        model_digest=model_digest(judged),
-        trace="captured.jsonl",
-        trace_digest=trace_digest(folder / "captured.jsonl"),
-        engine={},
-        gates=2,
-        failed=[],
-        untested=["bands"],
-        passed=["cached tokens", "TTFT p50"],
-    )
-    keep_verdict(path, passed)
-    result, _ = forecast_scenarios(config_of(folder, "captured", "judged.json", members=2), WhatIf())
-    (said,) = result.verdicts
-    assert said.startswith(
-        "in sim validate on this trace this model passed all 2 gates, cached tokens and TTFT p50 (not tested: bands); "
-        "over all requests its TTFT forecast of this capture is off by +"
-    )
-    assert said.endswith("trust no effect or answer that such an error changes")
-    assert any(note.startswith("nothing differs: give --cold-prompts, --rate, ") for note in result.notes)
-
-
 def test_two_alternatives_are_paired_with_each_other(folder: Path) -> None:
     """Effects are against ``--base``: the same rate and pool but for the setting that differs."""
     base = parse_base("rate=0.5, num-gpu-blocks=400")
@@ -265,13 +237,6 @@ def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> No
         assert values == sorted(values)
     loads = [middle(row, "utilization") for row in rates]
     assert loads == pytest.approx([loads[0] * rate for rate in (1, 2, 4, 8)], rel=0.1)
-
-
-def test_a_larger_cache_hits_more_and_answers_sooner(folder: Path) -> None:
-    """Five prefixes of 28 blocks: a pool for two prompts holds none until asked for again, one for all holds all."""
-    sizes = asked(folder, *(Scenario({"num_gpu_blocks": blocks}) for blocks in (64, 400)), trace="shared").points[1:]
-    assert [middle(row, "hit_rate") for row in sizes] == [0.0, pytest.approx(35 * 28 / (40 * 30), abs=1e-6)]
-    assert middle(sizes[1], "ttft.all.p50") < 0.5 * middle(sizes[0], "ttft.all.p50")
 
 
 def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Path) -> None:
