@@ -38,7 +38,7 @@ recorded as client_abort, the trace is complete). The same flags make the same l
 in every run; equal --nonce: equal tokens, which an engine's prefix cache may still hold.
 "loadgen sweep" runs a load at several concurrencies or rates, on one engine or on several in turn.
 "loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
-"--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
+"--pattern calibration" is the load whose capture "sim calibrate" learns an engine's step times from.
 
 examples:
   loadgen --url http://localhost:8001 --number 50 -o load.jsonl.zst

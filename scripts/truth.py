@@ -2,11 +2,11 @@
 
     python -m scripts.truth [--seed K] [--number N] [--keep FOLDER]
 
-`sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibration` sends it, `sim fit`
-learns from the capture alone. Sockets and HTTP take time of their own, which no capture tells from the API server's:
-it is measured on an engine whose steps cost nothing, and added to the truth. Prints each parameter's truth beside what
-was found; exit status 1 if one is neither within 5 % nor inside its interval. Needs an idle machine for some minutes:
-other work on it is time that the engine's model does not know.
+`sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibration` sends it, and `sim
+calibrate` learns from the capture alone. Sockets and HTTP take time of their own, which no capture tells from the API
+server's: it is measured on an engine whose steps cost nothing, and added to the truth. Prints each parameter's truth
+beside what was found; exit status 1 if one is neither within 5 % nor inside its interval. Needs an idle machine for
+some minutes: other work on it is time that the engine's model does not know.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def fitted(work: Workspace, capture: Path) -> Model:
     """Fit one capture."""
     found = work.path("found.json")
     # What sim serve does not tell of itself: how many run at once, and how much of a prompt a step takes.
-    work.run("fit", ["sim", "fit", capture, "-o", found, *SCHEDULER])
+    work.run("fit", ["sim", "calibrate", capture, "-o", found, *SCHEDULER])
     return load_model(found)
 
 

@@ -52,7 +52,7 @@ def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsy
         ("report", "comparison", "did you mean compare?"),
         ("tracefile", "convrt", "did you mean convert?"),
         ("tracefile", "xyz", "expected one of info, check, cat, convert, cut, anonymize, join, synthesize"),
-        ("report", "drift", "is now a loop of tracefile cut and sim fit, one model for each window"),
+        ("report", "drift", "is now a loop over parts of the trace and sim calibrate, one model for each"),
         ("tracefile", "ls", "is now tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)"),
         ("loadgen", "sweeep", "did you mean sweep?"),
         ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
@@ -102,7 +102,7 @@ OLD = [
     ),
     ("replay", ["--trace", "t"], "--trace is now -o/--output"),
     ("sim serve", ["--answer-tokens", "9"], "--answer-tokens is now --output-tokens"),
-    ("sim fit", ["--frontend", "serial"], "--frontend is now --api-server"),
+    ("sim calibrate", ["--frontend", "serial"], "--frontend is now --api-server"),
     ("replay", ["--no-splice"], "--no-splice is now --no-output-substitution"),
     ("replay", ["--max-think", "5"], "--max-think: '5' has no unit; expected 5s, 5ms, 5m or 5h"),
     (
@@ -118,7 +118,6 @@ OLD = [
     ("sim search", ["--ttft", "p90<=1s"], "--ttft is now --target, as in --target 'ttft.p90<=500ms'"),
     ("sim audit", ["--least-exact", "1"], "--least-exact is now --min-exact-share"),
     ("sim validate", ["--aa", "t"], "--aa is now --repeat"),
-    ("sim validate", ["--beside", "t"], "--beside is now --also"),
     ("sim serve", ["--kv-blocks", "9"], "--kv-blocks is now --num-gpu-blocks"),
     ("sim serve", ["--per-decode-ms", "1"], "--per-decode-ms: a model.json gives it; expected --latency-model MODEL"),
     ("sim serve", ["--drain-s", "1"], "--drain-s is now --drain"),
@@ -133,11 +132,6 @@ OLD = [
         "report show",
         ["t", "--each-trace"],
         "--each-trace: gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
-    ),
-    (
-        "sim fit",
-        ["t", "--window", "1h"],
-        "--window: gone; expected a loop of tracefile cut and sim fit, one model for each window",
     ),
     ("tracefile synthesize", ["--times", "2"], "--times is now --scale"),
 ]

@@ -12,7 +12,7 @@ from report.compare.results import Metric
 from report.pages.whatif import NOT_TRUSTED, Span, span_text
 
 SCHEMA: Final = "kvtape-search/1"
-Quantity = Literal["num-gpu-blocks", "replicas", "rate", "host-blocks", "prefill-workers", "decode-workers"]
+Quantity = Literal["num-gpu-blocks", "replicas", "rate", "host-blocks"]
 Outcome = Literal["found", "all hold", "none holds", "interrupted"]
 """``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
 

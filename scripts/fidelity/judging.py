@@ -139,7 +139,7 @@ class Judge:
         """Fit on the calibration captures."""
         traces = [self.trace(load) for load in calibrations]
         flags = SCHEDULERS.get(self.shape, SCHEDULER)
-        self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *flags, "--overwrite", "-o", self.model])
+        self.work.run(f"{self.shape} fit", ["sim", "calibrate", *traces, *flags, "--overwrite", "-o", self.model])
 
     def validate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
         """``sim validate`` on one capture, by its default gates."""

@@ -80,7 +80,7 @@ EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
     parser.add_argument(
         "--base",
         metavar="NAME=VALUE,…",

@@ -82,12 +82,9 @@ def said(capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
     "question",
     [
         ("pool", "--num-gpu-blocks", "201", "--json"),
-        ("pool", "--object-lru", "--num-gpu-blocks", "201", "--json"),
         ("pool", "--engine", "sglang", "--num-gpu-blocks", "201", "--json"),
-        ("curve", "--json"),
-        ("curve", "--by", "session", "--json"),
+        ("curve", "--window", "60s", "--json"),
         ("misses", "--num-gpu-blocks", "201", "--json"),
-        ("reuse", "--json"),
         ("what-if", "--latency-model", "model.json", "--num-gpu-blocks", "300,600", "--members", "3", "--json"),
     ],
     ids=" ".join,
@@ -107,7 +104,7 @@ def test_the_fit_is_the_same(folder: Path) -> None:
         out = folder / f"{form}.json"
         step = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
         flags = (*step, "--num-gpu-blocks", "4096", "--bootstrap", "20")
-        assert sim(["fit", str(folder / f"t.{form}"), "-o", str(out), *flags, "--no-async-scheduling"]) == 0
+        assert sim(["calibrate", str(folder / f"t.{form}"), "-o", str(out), *flags, "--no-async-scheduling"]) == 0
         models.append(json.loads(out.read_text()))
     assert models[0]["fitted_on"][0].pop("name") == "t.jsonl"
     assert models[1]["fitted_on"][0].pop("name") == "t.parquet"

@@ -66,7 +66,7 @@ def test_the_interval_is_that_of_the_members(load: Load) -> None:
 
 
 def test_a_fitted_model_gives_an_interval(load: Load) -> None:
-    """Of ``sim fit --bootstrap 20`` on a committed capture: 2,000 tokens take 255 + 369 ms, drawn and drifting."""
+    """Of ``--bootstrap 20`` on a committed capture: 2,000 tokens take 255 + 369 ms, drawn and drifting."""
     model = load_model(ROOT / "tests" / "sim" / "data" / "fitted_256x4.json")
     assert [one.digest for one in model.fitted_on] == [trace_digest(CAPTURE)]
     own = break_even_gb_per_s(load, [model], 2_000)

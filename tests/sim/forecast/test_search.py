@@ -247,23 +247,6 @@ def own_prompts(count: int) -> list[list[int]]:
     return [list(range(100 * number, 100 * number + 30)) for number in range(count)]
 
 
-def test_prefill_workers_are_as_many_as_keep_up_with_the_prompts(tmp_path: Path) -> None:
-    """960 tokens take a prefill worker 4 + 96 ms, and one comes every 40: two of them fall behind."""
-    even_load(tmp_path, 40.0, own_prompts(15), 0)
-    scenario = "decode-workers=1,kv-bytes-per-token=1000"
-    found = found_in(tmp_path, "prefill-workers", "ttft.p90<=110ms", scenario, (1.0, 4.0))
-    assert (found.outcome, found.answer) == ("found", 3.0)
-    assert any("KV of a prompt goes to its decode worker" in one for one in found.assumptions)
-
-
-def test_decode_workers_are_as_many_links_as_keep_up_with_the_prompts(tmp_path: Path) -> None:
-    """960 tokens of 100 kB are 97 ms on the link of a decode worker, and one comes every 40."""
-    even_load(tmp_path, 40.0, own_prompts(15), 0)
-    scenario = "prefill-workers=4,kv-bytes-per-token=100000,kv-link-gb-per-s=1"
-    found = found_in(tmp_path, "decode-workers", "ttft.p90<=210ms", scenario, (1.0, 4.0))
-    assert (found.outcome, found.answer) == ("found", 3.0)
-
-
 def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) -> None:
     """Five prompts of four blocks, on a GPU with room for one. With 19 some of every round's blocks are gone."""
     even_load(tmp_path, 200.0, [list(range(100 * place, 100 * place + 4)) for place in range(5)] * 8, 1)
@@ -287,13 +270,7 @@ def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) 
             "--host-blocks: 3 blocks; expected 30 or more, as many as the longest prompt",
         ),
         (["host-blocks", "--between", "30,64"], "--kv-bytes-per-token: not told; expected the KV cache's bytes"),
-        (["prefill-workers"], "--prefill-workers, --decode-workers: expected both or none"),
-        (
-            ["decode-workers", "--between", "1,600", "--prefill-workers", "1", "--kv-bytes-per-token", "8"],
-            "--decode-workers: '600'; expected a whole number from 0 to 512",
-        ),
         (["num-gpu-blocks", "--host-gb-per-s", "0"], "--host-gb-per-s: '0'; expected a number above 0"),
-        (["num-gpu-blocks", "--kv-link-gb-per-s", "0"], "--kv-link-gb-per-s: '0'; expected a number above 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_forecast(
