@@ -34,8 +34,9 @@ site: $(VENV)/ready            ## the documentation as a site that needs no netw
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
-results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/results.md's tables; what is captured is kept (about five hours)
-	$(PY) -m scripts.matrix --out out/results
+results: $(VENV)/ready         ## forecasts against a real vLLM; what is captured is kept (about an hour)
+	$(PY) -m scripts.fidelity capture out/results
+	$(PY) -m scripts.fidelity judge out/results
 
 # The compiled form is built again when its source changes; without a compiler Python's is used.
 $(VENV)/ready: pyproject.toml setup.py wire/usualevents.c

@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from report.pages.whatif import WhatIf
 from sim.fit.fitting import FitConfig, fit_traces
+from sim.forecast.points import ForecastConfig
+from sim.forecast.results import ForecastGrid
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
-from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
+from sim.forecast.whatif import WhatIf, forecast_scenarios
 from sim.latency.modelfile import Model, save_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
@@ -59,23 +60,16 @@ def forecast(
     base: Scenario = AS_CAPTURED,
     members: int = 32,
     seed: int = 0,
-) -> WhatIf:
-    """Forecast a capture as it was and under each scenario; ``rows`` has the measured load first.
+) -> ForecastGrid:
+    """Forecast a capture as it was and under each scenario; ``points`` has the measured load first.
 
     ``model``: a model.json not fitted on this trace. Times in ms, each a ``Span`` over the members; effects are against
     ``base``. Raises InputError.
     """
     for scenario in (base, *scenarios):
         _check_settings(scenario.settings)
-    config = WhatIfConfig(
-        trace=Path(trace),
-        model=Path(model),
-        scenarios=tuple(scenarios),
-        members=checked_members(members),
-        seed=seed,
-        base=base,
-    )
-    found, finished = forecast_scenarios(config)
+    config = ForecastConfig(trace=Path(trace), model=Path(model), members=checked_members(members), seed=seed)
+    found, finished = forecast_scenarios(config, WhatIf(scenarios=tuple(scenarios), base=base))
     if not finished:
         raise KeyboardInterrupt
     return found

@@ -1,20 +1,22 @@
 """Comparisons from Python, and figures for a notebook in the colours of the pages."""
 
 import os
+import re
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.metrics.trace import measure_run, study_chains
 from measure.runs import Run
 from report.compare.comparison import CompareConfig, Compared, compare
-from report.files.measured import Measured
-from report.pages.figures import Figure, Trace
-from report.pages.forecastpages import what_if_figures
-from report.pages.page import comparison_figures
-from report.pages.palette import slot_colour
-from report.pages.whatif import WhatIf
-from report.trace.page import draw_chapters, trace_figures
+from report.compare.panels import comparison_page
+from report.pages.figures import Trace
+from report.pages.panels import Figure
+from report.trace.measured import Measured
+from report.trace.page import trace_page
+from sim.forecast.results import ForecastGrid
+from sim.forecast.whatif import what_if_page
 from tracefile.records.extras import load_extra
 
 if TYPE_CHECKING:
@@ -30,45 +32,43 @@ def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: i
     ``bootstrap``: draws for intervals, 0: none. One trace alone has its curves and no errors. Raises InputError.
     """
     paths = {label: Path(path) for label, path in traces.items()}
-    return compare(CompareConfig(traces=paths, truths={}, repeats=(), seed=seed, bootstrap=bootstrap))
+    return compare(CompareConfig(traces=paths, seed=seed, bootstrap=bootstrap))
 
 
-def draw(found: Compared | WhatIf | Run) -> "dict[str, go.Figure]":
+def draw(found: Compared | ForecastGrid | Run) -> "dict[str, go.Figure]":
     """Return the figures of a comparison, a forecast or a trace by name, such as ``survival-all`` or ``cache-size``.
 
     Raises InputError if plotly is missing.
     """
-    return {name: _styled(figure) for name, figure in _figures(found).items()}
-
-
-def _figures(found: Compared | WhatIf | Run) -> dict[str, Figure]:
     if isinstance(found, Run):
         study = study_chains(found)
-        measured = Measured(Path(found.file), found, measure_run(found, study=study), (), study=study)
-        return trace_figures(draw_chapters(measured))
-    return what_if_figures(found) if isinstance(found, WhatIf) else comparison_figures(found)
+        page = trace_page(Measured(found, measure_run(found, study=study), study))
+    else:
+        page = what_if_page(found) if isinstance(found, ForecastGrid) else comparison_page(found)
+    css = (files("report.pages") / "page.css").read_text(encoding="utf-8")
+    colours: dict[str, str] = dict(re.findall(r"--([\w-]+): (#\w+)", css.partition("}")[0]))
+    return {name: _styled(figure, colours) for name, figure in page.figures.items()}
 
 
-def _styled(figure: Figure) -> "go.Figure":
+def _styled(figure: Figure, colours: Mapping[str, str]) -> "go.Figure":
     figures = load_extra("plotly.graph_objects")
     layout = {name: value for name, value in figure["layout"].items() if name != "meta"}
     return figures.Figure(
-        data=[_coloured(trace) for trace in figure["data"]],
+        data=[_coloured(trace, colours) for trace in figure["data"]],
         layout={"template": "plotly_white", "hovermode": "closest", **layout},
     )
 
 
-def _coloured(trace: Trace) -> dict[str, Any]:
+def _coloured(trace: Trace, colours: Mapping[str, str]) -> dict[str, Any]:
     """Colour a trace as page.js does."""
     kept, look = {name: value for name, value in trace.items() if name != "meta"}, trace["meta"]
-    own = slot_colour(look["slot"])
+    colour = colours["muted" if look["slot"] < 0 else f"c{look['slot'] % 8}"]
     if look["part"] == "band":
-        return {**kept, "fillcolor": own + FAINT, "line": {**kept.get("line", {}), "color": "rgba(0,0,0,0)"}}
+        return {**kept, "fillcolor": colour + FAINT, "line": {**kept.get("line", {}), "color": "rgba(0,0,0,0)"}}
     if look["part"] == "line":
-        line = {"color": own, "width": look["width"], "dash": look["dash"]}
+        line = {"color": colour, "width": look["width"], "dash": look["dash"]}
         return {**kept, "line": {**kept.get("line", {}), **line}}
-    shown = {"color": own, "opacity": 1, "symbol": "circle", **look}
+    shown = {"color": colour, "opacity": 1, "symbol": "circle", **look}
     names = ("color", "opacity") if trace["type"] == "bar" else ("color", "size", "opacity", "symbol")
-    marker = {name: shown[name] for name in names}
-    errors = {"error_y": {**kept["error_y"], "color": own}} if "error_y" in kept else {}
-    return {**kept, "marker": marker, **errors}
+    errors = {"error_y": {**kept["error_y"], "color": colour}} if "error_y" in kept else {}
+    return {**kept, "marker": {name: shown[name] for name in names}, **errors}

@@ -27,23 +27,12 @@ from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.runs.driving import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
 from loadgen.runs.summary import Ending
-from loadgen.sweepplan import PROG, PlannedRun, SweepPlan, WarmUp, refuse_other_sweep
-from loadgen.sweeptable import (
-    BETWEEN,
-    SweepSummary,
-    about,
-    plan_lines,
-    result_line,
-    row_of,
-    summary_table,
-    warm_up_words,
-)
+from loadgen.sweepplan import PROG, PlannedRun, SweepPlan
 from measure.metrics.results import TraceMetrics
-from measure.metrics.trace import measure_run
-from measure.runs import load_run
-from measure.sweepindex import INDEX, RunStatus, SweepRun, read_sweep, write_sweep
+from measure.metrics.statistics import statistic
+from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
+from measure.wording import duration_ms, rate
 from tracefile import InputError
-from tracefile.commandline.printing import print_result
 
 IDLE_WAIT_S = 60.0
 IDLE_POLL_S = 0.2
@@ -61,35 +50,30 @@ class Target:
     model: str
     dialect: Dialect
     resets: bool
-    """True if its cache is reset before each run."""
+    """True if its cache can be reset before each run."""
     block_size: int | None
     notes: tuple[str, ...]
     """Told at the beginning, and not after each run."""
 
 
-def _nonce_of(kept: Sequence[SweepRun]) -> str:
-    """Return the nonce of the sweep's earlier runs, whose commands end with it; a new one if there are none."""
-    ends = (shlex.split(entry.command)[-2:] for entry in kept)
-    earlier = next((nonce for flag, nonce in ends if flag == "--nonce"), None)
-    return secrets.token_hex(8) if earlier is None else earlier.rpartition(TURN)[0] or earlier
+def _command_of(entry: SweepRun) -> tuple[str, str]:
+    """Return a run's command without its nonce, and the nonce."""
+    *words, _, nonce = shlex.split(entry.command)
+    return shlex.join(words), nonce
 
 
 def run_sweep(plan: SweepPlan) -> int:
-    """Make the runs that are missing, print the table of all; 1 if one failed or missed an SLO, 130 if interrupted."""
-    if plan.dry_run:
-        print("\n".join(plan_lines(plan)))
-        return 0
+    """Make the runs that are missing; 1 if one failed or missed an SLO, 130 if interrupted."""
     with opened(plan) as kept:
         sweep = Sweep(plan, kept)
         try:
-            sweep.run()
+            return sweep.run()
         except KeyboardInterrupt:
             sweep.keep_interrupted()
             tell(f"interrupted; to go on: {plan.command}")
             return INTERRUPTED
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return sweep.end()
 
 
 @contextmanager
@@ -114,133 +98,74 @@ def opened(plan: SweepPlan) -> Iterator[list[SweepRun]]:
 
 
 def _kept(plan: SweepPlan) -> list[SweepRun]:
+    """Return the runs of the folder's index. Raises InputError for one that this sweep would not make."""
     folder = plan.folder
     if not (folder / INDEX).exists():
         if any(folder.iterdir()):
             raise InputError(f"--output {folder}: has other files and no {INDEX}; expected a new folder, or a sweep's")
         return []
+    commands = {run.name: shlex.join(["loadgen", *run.argv]) for run in plan.runs}
     kept = read_sweep(folder)
-    if not all(entry.sweep for entry in kept):  # their traces are not this command's to replace
-        raise InputError(f"--output {folder}: its {INDEX} is not of loadgen sweep; expected another folder")
-    if plan.overwrite:
-        for entry in kept:
-            (folder / entry.trace).unlink(missing_ok=True)
-        write_sweep(folder, [])
-        return []
-    if kept:
-        refuse_other_sweep(plan, kept[0].sweep)
-    names = {run.name for run in plan.runs}
     for entry in kept:
-        if entry.run not in names:
-            raise InputError(f"--output {folder}: has run {entry.run}, not one of these; expected another folder")
+        if commands.get(entry.run) != _command_of(entry)[0]:
+            raise InputError(f"--output {folder}: has run {entry.run} of {entry.command}; expected another folder")
     return kept
 
 
 class Sweep:
-    """Sweep from its first run to its table."""
+    """Sweep from its first run to its last."""
 
     def __init__(self, plan: SweepPlan, kept: Sequence[SweepRun]) -> None:
         self._plan = plan
         self._entries = {entry.run: entry for entry in kept}
-        self._metrics: dict[str, TraceMetrics] = {}
         self._targets: dict[str, Target] = {}
-        self._to_do = [run for run in plan.runs if not self._is_done(run)]
-        self._cold = plan.cache == "cold"
+        earlier = [_command_of(entry)[1] for entry in kept]
+        self._nonce = earlier[0].partition(TURN)[0] if earlier else secrets.token_hex(8)
+        self._cold = any(TURN in nonce for nonce in earlier)
         """True if every run sends other tokens: for all labels, so that each gets the same load."""
-        self._nonce = _nonce_of(kept)
-        self._walls_s: list[float] = []
+        self._missed = False
         self._told: set[str] = set()
 
-    def run(self) -> None:
-        if not self._to_do:
-            tell(f"all {len(self._plan.runs)} runs are there")
-            return
-        self._find_targets()
-        left = len(self._to_do)
-        for number, run in enumerate(self._plan.runs, 1):
-            if run not in self._to_do:
-                continue
-            place = f"run {number} of {len(self._plan.runs)}, {run.words()}"
-            missed = self._missed(run)
-            if missed is None:
-                tell(place + self._left_words(run, left))
+    def run(self) -> int:
+        """Make every run that is not done; return the exit code."""
+        plan = self._plan
+        to_do = [run for run in plan.runs if not self._is_done(run)]
+        self._find_targets(to_do)
+        for number, run in enumerate(plan.runs, 1):
+            if run in to_do:
+                tell(f"run {number} of {len(plan.runs)}, {run.words()}")
                 self._make(run, number)
-            else:
-                tell(f"{place}: skipped; {run.label} missed an SLO at {missed:g}")
-            left -= 1
+        failed = [entry for entry in self._entries.values() if entry.status != "done"]
+        print(f"{len(plan.runs) - len(failed)} of {len(plan.runs)} runs are done; to compare them:")
+        print(f"report show {shlex.quote(str(plan.folder))} --html sweep.html")
+        for entry in failed:
+            print(f"{entry.run}: {entry.status.upper()}: {entry.reason}")
+        return int(bool(failed) or self._missed)
 
     def keep_interrupted(self) -> None:
-        """Say of the run in hand that a signal ended it."""
+        """Record that a signal ended the run in hand."""
         for entry in self._entries.values():
             if entry.reason == BEGUN:
                 self._keep(msgspec.structs.replace(entry, reason="interrupted"))
                 return
 
-    def end(self) -> int:
-        """Print the table of all runs; return the exit code."""
-        plan = self._plan
-        entries = [self._entries[run.name] for run in plan.runs if run.name in self._entries]
-        rows = [row_of(entry, self._metrics_of(entry)) for entry in entries]
-        undone = sum(row.status != "done" for row in rows)
-        missed = any(row.slos_met is False for row in rows)
-        page = f"report sweep {shlex.quote(str(plan.folder))} --html sweep.html"
-        summary = SweepSummary(str(plan.folder), len(plan.runs), len(rows) - undone, undone, plan.command, rows)
-        print_result(summary, [*summary_table(rows), "", page], as_json=plan.as_json)
-        return int(undone > 0 or (missed and not plan.until_slo_missed))
-
     def _is_done(self, run: PlannedRun) -> bool:
         entry = self._entries.get(run.name)
         return entry is not None and entry.status == "done" and (self._plan.folder / entry.trace).exists()
 
-    def _find_targets(self) -> None:
+    def _find_targets(self, to_do: Sequence[PlannedRun]) -> None:
         """Ask each label's engine, before anything is sent."""
-        plan = self._plan
-        for label in plan.labels:
-            run = next((run for run in self._to_do if run.label == label), None)
+        for label in self._plan.labels:
+            run = next((run for run in to_do if run.label == label), None)
             if run is not None:
-                self._targets[label] = find_target(plan, run)
+                self._targets[label] = find_target(run)
         cold = [label for label, target in self._targets.items() if not target.resets]
-        earlier = (shlex.split(entry.command)[-1] for entry in self._entries.values())
-        if plan.cache == "auto" and (cold or any(TURN in nonce for nonce in earlier)):
-            self._cold = True
-        if plan.cache == "auto" and cold:
+        self._cold = self._cold or bool(cold)
+        if cold:
             tell(f"note: {', '.join(cold)}: no cache reset, so every run sends other tokens, in the same lengths")
-        tell(
-            f"{len(self._to_do)} runs, in {plan.folder}; before each: {warm_up_words(plan.warm_up)}, {self._between()}"
-        )
-
-    def _between(self) -> str:
-        return BETWEEN["cold" if self._cold else "reset" if self._plan.cache == "auto" else self._plan.cache]
-
-    def _left_words(self, run: PlannedRun, left: int) -> str:
-        pace_s = sum(self._walls_s) / len(self._walls_s) if self._walls_s else run.config.ends_s
-        return "" if pace_s is None else f", about {about(left * pace_s)} left"
-
-    def _missed(self, run: PlannedRun) -> float | None:
-        """Return the lower point at which the run's label missed an SLO; null: none, or not asked for."""
-        if not self._plan.until_slo_missed:
-            return None
-        for other in self._plan.runs:
-            entry = self._entries.get(other.name)
-            if entry is None or other.label != run.label or other.point >= run.point:
-                continue
-            metrics = self._metrics_of(entry)
-            if metrics is not None and not all(slo.met for slo in metrics.slos):
-                return other.point
-        return None
-
-    def _metrics_of(self, entry: SweepRun) -> TraceMetrics | None:
-        if entry.status != "done":
-            return None
-        if entry.run not in self._metrics:
-            run = next(run for run in self._plan.runs if run.name == entry.run)
-            trace = load_run(entry.run, self._plan.folder / entry.trace, named=False, reuse=True)
-            self._metrics[entry.run] = measure_run(trace, slos=run.config.run.slos)
-        return self._metrics[entry.run]
 
     def _make(self, run: PlannedRun, number: int) -> None:
         """Make one run, and keep in the index how it ended. Raises KeyboardInterrupt if a signal ended it."""
-        begun_s = time.monotonic()
         config, argv = self._as_sent(run)
         entry = SweepRun(
             run=run.name,
@@ -268,8 +193,8 @@ class Sweep:
         self._keep(entry)
         if entry.status == "cut":
             raise KeyboardInterrupt
-        self._walls_s.append(time.monotonic() - begun_s)
-        tell(result_line(row_of(entry, self._metrics_of(entry)), entry.duration_s))
+        if entry.status != "done":
+            tell(f"  {entry.status.upper()}: {entry.reason}")
 
     def _as_sent(self, run: PlannedRun) -> tuple[LoadConfig, Sequence[str]]:
         """Return the run's settings and command line: the sweep's nonce, and one of its own where no cache is reset."""
@@ -284,13 +209,13 @@ class Sweep:
 
     def _place(self, run: PlannedRun, warmed: int) -> dict[str, object]:
         target = self._targets[run.label]
-        cache = "reset" if target.resets else "other tokens" if self._cold else "kept"
+        cache = "reset" if target.resets and not self._cold else "other tokens" if self._cold else "kept"
         return {"run": run.name, "label": run.label, "repeat": run.repeat, "warm_up_requests": warmed, "cache": cache}
 
     def _prepare(self, run: PlannedRun, config: LoadConfig, number: int) -> int:
         """Warm the engine up, wait until it is idle, empty its cache; return the requests of the warm-up."""
         target, warmed = self._targets[run.label], 0
-        if self._plan.warm_up.given:
+        if self._plan.warm_up:
             with tempfile.TemporaryDirectory(prefix="kvtape-warm-up-") as folder:
                 trace = Path(folder) / "warm-up.jsonl"
                 result = send_load(warm_up_of(config, self._plan.warm_up, trace, number), {})
@@ -321,10 +246,12 @@ class Sweep:
             reason = failure_words(result)
         elif not _responds(run.config):
             reason = "the engine does not respond at the run's end"
-        if metrics is not None:
-            self._metrics[run.name] = metrics
-        status: RunStatus = "done" if reason is None else "failed"
-        return msgspec.structs.replace(entry, status=status, reason=reason, duration_s=seconds)
+        if metrics is not None and reason is None:
+            self._missed = self._missed or not all(slo.met for slo in metrics.slos)
+            tell(f"  {result_words(metrics)}")
+        return msgspec.structs.replace(
+            entry, status="done" if reason is None else "failed", reason=reason, duration_s=seconds
+        )
 
     def _keep(self, entry: SweepRun) -> None:
         if entry.reason == BEGUN:  # the index is in the order of beginning
@@ -338,7 +265,19 @@ class Sweep:
             tell(f"  note: {note}")
 
 
-def warm_up_of(config: LoadConfig, warm_up: WarmUp, trace: Path, number: int) -> LoadConfig:
+def result_words(metrics: TraceMetrics) -> str:
+    """Return what a run gave, for its end."""
+    ttft = metrics.per_request["ttft_ms"]
+    waits = [value for value in (statistic(ttft, "p50"), statistic(ttft, "p90")) if value is not None]
+    text = f"{metrics.requests.completed:,} of {metrics.requests.n:,} requests"
+    if metrics.workload.completion_tps.overall is not None:
+        text += f"; {rate(metrics.workload.completion_tps.overall)} tok/s"
+    text += f"; TTFT p50 and p90 {', '.join(map(duration_ms, waits))} ms" if waits else ""
+    missed = [slo.slo for slo in metrics.slos if not slo.met]
+    return f"{text}; SLO MISSED: {', '.join(missed)}" if missed else text
+
+
+def warm_up_of(config: LoadConfig, requests: int, trace: Path, number: int) -> LoadConfig:
     """Return a closed loop of single requests like the run's, with tokens of their own; ``number``: the run's."""
     from_file = config.dataset_path is not None
     return replace(
@@ -356,9 +295,9 @@ def warm_up_of(config: LoadConfig, warm_up: WarmUp, trace: Path, number: int) ->
         steps=None,
         step_s=None,
         rate_series=(),
-        duration_s=warm_up.seconds,
+        duration_s=None,
         at_end="finish",
-        number=warm_up.requests,
+        number=requests,
         parallel=config.requests_at_once or WARM_UP_PARALLEL,
         parallel_sessions=None,
         turns=ONE_TURN,
@@ -370,8 +309,8 @@ def warm_up_of(config: LoadConfig, warm_up: WarmUp, trace: Path, number: int) ->
     )
 
 
-def find_target(plan: SweepPlan, run: PlannedRun) -> Target:
-    """Ask the engine behind a label. Raises InputError if it is not there, or lacks the reset that is asked for."""
+def find_target(run: PlannedRun) -> Target:
+    """Ask the engine behind a label. Raises InputError if it is not there."""
     config = run.config
     with _control(config) as control:
         try:
@@ -381,17 +320,13 @@ def find_target(plan: SweepPlan, run: PlannedRun) -> Target:
         found, facts = find_dialect(control, config.dialect), control.facts()
         ready = readiness_of(control, found.dialect, facts)
         has_reset = found.dialect.reset_cache is not None and ready.has_reset is not False
-        if plan.cache == "reset" and not has_reset:
-            setting = found.dialect.reset_setting
-            expected = f"an engine with {setting}, or cold" if setting else "cold"
-            raise InputError(f"--cache-between: reset, and {run.label} ({control.url}) has none; expected {expected}")
         words = target_words(control.url, model, facts, ready, found.evidence)
         notes = [*page_notes(facts), *dialect_notes(found.dialect), *readiness_notes(ready)]
         announce(PROG, [run.label, *words], notes, config.run)
     return Target(
         model=model,
         dialect=found.dialect,
-        resets=has_reset and plan.cache in {"auto", "reset"},
+        resets=has_reset,
         block_size=facts.engine.block_size,
         notes=(*notes, *recognition_notes(found)),
     )

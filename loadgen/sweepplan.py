@@ -3,17 +3,15 @@
 import argparse
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from loadgen.loadflags import add_load_arguments, parse_config
 from loadgen.plan.config import LoadConfig
 from tracefile import InputError
-from tracefile.commandline.configfile import flag_of
-from tracefile.commandline.durations import DURATION, duration
 from tracefile.commandline.parser import Parser
 
 PROG: Final = "loadgen sweep"
@@ -23,33 +21,15 @@ DESCRIPTION: Final = (
 )
 EPILOG: Final = """\
 The order is A B, B A, A B …, so that drift falls on every label. Each run begins with a warm-up that is not counted, an
-idle engine and an empty prefix cache. The same command again goes on with the runs that are missing.
-Exit status: 0 done; 1 a run failed, or missed an SLO (not with --until-slo-missed); 2 bad input; 130 cut short by
-Ctrl-C or SIGTERM.
+idle engine and an empty prefix cache; where an engine has no reset, every run sends other tokens. The same command
+again goes on with the runs that are missing. Exit status: 0 done; 1 a run failed or missed an SLO; 2 bad input; 130 cut
+short by Ctrl-C or SIGTERM.
 
 examples:
-  loadgen sweep --url http://localhost:8000 --parallel 8,16,24 --number 200 -o nightly
+  loadgen sweep --url http://localhost:8000 --parallel 8,16,24 --number 200 -o nightly && report show nightly
 """
-SWITCHES: Final = frozenset({"--overwrite", "--dry-run", "--json"})
-HARMLESS: Final = frozenset({"output", "overwrite", "dry_run", "json", "log_interval"})
-"""Flags that may differ when a sweep goes on."""
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w./-]*")
-"""``/`` parts workloads: ``chat/A``."""
-USUAL_WARM_UP: Final = "8"
-
-CacheBetween = Literal["auto", "reset", "cold", "keep"]
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """Amount of load before each run; both null: none."""
-
-    requests: int | None = None
-    seconds: float | None = None
-
-    @property
-    def given(self) -> bool:
-        return (self.requests, self.seconds) != (None, None)
+"""``/`` separates workloads: ``chat/A``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +76,8 @@ class SweepPlan:
     folder: Path
     runs: tuple[PlannedRun, ...]
     """In their order."""
-    warm_up: WarmUp
-    cache: CacheBetween
-    until_slo_missed: bool
-    overwrite: bool
-    dry_run: bool
-    as_json: bool
+    warm_up: int
+    """Requests before each run."""
     command: str
     """Command line that goes on with it."""
 
@@ -121,35 +97,30 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
     parser = sweep_parser()
     argv = parser.configured(list(argv))  # each run gets the file's flags, whatever is in the file by then
     args = parser.parse_args(argv)
-    rest = _without_own(argv)
     variants = _variants(args.variant) or [Variant(_label_of(args.output))]
     parallels, rates = _points("--parallel", args.parallel, int), _points("--rate", args.rate, float)
     if len(parallels) > 1 and len(rates) > 1:
         raise InputError("--parallel, --rate: several of both; expected several of one of them")
     if not parallels and not rates:
         raise InputError("--parallel, --rate: missing; expected the points, as --parallel 8,16,24 or --rate 0.5,1,2")
-    if args.repeat < 1:
-        raise InputError(f"--repeat: {args.repeat}; expected 1 or more")
+    for flag, number, least in (("--repeat", args.repeat, 1), ("--warm-up", args.warm_up, 0)):
+        if number < least:
+            raise InputError(f"{flag}: {number}; expected {least} or more")
     by_rate = bool(rates) and len(parallels) <= 1
-    limit = ["--parallel", str(parallels[0])] if by_rate and parallels else []
-    limit += ["--rate", f"{rates[0]:.12g}"] if rates and not by_rate else []
+    words = _without_own(argv)
+    words += ["--parallel", str(parallels[0])] if by_rate and parallels else []
+    words += ["--rate", f"{rates[0]:.12g}"] if rates and not by_rate else []
     points = rates if by_rate else parallels
     runs = [
-        _planned(args.output, variant, point, repeat, [*rest, *limit], by_rate=by_rate)
+        _planned(args.output, variant, point, repeat, words, by_rate=by_rate)
         for variant, point, repeat in in_order(variants, points, args.repeat)
     ]
-    _check(args, runs)
-    return SweepPlan(
-        folder=args.output,
-        runs=tuple(runs),
-        warm_up=_warm_up(args.warm_up),
-        cache=args.cache_between,
-        until_slo_missed=args.until_slo_missed,
-        overwrite=args.overwrite,
-        dry_run=args.dry_run,
-        as_json=args.json,
-        command=shlex.join([*PROG.split(), *(word for word in argv if word not in SWITCHES)]),
-    )
+    if any(run.config.pattern == "calibration" for run in runs):
+        raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
+    if any(run.config.run.resume for run in runs):
+        raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
+    command = shlex.join([*PROG.split(), *argv])
+    return SweepPlan(folder=args.output, runs=tuple(runs), warm_up=args.warm_up, command=command)
 
 
 def in_order(
@@ -157,8 +128,8 @@ def in_order(
 ) -> Iterator[tuple[Variant, float, int]]:
     """Yield variant, point and repeat of each run: A B, B A, A B …, and a point's order turned at each repeat."""
     for repeat in range(1, repeats + 1):
-        for place, point in enumerate(points):
-            turned = (place + repeat) % 2 == 0
+        for number, point in enumerate(points):
+            turned = (number + repeat) % 2 == 0
             for variant in reversed(variants) if turned else variants:
                 yield variant, point, repeat
 
@@ -185,27 +156,9 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         help="label of runs, and flags of loadgen in which they differ, such as 'A: --url http://a:8000'; repeatable",
     )
     add("--repeat", type=int, default=1, help="runs of each label at each point")
-    add("--warm-up", default=USUAL_WARM_UP, metavar="N", help="requests before each run, or a time: 10s; 0: none")
-    add(
-        "--cache-between",
-        choices=get_args(CacheBetween),
-        default="auto",
-        help="prefix cache before each run: reset it; or leave it, and send other tokens (cold) or the same (keep); "
-        "auto: reset, or cold where an engine has no reset",
-    )
-    add("--until-slo-missed", action="store_true", help="once a label misses an --slo, skip its higher points")
-    add("--dry-run", action="store_true", help="print the runs, their order and time, and send nothing")
-    add(
-        "-o",
-        "--output",
-        "--out",
-        type=Path,
-        default=Path("sweep"),
-        metavar="DIR",
-        help="folder of the runs and of their index, sweep.jsonl",
-    )
-    add("--overwrite", action="store_true", help="replace the runs of an earlier sweep in the folder")
-    add("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
+    add("--warm-up", type=int, default=8, metavar="N", help="requests before each run; 0: none")
+    output: dict[str, Any] = {"type": Path, "default": Path("sweep"), "metavar": "DIR"}
+    add("-o", "--output", "--out", **output, help="folder of the runs and of their index, sweep.jsonl")
 
 
 def _without_own(argv: Sequence[str]) -> list[str]:
@@ -273,50 +226,3 @@ def _planned(
         argv=tuple(argv),
         config=replace(parse_config(argv, PROG), overwrite=True),
     )
-
-
-def _check(args: argparse.Namespace, runs: Sequence[PlannedRun]) -> None:
-    for run in runs:
-        if run.config.pattern == "calibration":
-            raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
-        if run.config.run.resume:
-            raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
-        if run.config.run.json_progress is not None:
-            raise InputError("--json-progress: of one run; expected --log-interval")
-        if args.until_slo_missed and not run.config.run.slos:
-            raise InputError("--until-slo-missed: without an SLO; expected --slo, such as --slo 'ttft.p90<=5s'")
-
-
-def _warm_up(text: str) -> WarmUp:
-    if text.isdecimal():
-        return WarmUp(requests=int(text) or None)
-    if not DURATION.fullmatch(text):
-        raise InputError(f"--warm-up: {text!r}; expected a number of requests, or a time such as 10s")
-    try:
-        return WarmUp(seconds=duration(text) or None)
-    except argparse.ArgumentTypeError as error:
-        raise InputError(f"--warm-up: {error}") from None
-
-
-def refuse_other_sweep(plan: SweepPlan, command: str) -> None:
-    """Raise InputError naming the first flag in which the plan differs from the sweep in its folder."""
-    asked, there = (_settings(shlex.split(text)[len(PROG.split()) :]) for text in (plan.command, command))
-    for name, value in asked.items():
-        if value != there.get(name):
-            raise InputError(
-                f"--output {plan.folder}: holds a sweep with {_flag_words(name, there.get(name))}, not "
-                f"{_flag_words(name, value)}; expected the same flags, another folder, or --overwrite"
-            )
-
-
-def _settings(argv: Sequence[str]) -> Mapping[str, object]:
-    found = vars(sweep_parser().parse_args(argv))
-    return {name: value for name, value in found.items() if name not in HARMLESS}
-
-
-def _flag_words(name: str, value: object) -> str:
-    flag = flag_of(name)
-    if value in (None, False, []):
-        return f"no {flag}"
-    told = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return flag if value is True else f"{flag} {told}"

@@ -1,4 +1,4 @@
-"""Numbers of a prefix cache, as ``sim curve``, ``misses`` and ``reuse`` print them and ``report curve`` reads them."""
+"""Numbers of a prefix cache, as ``sim curve`` and ``sim misses`` print and show them."""
 
 from dataclasses import dataclass
 

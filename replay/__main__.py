@@ -57,7 +57,7 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
 def stem_of(source: Path) -> str:
     """Name of a trace's file or folder, without the suffixes of its form and compression."""
     name = source.name or source.resolve().name
-    while Path(name).suffix in (*TRACE_SUFFIXES, ".parquet", ".csv"):
+    while Path(name).suffix in (*TRACE_SUFFIXES, ".csv"):
         name = Path(name).stem
     return name or "trace"
 

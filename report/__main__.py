@@ -8,12 +8,10 @@ from tracefile.commandline.ending import run_command
 from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
-    "show": Subcommand("report.show", "print the metrics of one trace: requests, sessions, workload, health, SLOs"),
-    "sweep": Subcommand("report.sweep", "compare loads and labels: throughput, latency, hit rates, Pareto sets"),
+    "show": Subcommand("report.show", "print the metrics of a trace, or the points of a sweep side by side"),
     "compare": Subcommand(
         "report.comparing", "compare traces of the same requests: cached tokens first, then TTFT survival per cohort"
     ),
-    "curve": Subcommand("report.curve", "draw results of sim curve, sim misses and sim reuse as one page"),
 }
 
 

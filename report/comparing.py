@@ -6,20 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from measure.metrics.flags import add_slo_arguments, checked_bootstrap
-from report.output import add_page_argument, page_path, write_page
-from tracefile.commandline.parser import seed
-from tracefile.commandline.printing import print_json
+from report.output import add_page_argument, page_path, put_page
+from tracefile.commandline.parser import Parser, seed
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
     from measure.metrics import slos
-    from report.compare import comparison, gates, terminal
-    from report.pages import page
+    from report.compare import comparison, gates, panels
 else:  # numpy, rich and a page's libraries, which the flags need not
     slos = LateModule("measure.metrics.slos")
-    page = LateModule("report.pages.page")
-    comparison, gates, terminal = late_modules("report.compare", "comparison gates terminal")
+    comparison, gates, panels = late_modules("report.compare", "comparison gates panels")
 
 EPILOG: Final = """\
 Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
@@ -31,14 +28,12 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", nargs="+", metavar="LABEL=TRACE", help="the first is the truth of the others")
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--truth",
-        action="append",
-        default=[],
-        metavar="LABEL=TRUTH_LABEL",
-        help="judge LABEL by another label than the first, as b=a; by itself: by none (repeatable; default: the first)",
+        "traces",
+        nargs="+",
+        metavar="LABEL=TRACE",
+        help="the first is the truth of the others; of a prediction, the first measured under its conditions",
     )
     parser.add_argument(
         "--repeat",
@@ -49,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the bootstrap")
-    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
     parser.add_argument(
         "--gate",
         action="append",
@@ -60,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(repeatable)",
     )
     add_slo_arguments(parser, "[LABEL.]")
+    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals, 0: none")
+    parser.add_setting("--seed", type=seed, default=0, help="seed of the bootstrap")
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -72,11 +67,7 @@ def run(flags: argparse.Namespace) -> int:
     compared = comparison.compare(config)
     pairs = compared.result.pairs.values()
     comparable = not pairs or any(pair.joined for pair in pairs)
-    if comparable and html is not None:
-        write_page(html, page.render_page(compared))
-    if flags.json:
-        print_json(compared.result)
-    terminal.print_comparison(compared.result, terminal.console_for(json=flags.json))
+    put_page(panels.comparison_page(compared), compared.result, as_json=flags.json, html=html if comparable else None)
     kept = all(slo.met for judged in compared.result.slos.values() for slo in judged)
     return gates.exit_code(compared.result.gates) if comparable and kept else 1
 
@@ -86,7 +77,6 @@ def _config(flags: argparse.Namespace) -> "comparison.CompareConfig":
     traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
     return comparison.CompareConfig(
         traces=traces,
-        truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
         repeats=tuple(flags.repeat),
         seed=flags.seed,
         bootstrap=flags.bootstrap,

@@ -28,7 +28,6 @@ from scripts.proxybench.measures import (
     UNEVEN_GAPS_MS,
     first_tokens,
     pin_to_load_core,
-    saturate,
     stream_window,
 )
 from scripts.proxybench.proxies import Proxy, binary, nginx, tap, version
@@ -37,7 +36,7 @@ from wire.loop import run
 
 PROXIES = ("nginx", "tap-ids", "tap-bytes")
 QUICK_PROXIES = ("nginx", "tap-ids")
-MEASURES = ("cpu", "latency", "ttft", "unary")
+MEASURES = ("cpu", "latency", "ttft")
 BUSY_STREAMS, QUIETER_STREAMS = 512, 128
 
 
@@ -47,13 +46,12 @@ class Plan:
 
     rounds: int
     window_s: float
-    unary_s: float
     requests: int
     """Of each size, a round, for the TTFT."""
 
 
-FULL = Plan(rounds=3, window_s=2.0, unary_s=2.0, requests=110)
-QUICK = Plan(rounds=1, window_s=1.0, unary_s=1.0, requests=60)
+FULL = Plan(rounds=3, window_s=2.0, requests=110)
+QUICK = Plan(rounds=1, window_s=1.0, requests=60)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,13 +73,13 @@ def parser() -> argparse.ArgumentParser:
 class Bench:
     """State of a run: proxies that are up, an engine behind them, results."""
 
-    def __init__(self, plan: Plan, engine: Engine, proxies: Sequence[Proxy], folder: Path) -> None:
-        self._plan, self._engine, self._proxies, self._folder = plan, engine, proxies, folder
+    def __init__(self, plan: Plan, engine: Engine, proxies: Sequence[Proxy]) -> None:
+        self._plan, self._engine, self._proxies = plan, engine, proxies
         self.results = Results()
 
     async def measure(self, measures: Sequence[str]) -> None:
         """Take all measurements of all proxies, round after round."""
-        each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft, "unary": self._unary}
+        each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft}
         for number in range(self._plan.rounds):
             for measure in (each[name] for name in MEASURES if name in measures):
                 for proxy in self._proxies:
@@ -116,38 +114,22 @@ class Bench:
             times = await first_tokens(proxy, self._plan.requests, size, pause_s)
             self.results.add(proxy.name, figure, statistics.median(times))
 
-    async def _unary(self, proxy: Proxy) -> None:
-        found = await saturate(self._engine, proxy, self._folder, self._plan.unary_s)
-        if found is None:
-            return
-        self.results.add(proxy.name, "unary", found.rate)
-        self.results.add(proxy.name, "unary_cpu", found.cpu_us)
-        self.results.add(proxy.name, "unary_recorder_cpu", found.recorder_cpu_us)
-        self.results.add(proxy.name, "unary_recorded", found.recorded_rate)
-        self.results.failed[proxy.name] += found.failures
-
 
 @contextlib.asynccontextmanager
 async def proxies_up(
     wanted: Sequence[str], folder: Path, upstream: int, args: argparse.Namespace
 ) -> AsyncIterator[list[Proxy]]:
     """Start all wanted and installed proxies at once; an idle proxy costs nothing."""
-    if "unary" in args.only and binary("wrk") is None:
-        _missing("wrk", "unary requests")
     async with contextlib.AsyncExitStack() as stack:
         found = [Proxy("direct", upstream)]
         if "nginx" in wanted and binary("nginx") is None:
-            _missing("nginx", "nginx")
+            print("bench_tap: nginx is not installed (Debian: apt-get install nginx): left out", file=sys.stderr)
         elif "nginx" in wanted:
             found.append(await stack.enter_async_context(nginx(folder, upstream)))
         flags = ["--no-engine-facts", *args.tap_flags.split()]
         taps = [name for name in ("ids", "bytes") if f"tap-{name}" in wanted]
         found += [await stack.enter_async_context(tap(folder, upstream, name, flags)) for name in taps]
         yield found
-
-
-def _missing(name: str, what: str) -> None:
-    print(f"bench_tap: {name} is not installed (Debian: apt-get install {name}): {what} left out", file=sys.stderr)
 
 
 async def bench(args: argparse.Namespace) -> None:
@@ -160,7 +142,7 @@ async def bench(args: argparse.Namespace) -> None:
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-tap-") as name:
         async with proxies_up(wanted, Path(name), upstream, args) as proxies:
-            work = Bench(plan, engine, proxies, Path(name))
+            work = Bench(plan, engine, proxies)
             gc.collect()
             gc.freeze()
             await work.measure(args.only.split(","))
@@ -183,7 +165,7 @@ def report(
         counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"
         print(f"{name}: {counts}")
     if args.json is not None:
-        versions = {name: version(name) for name in ("nginx", "wrk")}
+        versions = {"nginx": version("nginx")}
         facts = {"conditions": asdict(conditions), "plan": asdict(plan), "versions": versions, "accounts": accounts}
         args.json.write_text(json.dumps({**facts, "figures": as_json(results, names)}, indent=1) + "\n")
 

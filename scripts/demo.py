@@ -144,11 +144,10 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
         )
     page = work.path("report.html")
     traces = [f"{label}={path}" for label, path in labelled.items()]
-    against = ["--truth", "cold-predicted=cold-replayed"]
     print(
         work.run(
             "report",
-            ["report", "compare", *traces, *against, "--html", page, "--json"],
+            ["report", "compare", *traces, "--html", page, "--json"],
             stdout=work.path("report.json"),
         )
     )

@@ -10,7 +10,6 @@ Needs git, and uv for its environments. Two builds of a commit have the same byt
 import argparse
 import gzip
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvtape.completion import PROGRAMS
 from tracefile.commandline.parser import VERSION
@@ -28,7 +27,6 @@ from tracefile.commandline.parser import VERSION
 ROOT: Final = Path(__file__).parent.parent
 COMMANDS: Final = ("kvtape", *PROGRAMS)
 SBOM: Final = "kvtape.cdx.json"
-LICENSES: Final = "licenses.json"
 SUMS: Final = "SHA256SUMS"
 
 
@@ -76,7 +74,7 @@ def git(root: Path, *words: str) -> str:
 
 def built_twice(root: Path, out: Path) -> list[Path]:
     """Build sdist and wheel of HEAD in two folders; return them, in ``out``. Exits if their bytes differ."""
-    ours = ("kvtape", LICENSES, SUMS)
+    ours = ("kvtape", SUMS)
     others = [path.name for path in out.iterdir() if not path.name.startswith(ours)] if out.exists() else []
     if others:
         sys.exit(f"release: --out {out}: has {others[0]}; expected no folder, or that of an earlier release")
@@ -147,7 +145,7 @@ def verify(files: Sequence[Path], python: str) -> None:
 
 
 def describe(files: Sequence[Path], out: Path) -> None:
-    """Write what the wheel with all extras installs (CycloneDX), the licences of that, and digests of every file."""
+    """Write what the wheel with all extras installs, with its licences (CycloneDX), and digests of every file."""
     [wheel] = [path for path in files if path.suffix == ".whl"]
     with tempfile.TemporaryDirectory() as folder:
         python = f"{folder}/bin/python"
@@ -162,26 +160,8 @@ def describe(files: Sequence[Path], out: Path) -> None:
             "JSON",
         ]
         run([*tool, *settings, "--output-file", out / SBOM])
-    licenses = licenses_in(json.loads((out / SBOM).read_text()))
-    (out / LICENSES).write_text(json.dumps(licenses, indent=1, sort_keys=True) + "\n")
-    unknown = [name for name, found in licenses.items() if not found]
-    if unknown:
-        print(f"release: no licence is told by {', '.join(unknown)}", file=sys.stderr)
     described = sorted(path for path in out.iterdir() if path.name != SUMS)
     (out / SUMS).write_text("".join(f"{digest(path)}  {path.name}\n" for path in described))
-
-
-def licenses_in(sbom: dict[str, Any]) -> dict[str, list[str]]:
-    """Licences by ``name version`` of a CycloneDX document's components."""
-    return {
-        f"{part['name']} {part['version']}": sorted(
-            {
-                one.get("expression") or one["license"].get("id") or one["license"].get("name", "")
-                for one in part.get("licenses", ())
-            }
-        )
-        for part in sbom.get("components", ())
-    }
 
 
 def outside() -> dict[str, str]:

@@ -4,37 +4,46 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 
 import argparse
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from engines.access import add_access_arguments, read_access
+from engines.access import HEADER_NAME, SECRET_HEADER, add_access_arguments, read_access
 from engines.dialect import DialectName
+from engines.recognition import DIALECTS
 from engines.routing import ROUTE_HELP
+from engines.tokenizer import tokenizer_folder
+from tap.ipc.settings import AUTO, NAMED_TOKENIZERS, Injection, Settings, distinct_origins, read_upstreams
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
+from tracefile.commandline.workers import usable_cores
+from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
-from tracefile.storage.output import output_name
+from tracefile.storage.output import output_name, refuse_inputs
+from wire.errors import WireError
+from wire.tls import server_context
+from wire.url import parse_listen
 
 if TYPE_CHECKING:
     import asyncio
 
-    from tap.logs import command as readlog
-    from tap.prompts import promptstart
-    from tap.proxy import livepolicy
-    from tap.supervisor import config as settings
-    from tap.supervisor import service, upstreamlist
+    from tap.logs import logtrace
+    from tap.proxy import routing
+    from tap.supervisor import service
     from tracefile.hashing import hashkey
     from wire import loop
 else:  # processes and an event loop, which the flags need not
     asyncio, loop = LateModule("asyncio"), LateModule("wire.loop")
-    hashkey = LateModule("tracefile.hashing.hashkey")
-    readlog = LateModule("tap.logs.command")
-    livepolicy, promptstart = LateModule("tap.proxy.livepolicy"), LateModule("tap.prompts.promptstart")
-    settings, service, upstreamlist = late_modules("tap.supervisor", "config service upstreamlist")
+    hashkey, routing = LateModule("tracefile.hashing.hashkey"), LateModule("tap.proxy.routing")
+    logtrace, service = late_modules("tap", "logs.logtrace supervisor.service")
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MIB = 1 << 20
+LARGEST = 1 << 32
+"""Of any number of a flag: so many MiB are counted in 64 bits."""
+WORKERS_A_CORE = 16
+"""More than that are a mistake in typing, and take the machine's memory from what else runs on it."""
 EPILOG = """\
 "tap read-log" makes a trace of a request log, as if a tap had recorded it.
 
@@ -52,179 +61,161 @@ def parser() -> Parser:
         commands=["read-log"],
     )
     _add_traffic(made.add_argument_group("traffic"))
-    _add_routing(made.add_argument_group("several upstreams"))
     _add_trace(made.add_argument_group("trace"))
     _add_hashes(made.add_argument_group("block hashes"))
     _add_engine(made.add_argument_group("engine"))
     add_access_arguments(made, "the tap's own calls to the engine; --ca, --cert and --key for relayed requests, too")
-    _add_limits(made.add_argument_group("limits"))
+    _add_settings(made)
+    return made
+
+
+def log_parser() -> Parser:
+    """Return the parser of ``tap read-log``."""
+    made = Parser(
+        prog="tap read-log",
+        description="a trace out of a request log, each row hashed and recorded as if a tap had seen it.",
+        epilog="examples:\n  tap read-log requests.jsonl --tokenizer /models/your-model -o monday.jsonl.zst\n",
+    )
+    add = made.add_argument
+    add("log", type=Path, help="OpenAI chat, batch or messages JSONL, or a gateway's rows")
+    add("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst")
+    add("--overwrite", action="store_true", help="replace OUT if it is there")
+    add("--tokenizer", required=True, metavar="PATH|bytes|ids", help="source of token ids: the model's tokenizer")
+    add("--endpoint", metavar="PATH", help="API of rows that name none, as /v1/messages (default: by its keys)")
+    add("--block-size", type=int, default=16, metavar="TOKENS", help="block size of the hashes")
+    add("--model", metavar="NAME", help="model that hash chains start from (default: each request's own)")
+    add("--hash", choices=["xxh3_64", "blake2b"], default="xxh3_64", dest="algorithm", help="hash algorithm")
+    add("--key-file", type=Path, help="secret key of the hashes (default: the tap's)")
     return made
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--upstream",
         action="append",
         default=[],
         metavar="URL",
         help="base URL of the engine, or of a gateway before it; may be repeated (required, or --upstreams)",
     )
-    group.add_argument(
+    add(
         "--upstreams",
-        type=Path,
-        help="file with a URL a line, instead of --upstream; drain before a URL: no new sessions; stop: no "
-        "requests; # begins a comment; read again on SIGHUP",
+        metavar="FILE",
+        dest="upstreams_file",
+        help="file with a URL a line, instead of --upstream; # begins a comment; read again on SIGHUP",
     )
-    group.add_argument(
+    add(
         "--listen",
+        type=_address,
         default="127.0.0.1:8001",
         metavar="HOST:PORT",
         help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port",
     )
-    group.add_argument(
-        "--tls-cert", metavar="FILE", help="serve clients over HTTPS with this PEM chain; read again on SIGHUP"
-    )
-    group.add_argument("--tls-key", metavar="FILE", help="PEM key of --tls-cert, if in another file")
-    group.add_argument("--workers", type=int, default=1, help="relaying processes that share the port")
-    group.add_argument(
+    add(
         "--admin",
+        type=_address,
         metavar="HOST:PORT",
         help="address of /healthz, /readyz, /metrics and a live page, such as 127.0.0.1:9001",
     )
-    group.add_argument(
-        "--admin-name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="host name of the admin pages; may be repeated; IP addresses, localhost, names without a dot and names in "
-        ".svc, .cluster.local and .internal need none",
-    )
-
-
-def _add_routing(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--route", default="round-robin", metavar="POLICY", help=ROUTE_HELP)
-    group.add_argument(
-        "--route-kb",
-        type=float,
-        default=16.0,
-        metavar="KB",
-        help="start of a request's body that prefix and overlap compare, as hashes",
-    )
-    group.add_argument(
-        "--kv-events",
-        action="append",
-        default=[],
-        metavar="UPSTREAM=ADDRESS",
-        help="KV events of an upstream, vLLM's --kv-events-config, as tcp://HOST:PORT, and after a comma its replay "
-        "address: what its cache lost is not looked for there; may be repeated",
-    )
-    group.add_argument(
+    add("--workers", type=_workers, default=1, metavar="N", help="relaying processes that share the port")
+    add("--route", type=_route, default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP}, of several upstreams")
+    add(
         "--health-check",
+        type=_page,
         metavar="PATH",
         help="page of the upstreams, such as /health, that is asked for; one that fails gets no requests",
     )
-    group.add_argument("--health-interval", type=duration, default="5s", help="between two checks of an upstream")
-    group.add_argument("--health-fall", type=int, default=3, help="failed checks in a row that take an upstream out")
-    group.add_argument(
-        "--health-rise", type=int, default=2, help="checks in a row without failure that take it in again"
-    )
-    group.add_argument(
-        "--eject-after",
-        type=int,
-        default=5,
-        help="responses 500, 502, 503 or 504 in a row after which an upstream gets no requests for 1 to 30 s; 0: never",
+    add("--tls-cert", metavar="FILE", help="serve clients over HTTPS with this PEM chain; read again on SIGHUP")
+    add("--tls-key", metavar="FILE", help="PEM key of --tls-cert, if in another file")
+    add(
+        "--drain",
+        type=duration,
+        default="30s",
+        dest="drain_s",
+        help="time that requests in flight have to end after SIGTERM or Ctrl-C",
     )
 
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "-o",
         "--output",
         metavar="TRACE",
         help="the trace to write: .jsonl, .jsonl.zst or .jsonl.gz (default: a new name in this folder)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace an existing trace")
-    group.add_argument("--resume", action="store_true", help="append to an existing trace")
-    group.add_argument("--rotate-mb", type=float, metavar="MB", help="start a new segment of the trace at this size")
-    group.add_argument("--rotate-age", type=duration, help="start a new segment of the trace at this age, such as 1h")
-    group.add_argument(
+    add("--overwrite", action="store_true", help="replace an existing trace")
+    add("--resume", action="store_true", help="append to an existing trace")
+    add(
+        "--rotate-mb",
+        type=_megabytes,
+        metavar="MB",
+        dest="rotate_bytes",
+        help="start a new segment of the trace at this size",
+    )
+    add(
+        "--rotate-age",
+        type=_positive_duration,
+        metavar="TIME",
+        dest="rotate_s",
+        help="start a new segment of the trace at this age, such as 1h",
+    )
+    add(
         "--keep",
-        type=duration,
+        type=_positive_duration,
+        metavar="TIME",
+        dest="keep_s",
         help="delete closed segments of this age, such as 30d, when another closes: two at most, never the newest, nor "
         "one without write permission",
     )
-    group.add_argument(
-        "--keep-gb",
-        type=float,
-        metavar="GB",
-        help="delete the oldest closed segments, with the same exceptions, while all take more, such as 200",
-    )
-    group.add_argument(
-        "--file-mode",
-        default="0600",
-        metavar="MODE",
-        help="permissions of the trace and the files beside it (default 0600: their owner alone)",
-    )
-    group.add_argument(
+    add(
         "--upload",
+        type=_upload_url,
         metavar="URL",
         help="upload closed segments here: s3://bucket/folder, or any URL that fsspec supports",
     )
-    group.add_argument(
-        "--sample",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="share of sessions to record, each as a whole, such as 0.1",
-    )
-    group.add_argument(
+    add(
         "--keep-header",
         action="append",
+        type=_header,
         default=[],
         metavar="NAME",
+        dest="keep_headers",
         help="request header to keep in records, such as x-team; may be repeated; names of secrets are refused",
     )
 
 
 def _add_hashes(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--tokenizer",
-        default="auto",  # as AUTO in tap.supervisor.config
+        default=AUTO,
         metavar="PATH|engine|bytes|ids",
         help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
         "request is relayed; bytes: UTF-8 bytes; ids: only prompts sent as ids (default: engine if it has /tokenize, "
         "else bytes)",
     )
-    group.add_argument(
+    add(
         "--block-size",
-        type=int,
+        type=_block_size,
         metavar="TOKENS",
         help="block size of the hashes (default 16, or the engine's of 8 to 15); if the engine's is smaller, "
         "records tell to the token where prompts part",
     )
-    group.add_argument(
+    add(
         "--hash",
         choices=["xxh3_64", "blake2b"],
         default="xxh3_64",
         dest="algorithm",
         help="hash algorithm; blake2b for traces that you give away",
     )
-    group.add_argument(
+    add(
         "--key-file",
-        type=Path,
+        metavar="FILE",
         help="secret key of the hashes, made if missing; hashes of two keys never match (default $KVTAPE_KEY_FILE, or "
         "~/.config/kvtape/key)",
     )
-    group.add_argument(
-        "--model", metavar="NAME", help="model name to record, of which hash chains start (default: the engine's)"
-    )
-    group.add_argument(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="served model name of a LoRA adapter: its blocks match no other model's; may be repeated",
-    )
+    add("--model", metavar="NAME", help="model name to record, of which hash chains start (default: the engine's)")
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
@@ -248,112 +239,213 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="ask the upstream's /version, /metrics and /v1/models at start and every 30 s, for the trace's header "
         "(default: yes)",
     )
-    group.add_argument(
-        "--engine-metrics-interval",
-        type=duration,
-        default="0",
-        help="sample the engine's /metrics at this interval into TRACE.engine.jsonl, on the trace's clock, "
-        "such as 1s; 0: never",
+
+
+def _add_settings(made: Parser) -> None:
+    add = made.add_setting
+    add(
+        "--admin-name",
+        action="append",
+        default=[],
+        type=str.lower,
+        metavar="NAME",
+        dest="admin_names",
+        help="host name of the admin pages; may be repeated; IP addresses, localhost, names without a dot and names in "
+        ".svc, .cluster.local and .internal need none",
     )
-    group.add_argument(
+    add("--file-mode", type=_mode, default="0600", metavar="MODE", help="permissions of the trace and its other files")
+    add(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="loras",
+        help="served model name of a LoRA adapter: its blocks match no other model's; may be repeated",
+    )
+    add(
+        "--max-body-mb",
+        type=_megabytes,
+        default="16",
+        metavar="MB",
+        dest="max_body_bytes",
+        help="largest body that is recorded in full; larger bodies are only relayed",
+    )
+    add(
+        "--queue-mb",
+        type=_megabytes,
+        default="256",
+        metavar="MB",
+        dest="queue_bytes",
+        help="memory for bodies that wait for the recorder; beyond it records are dropped and counted",
+    )
+    add(
         "--wait",
         type=duration,
+        metavar="TIME",
+        dest="wait_s",
         help="end with an error if no upstream accepts connections in this time, such as 10m (default: wait for ever; "
         "clients get 503 meanwhile)",
     )
 
 
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-body-mb",
-        type=float,
-        default=16.0,
-        metavar="MB",
-        help="largest body that is recorded in full; larger bodies are only relayed",
-    )
-    group.add_argument(
-        "--queue-mb",
-        type=float,
-        default=256.0,
-        metavar="MB",
-        help="memory for bodies that wait for the recorder; beyond it records are dropped and counted",
-    )
-    group.add_argument(
-        "--log-interval",
-        type=duration,
-        default="30s",
-        help="print the account at this interval while there is news; 0: never",
-    )
-    group.add_argument(
-        "--drain", type=duration, default="30s", help="time that requests in flight have to end after SIGTERM or Ctrl-C"
-    )
+def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text!r}; expected {expected}")
 
 
-def read_config(argv: Sequence[str]) -> "settings.TapConfig":
+def _number(text: str, kind: Callable[[str], float], expected: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise _refusal(text, expected) from None
+    if not 0 < value <= LARGEST:
+        raise _refusal(text, f"{expected}, {LARGEST} at most")
+    return value
+
+
+def _megabytes(text: str) -> int:
+    return int(_number(text, float, "a number above 0") * MIB)
+
+
+def _block_size(text: str) -> int:
+    return int(_number(text, int, "a whole number above 0"))
+
+
+def _workers(text: str) -> int:
+    """Read a number of processes that is of use: each takes 50 MB, however few cores there are."""
+    count = int(_number(text, int, "a whole number above 0"))
+    most = WORKERS_A_CORE * usable_cores()
+    if count > most:
+        raise _refusal(text, f"{most} at most, {WORKERS_A_CORE} for each core")
+    return count
+
+
+def _positive_duration(text: str) -> float:
+    value = duration(text)
+    if not value:
+        raise _refusal(text, "more than 0")
+    return value
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return parse_listen(text)
+    except WireError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _page(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or " " in text:
+        raise _refusal(text, "a path, such as /health")
+    return text
+
+
+def _route(text: str) -> str:
+    routing.live_route(text)
+    return text
+
+
+def _upload_url(text: str) -> str:
+    if not re.match(r"[a-z][a-z0-9+.-]*://", text):
+        raise _refusal(text, "a URL, such as s3://bucket/folder")
+    return text
+
+
+def _header(text: str) -> str:
+    """Read the name of a header that records may keep, in lower case: none that could hold a secret."""
+    if not HEADER_NAME.fullmatch(text):
+        raise _refusal(text, "the name of one header, such as X-Tenant")
+    if SECRET_HEADER.search(text):
+        raise argparse.ArgumentTypeError(f"{text!r} may hold a secret; expected a header that is none")
+    return text.lower()
+
+
+def _mode(text: str) -> int:
+    if not re.fullmatch("0?6[0-6][0-6]", text):
+        raise _refusal(text, "permissions that let the owner read and write, such as 0640")
+    return int(text, 8)
+
+
+def read_settings(argv: Sequence[str]) -> Settings:
+    """Return the settings that flags give. Raises InputError for flags that contradict each other or the files."""
     args = parser().parse_args(argv)
-    _check_numbers(args)
-    livepolicy.live_route(args.route)
-    output = output_name(args.output, "tap", resume=args.resume)
-    trace = settings.checked_trace(output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args))
-    listed = upstreamlist.checked_upstreams(args.upstream, args.upstreams)
+    trace = _checked_trace(args)
+    if bool(args.upstream) == (args.upstreams_file is not None):
+        given = "both were given" if args.upstream else "none was given"
+        raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
+    named = distinct_origins((f"--upstream {url}", url) for url in args.upstream)
+    words = {word for text in args.inject for word in text.split(",")}
+    _check_certificate(args.tls_cert, args.tls_key)
+    _check_rotation(args)
+    if args.tokenizer not in (AUTO, *NAMED_TOKENIZERS):
+        args.tokenizer = str(tokenizer_folder(Path(args.tokenizer), others=", `engine`, `bytes` or `ids`"))
     made = {
+        "upstreams": named if args.upstreams_file is None else read_upstreams(args.upstreams_file),
         "trace": trace,
-        "upstreams": listed.origins,
-        "draining": listed.draining,
-        "stopped": listed.stopped,
-        "route_bytes": int(args.route_kb * KIB),
-        "kv_events": settings.checked_kv_events(args.kv_events, listed.origins, args.route),
-        "health_check": upstreamlist.checked_health(
-            args.health_check, args.health_interval, args.health_fall, args.health_rise
-        ),
-        "upstreams_file": args.upstreams,
-        "listen": settings.checked_listen("--listen", args.listen),
-        "certificate": settings.checked_certificate(args.tls_cert, args.tls_key),
         "access": read_access(args),
-        "rotate_bytes": None if args.rotate_mb is None else int(args.rotate_mb * MIB),
-        "rotate_s": args.rotate_age,
-        "keep_s": args.keep,
-        "keep_bytes": None if args.keep_gb is None else int(args.keep_gb * GIB),
-        "sample": settings.checked_sample(args.sample),
-        "keep_headers": settings.checked_headers(args.keep_header),
-        "upload": settings.checked_upload(args.upload),
-        "tokenizer": settings.checked_tokenizer(args.tokenizer),
-        "loras": tuple(args.lora),
-        "max_body_bytes": int(args.max_body_mb * MIB),
-        "queue_bytes": int(args.queue_mb * MIB),
-        "inject": settings.checked_injection(args.inject, args.dialect),
-        "inject_auto": settings.AUTO in settings.injection_words(args.inject),
-        "engine_metrics_s": args.engine_metrics_interval,
-        "admin": None if args.admin is None else settings.checked_listen("--admin", args.admin),
-        "wait_s": args.wait,
-        "file_mode": settings.checked_mode(args.file_mode),
-        "admin_names": tuple(name.lower() for name in args.admin_name),
-        "drain_s": args.drain,
-        "log_interval_s": args.log_interval,
+        "inject": _injections(words, args.dialect),
+        "inject_auto": AUTO in words,
+        "keep_headers": tuple(dict.fromkeys(args.keep_headers)),
+        "admin_names": tuple(args.admin_names),
+        "loras": tuple(args.loras),
     }
-    return settings.TapConfig(**(same_named(settings.TapConfig, args) | made))
+    return Settings(**(same_named(Settings, args) | made))
+
+
+def _check_certificate(cert: str | None, key: str | None) -> None:
+    if cert is None:
+        if key is not None:
+            raise InputError(f"--tls-key {key}: without --tls-cert; expected both, or neither")
+        return
+    try:
+        server_context(cert, key)
+    except WireError as error:
+        raise InputError(str(error)) from None
+
+
+def _check_rotation(args: argparse.Namespace) -> None:
+    """Raise InputError for a flag about closed segments of a trace that has none."""
+    if args.rotate_bytes is not None or args.rotate_s is not None:
+        return
+    for flag, value in (("--upload", args.upload), ("--keep", args.keep_s)):
+        if value is not None:
+            raise InputError(f"{flag}: about closed segments; expected --rotate-mb or --rotate-age beside it")
+
+
+def _checked_trace(args: argparse.Namespace) -> str:
+    path = output_name(args.output, "tap", resume=args.resume)
+    refuse_inputs(path, _inputs(args))
+    if args.overwrite and args.resume:
+        raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
+    if str(path).endswith(".parquet"):
+        raise InputError(f"--output {path}: lines are recorded; expected .jsonl, .jsonl.gz or .jsonl.zst")
+    file = Path(path)
+    if file.is_dir():
+        raise InputError(f"--output {path}: is a directory; expected a file to write")
+    if file.is_file() and file.stat().st_size and not args.overwrite and not args.resume:
+        raise InputError(f"--output {path}: already has a trace; expected a new file, --resume or --overwrite")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise InputError(f"--output {path}: cannot be written; expected a folder that is there and writable")
+    return path
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    tokenizer = None if args.tokenizer in (settings.AUTO, *settings.NAMED_TOKENIZERS) else Path(args.tokenizer)
-    files = (args.key_file or hashkey.key_path(), args.upstreams, tokenizer)
-    pems = (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)
-    return [path for path in (*files, *(Path(pem) for pem in pems if pem is not None)) if path is not None]
+    tokenizer = None if args.tokenizer in (AUTO, *NAMED_TOKENIZERS) else args.tokenizer
+    files = (args.key_file or hashkey.key_path(), args.upstreams_file, tokenizer)
+    return [Path(path) for path in (*files, args.ca, args.cert, args.key, args.tls_cert, args.tls_key) if path]
 
 
-def _check_numbers(args: argparse.Namespace) -> None:
-    if args.block_size is not None:
-        settings.at_least("--block-size", args.block_size, 1)
-    settings.check_workers(args.workers)
-    settings.at_least("--route-kb", args.route_kb, promptstart.PIECE_BYTES / KIB)
-    settings.at_least("--eject-after", args.eject_after, 0)
-    settings.more_than_zero("--rotate-mb", args.rotate_mb)
-    settings.more_than_zero("--rotate-age", args.rotate_age)
-    settings.more_than_zero("--keep", args.keep)
-    settings.more_than_zero("--keep-gb", args.keep_gb)
-    settings.check_rotation(args)
-    settings.at_least("--max-body-mb", args.max_body_mb, 0)
-    settings.at_least("--queue-mb", args.queue_mb, 0)
+def _injections(words: set[str], dialect: DialectName | None) -> frozenset[Injection]:
+    known = get_args(Injection)
+    if AUTO in words and len(words) > 1:
+        raise InputError("--inject auto: asks for all that the engine has; expected it alone")
+    if AUTO in words:
+        return frozenset(known)
+    for word in words:
+        if word not in known:
+            raise InputError(f"--inject {word}: expected auto, {' or '.join(known)}")
+        if dialect is not None and word not in DIALECTS[dialect].injectable:
+            raise InputError(f"--inject {word}: {dialect} refuses it, or returns none; expected --inject auto")
+    return frozenset(injection for injection in known if injection in words)
 
 
 def umask_of(file_mode: int) -> int:
@@ -363,12 +455,13 @@ def umask_of(file_mode: int) -> int:
 
 def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["read-log"]:
-        return readlog.main(argv[1:])
-    config = read_config(argv)
+        log = log_parser().parse_args(argv[1:])
+        return logtrace.read_log(log)
+    settings = read_settings(argv)
     run, serve = loop.run, service.serve  # imported with the user's umask: other users may read compiled modules
-    os.umask(umask_of(config.file_mode))  # of the tap's other processes, too
+    os.umask(umask_of(settings.file_mode))  # of the tap's other processes, too
     try:
-        run(serve(config))
+        run(serve(settings))
     except asyncio.CancelledError:  # told to end before it had begun
         return 130
     return 0

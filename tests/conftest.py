@@ -46,7 +46,6 @@ KERNELS = "KVTAPE_TESTS_COMPILING"
 WITHOUT_KERNELS = {"engines", "loadgen", "replay", "tap", "tracefile", "wire"}
 WITH_KERNELS = {
     *("test_cachecurve.py", "test_hostile_files.py", "test_loadgen.py", "test_replay.py", "test_sweep.py"),
-    "test_synthesis.py",
 }
 """Files of these rooms that call them."""
 PATIENCE = 1500

@@ -12,7 +12,7 @@ PAGES = sorted(path for folder in (*USER_FOLDERS, "docs/dev") for path in (ROOT 
 USER_PAGES = [path for path in PAGES if path.parent.name != "dev" and path.name not in ("CHANGELOG.md", "index.md")]
 OUTSIDE = {
     **dict.fromkeys(("apt-get", "docker", "kubectl", "sudo", "systemctl", "systemd-analyze"), "changes the machine"),
-    **dict.fromkeys(("haproxy", "nginx", "deploy/gateway/rolling-restart", "journalctl"), "wants servers of its own"),
+    **dict.fromkeys(("haproxy", "nginx", "journalctl"), "wants servers of its own"),
     **dict.fromkeys(("vllm", "llama-server", "lm_eval"), "wants a real engine"),
     **dict.fromkeys(("hadolint", "kubernetes-validate", "promtool"), "is not installed everywhere"),
     **dict.fromkeys(("pip", "uv", "make", "."), "sets an environment up"),
@@ -23,7 +23,6 @@ LEFT_OUT = (
     (r"python -m (sglang|scripts)\.", "starts a real engine, or measures for minutes"),
     (r"s3://|/var/lib/kvtape|/etc/kvtape", "wants a bucket or the service's folders"),
     (r"--ray\b", "starts a cluster: `make test-ray`"),
-    (r"--kv-events", "wants an engine's events: tests/e2e/test_kv_events.py"),
     (r"gateway\.example|sk-engine|localhost:8443|\$DOOR", "wants a gateway: tests/e2e/test_engines_doc.py"),
     (r"…", "stands for a line of the reader's"),
     (r"/tmp/door|ca\.key|door\.|users$|names$", "makes the gateway's files"),

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tap.__main__ import parser, read_config
+from tap.__main__ import parser, read_settings
+from tap.ipc.settings import read_upstreams
 from tap.supervisor import processes, service
-from tap.supervisor.upstreamlist import read_upstreams
 from tests.doccommands import without_config
 
 ROOT = Path(__file__).parent.parent
@@ -97,9 +97,9 @@ def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     asked = re.search(r"HEALTHCHECK.*?http://127\.0\.0\.1:(\d+)/healthz", text, re.DOTALL)
     assert asked is not None
-    port = parsed([*image_arguments(), "--tokenizer", "bytes"], "Dockerfile").admin.rpartition(":")[2]
-    assert asked[1] == port
-    assert {port, "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
+    port = parsed([*image_arguments(), "--tokenizer", "bytes"], "Dockerfile").admin[1]
+    assert asked[1] == str(port)
+    assert {str(port), "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
 
 
 def test_the_build_copies_every_package_and_nothing_else() -> None:
@@ -127,14 +127,14 @@ def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
     container = compose_tap()
     args = parsed([*image_arguments(), *container["command"]], "compose.yaml")
     assert container["read_only"] is True
-    assert seconds(container["stop_grace_period"]) > args.drain + FINISH_S
+    assert seconds(container["stop_grace_period"]) > args.drain_s + FINISH_S
 
 
 def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> None:
     container = sidecar()
     args = parsed([*image_arguments(), *container["args"]], "sidecar.yaml")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert [f"0.0.0.0:{ports['http']}", f"0.0.0.0:{ports['admin']}"] == [args.listen, args.admin]
+    assert [("0.0.0.0", ports["http"]), ("0.0.0.0", ports["admin"])] == [args.listen, args.admin]
     probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
     assert [(probe["path"], probe["port"]) for probe in probes] == [
         ("/healthz", "admin"),
@@ -144,7 +144,7 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
     python, _, program = container["lifecycle"]["preStop"]["exec"]["command"]
     assert python == "python", "the image has neither a shell nor sleep"
     pause = int(program.removeprefix("import time; time.sleep(").removesuffix(")"))
-    assert pod()["terminationGracePeriodSeconds"] > pause + args.drain + FINISH_S
+    assert pod()["terminationGracePeriodSeconds"] > pause + args.drain_s + FINISH_S
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod()["volumes"]}
 
@@ -152,7 +152,7 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
 def test_the_unit_stops_the_supervisor_alone_and_waits_for_it() -> None:
     settings, args = unit(), parsed(unit_arguments(), "kvtape-tap.service")
     assert settings["KillMode"] == "mixed"
-    assert int(settings["TimeoutStopSec"]) > args.drain + FINISH_S
+    assert int(settings["TimeoutStopSec"]) > args.drain_s + FINISH_S
     assert (str(args.key_file), settings["LoadCredential"]) == ("%d/key", "key:/etc/kvtape/key")
 
 
@@ -177,7 +177,7 @@ def test_haproxy_takes_its_configuration() -> None:
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("*/upstreams")), ids=lambda path: path.parent.name)
 def test_lists_of_upstreams_are_lists_of_upstreams(path: Path) -> None:
-    assert read_upstreams(path)
+    assert read_upstreams(str(path))
 
 
 def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
@@ -223,7 +223,7 @@ def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path)
         local = [
             re.sub("/var/lib/kvtape|%S/kvtape", str(tmp_path), here.get(argument, argument)) for argument in arguments
         ]
-        config = read_config(local)
+        config = read_settings(local)
         assert config.resume, f"{name}: a service that is started again goes on with its trace"
         assert config.rotate_s, f"{name}: a trace that never ends a file cannot be shipped or thinned"
 

@@ -23,7 +23,6 @@ import pytest
 
 from kvtape.completion import PROGRAMS
 from scripts.proxybench.processes import free_port
-from scripts.site.gallery import PAGES as SHOWN
 from sim.latency.modelfile import make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.conftest import running_sim_server
@@ -66,7 +65,6 @@ SHORTER = (
     (r"deploy:at=\w+:startup=60s", "deploy:at=20s:startup=10s"),
     (r"--block-size 512", ""),
     (r"--num-gpu-blocks 250,375,500", "--num-gpu-blocks 500,700"),  # the engine's blocks are half as long here
-    (r"--scale [\d.]+", "--scale 2"),
     (r"--from 1h --to 2h", "--from 10s --to 60s"),
     (r"data/grids/fleet.toml", "grid.toml"),
     (r"/models/[\w-]+", "bytes"),
@@ -105,7 +103,6 @@ class Reader:
         self.restore()
         captured = str(folder / "captured.jsonl.zst")
         tracefile(["convert", captured, str(folder / "conversation_trace.jsonl"), "--to", "mooncake"])
-        tracefile(["convert", captured, str(folder / "dynamo-trace.jsonl.gz"), "--to", "dynamo"])
         (folder / "config.json").write_text(json.dumps(CONFIG))
         (folder / "model.json").touch()
         (folder / "nightly").symlink_to(CAPTURES)
@@ -242,7 +239,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Path]:
 
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in USER_PAGES}
-TEXTS["the gallery"] = "".join(f"```sh\n{shown.commands}\n```\n" for shown in SHOWN)
 RUN = {page: [line for line in lines(text) if not reason(line)] for page, text in TEXTS.items()}
 
 

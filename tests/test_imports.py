@@ -27,13 +27,14 @@ MAY_IMPORT = {
 # Folders that may import more than their room may.
 MORE = {
     "sim/serving": {"wire"},
+    "sim/cache": {"report"},
     "sim/forecast": {"report"},
 }
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
     "tracefile": [
-        *("records", "commandline", "hashing", "storage", "parquet"),
-        *("importers", "exporters", "files", "study", ""),
+        *("records", "commandline", "hashing", "storage"),
+        *("importers", "files", "study", ""),
     ],
     "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],
@@ -43,7 +44,7 @@ FLOORS = {
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
         *("serving", ""),
     ],
-    "report": ["compare", "files", "pages", "trace", "sweeps", ""],
+    "report": ["pages", "compare", "grid", "trace", ""],
 }
 # Folders of loadgen that replay stands on.
 REPLAY_USES = {"core", "text", "sending", "runs"}

@@ -1,7 +1,7 @@
 """A map that forgets what was not touched for long, so that an index over endless traffic stays bounded."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -9,61 +9,53 @@ Value = TypeVar("Value")
 
 
 class BoundedMap(Generic[Key, Value]):
-    """At most ``limit`` entries in two generations; when the young one is half of that, the old one is dropped.
+    """At most ``limit`` entries; the one that was touched the longest ago goes first. Every operation is O(1)."""
 
-    Whatever was touched within the last ``limit`` / 2 distinct touches is certainly there. Every operation is O(1),
-    where an exact LRU in a dict pays for finding its oldest entry or for links in every one.
-    """
-
-    __slots__ = ("_old", "_young", "limit")
+    __slots__ = ("_entries", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._young: dict[Key, Value] = {}
-        self._old: dict[Key, Value] = {}
+        self._entries: OrderedDict[Key, Value] = OrderedDict()
+        """The last touched at the end."""
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._young or key in self._old
+        return key in self._entries
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._entries)
 
     def get(self, key: Key) -> Value | None:
-        """The value, its age left as it is; None if there is none."""
-        return self._young[key] if key in self._young else self._old.get(key)
+        """Return the value, its age left as it is; None if there is none."""
+        return self._entries.get(key)
 
     def touch(self, key: Key, default: Value) -> Value:
-        """The value, now among the youngest; ``default`` is stored if there was none."""
-        if key in self._young:
-            return self._young[key]
-        value = self._old.pop(key, default)
-        self[key] = value
-        return value
+        """Return the value, now the youngest; ``default`` is stored if there was none."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key]
+        self[key] = default
+        return default
 
     def touch_all(self, keys: Sequence[Key], default: Value) -> list[tuple[int, Value]]:
-        """``touch`` each key in turn; where a value other than ``default`` was there, and which."""
-        young, old = self._young, self._old
-        found = []
-        for at, key in enumerate(keys):
-            if key in young:
-                value = young[key]
-            else:
-                value = young[key] = old.pop(key, default)
-                if 2 * len(young) >= self.limit:
-                    young, old = self._young, self._old = {}, young
+        """``touch`` each key in turn; return where a value other than ``default`` was there, and which."""
+        entries, known = self._entries, []
+        for index, key in enumerate(keys):
+            value = entries.setdefault(key, default)
+            entries.move_to_end(key)
             if value is not default:
-                found.append((at, value))
-        return found
+                known.append((index, value))
+        while len(entries) > self.limit:
+            entries.popitem(last=False)
+        return known
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        self._old.pop(key, None)
-        self._young[key] = value
-        if 2 * len(self._young) >= self.limit:
-            self._old, self._young = self._young, {}
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self.limit:
+            self._entries.popitem(last=False)
 
     def values(self) -> Iterator[Value]:
-        return chain(self._old.values(), self._young.values())
+        return iter(self._entries.values())
 
     def check_integrity(self) -> None:
         assert len(self) <= self.limit, (len(self), self.limit)
-        assert not self._young.keys() & self._old.keys()

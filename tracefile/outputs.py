@@ -14,7 +14,7 @@ import numpy as np
 from tracefile.files.reading import open_trace
 from tracefile.hashing.branches import tail_key
 from tracefile.hashing.chain import chain_of, repeated_output
-from tracefile.records.batches import Batch, Hashes, prompt_chains
+from tracefile.records.batches import Batch, Hashes
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
@@ -85,7 +85,7 @@ class InferredOutputs:
             return hashes
         counts = np.array([len(output or ()) for output in outputs])
         prompt_ends = hashes.starts + np.maximum(hashes.prompt_blocks, 0)
-        values = prompt_chains(outputs[row] or () for row in rows).values
+        values = np.array([block for row in rows for block in outputs[row] or ()], np.uint64)
         return Hashes(
             np.insert(hashes.values, np.repeat(prompt_ends[rows], counts[rows]), values),
             hashes.starts + np.cumsum(counts) - counts,

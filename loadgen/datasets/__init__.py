@@ -27,10 +27,8 @@ DATASETS: dict[str, Dataset] = {
     "swe-smith": Dataset(read_swe_smith, has_texts=True, has_tools=True, cuts_turns=True),
     "aiperf": Dataset(read_aiperf, has_texts=True),
     "trie": Dataset(read_trie, has_texts=False, has_tools=True),
-    "mooncake": Dataset(read_trace("mooncake", "aiperf-mooncake"), has_texts=False),
+    "mooncake": Dataset(read_trace("mooncake"), has_texts=False),
     "bailian": Dataset(read_trace("bailian"), has_texts=False),
-    "burstgpt": Dataset(read_trace("burstgpt"), has_texts=False),
-    "azure": Dataset(read_trace("azure"), has_texts=False),
     "trace": Dataset(read_trace(), has_texts=False),
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""

@@ -13,7 +13,7 @@ from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
 from tracefile import InputError, Record, RequestId, TraceFormat, open_trace
 from tracefile.importers.trie import EXPECTED, TrieRow, TrieTurn, trie_turns
 
-WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake", "burstgpt", "azure")
+WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake",)
 
 
 @dataclass(slots=True)

@@ -20,16 +20,18 @@ from measure.resampling import FEWEST_UNITS, FEWEST_UNITS_ABOVE, effective_units
 from measure.runs import Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
 from measure.thresholds import BELOW_SATURATION, TOO_UNCERTAIN
-from measure.waits import distance, logrank_p
+from measure.waits import distance
 from measure.wording import listed, share
 from report.compare.pairing import Join
 from report.compare.results import (
     LEVELS,
     Duration,
     DurationError,
+    Metric,
     Quantile,
     QuantileError,
 )
+from report.pages.figures import Curve
 from tracefile.records.arrays import FloatArray, IntArray
 
 MIN_CELL: Final = 30
@@ -37,16 +39,6 @@ MIN_CELL: Final = 30
 LEVEL_SHARES: Final[FloatArray] = np.array(list(LEVELS.values()))
 _BULK_POINTS: Final = 240
 _TAIL_POINTS: Final = 120
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A survival curve for drawing: share still waiting just after each time, with its band (NaN: none)."""
-
-    time_ms: FloatArray
-    survival: FloatArray
-    low: FloatArray
-    high: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +69,10 @@ class Cell:
 
     def count(self, end: int) -> int:
         return round(self.waits.count(end) / max(1, self.members))
+
+
+Cells = Mapping[tuple[str, str, Metric], Cell]
+"""By label, cohort and metric."""
 
 
 def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:
@@ -157,8 +153,6 @@ def judge(
         w1_ms=apart.w1_ms,
         w1_log=apart.w1_log,
         sup=apart.sup,
-        horizon_ms=apart.horizon_ms,
-        logrank_p=None if other.members else logrank_p(truth.waits, other.waits),
     )
     beside = {
         name: error and with_repeats(error, [getattr(one, name) for one in repeats], is_trace=not other.members)

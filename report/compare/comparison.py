@@ -17,10 +17,10 @@ from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
 from measure.thresholds import BELOW_SATURATION, IN_SATURATION
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
-from report.compare.baselines import judge_baselines, losing_p
 from report.compare.cells import (
     MIN_CELL,
     Cell,
+    Cells,
     joined_rows,
     judge,
     measure,
@@ -28,15 +28,16 @@ from report.compare.cells import (
 from report.compare.ensembles import (
     counted_cohorts,
     coverage,
+    judge_baselines,
+    losing_p,
     measure_ensemble,
     middle_run,
     with_members,
 )
 from report.compare.gates import LOSING_P, Gate, advice, check_gate, parse_gate, standard_gates
 from report.compare.headline import doubts, headline, notes_on, order_notes
-from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared, resolve_truths
+from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared
 from report.compare.provenance import (
-    Cells,
     cached_agreement,
     provenance,
 )
@@ -62,12 +63,10 @@ class CompareConfig:
 
     traces: Mapping[str, Path]
     """By label, in the order given; the first is the truth of the others."""
-    truths: Mapping[str, str]
-    """Labels whose truth is another than the first; a label named as its own truth has none."""
-    repeats: tuple[str, ...]
+    repeats: tuple[str, ...] = ()
     """Labels of the first label's load measured again; none given: the label ``again``, if there."""
-    seed: int
-    bootstrap: int
+    seed: int = 0
+    bootstrap: int = 500
     gates: tuple[str, ...] = ()
     slos: tuple[Slo, ...] = ()
 
@@ -121,10 +120,11 @@ class _Material:
 
 def compare(config: CompareConfig) -> Compared:
     """Compare traces in files. InputError for traces that cannot or must not be compared."""
-    truths = resolve_truths(list(config.traces), config.truths)
-    gates = tuple(parse_gate(text, list(config.traces), list(truths)) for text in config.gates)
-    question = Question(truths, find_repeats(config.repeats, truths), config.seed, config.bootstrap, gates)
+    labels = list(config.traces)
+    gates = tuple(parse_gate(text, labels, labels[1:]) for text in config.gates)
+    repeats = find_repeats(config.repeats, labels[1:])
     runs = {label: load_run(label, path, reuse=bool(config.slos)) for label, path in config.traces.items()}
+    question = Question(truths_of(runs), repeats, config.seed, config.bootstrap, gates)
     compared = compare_runs(runs, question)
     if not config.slos:
         return compared
@@ -159,12 +159,26 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
     return Compared(result, runs, joins, cells, {label: cut.rows for label, cut in cuts.items()})
 
 
-def find_repeats(named: Sequence[str], truths: Mapping[str, str]) -> list[str]:
+def truths_of(runs: Mapping[str, Run]) -> dict[str, str]:
+    """Return the truth of each label but the first: the first label.
+
+    That of a prediction is the first measured label that ran under its conditions, if there is one.
+    """
+    first, *others = runs
+    measured = [label for label, run in runs.items() if run.meta.source != "sim"]
+    truths = {label: first for label in others if label in measured}
+    for label in (label for label in others if label not in measured):
+        alike = (one for one in measured if not other_conditions(runs[one].meta, runs[label].meta))
+        truths[label] = next(alike, first)
+    return truths
+
+
+def find_repeats(named: Sequence[str], labels: Sequence[str]) -> list[str]:
     if not named:
-        return ["again"] if "again" in truths else []
+        return ["again"] if "again" in labels else []
     for label in named:
-        if label not in truths:
-            raise InputError(f"--repeat {label}: no compared label; expected one of {', '.join(truths)}")
+        if label not in labels:
+            raise InputError(f"--repeat {label}: no compared label; expected one of {', '.join(labels)}")
     return list(dict.fromkeys(named))
 
 
@@ -337,7 +351,7 @@ def judge_forecasts(
     """
     named = {label: forecast.truth for label, forecast in predicted.items()} | dict(repeats)
     labels = [*captured, *predicted]
-    truths = resolve_truths(labels, named)
+    truths = {label: named.get(label, labels[0]) for label in labels[1:]}
     asked = tuple(parse_gate(text, labels, list(truths)) for text in gates)
     fitted = {label: one.facts.fitted_captures for label, one in predicted.items()}
     saturated = frozenset(label for label, one in predicted.items() if one.facts.saturated)

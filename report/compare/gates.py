@@ -20,12 +20,11 @@ from measure.thresholds import (
     parse_threshold,
 )
 from measure.wording import listed, share, signed_percent
-from report.compare.baselines import BASELINE_CELL, LAST_CAPTURE
 from report.compare.cells import (
     MIN_CELL,
     gated_error,
 )
-from report.compare.ensembles import counted_cohorts
+from report.compare.ensembles import BASELINE_CELL, LAST_CAPTURE, counted_cohorts
 from report.compare.results import (
     LEVELS,
     METRICS,
@@ -45,7 +44,7 @@ from tracefile.records.errors import USAGE_ADVICE, InputError
 
 _QUANTILE_KEYS: Final = QuantileError.__struct_fields__
 _METRIC_KEYS: Final = tuple(name for name in DurationError.__struct_fields__ if name not in (*LEVELS, "verdict"))
-_CACHED_KEYS: Final = tuple(name for name in CachedAgreement.__struct_fields__ if name != "worst")
+_CACHED_KEYS: Final = CachedAgreement.__struct_fields__
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +290,7 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
         yield f"one capture cannot tell how the engine's speed drifts: fit {_calibrations(result)}"
     if "baselines" in kinds:
-        yield "a simpler predictor does better: sim fit --residuals shows where the model's shape is off"
+        yield "a simpler predictor does better: sim calibrate --against shows by cohort where the model's shape is off"
 
 
 def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[str]:

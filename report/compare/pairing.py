@@ -1,6 +1,6 @@
 """Pairs of runs: joined requests, truths, same conditions, and the refusal of models fitted on a compared trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,35 +44,6 @@ def join_runs(truth: Run, other: Run) -> Join:
         len(truth) - len(truth_rows),
         len(other) - len(other_rows),
     )
-
-
-def resolve_truths(labels: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return truths by label: the first label or the label named, and none for a label named by itself.
-
-    Truths come before the labels they judge. InputError for an unknown label or a circle.
-    """
-    for label, truth in named.items():
-        for name in (label, truth):
-            if name not in labels:
-                raise InputError(
-                    f"--truth {label}={truth}: no trace is labelled {name!r}; there are {', '.join(labels)}"
-                )
-    truths = {label: named.get(label, labels[0]) for label in labels}
-    ordered: dict[str, str] = {}
-    for label in labels:
-        for step in reversed(_chain(label, truths)):
-            if truths[step] != step:
-                ordered.setdefault(step, truths[step])
-    return ordered
-
-
-def _chain(label: str, truths: Mapping[str, str]) -> list[str]:
-    chain = [label]
-    while truths[chain[-1]] != chain[-1]:
-        if truths[chain[-1]] in chain:
-            raise InputError(f"--truth {chain[-1]}={truths[chain[-1]]}: truths in a circle; one label must stand alone")
-        chain.append(truths[chain[-1]])
-    return chain
 
 
 _SETTINGS: Final = (

@@ -7,20 +7,16 @@ import numpy as np
 
 from measure.runs import STATUSES, UNKNOWN, Run
 from report.compare.cells import (
-    Cell,
+    Cells,
     describe,
 )
 from report.compare.results import (
     METRICS,
     CachedAgreement,
-    Disagreement,
     LabelCohort,
-    Metric,
     Provenance,
 )
 from tracefile.records.arrays import IntArray
-
-Cells = Mapping[tuple[str, str, Metric], Cell]
 
 
 def provenance(run: Run, cohorts: Mapping[str, IntArray], cells: Cells, members: int) -> Provenance:
@@ -39,24 +35,8 @@ def provenance(run: Run, cohorts: Mapping[str, IntArray], cells: Cells, members:
         engine=" ".join(filter(None, [engine.name, engine.version])) or None if engine else None,
         model=run.meta.model,
         block_size=(engine.block_size if engine else None) or run.meta.block_size,
-        epoch_unix_ns=run.meta.epoch_unix_ns,
-        workload=_workload(run),
         cohorts={name: _label_cohort(run, name, rows, cells) for name, rows in cohorts.items()},
     )
-
-
-def _workload(run: Run) -> str | None:
-    workload = run.meta.workload
-    if workload is None:
-        return None
-    said = [
-        workload.pattern,
-        "closed loop" if workload.extra.get("closed_loop") else None,
-        f"seed {workload.seed}" if workload.seed is not None else None,
-        "cold prompts" if workload.cold_prompts else None,
-        f"speedup {workload.speedup:g}" if workload.speedup not in (None, 1.0) else None,
-    ]
-    return ", ".join(word for word in said if word) or None
 
 
 def _label_cohort(run: Run, name: str, rows: IntArray, cells: Cells) -> LabelCohort:
@@ -67,9 +47,6 @@ def _label_cohort(run: Run, name: str, rows: IntArray, cells: Cells) -> LabelCoh
         hit_ratio=hit_ratio(run.prompt_tokens[rows], run.cached_tokens[rows]),
         **{metric: describe(cells[run.label, name, metric]) for metric in METRICS},
     )
-
-
-WORST_SHOWN = 20
 
 
 def cached_agreement(
@@ -85,7 +62,6 @@ def cached_agreement(
         unreported_truth=int(np.count_nonzero(theirs == UNKNOWN)),
         unreported_other=int(np.count_nonzero(ours == UNKNOWN)),
         judged=len(t) >= min_cell,
-        worst=_worst(truth, truth_rows[reported], t, o),
     )
     if not counts.judged:
         return counts
@@ -107,21 +83,6 @@ def hit_ratio(prompt_tokens: IntArray, cached_tokens: IntArray) -> float | None:
     """Σ cached / Σ prompt over the requests that report both; null if none does."""
     known = (prompt_tokens != UNKNOWN) & (cached_tokens != UNKNOWN)
     return _ratio(float(cached_tokens[known].sum()), float(prompt_tokens[known].sum()))
-
-
-def _worst(truth: Run, rows: IntArray, t: IntArray, o: IntArray) -> list[Disagreement]:
-    off = np.abs(o - t)
-    order = np.argsort(-off, kind="stable")[:WORST_SHOWN]
-    return [
-        Disagreement(
-            request_id=truth.request_ids[rows[at]],
-            turn=int(truth.turn[rows[at]]) if truth.turn[rows[at]] != UNKNOWN else None,
-            truth_tokens=int(t[at]),
-            other_tokens=int(o[at]),
-        )
-        for at in order
-        if off[at]
-    ]
 
 
 def _ratio(part: float, whole: float) -> float | None:

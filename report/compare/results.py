@@ -94,22 +94,11 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     w1_ms: float | None = None
     w1_log: float | None = None
     sup: float | None = None
-    horizon_ms: float | None = None
-    logrank_p: float | None = None
     joined: int = 0
     median_abs_error_ms: float | None = None
     median_abs_error: float | None = None
     bias_ms: float | None = None
     bias: float | None = None
-
-
-class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose cached tokens differ between the sides."""
-
-    request_id: str
-    turn: int | None
-    truth_tokens: int
-    other_tokens: int
 
 
 class CachedAgreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +116,6 @@ class CachedAgreement(msgspec.Struct, frozen=True, kw_only=True):
     truth_hit_ratio: float | None = None
     other_hit_ratio: float | None = None
     same_prompt_share: float | None = None
-    worst: list[Disagreement] = []
 
 
 class PairCohort(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,8 +190,6 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None
     model: str | None
     block_size: int | None
-    epoch_unix_ns: int | None
-    workload: str | None
     cohorts: dict[str, LabelCohort]
 
 

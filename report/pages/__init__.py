@@ -1,1 +1,1 @@
-"""HTML pages and their figures."""
+"""Pages as plain data, and their renderers: panels, figures, terminal and HTML."""

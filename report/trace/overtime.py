@@ -8,45 +8,41 @@ import numpy as np
 
 from measure.metrics.results import Timeline
 from measure.metrics.sessions import session_order
-from measure.metrics.tables import throughput_table, workload_sentences
 from measure.metrics.workload import wall
 from measure.runs import UNKNOWN, Run
-from measure.table import TextTable
 from measure.wording import count, duration, share
-from report.files.measured import Measured
-from report.pages.figures import Figure, Trace, axis, band, figure, five_digits, line
-from report.trace.panels import Panel
+from report.pages.figures import Trace, axis, band, figure, five_digits, line
+from report.pages.panels import Panel, Table
+from report.trace.measured import Measured
 from tracefile.records.arrays import FloatArray, IntArray
 
 NO_TIMES: Final = "The trace has no request with an arrival and an end."
+ENDS_EACH: Final = 4
+"""Requests that end in an interval of a rate, on average: with fewer a figure shows single requests."""
 
 
 def load_panels(measured: Measured) -> list[Panel]:
-    """Return requests in flight, prompt tokens a second and output tokens a second."""
+    """Return requests in flight, output tokens a second and prompt tokens a second."""
     found = measured.metrics.workload.timeline
     if found is None:
-        return [Panel("in-flight", "Requests in flight", missing=NO_TIMES)]
+        return [Panel(title="Requests in flight", missing=NO_TIMES)]
     coarse = _coarse(found, measured.metrics.requests.n)
-    edges, coarse_edges = (f"Steps are means over {duration(one.interval_s * 1e3)}" for one in (found, coarse))
-    flight = axis("requests in flight", rangemode="tozero")
-    numbers = throughput_table(measured.metrics.workload)
-    lines = list(workload_sentences(measured.metrics.workload, measured.metrics.sessions.per_s))
-    return [
-        Panel(
-            "in-flight",
-            "Requests in flight",
-            _over_time(found, [_steps(found, found.in_flight, 0, "in flight")], flight),
-            f"{edges}. A line that climbs to the end is a queue that grows.",
-            TextTable(["the run"], [[line] for line in lines]),
-            half=True,
-        ),
-        _output_panel(coarse, coarse_edges, numbers),
-        _prompt_panel(coarse, coarse_edges, numbers, cached=bool(measured.metrics.requests.hit_reported)),
-    ]
-
-
-ENDS_EACH: Final = 4
-"""Requests that end in an interval of a rate, on average: with fewer a figure shows single requests."""
+    flight = _panel(
+        "in-flight",
+        "Requests in flight",
+        found,
+        [_steps(found, found.in_flight, 0, "in flight")],
+        "A line that climbs to the end is a queue that grows.",
+        half=any(coarse.completion_tps),
+    )
+    panels = [flight]
+    if any(coarse.completion_tps):
+        data = [_steps(coarse, coarse.completion_tps, 3, "output")]
+        look = "A request's tokens count at its end. A level line is the engine's limit, or the load's."
+        panels.append(_panel("output-rate", "Output tokens a second", coarse, data, look, half=True))
+    if any(coarse.prompt_tps):
+        panels.append(_prompt_panel(coarse, cached=bool(measured.metrics.requests.hit_reported)))
+    return panels
 
 
 def _coarse(found: Timeline, requests: int) -> Timeline:
@@ -61,42 +57,16 @@ def _coarse(found: Timeline, requests: int) -> Timeline:
     return Timeline(interval_s=found.interval_s * step, **means)
 
 
-def _output_panel(found: Timeline, edges: str, numbers: TextTable) -> Panel:
-    title = "Output tokens a second"
-    if not any(found.completion_tps):
-        return Panel("output-rate", title, missing="The trace has no output lengths.", half=True)
-    return Panel(
-        "output-rate",
-        title,
-        _over_time(found, [_steps(found, found.completion_tps, 3, "output")], axis("tok/s", rangemode="tozero")),
-        f"{edges}; a request's tokens count at its end. A level line is the engine's limit, or the load's.",
-        numbers,
-        half=True,
-    )
-
-
-def _prompt_panel(found: Timeline, edges: str, numbers: TextTable, *, cached: bool) -> Panel:
-    title = "Prompt tokens a second"
-    if not any(found.prompt_tps):
-        return Panel("prompt-rate", title, missing="The trace has no prompt lengths.")
+def _prompt_panel(found: Timeline, *, cached: bool) -> Panel:
     data: list[Trace] = []
+    look = "The engine reported no cached tokens, so the cache's part is not drawn."
     if cached:
         data += _area(found, [0.0] * len(found.cached_tps), found.cached_tps, 1)
         data += _area(found, found.cached_tps, found.prompt_tps, 2)
         data.append(_steps(found, found.cached_tps, 1, "served by the prefix cache"))
+        look = "Between the lines: tokens that the engine computed (prefill). It widens if the cache loses them."
     data.append(_steps(found, found.prompt_tps, 2, "all prompt tokens"))
-    told = (
-        "Between the lines: tokens that the engine computed (prefill). It widens if the cache no longer holds them."
-        if cached
-        else "The engine reported no cached tokens, so the cache's part is not drawn."
-    )
-    return Panel(
-        "prompt-rate",
-        title,
-        _over_time(found, data, axis("tok/s", rangemode="tozero")),
-        f"{edges}; a request's tokens count at its end. {told}",
-        numbers,
-    )
+    return _panel("prompt-rate", "Prompt tokens a second", found, data, look)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -110,7 +80,7 @@ def _unit(found: Timeline) -> tuple[float, str]:
 
 def _times(found: Timeline) -> list[float]:
     each = found.interval_s / _unit(found)[0]
-    return [five_digits(place * each) for place in range(len(found.in_flight) + 1)]
+    return [five_digits(step * each) for step in range(len(found.in_flight) + 1)]
 
 
 def _steps(found: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:
@@ -122,8 +92,11 @@ def _area(found: Timeline, low: Sequence[float], high: Sequence[float], slot: in
     return band(_times(found), [*low, low[-1]], [*high, high[-1]], slot, line={"shape": "hv", "width": 0})
 
 
-def _over_time(found: Timeline, data: list[Trace], y_axis: dict[str, Any]) -> Figure:
-    return figure(data, axis(f"time since the first arrival ({_unit(found)[1]})", rangemode="tozero"), y_axis)
+def _panel(id_: str, title: str, found: Timeline, data: list[Trace], look: str, *, half: bool = False) -> Panel:
+    x_axis = axis(f"time since the first arrival ({_unit(found)[1]})", rangemode="tozero")
+    y_axis = axis("requests in flight" if id_ == "in-flight" else "tok/s", rangemode="tozero")
+    caption = f"Steps are means over {duration(found.interval_s * 1e3)}. {look}"
+    return Panel(title=title, id=id_, figure=figure(data, x_axis, y_axis), caption=caption, half=half)
 
 
 MOST_ROWS: Final = 120
@@ -131,7 +104,7 @@ MOST_BARS: Final = 1_000
 SHORT_SESSION: Final = 0.04
 """Share of the run: if most sessions are shorter, each row begins at its session's own begin."""
 BAR_WIDTH: Final = 0.85
-"""Of a row: said, since plotly widens the bars of a class that stands in few rows."""
+"""Of a row: given, since plotly widens the bars of a class that is in few rows."""
 HAIR: Final = 1 / 700
 """Least width of a bar, as a share of the run."""
 _SHARES: Final = (
@@ -149,21 +122,19 @@ class _Rows:
 
     requests: IntArray
     row: IntArray
-    sessions: int
-    """Of the trace."""
     drawn: int
-    step: int
-    """Of a long session: every n-th request."""
+    text: str
+    """Sentence on what is left out; empty: nothing."""
 
 
-def session_panels(measured: Measured) -> list[Panel]:
+def session_panel(measured: Measured) -> Panel:
     """Return sessions as rows of requests, coloured by hit share or by turn."""
     run, title = measured.run, "Sessions over time"
     begin_ms, wall_s = wall(run)
     if not wall_s:
-        return [Panel("sessions", title, missing=NO_TIMES)]
+        return Panel(title=title, missing=NO_TIMES)
     if all(session is None for session in run.sessions):
-        return [Panel("sessions", title, missing="The trace names no sessions: each request stands alone.")]
+        return Panel(title=title, missing="The trace names no sessions: each request is alone.")
     rows = _rows(run)
     begins_s, span_s, since = _row_times(run, rows, begin_ms, wall_s)
     unit_s, unit = time_unit(span_s)
@@ -176,16 +147,14 @@ def session_panels(measured: Measured) -> list[Panel]:
     y_axis = axis("session, by first arrival", showticklabels=False, autorange="reversed", ticks="")
     x_axis = axis(f"time since {since} ({unit})", range=[0.0, span_s / unit_s * 1.01])
     height = 170 + min(5 * rows.drawn + 60, 560)
-    return [
-        Panel(
-            "sessions",
-            title,
-            figure(data, x_axis, y_axis, barmode="overlay", height=height, showlegend=True),
-            "A row is a session, a bar a request from arrival to end (short ones as a hair), a gap tools or a user. "
-            f"{_drawn_text(rows)}Look for rows that turn from cached to not: their blocks were evicted.",
-            _class_table(run),
-        )
-    ]
+    return Panel(
+        title=title,
+        id="sessions",
+        figure=figure(data, x_axis, y_axis, barmode="overlay", height=height, showlegend=True),
+        caption="A row is a session, a bar a request from arrival to end (short: a hair), a gap tools or a user. "
+        f"{rows.text}Look for rows that turn from cached to not: their blocks were evicted.",
+        tables=[_class_table(run)],
+    )
 
 
 def _row_times(run: Run, rows: _Rows, begin_ms: float, wall_s: float) -> tuple[FloatArray, float, str]:
@@ -207,48 +176,42 @@ def _rows(run: Run) -> _Rows:
     by_arrival = np.argsort(run.arrival_ms[order.rows[order.starts]], kind="stable")
     step = max(-(-len(order) // MOST_ROWS), -(-len(run) // MOST_BARS), 1)
     chosen = by_arrival[::step]
-    most = max(1, -(-int(counts[chosen].sum()) // (2 * MOST_BARS)))
-    requests = [order.rows[order.starts[one] : order.starts[one] + counts[one]][::most] for one in chosen]
+    nth = max(1, -(-int(counts[chosen].sum()) // (2 * MOST_BARS)))
+    requests = [order.rows[order.starts[one] : order.starts[one] + counts[one]][::nth] for one in chosen]
     row = np.repeat(np.arange(len(chosen)), [len(one) for one in requests])
     found = np.concatenate(requests)
-    told = ~np.isnan(run.arrival_ms[found]) & ~np.isnan(run.e2e_ms[found])
-    return _Rows(found[told], row[told], len(order), len(chosen), most)
-
-
-def _drawn_text(rows: _Rows) -> str:
-    said = (
-        f"Drawn: {rows.drawn:,} of {rows.sessions:,} sessions, evenly by arrival. "
-        if rows.drawn < rows.sessions
-        else ""
-    )
-    return said + (f"Of their requests one in {rows.step}. " if rows.step > 1 else "")
+    text = f"{len(chosen):,} of {count(len(order))} sessions are drawn. " if len(chosen) < len(order) else ""
+    text += f"Of their requests one in {nth}. " if nth > 1 else ""
+    known = ~np.isnan(run.arrival_ms[found]) & ~np.isnan(run.e2e_ms[found])
+    return _Rows(found[known], row[known], len(chosen), text)
 
 
 def _classes(run: Run, requests: IntArray) -> list[tuple[str, int, IntArray]]:
-    """Return name, colour and places in ``requests`` of each class."""
+    """Return name, colour and indexes in ``requests`` of each class."""
     prompt, cached = run.prompt_tokens[requests], run.cached_tokens[requests]
-    ok, told = run.ok[requests], (prompt > 0) & (cached != UNKNOWN)
-    found = []
-    if told.any():
-        shares = np.where(told, cached / np.maximum(prompt, 1), np.nan)
+    ok, reported = run.ok[requests], (prompt > 0) & (cached != UNKNOWN)
+    if reported.any():
+        shares = np.where(reported, cached / np.maximum(prompt, 1), np.nan)
         at = np.searchsorted([limit for limit, _, _ in _SHARES], np.minimum(shares, 1.0))
         found = [
-            (name, slot, np.flatnonzero(ok & told & (at == place))) for place, (_, name, slot) in enumerate(_SHARES)
+            (name, slot, np.flatnonzero(ok & reported & (at == index))) for index, (_, name, slot) in enumerate(_SHARES)
         ]
-        found.append(("cached tokens not reported", 7, np.flatnonzero(ok & ~told)))
+        found.append(("cached tokens not reported", 7, np.flatnonzero(ok & ~reported)))
     else:
         first = run.turn[requests] == 1
         found = [("turn 1", 2, np.flatnonzero(ok & first)), ("turns 2+", 1, np.flatnonzero(ok & ~first))]
     return [*found, ("did not complete", 4, np.flatnonzero(~ok))]
 
 
-def _class_table(run: Run) -> TextTable:
+def _class_table(run: Run) -> Table:
     every = np.arange(len(run))
     rows = [[name, count(len(at)), share(len(at) / len(run))] for name, _, at in _classes(run, every) if len(at)]
-    return TextTable(["requests of the whole trace", "n", "share"], rows)
+    return Table(["requests of the trace", "n", "share"], rows, folded=True)
 
 
-def _bars(name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: IntArray, *, unit: str) -> Trace:
+def _bars(
+    name: str, slot: int, start_s: FloatArray, length_s: FloatArray, row: IntArray, *, unit: str
+) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",

@@ -3,11 +3,10 @@
 from typing import Final
 
 from measure.cache.prefixtree import PrefixNode, PrefixTree
-from measure.table import TextTable
 from measure.wording import compact, count, round_number, share_of
-from report.files.measured import Measured
-from report.pages.figures import Figure, Trace, axis, figure
-from report.trace.panels import Panel
+from report.pages.figures import Trace, axis, figure
+from report.pages.panels import Figure, Panel, Table
+from report.trace.measured import Measured
 
 _TITLE: Final = "Prefixes that save prefill"
 LISTED: Final = 12
@@ -16,25 +15,23 @@ _LABELLED: Final = 0.09
 """Least share of the width that a label needs."""
 
 
-def prefix_panels(measured: Measured) -> list[Panel]:
-    study, place = measured.study, "prefixes"
+def prefix_panel(measured: Measured) -> Panel:
+    study = measured.study
     if study is None:
-        return [Panel(place, _TITLE, missing=measured.left_out or "The trace has no block hashes.")]
+        return Panel(title=_TITLE, missing=measured.left_out or "The trace has no block hashes.")
     if study.tree is None:
-        return [Panel(place, _TITLE, missing="Its block hashes are not chained: one stands behind different blocks.")]
+        return Panel(title=_TITLE, missing="Its block hashes are not chained: one follows different blocks.")
     if not study.tree.nodes:
-        return [Panel(place, _TITLE, missing="No block of a prompt came before: there is no prefix to share.")]
-    return [
-        Panel(
-            place,
-            _TITLE,
-            prefix_figure(study.tree),
-            f"Each box is a run of prompt tokens that the same requests begin with. Its width is the prefill that it "
-            f"and all below it save in an unlimited cache, {compact(study.tree.saved_tokens)} tokens together; its "
-            f"height is its place in the prompt. {_own_text(study.tree, measured)}",
-            prefix_table(study.tree),
-        )
-    ]
+        return Panel(title=_TITLE, missing="No block of a prompt came before: there is no prefix to share.")
+    return Panel(
+        title=_TITLE,
+        id="prefixes",
+        figure=prefix_figure(study.tree),
+        caption="Each box is a run of prompt tokens that the same requests begin with. Its width is the prefill that "
+        f"it and all below it save in an unlimited cache, {compact(study.tree.saved_tokens)} tokens together; its "
+        f"height is its place in the prompt. {_own_text(study.tree, measured)}",
+        tables=[prefix_table(study.tree)],
+    )
 
 
 def _own_text(tree: PrefixTree, measured: Measured) -> str:
@@ -152,7 +149,7 @@ def _of(tree: PrefixTree, tokens: int) -> str:
     return f"{count(tokens)} tokens ({share_of(tokens, tree.saved_tokens)})"
 
 
-def prefix_table(tree: PrefixTree) -> TextTable:
+def prefix_table(tree: PrefixTree) -> Table:
     """List the prefixes that save the most themselves."""
     largest = sorted((node for node in tree.nodes if node.name), key=lambda node: -node.saved_tokens)[:LISTED]
     rows = [
@@ -167,13 +164,5 @@ def prefix_table(tree: PrefixTree) -> TextTable:
         ]
         for node in largest
     ]
-    columns = [
-        "prefix (hash)",
-        "prompt tokens",
-        "requests",
-        "sessions",
-        "tokens saved",
-        "of all saved",
-        "served by the engine",
-    ]
-    return TextTable(columns, rows)
+    columns = ["prefix (hash)", "prompt tokens", "requests", "sessions", "tokens saved", "of all saved", "served"]
+    return Table(columns, rows, folded=True)

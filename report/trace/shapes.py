@@ -5,14 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from measure.metrics.results import STATISTICS, Statistics
-from measure.metrics.tables import value_text
+from measure.metrics.results import Statistics
 from measure.metrics.trace import shape_samples
-from measure.table import TextTable
 from measure.wording import share
-from report.files.measured import Measured
-from report.pages.figures import Figure, axis, figure, five_digits, line
-from report.trace.panels import Panel
+from report.pages.figures import axis, figure, five_digits, line
+from report.pages.panels import Figure, Panel
+from report.trace.measured import Measured
 from tracefile.records.arrays import FloatArray
 
 
@@ -26,7 +24,6 @@ class _Axis:
     sample: str
     """Counted thing, in the plural."""
     look: str
-    lacking: str
     divisor: float = 1.0
 
 
@@ -36,45 +33,28 @@ AXES: Final = {
         "requests of a session",
         "sessions",
         "A long tail holds cache for long: the mean says little.",
-        "The trace names no sessions.",
     ),
     "first_prompt_tokens": _Axis(
         "Input prompt",
         "prompt tokens of a session's first request",
         "sessions",
         "System prompt, tools and question: the part that sessions may share.",
-        "The trace has no prompt lengths.",
-    ),
-    "turn_output_tokens": _Axis(
-        "Assistant output per turn",
-        "output tokens of a turn before the last",
-        "turns",
-        "Decode work between two prefills.",
-        "No session has a second turn with known lengths.",
     ),
     "appended_tokens": _Axis(
         "Tool or user tokens per turn",
         "tokens that a turn adds to the context",
         "turns",
         "New prefill of each turn, if all before is cached.",
-        "No session has a second turn with known lengths.",
     ),
     "pause_ms": _Axis(
         "Tool latency or think time",
         "end of a turn to the next request (s)",
         "pauses",
         "Blocks must outlive the pause to be hit: a long tail is evicted first.",
-        "No session has a second turn with known times.",
         1e3,
     ),
-    "final_output_tokens": _Axis(
-        "Final answer",
-        "output tokens of a session's last request",
-        "sessions",
-        "The part that a user reads.",
-        "The trace has no output lengths.",
-    ),
 }
+"""Axes that are drawn; the tables have every one."""
 BINS: Final = 28
 FEW: Final = 8
 LOG_FROM: Final = 20.0
@@ -82,38 +62,28 @@ LOG_FROM: Final = 20.0
 
 
 def shape_panels(measured: Measured) -> list[Panel]:
+    """Return a histogram of each axis that the trace has values of."""
     samples = shape_samples(measured.run)
     named = any(session is not None for session in measured.run.sessions)
     panels = []
-    for name, own in AXES.items():
+    for name, drawn in AXES.items():
         found = measured.metrics.shape[name]
-        place = f"shape-{name.replace('_', '-')}"
-        if found is None or (name == "turns" and not named):
-            panels.append(Panel(place, own.title, missing=own.lacking, half=True))
-        else:
+        if found is not None and (named or name != "turns"):
             values = samples[name][~np.isnan(samples[name])]
             # A pause below 1 ms is none: no axis begins at a microsecond for it.
-            values = np.where(values > 0, np.maximum(values / own.divisor, 1 / own.divisor), values)
-            panels.append(_panel(place, name, own, found, values))
-    return panels
+            values = np.where(values > 0, np.maximum(values / drawn.divisor, 1 / drawn.divisor), values)
+            panels.append(_panel(f"shape-{name.replace('_', '-')}", drawn, found, values))
+    return panels or [Panel(title="Histograms", missing="The trace has no sessions and no lengths.")]
 
 
-def _panel(place: str, name: str, own: _Axis, found: Statistics, values: FloatArray) -> Panel:
+def _panel(place: str, drawn: _Axis, found: Statistics, values: FloatArray) -> Panel:
     zeros = int(np.count_nonzero(values == 0.0))
-    edges, log = bins(values, whole=own.divisor == 1.0)
+    edges, log = bins(values, whole=drawn.divisor == 1.0)
     at_zero = f" At 0, left of the axis: {share(zeros / len(values))}." if log and zeros >= 0.0005 * len(values) else ""
-    told = TextTable(
-        [own.sample, "n", *STATISTICS],
-        [
-            [
-                own.x_title.replace("(s)", "(ms)"),
-                f"{found.n:,}",
-                *(value_text(name, getattr(found, one)) for one in STATISTICS),
-            ]
-        ],
+    caption = f"{found.n:,} {drawn.sample}.{at_zero} {drawn.look}"
+    return Panel(
+        title=drawn.title, id=place, figure=_histogram(drawn, found, values, edges, log=log), caption=caption, half=True
     )
-    drawn = _histogram(own, found, values, edges, log=log)
-    return Panel(place, own.title, drawn, f"{found.n:,} {own.sample}.{at_zero} {own.look}", told, half=True)
 
 
 def bins(values: FloatArray, *, whole: bool) -> tuple[FloatArray, bool]:
@@ -135,12 +105,12 @@ def bins(values: FloatArray, *, whole: bool) -> tuple[FloatArray, bool]:
     return np.linspace(smallest, largest if largest > smallest else smallest + 1.0, BINS + 1), False
 
 
-def _histogram(own: _Axis, found: Statistics, values: FloatArray, edges: FloatArray, *, log: bool) -> Figure:
+def _histogram(drawn: _Axis, found: Statistics, values: FloatArray, edges: FloatArray, *, log: bool) -> Figure:
     shares = np.histogram(values, edges)[0] / len(values)
     widths = np.diff(edges)
     bars = {
         "type": "bar",
-        "name": f"share of {own.sample}",
+        "name": f"share of {drawn.sample}",
         "x": [*map(five_digits, edges[:-1] + widths / 2)],
         "width": [*map(five_digits, widths)],
         "y": [*map(five_digits, shares)],
@@ -153,11 +123,11 @@ def _histogram(own: _Axis, found: Statistics, values: FloatArray, edges: FloatAr
     lines = [
         line([x, x], [0.0, top], slot, dash=dash, name=f"{name} {_number(x)}", hoverinfo="name")
         for name, (value, slot, dash) in marks.items()
-        if (x := value / own.divisor) > 0 or not log
+        if (x := value / drawn.divisor) > 0 or not log
     ]
-    steps = {"dtick": 1} if own.divisor == 1.0 and edges[-1] - edges[0] <= 12 else {}
-    x_axis = axis(own.x_title, **({"type": "log"} if log else steps))
-    return figure([bars, *lines], x_axis, axis(f"of {own.sample}", tickformat=".0%", range=[0, top]), bargap=0)
+    steps = {"dtick": 1} if drawn.divisor == 1.0 and edges[-1] - edges[0] <= 12 else {}
+    x_axis = axis(drawn.x_title, **({"type": "log"} if log else steps))
+    return figure([bars, *lines], x_axis, axis(f"of {drawn.sample}", tickformat=".0%", range=[0, top]), bargap=0)
 
 
 def _number(value: float) -> str:

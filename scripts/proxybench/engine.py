@@ -2,8 +2,8 @@
 
 Client and upstream share a process, a loop and a clock, so a chunk can carry the time it was sent at, and neither costs
 a context switch. What is asked for stands in the query string, which every proxy passes on: ``answer=stream`` goes on
-until ``end_streams``, ``answer=first`` is one token and the end, anything else a unary response. ``tokens`` is the
-length of the prompt that usage reports.
+until ``end_streams``, ``answer=first`` is one token and the end. ``tokens`` is the length of the prompt that usage
+reports.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from time import perf_counter_ns
 from typing import cast
 
@@ -43,18 +42,6 @@ STAMP_DIGITS = 19
 _STAMPED = _EVENT % (b"0" * STAMP_DIGITS, b"null", b"null")
 _BEFORE_STAMP, _, _AFTER_STAMP = chunk(_STAMPED).partition(b"0" * STAMP_DIGITS)
 _FIRST = _HEAD + chunk(_EVENT % (b" token", b"null", b"null"))
-_UNARY = (
-    b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m","choices":[{"index":0,"text":" token",'
-    b'"logprobs":null,"finish_reason":"length"}],"usage":%b}'
-)
-
-
-@cache
-def unary_response(prompt_tokens: int) -> bytes:
-    """The response to a unary request."""
-    body = _UNARY % usage(prompt_tokens, 1)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
 
 
 def last_chunks(prompt_tokens: int, output_tokens: int) -> bytes:
@@ -143,11 +130,8 @@ class EngineConnection(asyncio.Protocol):
             self.transport.write(_HEAD)
             stream = self._engine.begin_stream(self.transport)
             stream.prompt_tokens = prompt_tokens
-        elif b"answer=first" in request_line:
-            self.transport.write(_FIRST + last_chunks(prompt_tokens, 1))
         else:
-            self._engine.unary += 1
-            self.transport.write(unary_response(prompt_tokens))
+            self.transport.write(_FIRST + last_chunks(prompt_tokens, 1))
 
 
 def content_length(head: bytes) -> int:
@@ -165,7 +149,6 @@ class Engine:
         """Chunks of streams, the last ones aside."""
         self.failed = 0
         """Chunks that could not be sent: the connection was gone or full."""
-        self.unary = 0
         self.gaps_ms: Sequence[int] = [20]
         """Gaps of the streams that begin from now on, each stream at another place of the cycle."""
         self.streams: set[Stream] = set()

@@ -3,13 +3,9 @@
 import asyncio
 import json
 import os
-import re
-import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter_ns
 
 from scripts.proxybench.engine import Engine
@@ -24,7 +20,6 @@ from scripts.proxybench.streams import (
     latencies_us,
     open_streams,
     post,
-    target,
 )
 
 UNEVEN_GAPS_MS = [(17 * step) % 39 + 1 for step in range(39)]
@@ -32,17 +27,16 @@ UNEVEN_GAPS_MS = [(17 * step) % 39 + 1 for step in range(39)]
 LARGE_PROMPT_BYTES = 400_000
 WARM_REQUESTS = 5
 SETTLE_S = 60.0
-CONNECTIONS = 64
 BEGIN_S = 20.0
 
 
-def prompt_for(proxy: Proxy, prompt_bytes: int, *, stream: bool = True) -> Prompt:
+def prompt_for(proxy: Proxy, prompt_bytes: int) -> Prompt:
     """A completion request of about that size, as token ids or text: whatever the proxy's recorder can hash."""
     tokens = prompt_bytes // 6
     prompt: object = [10_000 + number % 50_000 for number in range(tokens)]
     if not proxy.token_ids:
         prompt = "token " * tokens
-    body = {"model": "m", "prompt": prompt, "max_tokens": 4096, "stream": stream}
+    body = {"model": "m", "prompt": prompt, "max_tokens": 4096, "stream": True}
     return Prompt(json.dumps(body, separators=(",", ":")).encode(), tokens)
 
 
@@ -126,76 +120,6 @@ async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int, pause_s: flo
     client.close()
     await settled(proxy)
     return times
-
-
-@dataclass(frozen=True, slots=True)
-class Saturation:
-    """Unary requests as fast as they go."""
-
-    rate: float
-    """Answered a second."""
-    failures: int
-    cpu_us: float | None
-    """Of the data plane, a request."""
-    recorder_cpu_us: float | None
-    recorded_rate: float | None
-    """Records in the file a second, from the first request until the recorder had written the last."""
-
-
-WRK = r"""
-wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
-wrk.body = [==[{body}]==]
-"""
-
-
-async def saturate(engine: Engine, proxy: Proxy, folder: Path, seconds: float) -> Saturation | None:
-    """``wrk`` on the load's core, beside the upstream; null where there is no wrk."""
-    path = shutil.which("wrk")
-    if path is None:
-        return None
-    script = folder / "unary.lua"
-    prompt = prompt_for(proxy, 400, stream=False)
-    script.write_text(WRK.format(body=prompt.body.decode()))
-    answered, records = engine.unary, records_of(proxy)
-    plane_ns, recorder_ns, started = total_ns(proxy.pid), total_ns(proxy.recorder), time.monotonic()
-    command = [path, "-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}s", "-s", str(script)]
-    process = await asyncio.create_subprocess_exec(
-        *command, f"http://127.0.0.1:{proxy.port}{target(prompt, 'unary')}", stdout=subprocess.PIPE
-    )
-    pin(process.pid, LOAD_CORE)
-    said = (await process.communicate())[0].decode()
-    plane_ns = total_ns(proxy.pid) - plane_ns
-    requests = engine.unary - answered
-    recorded, written_at = await written(proxy, records + requests)
-    took = written_at - started
-    await settled(proxy)
-    return Saturation(
-        rate=float(re.findall(r"Requests/sec:\s+([\d.]+)", said)[0]),
-        failures=sum(
-            int(number)
-            for number in re.findall(r"(?:Non-2xx or 3xx responses:|connect|read|write|timeout) (\d+)", said)
-        ),
-        cpu_us=per(plane_ns, requests) if proxy.pid is not None else None,
-        recorder_cpu_us=per(total_ns(proxy.recorder) - recorder_ns, requests) if proxy.recorder else None,
-        recorded_rate=(recorded - records) / took if proxy.records else None,
-    )
-
-
-async def written(proxy: Proxy, expected: int) -> tuple[int, float]:
-    """Wait for that many records in the trace, or until it grows no more; how many and when."""
-    records, at = records_of(proxy), time.monotonic()
-    while proxy.records is not None and records < expected and time.monotonic() - at < 3.0:
-        await asyncio.sleep(0.1)
-        now = records_of(proxy)
-        if now > records:
-            records, at = now, time.monotonic()
-    return records, at
-
-
-def records_of(proxy: Proxy) -> int:
-    """Records in the proxy's trace so far."""
-    return 0 if proxy.records is None else proxy.records.count()
 
 
 def total_ns(pid: int | None) -> int:

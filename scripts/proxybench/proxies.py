@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.proxybench.processes import child_named, free_port, pin, until_listening
-from scripts.proxybench.tapprocess import RecordCount, running_tap
+from scripts.proxybench.tapprocess import running_tap
 
 PROXY_CORE, LOAD_CORE = 1, 0
 
@@ -50,7 +50,6 @@ class Proxy:
     pid: int | None = None
     """The data-plane process."""
     recorder: int | None = None
-    records: RecordCount | None = None
     token_ids: bool = True
     """Whether prompts go as token ids, as text otherwise."""
     account: dict[str, Any] = field(default_factory=dict)
@@ -99,8 +98,7 @@ async def tap(folder: Path, upstream: int, tokenizer: str, flags: Sequence[str])
         for pid in (command.process.pid, plane):
             pin(pid, PROXY_CORE)
         pin(recorder, LOAD_CORE)
-        records, token_ids = RecordCount(command.trace), tokenizer != "bytes"
-        proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, records, token_ids)
+        proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, tokenizer != "bytes")
         yield proxy
         await command.end()
         proxy.account = command.account

@@ -57,10 +57,6 @@ FIGURES = (
     Figure("p99", "added chunk p99 µs", 0, added=True, goal=Goal("≤", 150, "extra")),
     Figure("ttft", "added TTFT µs, solo", 0, added=True, goal=Goal("≤", 1.5, "factor")),
     Figure("ttft_large", "added TTFT µs, 400 KB prompt", 0, added=True, goal=Goal("≤", 1.5, "factor")),
-    Figure("unary", "unary requests/s", 0, goal=Goal("≥", 15_000)),
-    Figure("unary_recorded", "– records/s in the file", 0, goal=Goal("≥", 15_000)),
-    Figure("unary_cpu", "– CPU µs per request"),
-    Figure("unary_recorder_cpu", "– recorder's CPU µs per request"),
     Figure("lost", "requests not recorded, all runs", 0, goal=Goal("≤", 0)),
     Figure("failures", "failed streams and lost chunks, all runs", 0, goal=Goal("≤", 0)),
 )

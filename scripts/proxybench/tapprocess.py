@@ -87,21 +87,3 @@ def kept_account(trace: Path) -> dict[str, Any]:
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
     return account
-
-
-class RecordCount:
-    """Count of the records of a growing trace; only new bytes are read."""
-
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-        self._offset = 0
-        self._lines = 0
-
-    def count(self) -> int:
-        """Whole records up to now, the header not among them."""
-        with self._trace.open("rb") as file:
-            file.seek(self._offset)
-            while block := file.read(1 << 20):
-                self._lines += block.count(b"\n")
-                self._offset += len(block)
-        return max(0, self._lines - 1)

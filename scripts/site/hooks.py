@@ -4,13 +4,11 @@ MkDocs reads one folder. Here ``README.md``, ``docs/``, ``deploy/`` and others k
 code host, and only the addresses are shorter: ``docs/tap.md`` is ``tap.html``.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.site.gallery import gallery_page
 from scripts.site.python_api import api_page
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent.parent
-GALLERY = Path(os.environ.get("KVTAPE_GALLERY", ROOT / "out" / "gallery"))
 BESIDE = ("*.md", "deploy/**/*", "data/captures/*.md", "data/grids/*")
 """Files outside docs/ that its pages link to."""
 ASSETS = {"assets/iframe-worker.js": "iframe-worker.js", "assets/site.css": "site.css"}
@@ -65,9 +62,6 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for name, source in ASSETS.items():
         added(name, abs_src_path=str(Path(__file__).parent / source))
     added("docs/api.md", content=api_page())
-    added("docs/gallery.md", content=gallery_page(GALLERY))
-    for path in sorted(path for kind in ("html", "png") for path in GALLERY.glob(f"*.{kind}")):
-        added(f"docs/gallery/{path.name}", abs_src_path=str(path))
     return files
 
 

@@ -10,6 +10,7 @@ from engines.modelconfig import kv_bytes_per_token
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from measure.wording import factor
+from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_trace_flags, block_size_text, parse_block_size
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from measure.cache import accesses as accesses_of
     from measure.cache import hitcurve, stackdepth
     from measure.cache.hitcurve import HitCurve
+    from report.pages import curves as pages
     from sim.cache import reuse as reusing
     from sim.workload import accesses as workload_accesses
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
     reusing = LateModule("sim.cache.reuse")
+    pages = LateModule("report.pages.curves")
     workload_accesses = LateModule("sim.workload.accesses")
 
 
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=duration, help="tables of reuse, too: times between uses, blocks used per window, such as 60s"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with the complete curve")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,13 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     accesses = workload_accesses.read_accesses(arguments.trace, block_size, needs_times=needs_times)
     curve = hitcurve.hit_curve(accesses)
     reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
-    if arguments.json:
+    html = page_path(arguments, [arguments.trace])
+    if arguments.json or html is not None:
         told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
-        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
-        print(json.dumps({**result, "reuse": None if reuse is None else asdict(reuse)}))
-        return 0
-    lines = [describe(curve, cache_tokens, kv_bytes)]
-    print("\n".join([*lines, *([] if reuse is None else reusing.describe_reuse(reuse))]))
+        reused = None if reuse is None else asdict(reuse)
+        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told], "reuse": reused}
+    if html is not None:
+        write_page(html, pages.curve_page(result))
+    lines = [describe(curve, cache_tokens, kv_bytes), *([] if reuse is None else reusing.describe_reuse(reuse))]
+    print(json.dumps(result) if arguments.json else "\n".join(lines))
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from measure.cacheuse import CauseShare
 from measure.table import table_lines
+from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from measure.cache import interning
+    from report.pages import curves as pages
     from sim.cache import hybrid, sequential_pool
     from sim.cache.sequential_pool import Requests, SequentialPool
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     interning = LateModule("measure.cache.interning")
+    pages = LateModule("report.pages.curves")
     hybrid, sequential_pool = late_modules("sim.cache", "hybrid sequential_pool")
 
 
@@ -88,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     add_group_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,7 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
     found = attribute(prompts, usable_blocks)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
+    html = page_path(arguments, [arguments.trace])
     print(json.dumps(found_json) if arguments.json else describe(found))
+    if html is not None:
+        write_page(html, pages.misses_page(found_json))
     return 0
 
 

@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
+    parser.add_argument("trace", type=Path, help="a trace with block hashes")
     parser.add_argument(
         "--block-size",
         type=int,

@@ -199,7 +199,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         required=True,
-        help="predicted trace (.gz and .zst compress, .parquet makes columns)",
+        help="predicted trace (.gz and .zst compress)",
     )
     add_engine_flags(parser)
     add_fleet_flags(parser, several=False)

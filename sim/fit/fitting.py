@@ -124,7 +124,7 @@ def _fit_loaded(config: FitConfig, loaded: Loaded, digests: Sequence[str], lende
         config = replace(config, frontend=lender.model.frontend_placement, extra_terms=lender.extra_terms)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
-        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
+        print(f"sim calibrate: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     solved = _solve(config, loaded, settings, lender)
     sources = [
         FitTrace(

@@ -11,7 +11,7 @@ import numpy as np
 
 from measure.metrics.requests import known
 from measure.runs import STATUSES, Run
-from report.compare.baselines import LAST_CAPTURE
+from report.compare.ensembles import LAST_CAPTURE
 from sim.latency.modelfile import Baseline, Model
 from sim.latency.terms import (
     NUM_STEP_TERMS,

@@ -7,18 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.chains import chain_places
-from report.pages.whatif import Routing
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
-from sim.forecast.captured import Captured, Load, plan
+from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast
-from sim.forecast.saturation import Demand, PointRun, demand_of, extrapolations, run_point
-from sim.forecast.scenarios import AS_CAPTURED
+from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.kernels import layout
-from sim.kernels.layout import NONE
 from sim.latency.modelfile import Model
-from sim.vllm.config import EngineConfig
 
 Seen = dict[str, npt.NDArray[Any]]
 
@@ -87,11 +83,11 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine, and its routing."""
+def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
+    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine."""
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
-        return point, demand_of(point, load.arrivals, load.engine, model), None
+        return point, demand_of(point, load.arrivals, load.engine, model)
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     engines = _engines(load, load.fleet, model)
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
@@ -110,35 +106,4 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand, Routing | None
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)
-    return point, demand, _routing(dispatch, load.fleet, by_engine)
-
-
-class PointRuns:
-    """Runs of loads without noise beside the capture's own, which is made once."""
-
-    def __init__(self, captured: Captured, model: Model) -> None:
-        self._captured, self._model = captured, model
-        self._base: tuple[PointRun, EngineConfig] | None = None
-
-    def __call__(self, load: Load) -> tuple[Demand, float, list[str]]:
-        """Return a load's demand, the time up to which its forecast counts, and conditions that no capture showed."""
-        if self._base is None:
-            as_captured = plan(self._captured, AS_CAPTURED)
-            self._base = point_of(as_captured, self._model)[0], as_captured.engine
-        base, engine = self._base
-        point, demand, _ = point_of(load, self._model)
-        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
-        return demand, horizon_ms, list(extrapolations(self._model, base, point, engine, load.engine))
-
-
-def _routing(dispatch: Dispatch, plan: FleetPlan, work_ms: npt.NDArray[np.float64]) -> Routing:
-    engine_of = np.array(dispatch.engine_of)
-    requests = np.bincount(engine_of[engine_of != NONE], minlength=len(plan.names))
-    return Routing(
-        engines=len(plan.names),
-        route=plan.route,
-        most_requests=int(requests.max()),
-        fewest_requests=int(requests.min()),
-        work_ratio=round(float(work_ms.max() / max(work_ms.mean(), 1e-9)), 4),
-        failed=int(np.isin(dispatch.fleet.state.runs["outcome"], (layout.LOST, layout.NO_ENGINE)).sum()),
-    )
+    return point, demand

@@ -5,7 +5,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import exp, hypot, log
@@ -232,19 +231,18 @@ def is_uncertain(one: Judgement) -> bool:
 
 
 def _followed(watch: ModelWatch, path: Path) -> Iterator[Judgement]:
-    rest_s = 0.0
-    with closing(FollowedTrace(path)) as trace:
-        while True:
-            for record in trace.new_records():
-                assert trace.meta is not None
-                watch.take(record, trace.meta)
-            if watch.is_due and rest_s <= 0.0:
-                begun_s = sum(os.times()[:2])
-                yield watch.judge()
-                rest_s = REST * (sum(os.times()[:2]) - begun_s)
-            if not wait_for_more(POLL_S):
-                return
-            rest_s -= POLL_S
+    trace, rest_s = FollowedTrace(path), 0.0
+    while True:
+        for record in trace.new_records():
+            assert trace.meta is not None
+            watch.take(record, trace.meta)
+        if watch.is_due and rest_s <= 0.0:
+            begun_s = sum(os.times()[:2])
+            yield watch.judge()
+            rest_s = REST * (sum(os.times()[:2]) - begun_s)
+        if not wait_for_more(POLL_S):
+            return
+        rest_s -= POLL_S
 
 
 def describe(one: Judgement) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:  # imported by the first array
     np = LateModule("numpy")
 
-MOST_POINTS: Final = 100_000
+MOST_POINTS: Final = 5_000
 _RANGE: Final = ("from", "to", "steps")
 _TYPES: Final = {
     bool: "true or false",

@@ -23,14 +23,16 @@ from tracefile.records.arrays import BoolArray, FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Work that a load asks of an engine, as ``DemandSaid`` defines it. NaN: fewer than two independent arrivals."""
+    """Work that a load asks of an engine, per second of its arrivals. NaN: fewer than two independent arrivals."""
 
     prefill: float
+    """Seconds of step time for uncached prompt tokens."""
     decode: float
+    """Seconds of step time for generated tokens."""
     frontend: float
+    """Seconds of the API server on the engine's core."""
     capacity: float
-    in_flight_growth_per_s: float
-    in_flight_at_end: int
+    """Seconds of such work in a second of the engine with full batches."""
 
     @property
     def utilization(self) -> float:
@@ -73,14 +75,11 @@ def demand_of(
     per_s = (1.0 - 1.0 / len(roots_ms)) / span_s if span_s > 0.0 else np.nan
     times_s = run.counts.sum(axis=0) * run.costs / 1e3
     work_s = {work: float(times_s[_columns(run, work)].sum()) for work in ("prefill", "decode", "reception")}
-    growth, at_end = _in_flight(run.state)
     return Demand(
         prefill=work_s["prefill"] * per_s,
         decode=work_s["decode"] * per_s,
         frontend=work_s["reception"] * per_s,
         capacity=_capacity(arrivals if own is None else own, config, model),
-        in_flight_growth_per_s=growth,
-        in_flight_at_end=at_end,
     )
 
 
@@ -117,19 +116,6 @@ def _at_once(arrivals: Arrivals) -> Arrivals:
         abort_after_ms=nothing,
         output_tokens=np.minimum(queued.output_tokens, np.array(seen, np.int64)),
     )
-
-
-def _in_flight(state: SimState) -> tuple[float, int]:
-    """Growth per second of the requests in flight over the arrivals without a parent, and their number at the last."""
-    ran = ~np.isnan(state.runs["e2e_ms"])
-    came_ms = np.sort(state.runs["arrival_ms"][ran])
-    ends_ms = np.sort((state.runs["arrival_ms"] + state.runs["e2e_ms"])[ran])
-    roots_ms = np.sort(state.runs["arrival_ms"][ran & (state.runs["parent"] < 0)])
-    if len(roots_ms) < 2 or roots_ms[-1] <= roots_ms[0]:
-        return np.nan, 0
-    before = np.searchsorted(came_ms, roots_ms, side="left") - np.searchsorted(ends_ms, roots_ms, side="right")
-    slope = np.polynomial.polynomial.polyfit((roots_ms - roots_ms[0]) / 1e3, before, 1)[1]
-    return float(slope), int(before[-1])
 
 
 MATTERS = 0.05

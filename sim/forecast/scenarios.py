@@ -14,8 +14,16 @@ from sim.engine.incidents import parse_event
 from sim.vllm.config import KV_GROUPS_HELP
 from sim.vllm.kvgroups import read_groups
 from tracefile import InputError
-from tracefile.commandline.parser import seed
+from tracefile.commandline.parser import Parser, seed
 
+RARE = (
+    "max-model-len",
+    "host-gb-per-s",
+    "host-latency",
+    "disk-gb-per-s",
+    "disk-latency",
+)
+"""Axes whose values a file of ``--config`` or a grid gives alone."""
 MOST_SCENARIOS = 200
 BASELINE = "as captured"
 
@@ -57,15 +65,16 @@ class Scenario:
 AS_CAPTURED = Scenario({})
 
 
-def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
+def add_scenario_flags(parser: Parser) -> None:
     """Declare the flags of a scenario. Several values of a flag, separated by commas, make several scenarios."""
     different = parser.add_argument_group("what differs", "N,N,… are several scenarios; several flags: all together")
     for axis in AXES:
         if axis.kind is bool:
             different.add_argument(axis.flag, action="store_true", help=axis.help)
         elif axis.help:
-            told = "" if "default" in axis.help else " (default: the capture's)"
-            different.add_argument(axis.flag, metavar=f"{axis.metavar},…", help=f"{axis.help}{told}")
+            default = "" if "default" in axis.help else " (default: the capture's)"
+            add = parser.add_setting if axis.name in RARE else different.add_argument
+            add(axis.flag, metavar=f"{axis.metavar},…", help=f"{axis.help}{default}")
     add_fleet_flags(parser, several=True)
 
 
@@ -83,13 +92,6 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
         help="forecasts of each load, each with its own parameters and noise; more: finer intervals",
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the members and their noise")
-
-
-def checked_confidence(confidence: float) -> float:
-    """Return ``--confidence``. Raises InputError for what is no share of the members."""
-    if not 0.0 < confidence <= 1.0:
-        raise InputError(f"--confidence: {confidence:g}; expected more than 0 and at most 1")
-    return confidence
 
 
 def checked_members(members: int) -> int:

@@ -3,21 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
-from measure.quantiles import quantile
 from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Routing, Row, Span, ttft
-from sim.forecast.captured import Captured, Load, plan
+from report.grid.points import LEVELS, Measure, Span
+from sim.forecast.captured import Captured
 from sim.forecast.ensemble import Forecast, interval
-from sim.forecast.fleets import forecast_load, point_of
-from sim.forecast.saturation import Demand, PointRun
-from sim.forecast.scenarios import AS_CAPTURED
+from sim.forecast.limits import ttft
+from sim.forecast.results import Curve, ForecastPoint
 from sim.kernels import layout
-from sim.latency.modelfile import Model
 from sim.latency.verdicts import Trust, trust
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray
@@ -83,35 +81,6 @@ def ttft_quantiles(
     return TtftQuantiles(waits, values_ms, so_far_ms, until_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastSummary:
-    """A scenario with all that is known of it: values by member."""
-
-    load: Load
-    demand: Demand
-    run: PointRun
-    values: dict[str, FloatArray]
-    beyond: dict[str, float]
-    """Of values that may be infinite: what they exceed."""
-    curves: dict[str, Curve]
-    routing: Routing | None
-    """Of a fleet, without noise."""
-
-
-def summarize(
-    load: Load, found: Forecast, model: Model, cohorts: Mapping[str, IntArray], *, paced: bool
-) -> ForecastSummary:
-    """Summarize a load's forecast; of a growing queue, only numbers that do not depend on the run's end."""
-    point, demand, routing = point_of(load, model)
-    horizon_ms = load.horizon_ms if demand.is_saturated and not paced else np.inf
-    values, beyond, quantiles_of = measures_of(found, cohorts, horizon_ms)
-    curves = {}
-    for cohort, by_member in quantiles_of.items():
-        last_ms = float(np.median([one.until_ms for one in by_member]))
-        curves[cohort] = _curve([one.waits for one in by_member], last_ms, stops=bool(np.isfinite(horizon_ms)))
-    return ForecastSummary(load, demand, point, values, beyond, curves, routing)
-
-
 def measures_of(
     found: Forecast, cohorts: Mapping[str, IntArray], horizon_ms: float
 ) -> tuple[dict[str, FloatArray], dict[str, float], dict[str, list[TtftQuantiles]]]:
@@ -129,20 +98,15 @@ def measures_of(
     return values, beyond, quantiles_of
 
 
-def latencies_ms(found: Forecast, member: int, metric: str, places: IntArray) -> FloatArray:
-    """Return ITL of all requests, or TPOT or E2E of those at ``places``: NaN of aborts, infinite of unserved ones."""
-    if metric == "itl":
-        return found.gaps_ms[member]
-    values = found.tpot_ms[member] if metric == "tpot" else found.e2e_ms[member]
-    outcome = found.outcome[member, places]
-    ended = np.where(outcome == layout.OK, values[places], np.nan)
-    return np.where(np.isin(outcome, _UNSERVED), np.inf, ended)
-
-
-def percentile_ms(values: FloatArray, level: float) -> float:
-    """Return the order statistic of the known values; infinite of none."""
-    known = np.sort(values[~np.isnan(values)])
-    return quantile(known, level) if len(known) else np.inf
+def curves_of(quantiles_of: Mapping[str, Sequence[TtftQuantiles]], horizon_ms: float) -> dict[str, Curve]:
+    """Return the survival curve of each cohort; at a horizon it stops."""
+    stops = bool(np.isfinite(horizon_ms))
+    return {
+        cohort: _curve(
+            [one.waits for one in by_member], float(np.median([one.until_ms for one in by_member])), stops=stops
+        )
+        for cohort, by_member in quantiles_of.items()
+    }
 
 
 def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
@@ -152,7 +116,7 @@ def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Cu
     bands = [interval(column) for column in waiting.T]
     return Curve(
         time_ms=[round(time_ms, 3) for time_ms in grid_ms.tolist()],
-        middle=[round(band.middle, 5) for band in bands],
+        survival=[round(band.middle, 5) for band in bands],
         low=[round(band.low, 5) for band in bands],
         high=[round(band.high, 5) for band in bands],
         stops=stops and bands[-1].high > 0.0,
@@ -205,9 +169,9 @@ def finite(value: float) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
 
 
-def measured_row(captured: Captured, cohorts: Mapping[str, IntArray]) -> Row | None:
-    """Return the captured load as its trace tells it; None: the trace has no times, or was simulated."""
-    run = make_run(MEASURED, captured.path.name, captured.meta, captured.records)
+def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> ForecastPoint | None:
+    """Return the captured load as its trace has it; None: the trace has no times, or was simulated."""
+    run = make_run("measured", captured.path.name, captured.meta, captured.records)
     waits = {name: recorded.first_token_waits(run, places) for name, places in cohorts.items()}
     waits = {name: one for name, one in waits.items() if one.count(EVENT)}
     if captured.meta.source == "sim" or not (waits or np.isfinite(run.e2e_ms).any()):
@@ -218,13 +182,11 @@ def measured_row(captured: Captured, cohorts: Mapping[str, IntArray]) -> Row | N
         at_levels = quantiles(one, incidence(one), levels).tolist()
         values |= {ttft(cohort, level): value for level, value in zip(LEVELS, at_levels, strict=True)}
     spans = {name: span_of(np.array([value]), None) for name, value in values.items()}
-    return Row(
-        name=MEASURED,
-        kind=MEASURED,
+    return ForecastPoint(
+        name="measured",
+        kind="measured",
         settings={},
-        rate=1.0,
-        cold_prompts=captured.cold,
-        num_gpu_blocks=captured.engine.num_gpu_blocks,
+        members=1,
         measures={name: Measure(value=span) for name, span in spans.items() if span.middle is not None},
         curves={name: _curve([one], float(one.time_ms[one.end == EVENT][-1])) for name, one in waits.items()},
     )
@@ -244,21 +206,44 @@ def _measured_values(captured: Captured, run: Run) -> Iterator[tuple[str, float]
         yield "output_tokens_per_s", sum(record.output_tokens or 0 for record in captured.records) / seconds
 
 
-def errors_of(forecast: Mapping[str, Measure], measured: Row) -> dict[str, float]:
-    """Return forecast / measured − 1 by measure, of the middle member."""
-    found = {}
-    for name, measure in measured.measures.items():
-        truth, made = measure.value.middle, forecast[name].value.middle
-        if truth and made is not None:
-            found[name] = round(made / truth - 1.0, 6)
-    return found
+def measure_beside(
+    name: str, values: Mapping[str, FloatArray], beyond: Mapping[str, float], base: Mapping[str, FloatArray] | None
+) -> Measure:
+    """Return a measure; ``beyond``: what infinite values exceed; ``base``: the members' values of another point."""
+    own, least = values[name], beyond.get(name)
+    if base is None or name not in base:
+        return Measure(value=span_of(own, least))
+    before = base[name]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference, ratio = own - before, np.where(before > 0.0, own / before, np.nan)
+    middle = interval(before).middle
+    known = least is not None and np.isfinite(middle)
+    return Measure(
+        value=span_of(own, least),
+        difference=span_of(difference, (least or 0.0) - middle if known else None),
+        ratio=span_of(ratio, (least or 0.0) / middle if known and middle > 0.0 else None),
+    )
 
 
-def trust_in(forecast: Mapping[str, Measure], errors: Mapping[str, float], *, saturated: bool) -> Trust | None:
-    """Return how far the capture's own forecast lets its model be trusted; None: nothing was measured."""
-    spans = {level: forecast[ttft(ALL, level)].value for level in LEVELS if ttft(ALL, level) in errors}
-    own = {level: errors[ttft(ALL, level)] for level in spans}
-    return trust(own, {level: _band(span) for level, span in spans.items()}, saturated=saturated) if own else None
+def with_errors(point: ForecastPoint, measured: ForecastPoint) -> ForecastPoint:
+    """Add forecast / measured to the forecast of a capture."""
+    measures = dict(point.measures)
+    for name, measure in point.measures.items():
+        truth, value = measured.middle(name), measure.value
+        if truth:
+            low, middle, high = (None if end is None else end / truth for end in (value.low, value.middle, value.high))
+            measures[name] = Measure(value=value, ratio=Span(middle=middle, low=low, high=high))
+    return msgspec.structs.replace(point, measures=measures)
+
+
+def trust_in(point: ForecastPoint) -> Trust | None:
+    """Return how far a capture's own forecast, with its errors, is to be trusted; None: nothing was measured."""
+    spans = {level: one for level in LEVELS if (one := point.measures[ttft(ALL, level)]).ratio is not None}
+    errors = {
+        level: one.ratio.middle - 1.0 for level, one in spans.items() if one.ratio and one.ratio.middle is not None
+    }
+    bands = {level: _band(one.value) for level, one in spans.items()}
+    return trust(errors, bands, saturated=point.saturated) if errors else None
 
 
 def _band(span: Span) -> float:
@@ -266,15 +251,3 @@ def _band(span: Span) -> float:
     if span.middle is None or span.low is None or span.high is None:
         return np.inf
     return (span.high - span.low) / 2.0 / max(span.middle, 1e-9)
-
-
-def trust_on(captured: Captured, model: Model, members: Sequence[Model], seed: int) -> Trust | None:
-    """Forecast the capture as it was, for its own error to tell how far the model may be trusted."""
-    cohorts = {ALL: np.arange(len(captured.records))}
-    measured, load = measured_row(captured, cohorts), plan(captured, AS_CAPTURED)
-    if measured is None or not load.serves:
-        return None
-    found = forecast_load(load, members, seed=seed)
-    one = summarize(load, found, model, cohorts, paced=captured.paced)
-    spans = {name: Measure(value=span_of(values, one.beyond.get(name))) for name, values in one.values.items()}
-    return trust_in(spans, errors_of(spans, measured), saturated=one.demand.is_saturated)

@@ -1,323 +1,343 @@
-"""``sim sweep``: a capture forecast at every point of a grid, on all cores or a Ray cluster.
+"""``sim sweep``: a capture forecast at every point of a grid, on all cores.
 
-Each point is forecast once; then today's setting and the points near the Pareto set by an ensemble. A point's numbers
-depend on nothing but its scenario, so a sweep that was cut goes on from its journal, and any machine gives the same.
+Each point is forecast once; then today's setting, the Pareto set and the choice by an ensemble. A point's numbers
+depend on nothing but its scenario.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import asdict, dataclass
+from math import log
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from measure.cohorts import ALL
+import msgspec
+
+from measure import wording
 from measure.metrics.flags import add_gpus_argument, checked_gpus
-from report.output import add_page_argument, page_path, write_page
-from report.sweeps.grid import GridSweep, sweep_lines
-from sim.forecast.captured import Captured, Load, plan, read_captured
-from sim.forecast.effectgates import parse_slo
+from measure.thresholds import Threshold
+from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, effect_text, pareto_set, title_of, value_text
+from report.output import add_page_argument, page_path, put_page
+from sim.forecast.captured import Captured, plan_as, read_captured
 from sim.forecast.grid import Grid, read_grid
-from sim.forecast.scenarios import Scenario, add_forecast_flags, checked_confidence, checked_members
-from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import engine_warning, verdict_sentence
-from tracefile.commandline.printing import print_result
+from sim.forecast.limits import parse_limit
+from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint
+from sim.forecast.scenarios import AXES, Scenario, add_forecast_flags
+from sim.latency.modelfile import Model, load_model
+from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
-from tracefile.commandline.workers import add_worker_arguments, results
+from tracefile.commandline.workers import results
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
-from tracefile.storage.output import PARQUET, check_output, replace_output
+from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from report.files import folder
-    from report.sweeps import gridpage
-    from sim.forecast import ensemble, gridpoints
-    from sim.forecast import fleets as running
-    from sim.forecast import summary as summing
-    from sim.forecast.ensemble import Forecast
-    from sim.forecast.gridpoints import Choice
+    from report.grid import panels
+    from sim.forecast import points
+    from sim.forecast.points import ForecastConfig, PointValues, Task
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
-    folder = LateModule("report.files.folder")
-    gridpage = LateModule("report.sweeps.gridpage")
-    ensemble, running, summing, gridpoints = late_modules("sim.forecast", "ensemble fleets summary gridpoints")
+    panels = LateModule("report.grid.panels")
+    points = LateModule("sim.forecast.points")
+
+EVEN: Final = 0.02
+"""Values that differ by no more are equal."""
+LEAST_MS: Final = 1e-3
+"""Latency of no wait at all, which has no logarithm."""
+MOST_REFINED: Final = 24
+"""Points that get all members, at most."""
 
 
-JOURNAL_SCHEMA: Final = "kvtape-grid-journal/1"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Limits that the chosen point keeps, and prices."""
 
-
-class Journal:
-    """Forecasts by their key, in memory and in a file beside the sweep's results, which is theirs until it is whole."""
-
-    def __init__(self, output: Path, about: Mapping[str, Any], *, overwrite: bool) -> None:
-        self.path = output.with_name(f"{output.name}.journal")
-        self._known: dict[str, Any] = {}
-        self._head = {"schema": JOURNAL_SCHEMA, **about}
-        try:
-            whole = 0 if overwrite else self._read()
-            self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
-            self._file.truncate(whole)
-        except OSError as error:
-            raise InputError(f"--output {output}: {error.strerror}; expected a writable path") from None
-        if not whole:
-            self._write(self._head)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
-
-    def get(self, key: str) -> Any:
-        """Return what was put under a key, or None."""
-        return self._known.get(key)
-
-    def put(self, key: str, told: Any) -> None:
-        """Keep a forecast; a kill does not lose it."""
-        self._known[key] = told
-        self._write([key, told])
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-    def _write(self, line: Any) -> None:
-        # The standard encoder keeps infinite numbers, of waits without an end, and every digit.
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-
-    def _read(self) -> int:
-        """Read whole lines; return their length. Raises InputError for a journal of another sweep."""
-        if not self.path.exists():
-            return 0
-        head, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
-        if not head.endswith(b"\n"):
-            return 0
-        if _decoded(head) != self._head:
-            raise InputError(
-                f"{self.path}: of a cut sweep of another trace, model, seed or pacing; expected another --output, or "
-                "--overwrite"
-            )
-        whole = len(head)
-        for line in lines:
-            entry = _decoded(line)
-            if not line.endswith(b"\n") or entry is None:  # torn by the kill
-                break
-            self._known[entry[0]] = entry[1]
-            whole += len(line)
-        return whole
-
-
-def _decoded(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-LATE_SHARE: Final = 0.05
-"""Part of a load's length by which its last output may be late, before a single run is taken for a growing queue."""
-Task = tuple[Scenario, int]
-"""Scenario and members."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepConfig:
-    """Settings of ``sim sweep``."""
-
-    grid: Grid
-    trace: Path
-    model: Path
-    output: Path
-    choice: "Choice"
-    paced: bool | None = None
-    members: int = 32
-    refine: int = 16
-    seed: int = 0
+    slos: tuple[Threshold, ...] = ()
+    gpu_price: float | None = None
+    gpus: int = 1
+    """Of an engine."""
     procs: int | None = None
-    ray: str | None = None
-    overwrite: bool = False
 
 
 EPILOG = "examples:\n  sim sweep grid.toml monday.jsonl.zst --latency-model model.json --slo 'ttft.p90<=500ms'\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
-    parser.add_argument("-o", "--output", type=Path, help="results, a row a point (default GRID.parquet)")
-    parser.add_argument("--overwrite", action="store_true", help="begin anew instead of going on with a cut sweep")
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    choice = parser.add_argument_group("choice")
-    choice.add_argument(
+    parser.add_argument(
         "--slo",
         action="append",
         default=[],
         metavar="THRESHOLD",
         help="limit of the chosen point, as ttft.p90<=500ms or hit_rate>=30%% (default: today's TTFT p90; repeatable)",
     )
-    choice.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it")
-    choice.add_argument("--gpu-price", type=float, help="price of a GPU and hour, such as 2.5, for the cost of tokens")
-    add_gpus_argument(choice)
+    parser.add_argument("--gpu-price", type=float, help="price of a GPU and hour, such as 2.5, for the cost of tokens")
+    add_gpus_argument(parser)
+    add_page_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_forecast_flags(parser)
-    parser.add_argument("--refine", type=int, default=16, help="points at most that get all members")
-    add_worker_arguments(parser)
+    parser.add_setting("--procs", type=int, help="processes (default: one per core)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sweep, write and print; 1 if no point keeps the limits."""
-    config = _config(arguments)
-    inputs = [config.grid.path, config.trace, config.model]
-    check_output(config.output, PARQUET, inputs, "--output")
-    html = page_path(arguments, inputs)
-    found = Sweep(config).run()
-    if found is None:
+    """Sweep and print; 1 if no point keeps the limits."""
+    grid, choice, config = read_grid(arguments.grid), _choice(arguments), points.config_of(arguments)
+    html = page_path(arguments, [grid.path, config.trace, config.model])
+    try:
+        found = sweep(config, grid, choice)
+    except KeyboardInterrupt:
+        print("sim sweep: interrupted", file=sys.stderr)
         return 130
-    print_result(found, list(sweep_lines(found)), as_json=arguments.json)
-    if html is not None:
-        write_page(html, gridpage.render_grid(found))
-    return 0 if found.chosen is not None else 1
+    put_page(panels.grid_page(found, "sim sweep", "docs/capacity.md"), found, as_json=arguments.json, html=html)
+    return 0 if found.marked("chosen") is not None else 1
 
 
-def _config(arguments: argparse.Namespace) -> SweepConfig:
+def _choice(arguments: argparse.Namespace) -> Choice:
     price = arguments.gpu_price
     if price is not None and not 0.0 < price < float("inf"):
         raise InputError(f"--gpu-price: {price:g}; expected a price above 0")
-    for name in ("procs", "refine"):
-        number = getattr(arguments, name)
-        if number is not None and number < 1:
-            raise InputError(f"--{name}: {number}; expected 1 or more")
-    slos = tuple(parse_slo(text) for text in arguments.slo)
-    return SweepConfig(
-        grid=read_grid(arguments.grid),
-        trace=arguments.trace,
-        model=arguments.latency_model,
-        output=arguments.output or arguments.grid.with_suffix(".parquet"),
-        choice=gridpoints.Choice(
-            slos, checked_confidence(arguments.confidence), price, checked_gpus(arguments.gpus) or 1
-        ),
-        paced=arguments.replay_sessions,
-        members=checked_members(arguments.members),
-        **{name: getattr(arguments, name) for name in ("refine", "seed", "procs", "ray", "overwrite")},
-    )
+    if arguments.procs is not None and arguments.procs < 1:
+        raise InputError(f"--procs: {arguments.procs}; expected 1 or more")
+    slos = tuple(parse_limit("--slo", text) for text in arguments.slo)
+    return Choice(slos=slos, gpu_price=price, gpus=checked_gpus(arguments.gpus) or 1, procs=arguments.procs)
 
 
-class PointForecast:
-    """Forecast of a scenario's measures by member; sent once to each process."""
-
-    def __init__(self, captured: Captured, model: Model, seed: int) -> None:
-        self._captured, self._model, self._seed = captured, model, seed
-        self._cohorts = summing.cohorts_of(captured.records)
-        self._point = running.PointRuns(captured, model)
-
-    def __call__(self, task: Task) -> dict[str, Any]:
-        """Return values by measure and member; with several members also demand, and what no capture supports."""
-        scenario, count = task
-        load = plan(self._captured, scenario)
-        drawn = [self._model] if count == 1 else ensemble.members(self._model, count, self._seed)
-        found = running.forecast_load(load, drawn, seed=self._seed, threads=1)
-        told: dict[str, Any] = {"utilization": None, "saturated": None, "warnings": []}
-        horizon_ms = np.inf
-        if count > 1:
-            demand, horizon_ms, warnings = self._point(load)
-            told = {
-                "utilization": summing.finite(demand.utilization),
-                "saturated": demand.is_saturated,
-                "warnings": warnings,
-            }
-        elif not self._captured.paced and _ends_late(found, load):
-            horizon_ms = load.horizon_ms
-        values, beyond, _ = summing.measures_of(found, self._cohorts, horizon_ms)
-        return {"values": {name: value.tolist() for name, value in values.items()}, "beyond": beyond, **told}
+def sweep(config: "ForecastConfig", grid: Grid, choice: Choice) -> ForecastGrid:
+    """Forecast all points, and some of them by an ensemble."""
+    model = load_model(config.model)
+    captured = read_captured(config.trace, model, paced=config.paced)
+    points.check_cohorts("--slo", choice.slos, captured)
+    swept = SweptPoints(config, grid, choice, captured, model)
+    swept.forecast([(swept.base, config.members), *((one, 1) for one in swept.scenarios.values())])
+    while wanted := swept.to_refine():
+        swept.forecast([(swept.scenarios[key], config.members) for key in wanted])
+    found = swept.result()
+    return msgspec.structs.replace(found, headlines=headlines(found))
 
 
-def _ends_late(found: "Forecast", load: Load) -> bool:
-    return bool((found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE))
+def key_of(scenario: Scenario) -> str:
+    """Return a name that no other scenario has."""
+    return json.dumps(asdict(scenario), sort_keys=True)
 
 
-class Sweep:
-    """A sweep from its first point to its file."""
+class SweptPoints:
+    """Points of a grid and today's: their forecasts, and the choice among them."""
 
-    def __init__(self, config: SweepConfig) -> None:
-        self._config = config
-        self._model = load_model(config.model)
-        self._captured = read_captured(config.trace, self._model, paced=config.paced)
-        known = summing.cohorts_of(self._captured.records)
-        for slo in config.choice.slos:
-            if (slo.cohort or ALL) not in known:
-                raise InputError(
-                    f"--slo {slo.text}: the trace has no requests of {slo.cohort}; expected another cohort"
-                )
-        self._points = gridpoints.GridPoints(self._captured, config.grid, config.choice)
+    def __init__(self, config: "ForecastConfig", grid: Grid, choice: Choice, captured: Captured, model: Model) -> None:
+        self._config, self._grid, self._choice, self._captured, self._model = config, grid, choice, captured, model
+        self.base = _with_own_values(captured, grid)
+        self.scenarios = {key_of(one): one for one in (*grid.scenarios, self.base)}
+        self._today = key_of(self.base)
+        self._settings = {key: _settings(captured, one, grid) for key, one in self.scenarios.items()}
+        loads = {key: _load(one) == _load(self.base) for key, one in self.scenarios.items()}
+        self._same_load = loads if sum(loads.values()) > 1 else dict.fromkeys(loads, True)
+        self._before: Mapping[str, Any] = {}
+        """Today's values."""
+        self.found: dict[str, ForecastPoint] = {}
+        self._latency = points.latency_of(choice.slos)
 
-    def run(self) -> GridSweep | None:
-        """Forecast all points and write the file; None: interrupted, and what is done is kept."""
-        config, points = self._config, self._points
-        about = {"trace": self._captured.digest, "model": model_digest(self._model), "seed": config.seed}
-        with Journal(config.output, about | {"paced": self._captured.paced}, overwrite=config.overwrite) as journal:
-            try:
-                self._forecast([(points.base, config.members), *((one, 1) for one in points.scenarios)], journal)
-                while wanted := points.to_refine(config.refine):
-                    self._forecast([(one, config.members) for one in wanted], journal)
-            except KeyboardInterrupt:
-                kept = f"{len(journal):,} forecasts are kept in {journal.path}"
-                print(f"sim sweep: interrupted; {kept}; the same command goes on", file=sys.stderr)
-                return None
-            self._write()
-            journal.remove()
-        captured, model = self._captured, self._model
-        own = summing.trust_on(captured, model, ensemble.members(model, config.members, config.seed), config.seed)
-        said = [] if own is None else [own.sentence]
-        return points.result(
-            trace=config.trace.name,
-            trace_digest=captured.digest,
-            model_digest=model_digest(model),
-            verdict="; ".join([verdict_sentence(config.model, model, captured.digest, captured.meta), *said]),
-            trusted=own is None or own.trusted,
-            paced=captured.paced,
-            requests=len(captured.records),
-            seed=config.seed,
-            members=config.members,
-            notes=[
-                *filter(None, [captured.part_hashed]),
-                *engine_warning(model, captured.meta, captured.engine),
-                *ensemble.no_draws(model),
-                *points.notes(),
-            ],
+    def forecast(self, tasks: "Sequence[Task]") -> None:
+        work = points.PointForecast(self._captured, self._model, self._config.seed)
+        done = counted(range(len(tasks)), "points" if tasks[-1][1] == 1 else "points near the frontier")
+        forecasts = {}
+        for task, values in results(work, tasks, procs=self._choice.procs):
+            forecasts[key_of(task[0]), task[1]] = values
+            next(done, None)
+        next(done, None)
+        for scenario, members in tasks:  # today's first
+            self._put(scenario, forecasts[key_of(scenario), members])
+
+    def _put(self, scenario: Scenario, values: "PointValues") -> None:
+        key, choice = key_of(scenario), self._choice
+        members = len(values.values["unserved"])
+        if key in self.found and self.found[key].members > members:
+            return
+        settings, engines = self._settings[key]
+        gpus = engines * choice.gpus
+        values.values[PER_GPU] = values.values[THROUGHPUT] / gpus
+        if choice.gpu_price is not None:
+            with np.errstate(divide="ignore"):
+                values.values[COST] = choice.gpu_price / 3600.0 * 1e6 / values.values[PER_GPU]
+        if key == self._today:
+            self._before = values.values
+        self.found[key] = points.make_point(
+            scenario.name_beside(self.base),
+            settings,
+            values,
+            choice.slos,
+            base=self._before if members > 1 and key != self._today else None,
+            gpus=gpus,
+            changes=sum(axis.value_in(scenario) != axis.value_in(self.base) for axis in AXES),
+            same_load=self._same_load[key],
         )
 
-    def _forecast(self, tasks: Sequence[Task], journal: Journal) -> None:
-        """Forecast what the journal does not have."""
-        asked = {self._key(task): task for task in tasks}
-        missing = [task for key, task in asked.items() if journal.get(key) is None]
-        if missing:
-            config, work = self._config, PointForecast(self._captured, self._model, self._config.seed)
-            done = counted(range(len(missing)), "points" if missing[-1][1] == 1 else "points near the frontier")
-            for task, told in results(work, missing, procs=config.procs, ray=config.ray):
-                journal.put(self._key(task), told)
-                next(done, None)
-            next(done, None)
-        for key, (scenario, count) in asked.items():
-            self._points.put(scenario, count, journal.get(key))
+    def pareto(self) -> list[str]:
+        return pareto_of(self.found, self._latency)
 
-    def _key(self, task: Task) -> str:
-        """Return a forecast's key; it tells the other engines' model from a later one of the same path."""
-        return gridpoints.key_of(*task)
+    def chosen(self) -> str | None:
+        """Return the point that meets the SLOs, or else today's latency, for the least. None: no point does."""
+        today_ms = self.found[self._today].middle(self._latency)
+        return choice_of(self.found, self._latency, None if self._choice.slos else today_ms)
 
-    def _write(self) -> None:
-        output, file = self._config.output, BytesIO()
-        try:
-            folder.write_parquet(self._points.table(), file)
-        except folder.Lacking as lacking:
-            raise InputError(f"--output {output}: {lacking}") from None
-        replace_output(output, file.getvalue(), PARQUET, "--output")
-        print(f"results: {output}", file=sys.stderr)
+    def to_refine(self) -> list[str]:
+        """Return points that get all members next: the choice, and the Pareto set, as far as allowed."""
+        chosen = self.chosen()
+        wanted = dict.fromkeys([*([] if chosen is None else [chosen]), *self.pareto()])
+        refined = sum(point.members > 1 for point in self.found.values())
+        return [key for key in wanted if self.found[key].members == 1][: max(MOST_REFINED - refined, 0)]
+
+    def result(self) -> ForecastGrid:
+        """Return the sweep with its points marked."""
+        choice, pareto, chosen = self._choice, self.pareto(), self.chosen()
+        named: dict[str, list[str | None]] = {"today": [self._today], "chosen": [chosen], "pareto": [*pareto]}
+        marked = [
+            points.with_mark(self.found[key], *(mark for mark, keys in named.items() if key in keys))
+            for key in self.scenarios
+        ]
+        cost = [] if choice.gpu_price is None else [COST]
+        columns = [
+            self._latency,
+            "hit_rate",
+            PER_GPU,
+            *cost,
+            "utilization",
+            "ttft.all.p50",
+            "ttft.all.p99",
+            "queue.p90",
+        ]
+        forecast = points.PointForecast(self._captured, self._model, self._config.seed)
+        about = points.provenance(self._config, forecast, self._captured, self._model, None)
+        if len({_load(scenario) for scenario in self.scenarios.values()}) > 1:
+            among = "all, as today's load has one point" if all(self._same_load.values()) else "points at today's load"
+            about["notes"].append(f"loads differ: the choice is among {among}, the Pareto set among all")
+        return ForecastGrid(
+            source=self._config.trace.name,
+            headlines=[],
+            axes=[axis.name for axis, values in self._grid.axes.items() if len(values) > 1],
+            latency=self._latency,
+            throughput=PER_GPU,
+            columns=list(dict.fromkeys(columns)),
+            points=marked,
+            limits=[slo.text for slo in choice.slos],
+            gpu_price=choice.gpu_price,
+            **about,
+        )
+
+
+Place = tuple[float, float]
+"""Logarithms of throughput, in steps of ``EVEN``, and of latency."""
+
+
+def _places(some: Mapping[str, ForecastPoint], latency: str) -> dict[str, Place]:
+    """Return the places of points, without those that are saturated or do not serve every request."""
+    found = {}
+    for key, point in some.items():
+        value, wait_ms = point.middle(PER_GPU), point.middle(latency)
+        if value and wait_ms is not None and not (point.saturated or point.middle("unserved")):
+            found[key] = round(log(value) / log(1.0 + EVEN)) * log(1.0 + EVEN), log(max(wait_ms, LEAST_MS))
+    return found
+
+
+def pareto_of(some: Mapping[str, ForecastPoint], latency: str) -> list[str]:
+    """Return the Pareto set by throughput per GPU, the fastest first: of equal points that with the fewest changes."""
+    places = _places(some, latency)
+    kept = pareto_set([(x, -y) for x, y in places.values()])
+    best: dict[Place, str] = {}
+    for key in (key for key, is_kept in zip(places, kept, strict=True) if is_kept):
+        other = best.setdefault(places[key], key)
+        if some[key].changes < some[other].changes:
+            best[places[key]] = key
+    return [best[place] for place in sorted(best)]
+
+
+def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float | None) -> str | None:
+    """Return the cheapest point at today's load that meets its SLOs and ``limit_ms``; then the fastest.
+
+    Among equal ones that with the fewest changes. None: no point does.
+    """
+    slowest = np.inf if limit_ms is None else log(max(limit_ms, LEAST_MS) * (1.0 + EVEN))
+    waits = {
+        key: wait
+        for key, (_, wait) in _places(some, latency).items()
+        if some[key].meets and some[key].same_load and wait <= slowest
+    }
+    if not waits:
+        return None
+    value_of = {key: some[key].middle(PER_GPU) or 0.0 for key in waits}
+    least = max(value_of.values()) / (1.0 + EVEN)
+    cheap = [key for key in waits if value_of[key] >= least]
+    fastest = min(waits[key] for key in cheap) + log(1.0 + EVEN)
+    return min((key for key in cheap if waits[key] <= fastest), key=lambda key: (some[key].changes, waits[key]))
+
+
+def headlines(found: ForecastGrid) -> list[str]:
+    """Return what to change, and the number of members behind each number."""
+    limit = wording.listed(found.limits) if found.limits else "today's latency"
+    today, chosen, name = found.marked("today"), found.marked("chosen"), found.latency
+    assert today is not None
+    if chosen is None:
+        same = [point for point in found.points if point.same_load]
+        best = min(same, key=lambda point: point.middle(name) or float("inf"), default=today)
+        fastest = f"{best.name or 'today'}, has {_latency(best, name)}"
+        advice = f"No point keeps {limit}: the fastest, {fastest}"
+    elif chosen.name == today.name:
+        cheaper = f"no point keeps {limit} for less than today's"
+        advice = f"Change nothing: {cheaper}, with {_latency(today, name)}"
+    else:
+        effect = f" ({effect_text(chosen, name)})" if effect_text(chosen, name) else ""
+        advice = f"Change to {chosen.name}: {_latency(chosen, name)} beside today's "
+        advice += f"{value_text(today, name)} ms{effect}, {_money(found, chosen, today)}"
+    refined = sum(point.members > 1 for point in found.points)
+    members = (
+        f"{len(found.points):,} points with one member each; {refined:,} of them, today's and the Pareto set, with "
+        f"{found.members}: brackets hold 90 % of these."
+    )
+    return [advice + ("." if found.trusted else f"{NOT_TRUSTED}."), members]
+
+
+def _latency(point: ForecastPoint, name: str) -> str:
+    return f"{title_of(name).replace(' ms', '')} {value_text(point, name)} ms"
+
+
+def _money(found: ForecastGrid, point: ForecastPoint, today: ForecastPoint) -> str:
+    """Return cost, else throughput per GPU, and its change from today's."""
+    name = PER_GPU if found.gpu_price is None else COST
+    value, before = point.middle(name), today.middle(name)
+    text = f"{value_text(point, name)} {'output tokens/s per GPU' if name == PER_GPU else 'per million output tokens'}"
+    if value is None or not before or abs(value / before - 1.0) <= EVEN:
+        return f"{text} as today"
+    return f"{text}, {wording.signed_percent(value / before - 1.0)}"
+
+
+def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Setting], int]:
+    """Return the value of every axis of the grid, and the engines. Raises InputError naming grid and point."""
+    load = plan_as(f"{grid.path}: {scenario.name}", captured, scenario)
+    fleet = load.fleet
+    replicas = 1 if fleet is None else len(fleet.names)
+    known = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
+    known |= asdict(load.engine) | asdict(load.deployment)
+    known |= {
+        "replicas": replicas,
+        "route": None if fleet is None else fleet.route,
+        "events": ", ".join(scenario.events) or None,
+        "cold_prompts": scenario.cold_prompts or captured.cold,
+    }
+    return {axis.name: known[axis.own_field] for axis in grid.axes}, replicas
+
+
+def _with_own_values(captured: Captured, grid: Grid) -> Scenario:
+    """Return the grid's base with its own value on every axis, so that a point equal to it is it."""
+    (settings, _), base = _settings(captured, grid.base, grid), grid.base
+    for axis in grid.axes:
+        if axis.value_in(base) is None and settings[axis.name] is not None:
+            base = axis.put(base, settings[axis.name])
+    return base
+
+
+def _load(scenario: Scenario) -> tuple[Any, ...]:
+    return scenario.rate, scenario.cold_prompts, scenario.events

@@ -15,6 +15,7 @@ from measure.thresholds import TOO_UNCERTAIN
 from report.compare.results import LEVELS
 from report.compare.results import Forecast as Facts
 from report.output import add_page_argument, page_path, write_page
+from report.pages.panels import print_page
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, load_model, model_digest
@@ -33,10 +34,9 @@ if TYPE_CHECKING:
 
     from measure import runs as recording
     from measure.runs import Run
-    from report.compare import baselines, comparison, terminal
+    from report.compare import comparison, ensembles, panels
     from report.compare import gates as gating
     from report.compare.comparison import Compared
-    from report.pages import page
     from sim.engine import results as outcomes
     from sim.fit import pace as pacing
     from sim.fit.pace import Pace
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     recording = LateModule("measure.runs")
-    page = LateModule("report.pages.page")
-    baselines, comparison, gating, terminal = late_modules("report.compare", "baselines comparison gates terminal")
+    comparison, ensembles, gating, panels = late_modules("report.compare", "comparison ensembles gates panels")
     outcomes = LateModule("sim.engine.results")
     pacing = LateModule("sim.fit.pace")
     predicting, ensemble, following, running, saturation = late_modules(
@@ -217,9 +216,10 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
 
 def report(config: ValidateConfig, compared: "Compared") -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed, 3 if one is too uncertain."""
-    terminal.print_comparison(compared.result, terminal.console_for(json=config.json))
+    page = panels.comparison_page(compared)
     if config.html is not None:
-        write_page(config.html, page.render_page(compared))
+        write_page(config.html, page)
+    print_page(page, beside_json=config.json)
     return gating.exit_code(compared.result.gates)
 
 
@@ -287,7 +287,7 @@ def _predict(
     load, model = plan(captured, scenario), fitted if pace is None else pacing.with_pace(fitted, pace)
     what = "forecasts" if pace is None else "forecasts at the capture's pace"
     progress = counted(range(config.members), f"{config.trace.name}, {what}")
-    point, demand, _ = running.point_of(load, model)
+    point, demand = running.point_of(load, model)
     drawn = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
     found = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(

@@ -143,8 +143,8 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
         return meta, hashed_records(reader)
     inferred = outputs.inferred_outputs(reader)
     with open_trace(reader.path) as whole:
-        resizing = tokenchains.Resizing(meta, 1, tokenchains.branches_of(map(inferred.fill, whole), size))
-    return resizing.meta(meta), map(resizing.record, hashed_records(reader, inferred))
+        chains = tokenchains.TokenChains(tokenchains.branches_of(map(inferred.fill, whole), size))
+    return tokenchains.opened_meta(meta), map(chains.expand, hashed_records(reader, inferred))
 
 
 def end_reading(reader: TraceReader, hashed: int, requests: int) -> None:

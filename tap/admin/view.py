@@ -1,4 +1,4 @@
-"""Snapshot of the state for the live page."""
+"""Snapshot of the tap's state for the live page."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,9 +9,8 @@ import msgspec
 
 from measure import wording
 from measure.histogram import OVERHEAD_S, WAIT_S, HistogramCounts, quantile_bound
-from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.state import KEPT_MINUTES, LiveState
-from tap.ipc.feed import RecorderStats
+from tap.ipc.messages import Progress, TapStats
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -22,15 +21,15 @@ class Fact(msgspec.Struct, frozen=True):
     alarm: bool = False
 
 
-class Tile(msgspec.Struct, frozen=True, kw_only=True):
+class Tile(msgspec.Struct, frozen=True):
     """A number of the first row, with its last minutes."""
 
-    id: str
     title: str
     value: str
     detail: str
-    line: list[float]
+    line: list[float] = []
     """A value a second, oldest first; []: no line."""
+    alarm: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,134 +49,120 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     drops: list[Fact]
 
 
-def snapshot(state: LiveState, now_s: float) -> Snapshot:
-    unready, unrecorded = reasons_against(state), reasons_not_recording(state, now_s)
+def snapshot(state: LiveState) -> Snapshot:
+    unready, unrecorded = state.reasons_against(), state.reasons_not_recording()
+    stats = state.stats or TapStats(upstreams=[], workers=0)
     return Snapshot(
         trace=Path(state.setup.trace).name,
-        engine=engine_text(state),
+        engine=engine_text(stats),
         ready=not (unready or unrecorded),
         status="not ready" if unready else "not recording" if unrecorded else "ready",
         reasons=unready + unrecorded,
         at=datetime.now(UTC).strftime("%H:%M:%S UTC"),
-        tiles=tiles(state),
-        recorder=recorder_facts(state),
-        processes=process_facts(state),
-        drops=[Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())],
+        tiles=tiles(state, stats),
+        recorder=recorder_facts(stats.progress),
+        processes=process_facts(state, stats),
+        drops=[Fact(reason, wording.count(count), True) for reason, count in sorted(stats.dropped.items())],
     )
 
 
-def engine_text(state: LiveState) -> str:
-    engine = state.engine
-    words = [" ".join(filter(None, (engine.name, engine.version)))]
-    if engine.num_gpu_blocks and engine.block_size:
+def engine_text(stats: TapStats) -> str:
+    engine, upstreams = stats.engine, stats.upstreams
+    words = [] if engine is None else [" ".join(filter(None, (engine.name, engine.version)))]
+    if engine is not None and engine.num_gpu_blocks and engine.block_size:
         words.append(f"cache of {wording.compact((engine.num_gpu_blocks - 1) * engine.block_size)} tokens")
-    upstreams = [] if state.service is None else state.service.upstreams
     words.append(upstreams[0] if len(upstreams) == 1 else f"{len(upstreams)} upstreams" if upstreams else "")
     return " · ".join(filter(None, words))
 
 
-def tiles(state: LiveState) -> list[Tile]:
-    line, rate, total = state.timeline.line, state.timeline.rate, state.timeline.total
-    workers = state.workers.values()
+def tiles(state: LiveState, stats: TapStats) -> list[Tile]:
+    workers, line = stats.worker_stats, state.line
+
+    def rate(name: str) -> str:
+        return wording.rate(state.rate(name))
+
+    traffic = f"{wording.size(state.rate('bytes_in'))}/s in, {wording.size(state.rate('bytes_out'))}/s out"
+    connections = wording.count(sum(one.connections for one in workers))
+    cached, prompt = state.growth("cached_tokens"), state.growth("prompt_tokens")
     queue, limit = sum(one.queue_bytes for one in workers), sum(one.queue_limit_bytes for one in workers)
-    ttft = state.timeline.ttft()
-    cached, prompt = total(lambda one: one.cached_tokens), total(lambda one: one.prompt_tokens)
+    waiting = f"queue {wording.size(queue)}" + (f" of {wording.size(limit)}" if limit else "")
+    dropped = sum(stats.dropped.values())
     return [
+        Tile("Requests a second", rate("requests"), traffic, line("requests")),
         Tile(
-            id="requests",
-            title="Requests a second",
-            value=wording.rate(rate(lambda one: one.requests)),
-            detail=f"{wording.size(rate(lambda one: one.bytes_in))}/s in, "
-            f"{wording.size(rate(lambda one: one.bytes_out))}/s out",
-            line=line(lambda one: one.requests / one.span_s),
+            "In flight",
+            wording.count(sum(one.in_flight for one in workers)),
+            f"{connections} client connections",
+            state.levels(),
         ),
         Tile(
-            id="in-flight",
-            title="In flight",
-            value=wording.count(sum(one.in_flight for one in workers)),
-            detail=f"{wording.count(sum(one.connections for one in workers))} client connections",
-            line=line(lambda one: one.in_flight),
+            "Output tokens a second",
+            rate("output_tokens"),
+            f"{rate('prompt_tokens')} prompt tokens a second",
+            line("output_tokens"),
         ),
+        _ttft_tile(state.ttft()),
         Tile(
-            id="output",
-            title="Output tokens a second",
-            value=wording.rate(rate(lambda one: one.output_tokens)),
-            detail=f"{wording.rate(rate(lambda one: one.prompt_tokens))} prompt tokens a second",
-            line=line(lambda one: one.output_tokens / one.span_s),
+            "Prompt tokens cached",
+            wording.share_of(cached, prompt),
+            f"as the engine reports, last {KEPT_MINUTES} minutes" if cached else "the engine reports none",
         ),
-        Tile(
-            id="ttft",
-            title="TTFT p50",
-            value=_bound_text(WAIT_S, ttft, 0.5) if ttft.count else wording.NOTHING,
-            detail=f"p90 {_bound_text(WAIT_S, ttft, 0.9)}, last {KEPT_MINUTES} minutes"
-            if ttft.count
-            else f"no first token in the last {KEPT_MINUTES} minutes",
-            line=[],
-        ),
-        Tile(
-            id="cached",
-            title="Prompt tokens cached",
-            value=wording.share_of(cached, prompt),
-            detail=f"as the engine reports, last {KEPT_MINUTES} minutes" if cached else "the engine reports none",
-            line=[],
-        ),
-        Tile(
-            id="dropped",
-            title="Records dropped",
-            value=wording.count(sum(state.dropped.values())),
-            detail=f"queue {wording.size(queue)}" + (f" of {wording.size(limit)}" if limit else ""),
-            line=line(lambda one: one.dropped / one.span_s),
-        ),
+        Tile("Records dropped", wording.count(dropped), waiting, line("dropped"), dropped > 0),
     ]
 
 
-def recorder_facts(state: LiveState) -> list[Fact]:
-    recorder = state.recorder
-    if recorder is None:
-        return []
-    progress = recorder.progress
+def _ttft_tile(ttft: HistogramCounts) -> Tile:
+    if not ttft.count:
+        return Tile("TTFT p50", "–", f"no first token in the last {KEPT_MINUTES} minutes")
+    p90 = f"p90 {_bound_text(WAIT_S, ttft, 0.9)}, last {KEPT_MINUTES} minutes"
+    return Tile("TTFT p50", _bound_text(WAIT_S, ttft, 0.5), p90)
+
+
+def recorder_facts(progress: Progress) -> list[Fact]:
     unhashed = ", ".join(f"{reason} {wording.count(count)}" for reason, count in sorted(progress.unhashed.items()))
+    hashed = wording.share_of(progress.hashed, progress.recorded) + (f" (not: {unhashed})" if unhashed else "")
     matched, checked = progress.prompt_counts_matched, progress.prompt_counts_checked
+    segments = [wording.count(progress.segments)]
+    for count, words in (
+        (progress.deleted, "deleted"),
+        (progress.uploaded, "uploaded"),
+        (progress.upload_failed, "failed tries"),
+    ):
+        segments += [f"{wording.count(count)} {words}"] if count else []
     return [
         Fact("Recorded", wording.count(progress.recorded)),
-        Fact("Sampled out", wording.count(progress.sampled_out)),
-        Fact(
-            "Hashed", wording.share_of(progress.hashed, progress.recorded) + (f" (not: {unhashed})" if unhashed else "")
-        ),
+        Fact("Hashed", hashed),
         Fact("Prompt lengths as in usage", f"{wording.share_of(matched, checked)} of {wording.count(checked)}"),
-        Fact("Writing", "yes" if recorder.writing else "no: the trace cannot be written", not recorder.writing),
-        Fact("Segments", _segments_text(recorder), progress.upload_failed > 0),
+        Fact("Writing", "yes" if progress.writing else "no: the trace cannot be written", not progress.writing),
+        Fact("Segments", ", ".join(segments), progress.upload_failed > 0),
     ]
 
 
-def process_facts(state: LiveState) -> list[Fact]:
-    facts = []
-    service = state.service
-    if service is not None:
-        up, restarts = f"{service.workers_up} of {service.workers} up", _restarts_text(service.worker_restarts)
-        facts.append(Fact("Workers", up + restarts, service.workers_up < service.workers))
-        recorder = "up" if service.recorder_up else "down"
-        facts.append(Fact("Recorder", recorder + _restarts_text(service.recorder_restarts), not service.recorder_up))
-    facts += upstream_facts(state)
-    workers = state.workers.values()
-    if workers:
-        facts.append(
-            Fact("Event loop late by at most", wording.duration(1e3 * max(one.loop_delay_s for one in workers)))
-        )
+def process_facts(state: LiveState, stats: TapStats) -> list[Fact]:
+    workers = f"{stats.workers_up} of {stats.workers} up" + _restarts_text(stats.worker_restarts)
+    recorder = ("up" if stats.recorder_up else "down") + _restarts_text(stats.recorder_restarts)
+    facts = [
+        Fact("Workers", workers, stats.workers_up < stats.workers),
+        Fact("Recorder", recorder, not stats.recorder_up),
+        *upstream_facts(state, stats),
+    ]
+    if stats.worker_stats:
+        delay_ms = 1e3 * max(one.loop_delay_s for one in stats.worker_stats)
+        facts.append(Fact("Event loop late by at most", wording.duration(delay_ms)))
     return facts + _overhead_facts(state)
 
 
-def upstream_facts(state: LiveState) -> list[Fact]:
+def upstream_facts(state: LiveState, stats: TapStats) -> list[Fact]:
     against = state.reasons_against_upstreams()
     facts = []
     for origin, reached in sorted(state.reachable.items()):
-        stats = [one for worker in state.workers.values() for one in worker.upstreams if one.upstream == origin]
+        rows = [one for worker in stats.worker_stats for one in worker.upstreams if one.upstream == origin]
         words = ["takes connections" if reached else "does not take connections"]
-        if stats:
-            words.append(f"{wording.count(sum(one.in_flight for one in stats))} in flight")
-            words.append(f"{wording.count(sum(one.requests for one in stats))} requests")
-        if hashed := sum(one.prompt_bytes for one in stats):
-            words.append(f"{wording.share_of(sum(one.known_bytes for one in stats), hashed)} of prompts' starts known")
+        if rows:
+            words.append(f"{wording.count(sum(one.in_flight for one in rows))} in flight")
+            words.append(f"{wording.count(sum(one.requests for one in rows))} requests")
+        if hashed := sum(one.prompt_bytes for one in rows):
+            words.append(f"{wording.share_of(sum(one.known_bytes for one in rows), hashed)} of prompts' starts known")
         reason = against.get(origin)
         facts.append(Fact(origin, ", ".join(words + ([reason] if reason else [])), not reached or reason is not None))
     return facts
@@ -206,18 +191,6 @@ def _bound_text(bounds: Sequence[float], counts: HistogramCounts, level: float) 
     bound_s = quantile_bound(bounds, counts, level)
     sign = "≤" if bound_s <= bounds[-1] else ">"
     return f"{sign} {wording.duration(1e3 * min(bound_s, bounds[-1]))}"
-
-
-def _segments_text(recorder: RecorderStats) -> str:
-    progress = recorder.progress
-    text = wording.count(progress.segments)
-    if progress.deleted:
-        text += f", {wording.count(progress.deleted)} deleted"
-    if progress.uploaded or progress.upload_failed:
-        text += f", {wording.count(progress.uploaded)} uploaded"
-    if progress.upload_failed:
-        text += f", {wording.count(progress.upload_failed)} failed tries"
-    return text
 
 
 def _restarts_text(restarts: int) -> str:

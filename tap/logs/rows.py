@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tap.ipc.exchange import Endpoint, ExchangeCopy
+from tap.ipc.messages import Endpoint, ExchangeCopy
 from tracefile.importers.wallclock import iso_unix_ns
 from tracefile.records.decoding import NOT_JSON, first_told
 from tracefile.records.errors import InputError

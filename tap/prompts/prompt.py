@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines.tokenizer import load_tokenizer
-from tap.ipc.exchange import RecorderSetup
 from tap.prompts.chatmessages import (
     UntokenizableError,
     has_inline_system,
@@ -18,12 +17,12 @@ from tap.prompts.chatmessages import (
     template_messages,
     template_tools,
 )
+from tap.prompts.enginetokenizer import EngineTokenizer
 from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messages_before
 from tap.prompts.shape import MAX_NAME_CHARS, RequestShape, token_ids
 from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
 from tracefile.hashing.branches import Branch, BranchFinder
-from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource, RequestId
 
 BYTES_PER_TOKEN = 4
@@ -338,29 +337,29 @@ class PromptHasher:
         return HashedPrompt(self._of_bytes(self._byte_blocks, start, text, None).hashes, "bytes")
 
 
-def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
-    tokenizer: Tokenizer | None = None
-    turn_to: Callable[[str], None] | None = None
-    if setup.tokenizer == "engine":
-        if setup.engine_url is None:
-            raise InputError("--tokenizer engine: no upstream to ask; expected one")
-        # Imported here: the HTTP client is a third of the recorder's start, and no other source needs it.
-        from tap.prompts.enginetokenizer import EngineTokenizer  # noqa: PLC0415
-
-        tokenizer = engine = EngineTokenizer(setup.engine_url, setup.dialect, setup.access)
-        turn_to = engine.turn_to
-    elif setup.tokenizer not in ("ids", "bytes"):
-        tokenizer = TransformersTokenizer(load_tokenizer(Path(setup.tokenizer)))
+def prompt_hasher(
+    key: HashKey,
+    tokenizer: str,
+    algorithm: HashAlgorithm,
+    block_size: int,
+    *,
+    branches: bool,
+    engine: EngineTokenizer | None = None,
+) -> PromptHasher:
+    """Return the hasher by the words of ``--tokenizer``; ``engine`` is asked if that is ``engine``."""
+    source: Tokenizer | None = engine
+    if tokenizer not in ("engine", "ids", "bytes"):
+        source = TransformersTokenizer(load_tokenizer(Path(tokenizer)))
     return PromptHasher(
         key,
-        setup.algorithm,
-        setup.block_size,
-        tokenizer=tokenizer,
-        byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
+        algorithm,
+        block_size,
+        tokenizer=source,
+        byte_blocks=ByteBlocks(block_size) if tokenizer == "bytes" else None,
         # A serving engine is not asked to tokenize its own output; --inject token-ids asks for the ids.
-        answers=setup.tokenizer != "engine",
-        branches=BranchFinder(setup.block_size) if setup.branches else None,
-        turn_to=turn_to,
+        answers=engine is None,
+        branches=BranchFinder(block_size) if branches else None,
+        turn_to=None if engine is None else engine.turn_to,
     )
 
 

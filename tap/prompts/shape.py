@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tap.ipc.exchange import Endpoint
+from tap.ipc.messages import Endpoint
 from tracefile.records.schema import MOST_TOKENS
 from wire.jsonsize import fits_in_memory
 

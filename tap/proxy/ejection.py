@@ -1,5 +1,7 @@
 """Passive check of an upstream by its traffic: out after failures, back by one trial request at a time."""
 
+FAILURES_IN_ROW = 5
+"""Responses 500, 502, 503 or 504 in a row after which an upstream gets no requests for a while."""
 FIRST_WAIT_S = 1.0
 """Time for which an upstream that failed gets no request; doubled at each further failure."""
 MAX_WAIT_S = 30.0
@@ -16,8 +18,8 @@ class Ejection:
 
     __slots__ = ("_back_s", "_in_row", "_limit", "_next_wait_s", "_trying", "count", "unreached", "until_s")
 
-    def __init__(self, limit: int) -> None:
-        """``limit``: responses 5xx in a row that eject. 0: none does, only connections that fail."""
+    def __init__(self, limit: int = FAILURES_IN_ROW) -> None:
+        """``limit``: failing responses in a row that eject."""
         self._limit = limit
         self._in_row = 0
         """Failures without a success between them."""
@@ -65,7 +67,7 @@ class Ejection:
         self._in_row += 1
         if self.until_s and not self._trying:
             return False
-        if not (unreached or self._trying or (self._limit and self._in_row >= self._limit)):
+        if not (unreached or self._trying or self._in_row >= self._limit):
             return False
         if not self._trying and now_s - self._back_s > STEADY_S:
             self._next_wait_s = FIRST_WAIT_S

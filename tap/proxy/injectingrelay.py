@@ -13,12 +13,12 @@ import msgspec
 
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
-from tap.ipc.exchange import Endpoint, Injection
+from tap.ipc.messages import Endpoint
+from tap.ipc.settings import Injection
 from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
-from tap.proxy.routedrelay import RoutedRelays, picked
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from wire.client.connection import ResponseHead, ServerConnection
@@ -137,7 +137,7 @@ class HeldResponse:
 
 
 @dataclass(eq=False)
-class InjectingRelays(RoutedRelays):
+class InjectingRelays(Relays):
     """Relays that inject into requests, as each one's upstream allows."""
 
     wanted: frozenset[Injection] = field(kw_only=True)
@@ -189,8 +189,7 @@ def new_relays(
     wanted: Collection[Injection],
 ) -> Relays:
     if not wanted:
-        kind = RoutedRelays if upstreams.policy.reads_prompt else Relays
-        return kind(upstreams, link, budget, max_body_bytes, keep_headers)
+        return Relays(upstreams, link, budget, max_body_bytes, keep_headers)
     return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=frozenset(wanted))
 
 
@@ -270,7 +269,7 @@ class InjectingRelay(Relay):
         self._unsent, self._raws = list(raws), None
         upstreams = self._relays.upstreams
         if upstreams.reads_prompt:
-            self._assignment = picked(upstreams, self._head, self._pieces)
+            self._assignment = upstreams.pick_by_prompt(self._head, self._pieces)
         self._pieces.clear()
         self._send_request()
 

@@ -10,8 +10,8 @@ from collections import deque
 from itertools import islice
 from time import monotonic
 
-from tap.ipc.exchange import encode_frame
-from tap.ipc.workercounts import (
+from tap.ipc.messages import encode_frame
+from tap.ipc.sharedmemory import (
     DROP_CELLS,
     IN_FLIGHT,
     NOT_INJECTED,

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from measure.histogram import OVERHEAD_S, add_value, empty_counts
-from tap.ipc.exchange import KEPT_REQUEST_HEADERS
+from tap.ipc.messages import KEPT_REQUEST_HEADERS
 from tap.proxy.recorderlink import RecorderLink
+from tap.proxy.routing import awaited_bytes
 from tap.proxy.sidecopy import CopyBudget, SideCopy, copied_bytes, recorded_endpoint
 from tap.proxy.upstreams import SERVER_ERROR, Upstream, Upstreams
 from tracefile.records.schema import Status
@@ -62,7 +63,7 @@ class Relays:
 
     def _kinds(self) -> "tuple[type[Relay], type[Relay]]":
         """Return the relay of a request, and the one that is timed."""
-        return Relay, TimedRelay
+        return (RoutedRelay, TimedRoutedRelay) if self.upstreams.reads_prompt else (Relay, TimedRelay)
 
     def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
         if head.method != b"POST":
@@ -327,6 +328,84 @@ class TimedRelay(Relay):
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
         super().response_body(at_ns, raw, data)
         add_value(self._relays.chunks, OVERHEAD_S, (perf_counter_ns() - at_ns) / 1e9)
+
+
+WAIT_S = 0.05
+"""Longest wait for the start of a prompt; a slow upload is routed by what there is."""
+
+
+class RoutedRelay(Relay):
+    """Relay of a request whose upstream is chosen by the start of its prompt; the bytes pass unchanged."""
+
+    __slots__ = ("_data", "_lacking_bytes", "_timer")
+
+    def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
+        super().__init__(relays, head, client)
+        self._data: list[bytes] = []
+        """Reads of the body before the choice, without chunk framing."""
+        self._lacking_bytes = awaited_bytes(head)
+        """Bytes of the body until the choice. 0: it is made."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        self._copy = self._relays.new_copy(self._head, self._assignment.upstream.base_path)
+        if not self._lacking_bytes:
+            self._choose()
+            if not self._client.more_to_come:
+                self._send_request()
+        elif not self._client.more_to_come:
+            self._wait()
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        if not self._lacking_bytes or self._ended:
+            super().request_body(raw, data)
+            return
+        self._unsent.append(raw)
+        self._data.append(data)
+        if self._copy is not None:
+            self._copy.request_body(data)
+        else:
+            self._relays.bytes_in += len(data)
+        self._lacking_bytes = max(0, self._lacking_bytes - len(data))
+        if not self._lacking_bytes:
+            self._choose_and_send()
+        else:
+            self._wait()
+
+    def request_end(self) -> None:
+        super().request_end()
+        if self._lacking_bytes:
+            self._choose_and_send()
+
+    def client_gone(self) -> None:
+        self._stop_waiting()
+        super().client_gone()
+
+    def _wait(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._choose_and_send)
+
+    def _stop_waiting(self) -> None:
+        self._lacking_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _choose(self) -> None:
+        self._assignment = self._relays.upstreams.pick_by_prompt(self._head, self._data)
+        self._data.clear()
+
+    def _choose_and_send(self) -> None:
+        self._stop_waiting()
+        if not self._ended:
+            self._choose()
+            self._send_request()
+
+
+class TimedRoutedRelay(TimedRelay, RoutedRelay):
+    """Routed relay that is timed."""
+
+    __slots__ = ()
 
 
 def upstream_head(head: RequestHead, upstream: Upstream) -> bytes:

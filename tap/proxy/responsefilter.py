@@ -10,7 +10,7 @@ from itertools import islice
 import msgspec
 
 from engines.dialect import DialectName
-from tap.ipc.exchange import Injection
+from tap.ipc.settings import Injection
 from tap.proxy.jsonspans import (
     Edit,
     Member,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
-from tap.ipc.exchange import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy, Injection
+from tap.ipc.messages import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy
+from tap.ipc.settings import Injection
 from tracefile.records.schema import Status
 from wire.answer import GENERATING
 from wire.head import Headers

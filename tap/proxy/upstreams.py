@@ -1,20 +1,25 @@
 """Upstreams of a worker: a policy of ``engines.routing`` chooses among those that are healthy and not ejected."""
 
 import errno
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import xxhash
 
 from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
 from engines.routing.rendezvous import engine_seed
-from tap.ipc.exchange import UpstreamEntry
-from tap.ipc.feed import UpstreamStats
-from tap.ipc.stderr import say
-from tap.ipc.upstreamboard import CELLS, HELD_TOKENS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
-from tap.prompts.promptstart import BYTES_PER_TOKEN, PIECE_BYTES, PIECE_TOKENS
+from tap.ipc.messages import UpstreamEntry, UpstreamStats, say
+from tap.ipc.sharedmemory import HELD_TOKENS, LOAD_CELLS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
 from tap.proxy.ejection import Ejection
-from tap.proxy.livepolicy import LivePolicy, live_policy
+from tap.proxy.routing import (
+    PIECE_BYTES,
+    PIECE_TOKENS,
+    LivePolicy,
+    live_policy,
+    prompt_start,
+    prompt_tokens,
+    session_of,
+)
 from tracefile.hashing.hashkey import HashKey, keyed_id
 from wire.client.connection import ServerConnection
 from wire.client.pool import ConnectError, ConnectionPool
@@ -28,12 +33,7 @@ MAX_IDLE_S = 3.0
 crosses that close on the wire would be lost."""
 MAX_IDLE_CONNECTIONS = 1024
 CONNECT_TIMEOUT_S = 5.0
-SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
-"""Headers with the client's conversation id; the first one present counts."""
 SESSION_SEED = 0x5E5510
-ADAPTER_SEED = 0xADA97E5
-MAX_PROMPT_TOKENS = 1 << 20
-"""Most that a request counts for: a length is the client's word, and the counts are shared by all."""
 SERVER_ERROR = 500
 SICK = frozenset({500, 502, 503, 504})
 """Statuses of an upstream that fails; others from 500 on are about the request."""
@@ -45,11 +45,9 @@ class Upstream:
     """An upstream server, its connections, its state and its counts."""
 
     __slots__ = (
-        "adapters",
         "base_path",
         "counts",
         "dialect",
-        "draining",
         "ejection",
         "engine",
         "healthy",
@@ -62,7 +60,6 @@ class Upstream:
         "requests",
         "sessions",
         "slot",
-        "stopped",
         "table",
         "target_start",
         "told_keys",
@@ -75,7 +72,6 @@ class Upstream:
         board: UpstreamBoard | None = None,
         *,
         worker: int = 0,
-        eject_after: int = 0,
         tls: Tls = SYSTEM_TLS,
     ) -> None:
         self.origin = origin = parse_url(entry.url)
@@ -91,14 +87,12 @@ class Upstream:
             connect_timeout_s=CONNECT_TIMEOUT_S,
         )
         board = board or UpstreamBoard()
-        self.slot, self.dialect = entry.slot, entry.dialect
-        self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
-        self.counts = board.row(worker)[entry.slot * CELLS : (entry.slot + 1) * CELLS]
+        self.slot, self.dialect, self.healthy = entry.slot, entry.dialect, entry.healthy
+        self.counts = board.row(worker)[entry.slot * LOAD_CELLS : (entry.slot + 1) * LOAD_CELLS]
         """This worker's part of the counts."""
-        self.table = board.table(entry.slot)
-        self.sessions, self.adapters = board.sessions(entry.slot), board.adapters(entry.slot)
+        self.table, self.sessions = board.table(entry.slot), board.sessions(entry.slot)
         self.engine = RoutedEngine(place=entry.slot, name=self.name, seed=engine_seed(self.name))
-        self.ejection = Ejection(eject_after)
+        self.ejection = Ejection()
         self.watched = False
         """There are others that could take its requests."""
         self.on_ejection: Callable[[], None] = _ignore
@@ -116,11 +110,11 @@ class Upstream:
     @property
     def steady(self) -> bool:
         """True until something changes: new sessions may come here."""
-        return self.healthy and not self.draining and not self.stopped and self.ejection.until_s == 0.0
+        return self.healthy and self.ejection.until_s == 0.0
 
     def serves(self, now_s: float) -> bool:
         """Return True if new sessions may come here."""
-        return self.healthy and not self.draining and not self.stopped and self.ejection.admits(now_s)
+        return self.healthy and self.ejection.admits(now_s)
 
     def has_session(self, key: int) -> bool:
         """Return True if the session's latest request went here."""
@@ -128,16 +122,14 @@ class Upstream:
 
     def take(self, entry: UpstreamEntry) -> None:
         """Take its state from the supervisor; one that was out and is back has an empty cache."""
-        if (self.stopped and not entry.stopped) or (entry.healthy and not self.healthy):
+        if entry.healthy and not self.healthy:
             self.lose_cache()
-        self.dialect = entry.dialect
-        self.healthy, self.draining, self.stopped = entry.healthy, entry.draining, entry.stopped
+        self.dialect, self.healthy = entry.dialect, entry.healthy
 
     def lose_cache(self) -> None:
         """Forget what was sent to it."""
         self.table.clear()
         self.sessions.clear()
-        self.adapters.clear()
 
     async def reach(self) -> ServerConnection:
         """Return a kept or a new connection. Raises ConnectError, and ejects the upstream for a while."""
@@ -242,10 +234,8 @@ class Choice(Assignment):
             upstream.counts[HELD_TOKENS] += request.prompt_tokens
         if self._session_key is not None and not upstream.has_session(self._session_key):
             for one in self._everyone:
-                one.sessions.remove((self._session_key,))
+                one.sessions.remove(self._session_key)
             upstream.sessions.add((self._session_key,))
-        if request.adapter is not None:
-            upstream.adapters.use(adapter_key(request.adapter))
         if self._policy.learner is not None:
             self._policy.learner.sent(request, upstream.engine)
 
@@ -272,26 +262,20 @@ class Upstreams:
         entries: Sequence[UpstreamEntry],
         policy: LivePolicy | None = None,
         *,
-        route_bytes: int = 0,
         board: UpstreamBoard | None = None,
         worker: int = 0,
-        eject_after: int = 0,
         capacity_blocks: int = 0,
         tls: Tls = SYSTEM_TLS,
         key: HashKey | None = None,
-        loras: Collection[str] = (),
     ) -> None:
         """``policy``: round-robin if none is given. ``worker``: its number, for another first turn than others'.
 
         ``key``: of records' session ids, which sessions are then routed by, so that a simulation routes them alike.
-        ``loras``: names of models that are LoRA adapters.
         """
-        self._key, self.loras = key, frozenset(loras)
+        self._key = key
         self.policy = policy or live_policy("round-robin")
-        self.route_bytes = route_bytes if self.policy.reads_prompt else 0
-        """Bytes of a request's body that the policy sees, as hashes."""
         self.board = board or UpstreamBoard()
-        self._worker, self._eject_after, self._tls = worker, eject_after, tls
+        self._worker, self._tls = worker, tls
         self._capacity_blocks = capacity_blocks
         self._number = worker - 1
         self.all: list[Upstream] = []
@@ -302,7 +286,7 @@ class Upstreams:
     @property
     def reads_prompt(self) -> bool:
         """True if the choice waits for the start of the prompt."""
-        return self.route_bytes > 0 and len(self.all) > 1
+        return self.policy.reads_prompt and len(self.all) > 1
 
     def reload(self, entries: Sequence[UpstreamEntry]) -> None:
         """Use these upstreams from now on; kept ones keep their connections, removed ones finish theirs."""
@@ -322,8 +306,7 @@ class Upstreams:
     def _taken(self, entry: UpstreamEntry, known: dict[tuple[Origin, int], Upstream]) -> Upstream:
         upstream = known.pop((parse_url(entry.url), entry.slot), None)
         if upstream is None:
-            upstream = Upstream(entry, self.board, worker=self._worker, eject_after=self._eject_after, tls=self._tls)
-            upstream.adapters = self.board.adapters(entry.slot, self.policy.adapter_slots)
+            upstream = Upstream(entry, self.board, worker=self._worker, tls=self._tls)
             upstream.engine.capacity_blocks = self._capacity_blocks
             upstream.engine.costs = self.policy.costs
             return upstream
@@ -334,13 +317,11 @@ class Upstreams:
         """Return an assignment for the time before the choice."""
         return Assignment(self.all[0])
 
-    def pick(
-        self,
-        head: RequestHead,
-        keys: Sequence[int] = (),
-        passed: Sequence[Upstream] = (),
-        adapter: str | None = None,
-    ) -> Assignment:
+    def pick_by_prompt(self, head: RequestHead, reads: Sequence[bytes]) -> Assignment:
+        """Choose an upstream by the start of a body."""
+        return self.pick(head, prompt_start(reads) if reads else ())
+
+    def pick(self, head: RequestHead, keys: Sequence[int] = (), passed: Sequence[Upstream] = ()) -> Assignment:
         """Choose an upstream. ``keys``: of the prompt's start; ``passed``: upstreams that could not be reached."""
         if len(self.all) == 1:
             return Assignment(self.all[0])
@@ -348,15 +329,11 @@ class Upstreams:
         self._number += 1
         session = self._session(head) if policy.keeps_sessions else None
         session_key = None if session is None else xxhash.xxh3_64_intdigest(session, SESSION_SEED)
-        candidates = (None if passed else self._steady) or self._candidates(now_s, session_key, passed)
+        candidates = (None if passed else self._steady) or self._candidates(now_s, passed)
         tokens = prompt_tokens(head) if policy.sees_load else 0
-        request = RoutedRequest(self._number, now_s, session, keys, PIECE_TOKENS, tokens, adapter=adapter)
+        request = RoutedRequest(self._number, now_s, session, keys, PIECE_TOKENS, tokens)
         if policy.sees_load:
             engines = [self._seen(upstream, keys, session_key, tokens) for upstream in candidates]
-            if adapter is not None:
-                loaded = adapter_key(adapter)
-                for upstream in candidates:
-                    upstream.engine.adapters = (adapter,) if loaded in upstream.adapters else ()
         else:
             engines = [upstream.engine for upstream in candidates]
         return Choice(candidates[policy.choose(request, engines)], request, self.policy, session_key, self.all)
@@ -372,9 +349,9 @@ class Upstreams:
 
         This is no retry: no byte of the request is sent before a server has accepted the connection.
         """
-        keys, adapter = (before.request.blocks, before.request.adapter) if isinstance(before, Choice) else ((), None)
-        left = [upstream for upstream in self.all if upstream not in passed]
-        return self.pick(head, keys, passed, adapter) if left else None
+        if all(upstream in passed for upstream in self.all):
+            return None
+        return self.pick(head, before.request.blocks if isinstance(before, Choice) else (), passed)
 
     def stats(self) -> list[UpstreamStats]:
         now_s = monotonic()
@@ -395,27 +372,10 @@ class Upstreams:
         for upstream in self.all:
             upstream.pool.close()
 
-    def _candidates(self, now_s: float, session_key: int | None, passed: Sequence[Upstream]) -> list[Upstream]:
-        """Return the upstreams to choose from: those that serve, or else all that are left.
-
-        One that drains goes on with its sessions.
-        """
-        found = [
-            upstream
-            for upstream in self.all
-            if upstream.serves(now_s) or (upstream.draining and self._goes_on(upstream, session_key, now_s))
-        ]
-        if passed:
-            found = [upstream for upstream in found if upstream not in passed]
-        if found:
-            return found
+    def _candidates(self, now_s: float, passed: Sequence[Upstream]) -> list[Upstream]:
+        """Return the upstreams to choose from: those that serve, or else all that are left."""
         left = [upstream for upstream in self.all if upstream not in passed]
-        return [upstream for upstream in left if not upstream.stopped] or left
-
-    def _goes_on(self, upstream: Upstream, session_key: int | None, now_s: float) -> bool:
-        if session_key is None or not upstream.healthy or not upstream.ejection.admits(now_s):
-            return False
-        return upstream.has_session(session_key)
+        return [upstream for upstream in left if upstream.serves(now_s)] or left
 
     def _seen(
         self, upstream: Upstream, keys: Sequence[int], session_key: int | None, prompt_tokens: int
@@ -437,28 +397,6 @@ class Upstreams:
         ):
             engine.overlap = pieces
         return engine
-
-
-def session_of(head: RequestHead) -> bytes | None:
-    for name in SESSION_HEADERS:
-        if value := first_value(head, name):
-            return value
-    return None
-
-
-def adapter_key(name: str) -> int:
-    return xxhash.xxh3_64_intdigest(name.encode(), ADAPTER_SEED)
-
-
-def first_value(head: RequestHead, name: bytes) -> bytes:
-    """Return a header's first value; empty: not there."""
-    return head.headers[head.names.index(name)][1] if name in head.names else b""
-
-
-def prompt_tokens(head: RequestHead) -> int:
-    """Return an estimate from the body's length, bounded; 0: not told."""
-    length = first_value(head, b"content-length")
-    return min(int(length) // BYTES_PER_TOKEN, MAX_PROMPT_TOKENS) if length.isdigit() else 0
 
 
 def _ignore() -> None:

@@ -6,28 +6,21 @@ A worker imports no code for prompts or pages: its memory is its connections, an
 import asyncio
 import contextlib
 import gc
-import os
 import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import msgspec
 
-from tap.ipc.channel import Channel
-from tap.ipc.exchange import Cut, Drain, Drained, Ready, Reload, WorkerSetup, encode_frame
-from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, WorkerStats
-from tap.ipc.upstreamboard import UpstreamBoard
-from tap.ipc.workercounts import WorkerCounts
+from tap.ipc.messages import STATS_INTERVAL_S, Channel, Cut, Drain, Drained, Ready, Reload, WorkerSetup, WorkerStats
+from tap.ipc.sharedmemory import RECORDER_SOCKET, UpstreamBoard, WorkerCounts
 from tap.proxy.injectingrelay import new_relays
-from tap.proxy.livepolicy import live_policy
 from tap.proxy.recorderlink import RecorderLink
-from tap.proxy.relay import Relays
+from tap.proxy.routing import live_policy
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tracefile.hashing.hashkey import HashKey
@@ -39,46 +32,6 @@ from wire.server import Server
 from wire.tls import reload_chain, server_context
 
 LOOP_CHECK_S = 0.1
-
-
-class WorkerMeter:
-    """Reads the counts of the relays and sends them to the admin process."""
-
-    def __init__(self, socket_path: str, number: int, relays: Relays, server: Server, queue_limit_bytes: int) -> None:
-        self._sender = FeedSender(socket_path)
-        self._number, self._relays, self._server = number, relays, server
-        self._queue_limit_bytes = queue_limit_bytes
-        self._worst_delay_s = 0.0
-
-    async def push_regularly(self) -> None:
-        pushed_s = monotonic()
-        while True:
-            due_s = monotonic() + LOOP_CHECK_S
-            await asyncio.sleep(LOOP_CHECK_S)
-            now_s = monotonic()
-            self._worst_delay_s = max(self._worst_delay_s, now_s - due_s)
-            if now_s - pushed_s >= PUSH_INTERVAL_S:
-                self._sender.offer(encode_frame(self.stats()))
-                self._worst_delay_s, pushed_s = 0.0, now_s
-
-    def stats(self) -> WorkerStats:
-        relays = self._relays
-        return WorkerStats(
-            worker=self._number,
-            pid=os.getpid(),
-            in_flight=relays.in_flight,
-            connections=self._server.num_connections,
-            relayed=relays.relayed,
-            bytes_in=relays.bytes_in,
-            bytes_out=relays.bytes_out,
-            queue_bytes=relays.budget.held_bytes,
-            queue_limit_bytes=self._queue_limit_bytes,
-            loop_delay_s=self._worst_delay_s,
-            response_head=relays.response_heads,
-            chunk=relays.chunks,
-            upstreams=relays.upstreams.stats(),
-            misrouted=dict(relays.upstreams.policy.failures),
-        )
 
 
 FLUSH_TIMEOUT_S = 60.0
@@ -94,55 +47,72 @@ class Worker:
     """A data plane, from its setup to its last response."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        counts = WorkerCounts(Path(setup.counts_path), setup.workers)
-        budget = CopyBudget(setup.queue_bytes)
-        self._setup = setup
+        settings = setup.settings
+        self._setup, self._settings = setup, settings
+        self._budget = CopyBudget(settings.queue_bytes // settings.workers)
         self._upstreams = Upstreams(
             setup.upstreams,
-            live_policy(setup.route, setup.number),
-            route_bytes=setup.route_bytes,
-            board=UpstreamBoard(Path(setup.board_path), setup.board),
+            live_policy(settings.route, setup.number),
+            board=UpstreamBoard(setup.folder, setup.board),
             worker=setup.number,
-            eject_after=setup.eject_after,
             capacity_blocks=setup.capacity_blocks,
-            tls=setup.tls,
+            tls=settings.access.tls,
             key=HashKey(setup.key_secret),
-            loras=setup.loras,
         )
-        self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
+        counts = WorkerCounts(setup.folder, settings.workers)
+        self._link = RecorderLink(f"{setup.folder}/{RECORDER_SOCKET}", self._budget, counts, setup.number)
         self._relays = new_relays(
-            self._upstreams,
-            self._link,
-            budget,
-            setup.max_body_bytes,
-            setup.keep_headers,
-            wanted=setup.inject,
+            *(self._upstreams, self._link, self._budget, settings.max_body_bytes, settings.keep_headers),
+            wanted=settings.inject,
         )
         self._server = Server(self._relays.new_relay)
-        own = setup.certificate
-        self._tls = None if own is None else server_context(own.cert, own.key)
+        self._tls = None if settings.tls_cert is None else server_context(settings.tls_cert, settings.tls_key)
 
     async def serve(self, channel: Channel) -> None:
         await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd), self._tls)
         # All objects so far stay: a garbage collection over them would stall every stream for 40 ms.
         gc.collect()
         gc.freeze()
-        meter = self._meter()
+        reporting = None
+        if self._settings.admin is not None:
+            reporting = asyncio.create_task(self._report_regularly(channel))
         channel.post(Ready())
         drain_s = await self._until_drain(channel)
         cut = await self._drain(channel, drain_s)
-        if meter is not None:
-            meter.cancel()
+        if reporting is not None:
+            reporting.cancel()
         self._upstreams.close()
         await self._link.finish(FLUSH_TIMEOUT_S)
         channel.post(Drained(cut))
 
-    def _meter(self) -> "asyncio.Task[None] | None":
-        path = self._setup.admin_socket
-        if path is None:
-            return None
-        meter = WorkerMeter(path, self._setup.number, self._relays, self._server, self._setup.queue_bytes)
-        return asyncio.create_task(meter.push_regularly())
+    async def _report_regularly(self, channel: Channel) -> None:
+        reported_s, worst_delay_s = monotonic(), 0.0
+        while True:
+            due_s = monotonic() + LOOP_CHECK_S
+            await asyncio.sleep(LOOP_CHECK_S)
+            now_s = monotonic()
+            worst_delay_s = max(worst_delay_s, now_s - due_s)
+            if now_s - reported_s >= STATS_INTERVAL_S:
+                channel.post(self.stats(worst_delay_s))
+                reported_s, worst_delay_s = now_s, 0.0
+
+    def stats(self, loop_delay_s: float) -> WorkerStats:
+        relays = self._relays
+        return WorkerStats(
+            worker=self._setup.number,
+            in_flight=relays.in_flight,
+            connections=self._server.num_connections,
+            relayed=relays.relayed,
+            bytes_in=relays.bytes_in,
+            bytes_out=relays.bytes_out,
+            queue_bytes=self._budget.held_bytes,
+            queue_limit_bytes=self._budget.limit_bytes,
+            loop_delay_s=loop_delay_s,
+            response_head=relays.response_heads,
+            chunk=relays.chunks,
+            upstreams=self._upstreams.stats(),
+            misrouted=dict(self._upstreams.policy.failures),
+        )
 
     async def _until_drain(self, channel: Channel) -> float:
         while True:
@@ -154,13 +124,13 @@ class Worker:
             elif isinstance(message, Drain):
                 return message.drain_s
             elif message is None:
-                return self._setup.drain_s
+                return self._settings.drain_s
 
     def _reload_certificate(self) -> None:
-        own = self._setup.certificate
-        if own is not None and self._tls is not None:
+        cert = self._settings.tls_cert
+        if cert is not None and self._tls is not None:
             with contextlib.suppress(WireError):  # changed once more since the supervisor checked it
-                reload_chain(self._tls, own.cert, own.key)
+                reload_chain(self._tls, cert, self._settings.tls_key)
 
     async def _drain(self, channel: Channel, drain_s: float) -> int:
         """Let requests in flight end, for ``drain_s`` or until told to cut; return the number of cut responses."""
@@ -181,9 +151,9 @@ class Worker:
         """Accept and read connections that have already come: closing a listener resets those that wait."""
         waiting = select.poll()
         waiting.register(self._setup.listen_fd, select.POLLIN)
-        until_s = time.monotonic() + LET_IN_S
+        until_s = monotonic() + LET_IN_S
         quiet_turns = 0
-        while quiet_turns < READ_TURNS and time.monotonic() < until_s:
+        while quiet_turns < READ_TURNS and monotonic() < until_s:
             quiet_turns = 0 if waiting.poll(0) else quiet_turns + 1
             await asyncio.sleep(0)
 

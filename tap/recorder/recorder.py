@@ -14,22 +14,32 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
-from tap.ipc.stderr import say
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
+from tap.ipc.messages import (
+    STATS_INTERVAL_S,
+    EngineChanged,
+    ExchangeCopy,
+    Progress,
+    Ready,
+    RecorderSetup,
+    RecordNumbers,
+    Refused,
+    RequestCount,
+    encode_frame,
+    say,
+)
+from tap.prompts.enginetokenizer import EngineTokenizer
 from tap.prompts.prompt import prompt_hasher
-from tap.recorder.cacheindex import CacheFeeds
-from tap.recorder.leftovers import do_all
-from tap.recorder.meter import RecordMeter
 from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
-from tap.recorder.retention import Retention
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import InputError, failure_words
-from tracefile.records.schema import Engine, Record
+from tracefile.records.schema import Engine, Record, Status
 from tracefile.sessions import SessionIndex
 from tracefile.storage.segments import manifest_path
 from wire.answer import GENERATING
@@ -103,23 +113,44 @@ class Inbox:
         return split_frames(buffer)
 
 
-HASH_BITS = 64
+MAX_KINDS = 1_000
+"""Kinds of requests counted apart; a bound, since paths may vary endlessly."""
+_WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
+_GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
 
 
-class SessionSample:
-    """A sample of about ``share`` of all sessions, by a keyed hash of their ids: the same at all taps with this key.
+class RecordMeter:
+    """Numbers of records for the admin process."""
 
-    A request without a session is a session of its own. The sample of a smaller share is part of that of a larger one.
-    """
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, Status, int, str], int] = {}
+        self._ttft_ms, self._gaps_ms = empty_counts(WAIT_S), empty_counts(GAP_S)
+        self._numbers = RecordNumbers(request_head=empty_counts(OVERHEAD_S))
 
-    def __init__(self, key: HashKey, share: float) -> None:
-        self._key = key
-        self._below = round(share * (1 << HASH_BITS))
+    def observe(self, record: Record, head_ns: int | None) -> None:
+        """Count a record; ``head_ns``: from its head's arrival to the write upstream."""
+        kinds, numbers = self._kinds, self._numbers
+        kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
+        if kind not in kinds and len(kinds) >= MAX_KINDS:
+            kind = ("other", *kind[1:])
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if record.ttft_ms is not None:
+            add_value(self._ttft_ms, _WAIT_MS, record.ttft_ms)
+        if head_ns is not None:
+            add_value(numbers.request_head, OVERHEAD_S, head_ns / 1e9)
+        if record.itl_ms:
+            add_values(self._gaps_ms, _GAP_MS, record.itl_ms)
+        numbers.prompt_tokens += record.prompt_tokens or 0
+        numbers.cached_tokens += record.cached_tokens or 0
+        numbers.output_tokens += record.output_tokens or 0
 
-    def keeps(self, record: Record) -> bool:
-        name = record.session_id or f"request {record.request_id}"
-        digest = self._key.derive(b"session sample", HASH_BITS // 8, name.encode())
-        return int.from_bytes(digest, "big") < self._below
+    def numbers(self) -> RecordNumbers:
+        return msgspec.structs.replace(
+            self._numbers,
+            requests=[RequestCount(*kind, count) for kind, count in self._kinds.items()],
+            ttft=HistogramCounts(self._ttft_ms.counts, self._ttft_ms.total / 1e3),
+            gaps=HistogramCounts(self._gaps_ms.counts, self._gaps_ms.total / 1e3),
+        )
 
 
 IDLE_S = 0.2
@@ -140,18 +171,23 @@ class Recorder:
     """A trace being written: from exchanges to records, with counts of both."""
 
     def __init__(self, setup: RecorderSetup) -> None:
-        key = HashKey(setup.key_secret)
-        self._setup = setup
-        hasher = prompt_hasher(setup, key)
-        self._uploader = Uploader(setup.upload) if setup.upload is not None else None
+        key, settings = HashKey(setup.key_secret), setup.settings
+        engine = None
+        if settings.tokenizer == "engine":
+            engine = EngineTokenizer(setup.engine_url, setup.dialect, settings.access)
+        hasher = prompt_hasher(
+            *(key, settings.tokenizer, settings.algorithm, setup.block_size), branches=setup.branches, engine=engine
+        )
+        self._uploader = Uploader(settings.upload) if settings.upload is not None else None
         self._trace = SegmentedTrace(
-            setup.trace,
+            settings.trace,
             setup.meta,
-            rotate_bytes=setup.rotate_bytes,
-            rotate_s=setup.rotate_s,
-            overwrite=setup.overwrite,
-            resume=setup.resume,
-            retention=Retention(setup.keep_s, setup.keep_bytes, uploads=setup.upload is not None),
+            rotate_bytes=settings.rotate_bytes,
+            rotate_s=settings.rotate_s,
+            overwrite=settings.overwrite,
+            resume=settings.resume,
+            keep_s=settings.keep_s,
+            uploads=settings.upload is not None,
         )
         self._sessions = SessionIndex(setup.block_size, engine_block_size=_block_size(setup.meta.engine))
         found_before = self._trace.recorded if setup.carry.found is None else setup.carry.found
@@ -165,18 +201,16 @@ class Recorder:
             key,
             hasher,
             epoch_ns=epoch_ns,
-            hash_model=setup.hash_model,
-            loras=frozenset(setup.loras),
-            keep_headers=tuple(setup.keep_headers),
+            hash_model=settings.model,
+            loras=frozenset(settings.loras),
+            keep_headers=settings.keep_headers,
             dialect=setup.dialect,
-            max_body_bytes=setup.max_body_bytes,
+            max_body_bytes=settings.max_body_bytes,
         )
         for record in found:
             self._sessions.recall(record)
             self._maker.remember(record.request_id)
-        self._sample = SessionSample(key, setup.sample) if setup.sample < 1 else None
-        self._feeds = CacheFeeds(setup, key) if setup.cache_feeds else None
-        self._meter = _new_meter(setup, self._feeds)
+        self._meter = RecordMeter()
         self._taken = copy.deepcopy(setup.carry)
         """Counts of the exchanges taken; ``_flushed`` lags behind by the records not yet in the files."""
         self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
@@ -194,14 +228,7 @@ class Recorder:
         try:
             made = self._maker.make(exchange)
             record = self._sessions.link(made.record, made.chat_ids)
-            if self._feeds is not None:
-                self._feeds.index.learn(exchange, record)
-            if self._meter is not None:
-                head_ns = None if exchange.sent_ns is None else exchange.sent_ns - exchange.arrival_ns
-                self._meter.observe(record, head_ns)
-            if self._sample is not None and not self._sample.keeps(record):
-                self._taken.sampled_out += 1
-                return
+            self._meter.observe(record, None if exchange.sent_ns is None else exchange.sent_ns - exchange.arrival_ns)
             self._trace.write(record)
         except InputError:
             self._dropped["trace_unwritable"] += 1
@@ -214,11 +241,8 @@ class Recorder:
         self._trace.change_meta(msgspec.structs.replace(self._trace.meta, engine=engine))
         self._sessions.engine_block_size = _block_size(engine) or self._sessions.block_size
 
-    def push(self, now_s: float) -> None:
-        if self._meter is not None:
-            self._meter.push_if_due(now_s, self.progress, writing=not self._trace.failing)
-
-    def tick(self) -> Progress | None:
+    def tick(self) -> bool:
+        """Write what was taken, and do what is due; return True if the counts have changed."""
         news = self._is_news or self._trace.failing
         self._trace.replace_lost_file()
         if news and self._trace.flush():
@@ -229,8 +253,7 @@ class Recorder:
             news = True
             if gone := self._trace.delete_expired():
                 say(f"--keep: deleted {', '.join(gone)}")
-        news = self._follow_uploads() or news
-        return self.progress() if news else None
+        return self._follow_uploads() or news
 
     def progress(self) -> Progress:
         recorded = self._recorded()
@@ -238,7 +261,6 @@ class Recorder:
             self._flushed,
             hashed=min(self._flushed.hashed, recorded),
             received=self._taken.received,
-            sampled_out=self._taken.sampled_out,
             dropped=dict(self._dropped),
             found=self._before,
             recorded=recorded,
@@ -246,11 +268,11 @@ class Recorder:
             deleted=self._trace.deleted,
             uploaded=sum(segment.uploaded is not None for segment in self._trace.manifest.segments),
             upload_failed=self._taken.upload_failed + (self._uploader.failed if self._uploader is not None else 0),
+            writing=not self._trace.failing,
+            numbers=self._meter.numbers(),
         )
 
     def close(self) -> Progress:
-        if self._feeds is not None:
-            self._feeds.close()
         whole = self._trace.close()
         self._account_for_lost_files()
         recorded = self._recorded()
@@ -268,8 +290,6 @@ class Recorder:
             self._follow_uploads()  # the manifest goes last, and says where its segments are
             self._uploader.close(max(0.0, deadline_s - time.monotonic()))
             self._follow_uploads()
-        if self._meter is not None:
-            self._meter.close(self.progress())
         return self.progress()
 
     def _recorded(self) -> int:
@@ -361,12 +381,6 @@ def _block_size(engine: Engine | None) -> int | None:
     return None if engine is None else engine.block_size
 
 
-def _new_meter(setup: RecorderSetup, feeds: CacheFeeds | None) -> RecordMeter | None:
-    if setup.admin_socket is None:
-        return None
-    return RecordMeter(setup.admin_socket, os.getpid(), list if feeds is None else feeds.stats)
-
-
 def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:
     """Return the monotonic clock at the trace's t = 0; a resumed trace's may precede this machine's start.
 
@@ -399,14 +413,14 @@ def record_exchanges(sock: socket.socket) -> None:
     gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     with contextlib.suppress(OSError):  # the supervisor was told to end meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
-    do_all(_record_until_closed(recorder, sock, messages))
+    on_idle_cores(_record_until_closed(recorder, sock, messages))
 
 
 def _record_until_closed(
     recorder: Recorder, sock: socket.socket, messages: Iterator[list[RecorderSetup | ExchangeCopy | EngineChanged]]
 ) -> Iterator[bool]:
     """Yield after each batch whether its last exchange had ended long ago; then close the trace."""
-    ticked_at = time.monotonic()
+    ticked_s = reported_s = time.monotonic()
     for batch in messages:
         ended_ns = None
         for message in batch:
@@ -415,21 +429,43 @@ def _record_until_closed(
                 ended_ns = message.end_ns
             elif isinstance(message, EngineChanged):
                 recorder.change_engine(message.engine)
-        now = time.monotonic()
-        if not batch or now - ticked_at >= REPORT_INTERVAL_S:
-            _tell(sock, recorder.tick())
-            ticked_at = now
-        recorder.push(now)
+        now_s = time.monotonic()
+        if not batch or now_s - ticked_s >= REPORT_INTERVAL_S:
+            ticked_s = now_s
+            if recorder.tick() or now_s - reported_s >= STATS_INTERVAL_S:
+                reported_s = now_s
+                _report(sock, recorder.progress())
         yield ended_ns is not None and time.perf_counter_ns() - ended_ns > BEHIND_NS
-    _tell(sock, recorder.close())
-    _tell(sock, recorder.finish_uploads())
+    _report(sock, recorder.close())
+    _report(sock, recorder.finish_uploads())
 
 
-def _tell(sock: socket.socket, progress: Progress | None) -> None:
+def _report(sock: socket.socket, progress: Progress) -> None:
     """Send counts; a killed supervisor misses them, and its workers' exchanges are written all the same."""
-    if progress is not None:
+    with contextlib.suppress(OSError):
+        sock.sendall(encode_frame(progress))
+
+
+def on_idle_cores(steps: Iterator[bool]) -> None:
+    """Do all steps on a thread that never makes a worker on its core wait; while a step is behind, on this one.
+
+    Linux preempts a SCHED_IDLE thread as soon as another of its session or container wakes, and an unprivileged thread
+    cannot leave that class. So there are two threads, one at work at a time.
+    """
+    with ThreadPoolExecutor(1, "idle", initializer=_leave_cores_to_others) as idle:
+        while idle.submit(_advance, steps, False).result() and _advance(steps, True):
+            pass
+
+
+def _advance(steps: Iterator[bool], behind: bool) -> bool:
+    """Do steps, one at least, for as long as they are ``behind``, or are not; return False after the last."""
+    return any(is_behind != behind for is_behind in steps)
+
+
+def _leave_cores_to_others() -> None:
+    if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
-            sock.sendall(encode_frame(progress))
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from engines.dialect import DialectName
-from tap.ipc.exchange import Endpoint, ExchangeCopy
+from tap.ipc.messages import Endpoint, ExchangeCopy
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.prompt import ChainStart, HashedPrompt, PromptHasher
 from tap.prompts.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape

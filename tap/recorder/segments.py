@@ -6,6 +6,7 @@ flush tries again, and recording continues once there is room.
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ import msgspec
 
 from tap.recorder.opensegment import LostFile, OpenSegment
 from tap.recorder.resumption import described, records_of, resume_file, resume_segments
-from tap.recorder.retention import Retention
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
@@ -25,14 +25,40 @@ from tracefile.storage.segments import (
     Manifest,
     Segment,
     manifest_path,
-    manifests_under_other_keys,
     part_path,
     segment_path,
     segments_there,
     write_manifest,
 )
 
-KEEP_ALL = Retention()
+AGED_AT_ONCE = 2
+"""Most segments deleted when one closes: a clock that jumps ahead deletes no whole trace at once."""
+
+
+def expired_segments(
+    segments: Sequence[Segment],
+    folder: Path,
+    keep_s: float,
+    *,
+    uploads: bool = False,
+) -> list[Segment]:
+    """Return the closed segments to delete by ``--keep``, oldest first.
+
+    A segment is old only by two clocks: the trace's own, which is monotonic while a tap runs, and the file's time of
+    change. The newest closed segment stays. So does one without write permission (``chmod a-w``), and one that is to be
+    uploaded and is not yet.
+    """
+
+    def is_old(segment: Segment, newest: Segment) -> bool:
+        last_ms, now_ms = segment.last_arrival_ms, newest.last_arrival_ms
+        if last_ms is not None and now_ms is not None and now_ms - last_ms <= keep_s * 1000:
+            return False
+        about = (folder / segment.name).stat()
+        return bool(about.st_mode & stat.S_IWUSR) and time.time() - about.st_mtime > keep_s
+
+    there = [segment for segment in segments if not segment.deleted and (folder / segment.name).is_file()]
+    free = [segment for segment in there[:-1] if segment.uploaded is not None or not uploads]
+    return [segment for segment in free if is_old(segment, there[-1])][:AGED_AT_ONCE]
 
 
 class SegmentedTrace:
@@ -51,7 +77,8 @@ class SegmentedTrace:
         rotate_s: float | None = None,
         overwrite: bool = False,
         resume: bool = False,
-        retention: Retention = KEEP_ALL,
+        keep_s: float | None = None,
+        uploads: bool = False,
     ) -> None:
         self.path = Path(path)
         self.meta = meta
@@ -63,7 +90,7 @@ class SegmentedTrace:
         self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
         self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
         self._rotates = rotate_bytes is not None or rotate_s is not None
-        self._retention = retention
+        self._keep_s, self._uploads = keep_s, uploads
         self._segment: OpenSegment | None = None
         self._ending = False
         """The open segment's stream has ended; its last bytes, its name or its manifest entry are missing."""
@@ -93,15 +120,13 @@ class SegmentedTrace:
         """Segments that retention has deleted; their records count as recorded."""
         return sum(segment.deleted for segment in self.manifest.segments)
 
-    def write(self, record: Record) -> bytes:
-        """Take a record and return its line; raises InputError only if it was refused."""
+    def write(self, record: Record) -> None:
+        """Take a record; raises InputError only if it was refused."""
         segment = self._segment
         if segment is None or self.failing:
             raise self.problem or InputError(f"{self.path}: cannot write; expected room for the trace")
-        line = encode_record(record)
-        segment.take(line, record.arrival_ms)
+        segment.take(encode_record(record), record.arrival_ms)
         self._taken += 1
-        return line
 
     def flush(self) -> bool:
         """Write all records taken to the files; False if the disk refuses, see ``problem``."""
@@ -157,35 +182,18 @@ class SegmentedTrace:
         return True
 
     def delete_expired(self) -> list[str]:
-        """Delete closed segments by the rule of retention; return their names."""
+        """Delete closed segments of the age of ``keep_s``; return their names."""
         gone: list[str] = []
-        if self._retention.keeps_all:
+        if self._keep_s is None:
             return gone
-        try:
-            earlier = manifests_under_other_keys(self.path)
-            by_time = sorted(earlier.values(), key=lambda one: one.epoch_unix_ns or 0)
-            before = [segment for manifest in by_time for segment in self._on_own_clock(manifest)]
-            expired = self._retention.expired(self.manifest.segments, self.path.parent, before)
-        except (OSError, InputError):  # others deleted one meanwhile: the next rotation looks again
-            return gone
-        for segment in expired:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # others deleted one meanwhile: the next rotation looks again
+            for segment in expired_segments(
+                self.manifest.segments, self.path.parent, self._keep_s, uploads=self._uploads
+            ):
                 self.path.with_name(segment.name).unlink()
                 gone.append(segment.name)
         self._replace_listed(gone, deleted=True)
-        for path, manifest in earlier.items():
-            if not {segment.name for segment in manifest.segments}.isdisjoint(gone):
-                manifest.segments = _replaced(manifest.segments, gone, deleted=True)
-                with contextlib.suppress(OSError):
-                    write_manifest(path, manifest)
         return gone
-
-    def _on_own_clock(self, manifest: Manifest) -> Iterator[Segment]:
-        """Yield another trace's segments with their last arrivals on this one's clock."""
-        ahead_ms = ((manifest.epoch_unix_ns or 0) - (self.manifest.epoch_unix_ns or 0)) / 1e6
-        for segment in manifest.segments:
-            last_ms = segment.last_arrival_ms
-            yield msgspec.structs.replace(segment, last_arrival_ms=None if last_ms is None else last_ms + ahead_ms)
 
     def change_meta(self, meta: Meta) -> None:
         self.replace_lost_file()
@@ -251,12 +259,18 @@ class SegmentedTrace:
             return True
         return self._rotate_s is not None and time.monotonic() - segment.first_at >= self._rotate_s
 
-    def _open_next(self) -> None:
-        path = segment_path(self.path, self._number + 1)
-        file = new_trace_file(part_path(path), overwrite=True, name=path.name)
-        self._number += 1
+    def _open(self, *, overwrite: bool = False) -> OpenSegment:
+        """Begin the next segment, or the trace's one file."""
+        if self._rotates:
+            path = segment_path(self.path, self._number + 1)
+            file = new_trace_file(part_path(path), overwrite=True, name=path.name)
+            self._number += 1
+        else:
+            path = self.path
+            file = new_trace_file(path, overwrite=overwrite)
         self._segment = OpenSegment(file, path)
         file.take(encode_meta(self.meta))
+        return self._segment
 
     def _end_segment(self) -> None:
         """End the stream of the open segment; ``_finish_ending`` writes the rest that the disk refuses."""
@@ -270,12 +284,7 @@ class SegmentedTrace:
         self._finish_ending()
         self._save_manifest()
         if self._segment is None:
-            if self._rotates:
-                self._open_next()
-            else:
-                self._open_file()
-            assert self._segment is not None
-            self._segment.file.sync()
+            self._open().file.sync()
 
     def _open_successor(self, lost: OpenSegment) -> int:
         """Open the next file if none is; return the records that it takes over from memory."""
@@ -292,10 +301,6 @@ class SegmentedTrace:
         self._segment.records += len(lost.lines)
         return len(lost.lines)
 
-    def _open_file(self, *, overwrite: bool = False) -> None:
-        self._segment = OpenSegment(new_trace_file(self.path, overwrite=overwrite), self.path)
-        self._segment.file.take(encode_meta(self.meta))
-
     def _finish_ending(self) -> None:
         """Close an ended segment: all of it on disk, under its name, in the manifest."""
         if not self._ending or self._segment is None:
@@ -304,7 +309,10 @@ class SegmentedTrace:
         segment.file.drain()
         segment.file.make_durable()
         if self._rotates:
-            self._name_segment(segment)
+            try:
+                rename_durably(part_path(segment.path), segment.path)
+            except OSError as error:
+                raise InputError(f"{segment.path}: {error.strerror or error}; expected a writable folder") from error
         self._segment, self._ending = None, False
         segment.file.abandon()
         self.recorded = self._taken
@@ -318,12 +326,6 @@ class SegmentedTrace:
             part_path(self._segment.path).unlink()
         self._segment, self._ending = None, False
 
-    def _name_segment(self, segment: OpenSegment) -> None:
-        try:
-            rename_durably(part_path(segment.path), segment.path)
-        except OSError as error:
-            raise InputError(f"{segment.path}: {error.strerror or error}; expected a writable folder") from error
-
     def _list(self, segment: Segment) -> None:
         self.manifest.segments.append(segment)
         self._manifest_is_old = True
@@ -331,7 +333,9 @@ class SegmentedTrace:
     def _replace_listed(self, names: Sequence[str], **changes: object) -> None:
         if not names:
             return
-        self.manifest.segments = _replaced(self.manifest.segments, names, **changes)
+        self.manifest.segments = [
+            msgspec.structs.replace(one, **changes) if one.name in names else one for one in self.manifest.segments
+        ]
         self._manifest_is_old = True
         with contextlib.suppress(InputError):
             self._save_manifest()
@@ -370,14 +374,11 @@ class SegmentedTrace:
             self._clear_the_way(overwrite=overwrite)
             self._manifest_is_old = True
             self._save_manifest()
-            self._open_next()
-        else:
-            self._open_file(overwrite=overwrite)
-        assert self._segment is not None
+        file = self._open(overwrite=overwrite).file
         try:
-            self._segment.file.sync()
+            file.sync()
         except InputError:
-            self._segment.file.abandon()
+            file.abandon()
             raise
 
     def _clear_the_way(self, *, overwrite: bool) -> None:
@@ -408,7 +409,3 @@ class SegmentedTrace:
             if found.says_something_new:
                 self._segment.file.take(encode_meta(self.meta))
         return True
-
-
-def _replaced(segments: Sequence[Segment], names: Sequence[str], **changes: object) -> list[Segment]:
-    return [msgspec.structs.replace(one, **changes) if one.name in names else one for one in segments]

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from tap.ipc.stderr import say
+from tap.ipc.messages import say
 from tracefile.records.errors import InputError
 from tracefile.storage.remote import bare_url, file_system
 

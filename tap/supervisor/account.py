@@ -1,4 +1,4 @@
-"""The account: each request to be recorded is recorded, sampled out, or dropped for a named reason.
+"""The account: each request to be recorded is recorded, or dropped for a named reason.
 
 Offered requests, and the drops of workers, are counted in memory that outlives the workers; records by the recorder in
 the files themselves. The rest was lost with a process that died.
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from tap.ipc.exchange import Progress
-from tap.ipc.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, UNRECORDED, WorkerCounts
+from tap.ipc.messages import Progress
+from tap.ipc.sharedmemory import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, UNRECORDED, WorkerCounts
 from tracefile.commandline.parser import same_named
 from tracefile.records.errors import InputError
 from tracefile.storage.durable import replace_durably
@@ -21,11 +21,10 @@ TRUSTED_SHARE = 0.99
 
 @dataclass(slots=True, kw_only=True)
 class Account:
-    """Counts of requests; once the tap has ended, offered = recorded + sampled_out + the sum of dropped."""
+    """Counts of requests; once the tap has ended, offered = recorded + the sum of dropped."""
 
     offered: int = 0
     recorded: int = 0
-    sampled_out: int = 0
     not_injected: int = 0
     """Requests and responses that ``--inject`` left unchanged."""
     unrecorded: int = 0
@@ -49,8 +48,6 @@ class Account:
         line = f"{self.recorded} of {self.offered} requests recorded"
         if self.unrecorded and not self.offered:
             line += f" ({self.unrecorded} POSTs to other paths than /v1/… were relayed alone)"
-        if self.sampled_out:
-            line += f", {self.sampled_out} sampled out"
         if self.dropped:
             line += f", dropped: {_by_reason(self.dropped)}"
         if self.not_injected:
@@ -108,7 +105,7 @@ class Ledger:
         dropped = Counter(progress.dropped)
         dropped.update({reason: cells[cell] for reason, cell in DROP_CELLS.items() if cells[cell]})
         if ended:
-            missing = cells[OFFERED] - progress.recorded - progress.sampled_out - dropped.total()
+            missing = cells[OFFERED] - progress.recorded - dropped.total()
             unsent = cells[OFFERED] - cells[SENT] - sum(cells[cell] for cell in DROP_CELLS.values())
             with_workers = min(unsent, missing)
             dropped.update({"worker_died": with_workers, "recorder_died": missing - with_workers})

@@ -1,15 +1,22 @@
-"""The supervisor's side of its children: the workers, the recorder and the admin process."""
+"""Child processes of the tap: workers, recorder, admin. One that ends unasked is started again, after a growing wait.
+
+A setup comes over a socket pair, so no secret is on a command line or in an environment.
+"""
 
 import asyncio
 import socket
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
+from typing import Any
 
 import msgspec
 
-from engines.facts import EngineFacts
-from tap.ipc.exchange import (
+from tap.ipc.messages import (
+    STATS_INTERVAL_S,
     AdminSetup,
+    Channel,
     Cut,
     Drain,
     Drained,
@@ -19,54 +26,213 @@ from tap.ipc.exchange import (
     RecorderSetup,
     Refused,
     Reload,
-    ServiceStats,
+    TapStats,
+    WorkerSetup,
+    WorkerStats,
+    say,
 )
-from tap.ipc.stderr import say
+from tap.ipc.settings import Settings
+from tap.ipc.sharedmemory import UpstreamBoard
 from tap.supervisor.account import Ledger
-from tap.supervisor.config import Runtime, TapConfig, board_size, dialect, worker_setup
-from tap.supervisor.fleet import Fleet
-from tap.supervisor.restarting import ChildProcess, RestartingChild
-from tap.supervisor.upstreamlist import UpstreamList
-from tracefile.hashing.hashkey import HashKey
+from tap.supervisor.upstreams import Fleet
+from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
+from wire.process import reap_child, start_child
+
+START_TIMEOUT_S = 120.0
+BACKOFF_S = 1.0
+MAX_BACKOFF_S = 30.0
+LONG_LIFE_S = 60.0
+"""After a life this long, an end counts as the first."""
+REAP_S = 2.0
+
+_replies = msgspec.msgpack.Decoder(Ready | Refused | Drained | Progress | WorkerStats)
+
+
+class ChildProcess:
+    """A started process and the channel to it; the channel ends when the process does."""
+
+    def __init__(self, module: str, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+        self._name = module.rpartition(".")[2]
+        self._process, self.channel = process, channel
+        self.pid = process.pid
+
+    @classmethod
+    async def start(cls, module: str, setup: msgspec.Struct, pass_fds: Sequence[int] = ()) -> "ChildProcess":
+        process, ours = start_child(module, pass_fds, own_session=False)  # the recorder's priority counts
+        child = cls(module, process, await Channel(_replies).attach(ours))
+        child.channel.post(setup)
+        return child
+
+    async def ready(self) -> None:
+        """Wait for its first reply. Raises InputError if it refuses, ends instead, or takes too long."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                reply = await self.channel.messages.get()
+        except TimeoutError:
+            self.kill()
+            raise InputError(f"the {self._name} process is not ready after {START_TIMEOUT_S:.0f} s") from None
+        if isinstance(reply, Refused):
+            raise InputError(reply.reason)
+        if not isinstance(reply, Ready):
+            raise InputError(f"the {self._name} process ended before it was ready")
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def ended(self, timeout_s: float) -> None:
+        await reap_child(self._process, timeout_s)
+
+
+def ignore(_: Any = None) -> None:
+    """Do nothing with a message."""
+
+
+class RestartingChild:
+    """A child that is kept running."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        setup: Callable[[], msgspec.Struct],
+        pass_fds: Sequence[int] = (),
+        *,
+        on_message: Callable[[Any], None] = ignore,
+        on_death: Callable[[], None] = ignore,
+        consequence: str,
+    ) -> None:
+        """``setup``: first message of each process that is started.
+
+        ``on_death`` is called when the child has ended unasked, before it is started again.
+        ``consequence``: the effect until it is back, for the line on stderr.
+        """
+        self.name = name
+        self._module, self._setup, self._pass_fds = module, setup, pass_fds
+        self._on_message, self._on_death = on_message, on_death
+        self._consequence = consequence
+        self._child: ChildProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deaths = 0
+        """Ends in a row, none after a long life."""
+        self._started_at = 0.0
+        self._finishing = False
+        self._launching = False
+        self.ready = False
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    async def start(self) -> None:
+        """Start the child and keep it running. Raises InputError if it refuses its setup."""
+        await self._launch()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def send(self, message: Any) -> None:
+        """Send a message; a child that is away misses it, and learns its content from its next setup."""
+        if self._child is not None:
+            self._child.channel.post(message)
+
+    def offer(self, message: Any) -> None:
+        """Send a message that the next one repeats; a child that does not read is spared it."""
+        if self._child is not None and not self._child.channel.congested:
+            self._child.channel.post(message)
+
+    async def finish(self, timeout_s: float) -> bool:
+        if self._child is not None:
+            self._child.channel.finish()
+        return await self.left(timeout_s)
+
+    async def left(self, timeout_s: float) -> bool:
+        self._finishing = True
+        if self._task is None:
+            return True
+        if self._child is None and not self._launching:
+            self._task.cancel()
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
+        if not done and self._child is not None:
+            self._child.kill()
+            await asyncio.wait([self._task], timeout=REAP_S)
+        return bool(done)
+
+    async def _launch(self) -> None:
+        self._started_at, self._launching = monotonic(), True
+        try:
+            child = await ChildProcess.start(self._module, self._setup(), self._pass_fds)
+            try:
+                await child.ready()
+            except BaseException:
+                child.channel.close()
+                await child.ended(REAP_S)
+                raise
+        finally:
+            self._launching = False
+        self._child, self.ready = child, True
+        if self._finishing:  # ready too late for ``finish``, and perhaps with work to account for
+            child.channel.finish()
+
+    async def _keep(self) -> None:
+        while self._child is not None:
+            while (message := await self._child.channel.messages.get()) is not None:
+                self._on_message(message)
+            child, self._child, self.ready = self._child, None, False
+            await child.ended(REAP_S)
+            if self._finishing:
+                return
+            self._on_death()
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        cause = "died"
+        while self._child is None and not self._finishing:
+            long_lived = monotonic() - self._started_at > LONG_LIFE_S
+            self._deaths = 0 if long_lived else self._deaths + 1
+            wait_s = backoff_s(self._deaths)
+            say(f"the {self.name} process {cause}; {self._consequence}; started again in {wait_s:g} s")
+            await asyncio.sleep(wait_s)
+            if self._finishing:
+                return
+            try:
+                await self._launch()
+            except InputError as error:
+                cause = f"cannot be started ({error})"
+            else:
+                self.restarts += 1
+                say(f"the {self.name} process is back")
+
+
+def backoff_s(deaths: int) -> float:
+    return min(BACKOFF_S * 2.0 ** (deaths - 1), MAX_BACKOFF_S) if deaths else 0.0
+
 
 WORKER_FLUSH_S = 65.0
 """Time for a drained worker to hand over its last exchanges: a little more than it gives itself."""
-STATS_INTERVAL_S = 1.0
-ADMIN_LEAVE_S = 5.0
-
-_replies = msgspec.msgpack.Decoder(Ready | Refused | Drained | Progress)
 
 
 class Workers:
     """All workers of a tap. Their sockets stay open here, so connections that wait at a dead worker are not lost."""
 
-    def __init__(
-        self,
-        config: TapConfig,
-        facts: EngineFacts,
-        runtime: Runtime,
-        ledger: Ledger,
-        *,
-        key: HashKey,
-        listeners: Sequence[socket.socket],
-    ) -> None:
-        self._config, self._facts, self._runtime, self._ledger = config, facts, runtime, ledger
-        self._key = key
+    def __init__(self, setup: WorkerSetup, fleet: Fleet, ledger: Ledger, listeners: Sequence[socket.socket]) -> None:
+        """``setup``: of the first one; others differ in their number and socket."""
+        self._setup, self._fleet, self._ledger = setup, fleet, ledger
         self._listeners = listeners
-        self._cut = 0
-        self._children = [self._child(number) for number in range(config.workers)]
-        self._board_size = board_size(config, facts)
-        listed = UpstreamList(config.upstreams, config.draining, config.stopped)
-        spoken = config.dialect if config.inject_auto else dialect(config, facts)
-        self.fleet = Fleet(listed, self._board_size.slots, spoken)
-        self._board = runtime.map_board(self._board_size)
+        self._board = UpstreamBoard(setup.folder, setup.board)
+        self.cut = 0
+        self.stats: dict[int, WorkerStats] = {}
+        """Latest numbers of each live worker."""
+        self._children = [self._child(number, listener.fileno()) for number, listener in enumerate(listeners)]
 
-    def _child(self, number: int) -> RestartingChild:
+    def _child(self, number: int, listen_fd: int) -> RestartingChild:
         return RestartingChild(
-            "worker" if self._config.workers == 1 else f"worker {number + 1}",
-            partial(self._start, number),
-            on_message=self._drained,
+            "worker" if len(self._listeners) == 1 else f"worker {number + 1}",
+            "tap.proxy.worker",
+            lambda: msgspec.structs.replace(
+                self._setup, number=number, listen_fd=listen_fd, upstreams=self._fleet.entries()
+            ),
+            [listen_fd],
+            on_message=self._reported,
             on_death=partial(self._died, number),
             consequence="its requests are cut, new ones wait",
         )
@@ -87,7 +253,7 @@ class Workers:
     def reload(self, *, certificate: bool = False) -> None:
         """Send the fleet as it is now to all workers."""
         for child in self._children:
-            child.send(Reload(self.fleet.entries(), certificate))
+            child.send(Reload(self._fleet.entries(), certificate))
 
     async def drain(self, drain_s: float, cut_now: "asyncio.Queue[None]") -> None:
         """Let requests in flight end, for ``drain_s`` or until ``cut_now`` has an entry; then cut them."""
@@ -102,41 +268,36 @@ class Workers:
         for child in self._children:
             child.send(Cut())
         await leaving
-        if self._cut:
-            say(f"{self._cut} responses were cut")
+        if self.cut:
+            say(f"{self.cut} responses were cut")
 
     async def _left(self, timeout_s: float) -> None:
         if not all(await asyncio.gather(*(child.left(timeout_s) for child in self._children))):
             say("a worker did not leave in time and was killed")
 
-    async def _start(self, number: int) -> ChildProcess:
-        listen_fd = self._listeners[number].fileno()
-        setup = worker_setup(
-            *(self._config, self._key, self._facts, self._runtime),
-            number=number,
-            listen_fd=listen_fd,
-            upstreams=self.fleet.entries(),
-            board=self._board_size,
-        )
-        return await ChildProcess.start("tap.proxy.worker", setup, _replies, [listen_fd])
-
     def _died(self, number: int) -> None:
         self._ledger.worker_died(number)
         self._board.forget_worker(number)
+        self.stats.pop(number, None)
 
-    def _drained(self, message: Drained) -> None:
-        self._cut += message.cut
+    def _reported(self, message: Drained | WorkerStats) -> None:
+        if isinstance(message, Drained):
+            self.cut += message.cut
+        else:
+            self.stats[message.worker] = message
 
 
 class RecorderProcess:
     """The recorder; its counts go into the ledger as they arrive."""
 
     def __init__(self, setup: RecorderSetup, ledger: Ledger) -> None:
-        self._setup, self._ledger = setup, ledger
+        self._setup, self.ledger = setup, ledger
+        self.heard_s = monotonic()
         self.child = RestartingChild(
             "recorder",
-            self._start,
-            on_message=self._heard,
+            "tap.recorder.recorder",
+            lambda: self._setup,
+            on_message=self._reported,
             on_death=self._died,
             consequence="serving goes on; exchanges that find no room until it is back are dropped and counted",
         )
@@ -146,41 +307,39 @@ class RecorderProcess:
         self._setup = msgspec.structs.replace(self._setup, meta=meta)
         self.child.send(EngineChanged(engine))
 
-    async def _start(self) -> ChildProcess:
-        return await ChildProcess.start("tap.recorder.recorder", self._setup, _replies)
-
-    def _heard(self, progress: Progress) -> None:
-        self._ledger.progress = progress
+    def _reported(self, progress: Progress) -> None:
+        self.ledger.progress, self.heard_s = progress, monotonic()
 
     def _died(self) -> None:
-        self._setup = msgspec.structs.replace(self._setup, resume=True, overwrite=False, carry=self._ledger.progress)
+        settings = msgspec.structs.replace(self._setup.settings, resume=True, overwrite=False)
+        self._setup = msgspec.structs.replace(self._setup, settings=settings, carry=self.ledger.progress)
+
+
+ADMIN_LEAVE_S = 5.0
 
 
 class AdminProcess:
-    """The admin process, told once a second how the tap stands."""
+    """The admin process, which gets the tap's state once a second."""
 
-    def __init__(self, config: TapConfig, listener: socket.socket, runtime: Runtime) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._listener = listener
-        hosts = [] if config.admin is None else [config.admin[0].lower()]
-        self._setup = AdminSetup(
+        host = "" if settings.admin is None else settings.admin[0].lower()
+        setup = AdminSetup(
             listen_fd=listener.fileno(),
-            feed_socket=runtime.admin_socket,
-            trace=config.trace,
-            names=[socket.gethostname().lower(), *hosts, *config.admin_names],
+            trace=settings.trace,
+            names=[socket.gethostname().lower(), host, *settings.admin_names],
         )
-        self._child = RestartingChild("admin", self._start, consequence="no pages and metrics, all else goes on")
+        consequence = "no pages and metrics, all else goes on"
+        self._child = RestartingChild("admin", "tap.admin", lambda: setup, [setup.listen_fd], consequence=consequence)
         self._telling: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    async def start(self, stats: Callable[[], ServiceStats]) -> None:
+    async def start(self, stats: Callable[[], TapStats]) -> None:
         await self._child.start()
         self._telling = asyncio.create_task(self._tell(stats))
-
-    def tell(self, stats: ServiceStats) -> None:
-        self._child.offer(stats)
 
     async def finish(self) -> None:
         if self._telling is not None:
@@ -188,10 +347,7 @@ class AdminProcess:
         self._listener.close()
         await self._child.finish(ADMIN_LEAVE_S)
 
-    async def _tell(self, stats: Callable[[], ServiceStats]) -> None:
+    async def _tell(self, stats: Callable[[], TapStats]) -> None:
         while True:
-            self.tell(stats())
+            self._child.offer(stats())
             await asyncio.sleep(STATS_INTERVAL_S)
-
-    async def _start(self) -> ChildProcess:
-        return await ChildProcess.start("tap.admin", self._setup, _replies, [self._setup.listen_fd])

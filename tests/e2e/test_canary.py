@@ -71,7 +71,7 @@ def running_tap(engine: ScriptedEngine, out: Path) -> Iterator[str]:
     flags = ("--upstream", f"{engine.url}/team-a", "--ca", "../ca.pem", "--listen", "127.0.0.1:0", "--admin")
     more = ("127.0.0.1:0", "--tls-cert", "../tap.pem", "--tokenizer", "bytes", "--keep-header", "X-Team")
     with (out / "tap.log").open("wb") as log:
-        command = [sys.executable, "-m", "tap", *flags, *more, "--engine-metrics-interval", "1s", "-o", "tap.jsonl.zst"]
+        command = [sys.executable, "-m", "tap", *flags, *more, "-o", "tap.jsonl.zst"]
         tap = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert tap.stdout is not None
         first = tap.stdout.readline()
@@ -111,12 +111,10 @@ def arguments_watched(shown: set[bytes]) -> Iterator[None]:
 
 
 def opened(path: Path) -> bytes:
-    """A file as its reader sees it: unpacked, and columns as lines too."""
+    """A file as its reader sees it: unpacked."""
     data = path.read_bytes()
     if path.suffix == ".zst":
         return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    if path.suffix == ".parquet":
-        return data + "".join(map(repr, load_trace(path)[1])).encode()
     return data
 
 
@@ -141,7 +139,6 @@ def test_no_secret_and_no_content_is_left_behind(
     assert "key that was sent" in str(refused.value)
     run(report, "compare", "a=load.jsonl.zst", "b=replayed.jsonl", "--html", "page.html", "--bootstrap", "20")
     run(tracefile, "info", "tap.jsonl.zst")
-    run(tracefile, "convert", "tap.jsonl.zst", "tap.parquet")
     run(sim, "curve", "tap.jsonl.zst")
     assert {(record.status, record.error) for record in load_trace("tap.jsonl.zst")[1]} >= {
         ("ok", None),
@@ -155,9 +152,7 @@ def test_no_secret_and_no_content_is_left_behind(
     assert sum(MARK in json.dumps(body) for body in engine.seen) == 4
     written = capfd.readouterr()
     places = {str(path): opened(path) for path in out.rglob("*") if path.is_file()}
-    assert {"tap.jsonl.zst", "tap.jsonl.zst.engine.jsonl", "tap.log", "tap.parquet", "page.html", "log.jsonl"} <= {
-        Path(place).name for place in places
-    }
+    assert {"tap.jsonl.zst", "tap.log", "page.html", "log.jsonl"} <= {Path(place).name for place in places}
     assert b"blue" in places[str(out / "tap.jsonl.zst")], "as was asked for"
     ran = {word for line in shown for word in line.split(b"\0")}
     assert {b"loadgen.sending.sender", b"tap.recorder.recorder", b"tap.proxy.worker"} <= ran

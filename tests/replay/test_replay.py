@@ -245,7 +245,6 @@ def test_a_trace_and_a_url_are_enough(
         ("monday.jsonl.zst", "monday"),
         ("a/b/v1.2.jsonl.gz", "v1.2"),
         ("BurstGPT_1.csv", "BurstGPT_1"),
-        ("days.parquet", "days"),
         ("/var/lib/kvtape", "kvtape"),
     ],
 )

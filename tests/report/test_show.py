@@ -100,8 +100,6 @@ def test_bad_input_is_named(make_trace: MakeTrace, tmp_path: Path) -> None:
         main(["show", trace, "--gpus", "0"])
     with pytest.raises(InputError, match="--kv-bytes-per-token: 0; expected a positive number of bytes"):
         main(["show", trace, "--kv-bytes-per-token", "0"])
-    with pytest.raises(InputError, match="--overwrite: without --files; expected both"):
-        main(["show", trace, "--overwrite"])
     with pytest.raises(InputError, match=r"a\.jsonl has no lag"):
         main(["show", trace, "--slo", "lag.p99<=1ms"])
     with pytest.raises(InputError, match="absent"):

@@ -1,4 +1,4 @@
-"""Parts of a release: reasons against it, an sdist without the build's times, licences of an SBOM."""
+"""Parts of a release: reasons against it, an sdist without the build's times."""
 
 import gzip
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.release import even_times, found_problems, licenses_in
+from scripts.release import even_times, found_problems
 
 
 def sdist(path: Path, time_s: int, names: list[str]) -> Path:
@@ -56,16 +56,3 @@ def test_a_release_needs_its_section_a_commit_and_a_tag(tmp_path: Path, monkeypa
     assert list(found_problems(tmp_path, "1.2.0", publish=True)) == ["HEAD has no tag v1.2.0; expected git tag v1.2.0"]
     subprocess.run(["git", "tag", "v1.2.0"], cwd=tmp_path, check=True)
     assert not list(found_problems(tmp_path, "1.2.0", publish=True))
-
-
-def test_licences_are_told_by_package_and_version() -> None:
-    parts = [
-        {"name": "numpy", "version": "2.0", "licenses": [{"license": {"id": "BSD-3-Clause"}}]},
-        {"name": "kvtape", "version": "0.1.0", "licenses": [{"expression": "Apache-2.0 AND MIT"}]},
-        {"name": "untold", "version": "1"},
-    ]
-    assert licenses_in({"components": parts}) == {
-        "numpy 2.0": ["BSD-3-Clause"],
-        "kvtape 0.1.0": ["Apache-2.0 AND MIT"],
-        "untold 1": [],
-    }

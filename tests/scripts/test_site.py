@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 import kvtape
-from scripts.site.gallery import PAGES as SHOWN
 from scripts.site.hooks import address, own_files
 from scripts.site.python_api import api_page
 
 ROOT = Path(__file__).parent.parent.parent
-GENERATED = {"docs/api.md", "docs/gallery.md"}
+GENERATED = {"docs/api.md"}
 
 
 def test_the_python_api_has_every_name_its_signature_and_its_docstring() -> None:
@@ -77,16 +76,12 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path)
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    gallery = tmp_path / "made"
-    gallery.mkdir()
-    for shown in SHOWN:
-        (gallery / f"{shown.name}.html").write_text("<title>A page</title>")
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "KVTAPE_GALLERY": str(gallery)}
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stderr) == (0, "")
     pages = {path: path.read_text() for path in (tmp_path / "site").rglob("*.html")}
     fetched = r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
-    assert not [path for path, text in pages.items() if path.parent.name != "gallery" and re.search(fetched, text)]
+    assert not [path for path, text in pages.items() if re.search(fetched, text)]
     assert not [
         path
         for path in (tmp_path / "site").rglob("*.css")
@@ -94,4 +89,3 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path)
     ]
     index = (tmp_path / "site" / "search" / "search_index.js").read_text()
     assert all(f'"location":"{page}.html"' in index for page in ("tutorial", "api", "dev/results"))
-    assert all((tmp_path / "site" / "gallery" / f"{shown.name}.html").exists() for shown in SHOWN)

@@ -19,18 +19,19 @@ import pytest
 from engines.access import OPEN
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
-from tap.ipc.exchange import UpstreamEntry
+from tap.ipc.messages import UpstreamEntry
+from tap.ipc.settings import Settings
+from tap.ipc.sharedmemory import WorkerCounts
 from tap.proxy.injectingrelay import new_relays
-from tap.proxy.livepolicy import live_policy
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
+from tap.proxy.routing import live_policy
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tap.supervisor.account import Account, Ledger
-from tap.supervisor.config import TapConfig, dialect, recorder_setup
 from tap.supervisor.processes import RecorderProcess
-from tap.supervisor.runtimefolder import runtime_folder
-from tap.supervisor.service import recording
+from tap.supervisor.service import recorder_socket, recording, runtime_folder
+from tap.supervisor.startup import recorder_setup, spoken_dialect
 from tests.warmstart import WarmProcess, warm_children, warm_process
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
@@ -207,6 +208,46 @@ class RunningTap:
         return await self.send(post_bytes(path, value, headers + b"Connection: close\r\n"))
 
 
+def settings_of(**changes: Any) -> Settings:
+    """Settings of a tap before vLLM, with blocks of four tokens."""
+    defaults: dict[str, Any] = {
+        "upstreams_file": None,
+        "route": "round-robin",
+        "health_check": None,
+        "workers": 1,
+        "rotate_bytes": None,
+        "rotate_s": None,
+        "resume": False,
+        "keep_headers": (),
+        "upload": None,
+        "inject": frozenset(),
+        "inject_auto": False,
+        "dialect": "vllm",
+        "admin": None,
+        "listen": ("127.0.0.1", 0),
+        "tls_cert": None,
+        "tls_key": None,
+        "access": OPEN,
+        "keep_s": None,
+        "tokenizer": "ids",
+        "block_size": 4,
+        "algorithm": "xxh3_64",
+        "key_file": None,
+        "model": None,
+        "loras": (),
+        "max_body_bytes": 1 << 20,
+        "queue_bytes": 64 << 20,
+        "engine_facts": False,
+        "wait_s": 0.0,
+        "file_mode": 0o600,
+        "admin_names": (),
+        "drain_s": 5.0,
+        "overwrite": False,
+        "upstreams": (Origin("http", "127.0.0.1", 9),),
+    }
+    return Settings(**(defaults | changes))
+
+
 def entries_of(origins: Iterable[Origin], dialect: DialectName | None = None) -> list[UpstreamEntry]:
     """Upstreams as the supervisor lists them, all well."""
     return [UpstreamEntry(str(origin), slot, dialect=dialect) for slot, origin in enumerate(origins)]
@@ -349,18 +390,14 @@ class Lab:
             else:
                 await stack.enter_async_context(upstream.serving())
             config = self.config(upstream.port, **settings)
-            runtime = stack.enter_context(runtime_folder())
-            budget, counts = CopyBudget(config.queue_bytes), runtime.map_counts(1)
+            folder = stack.enter_context(runtime_folder())
+            budget, counts = CopyBudget(config.queue_bytes), WorkerCounts(folder, 1)
             ledger = Ledger(counts, 1)
-            async with recording(recorder_setup(config, self.key, facts, runtime), ledger) as recorder:
-                link = RecorderLink(runtime.recorder_socket, budget, counts)
-                upstreams = Upstreams(
-                    entries_of(config.upstreams, dialect(config, facts)),
-                    live_policy(config.route),
-                    route_bytes=config.route_bytes,
-                    eject_after=config.eject_after,
-                    loras=config.loras,
-                )
+            setup = recorder_setup(config, self.key, facts, recorder_socket(folder))
+            async with recording(setup, ledger) as recorder:
+                link = RecorderLink(recorder_socket(folder), budget, counts)
+                entries = entries_of(config.upstreams, spoken_dialect(config, facts))
+                upstreams = Upstreams(entries, live_policy(config.route))
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
                     wanted=config.inject,
@@ -390,53 +427,9 @@ class Lab:
         """The account beside the trace."""
         return json.loads(Path(f"{self.trace}.summary.json").read_text())
 
-    def config(self, upstream_port: int, **settings: Any) -> TapConfig:
-        base_path = settings.pop("base_path", "")
-        defaults: dict[str, Any] = {
-            "upstreams": (Origin("http", "127.0.0.1", upstream_port, base_path),),
-            "upstreams_file": None,
-            "draining": frozenset(),
-            "stopped": frozenset(),
-            "route": "round-robin",
-            "route_bytes": 16 << 10,
-            "kv_events": (),
-            "health_check": None,
-            "eject_after": 5,
-            "workers": 1,
-            "rotate_bytes": None,
-            "rotate_s": None,
-            "resume": False,
-            "sample": 1.0,
-            "keep_headers": (),
-            "upload": None,
-            "inject": frozenset(),
-            "inject_auto": False,
-            "dialect": "vllm",
-            "engine_metrics_s": 0.0,
-            "admin": None,
-            "listen": ("127.0.0.1", 0),
-            "certificate": None,
-            "access": OPEN,
-            "trace": str(self.trace),
-            "keep_s": None,
-            "keep_bytes": None,
-            "tokenizer": "ids",
-            "block_size": 4,
-            "algorithm": "xxh3_64",
-            "key_file": None,
-            "model": None,
-            "loras": (),
-            "max_body_bytes": 1 << 20,
-            "queue_bytes": 64 << 20,
-            "engine_facts": False,
-            "wait_s": 0.0,
-            "file_mode": 0o600,
-            "admin_names": (),
-            "drain_s": 5.0,
-            "log_interval_s": 30.0,
-            "overwrite": False,
-        }
-        return TapConfig(**(defaults | settings))
+    def config(self, upstream_port: int, **settings: Any) -> Settings:
+        origin = Origin("http", "127.0.0.1", upstream_port, settings.pop("base_path", ""))
+        return settings_of(**{"upstreams": (origin,), "trace": str(self.trace)} | settings)
 
     def read(self) -> tuple[Meta, list[Record]]:
         return load_trace(self.trace)

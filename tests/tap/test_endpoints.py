@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dialect import DialectName
-from tap.ipc.exchange import Endpoint, ExchangeCopy
+from tap.ipc.messages import Endpoint, ExchangeCopy
 from tap.prompts.prompt import ByteBlocks, PromptHasher
 from tap.proxy.sidecopy import copied_bytes, recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker

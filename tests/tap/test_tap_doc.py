@@ -7,15 +7,14 @@ from pathlib import Path
 import yaml
 
 from tap.__main__ import parser
-from tap.admin import app
-from tap.ipc import workercounts
+from tap.admin import metrics
+from tap.ipc import sharedmemory
 from tap.recorder import recorder, recording
 from tap.supervisor import account
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("tap.md", "tap-operations.md", "before-production.md"))
 OTHER_PROGRAMS_FLAGS = {
-    "--kv-events-config",
     *("--enable-prompt-tokens-details", "--stop-timeout", "--long"),
     *("--retry", "--retry-connrefused", "--retry-delay", "--url"),
 }
@@ -28,7 +27,7 @@ def test_every_flag_is_one() -> None:
 
 
 def test_every_metric_is_exposed() -> None:
-    exposed = set(re.findall(r'"([a-z_]+)"', inspect.getsource(app)))
+    exposed = set(re.findall(r'"([a-z_]+)"', inspect.getsource(metrics)))
     named = {name.removesuffix("_total") for name in re.findall(r"kvtape_tap_(\w+)", PAGE)}
     assert named
     assert named <= exposed
@@ -36,9 +35,9 @@ def test_every_metric_is_exposed() -> None:
 
 def test_every_reason_for_a_lost_record_is_explained_and_real() -> None:
     """Workers' and the account's reasons are all there; of the recorder's, whose tails name an exception, the heads."""
-    source = "".join(map(inspect.getsource, (account, recorder, recording, workercounts)))
+    source = "".join(map(inspect.getsource, (account, recorder, recording, sharedmemory)))
     explained = set(re.findall(r"`(queue_full|\w+_died|recorder_\w+|trace_\w+|request_larger\w+)(?::…)?`", PAGE))
-    assert explained >= {*workercounts.DROP_CELLS, "worker_died", "recorder_died", "trace_unwritable"}
+    assert explained >= {*sharedmemory.DROP_CELLS, "worker_died", "recorder_died", "trace_unwritable"}
     assert all(reason in source for reason in explained)
 
 

@@ -1,19 +1,15 @@
-"""Lines decoded a block at a time give what they give one by one: records, errors, warnings, places and columns."""
+"""Lines decoded a block at a time give what they give one by one: records, errors, warnings and places."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracefile import InputError
 from tracefile.files.reading import LineTraceReader
-from tracefile.importers.blocktraces import MooncakeDecoder
-from tracefile.records.batches import Batch, LeanBatch, RecordBatch
-from tracefile.records.reader import TraceReader
 from tracefile.storage import compression
 
 HEADER = b'{"meta":{"schema":"kvtape/1","block_size":16}}'
@@ -64,38 +60,12 @@ def lines_of(kinds: Sequence[bytes], good: int) -> st.SearchStrategy[list[bytes]
 def results(path: Path, *, by_line: bool) -> tuple[list[Any], list[str], list[tuple[int, str]]]:
     with LineTraceReader(path) as reader:
         if by_line:
-            reader._block_decoder = None
+            reader._lines.take_block = list  # type: ignore[method-assign]  # none
         found = [
             (reader.line, reader.where(), str(result) if isinstance(result, InputError) else result)
             for result in reader.results()
         ]
         return found, reader.warnings, reader.faults
-
-
-def read_batches(path: Path, *, by_line: bool) -> tuple[list[Batch], list[str], str | None]:
-    with LineTraceReader(path) as reader:
-        batches: list[Batch] = []
-        error = None
-        try:
-            batches.extend(TraceReader.batches(reader) if by_line else reader.batches())
-        except InputError as found:
-            error = str(found)
-        return batches, reader.warnings, error
-
-
-def columns(batch: Batch) -> dict[str, Any]:
-    hashes = batch.hashes()
-    return {
-        "numbers": [
-            batch.numbers(name, -1).tolist() for name in ("prompt_tokens", "output_tokens", "turn", "priority")
-        ],
-        "times": [str(batch.times(name).tolist()) for name in ("arrival_ms", "e2e_ms")],
-        "words": [list(batch.words(name)) for name in ("request_id", "session_id", "status", "tokens_source")],
-        "lengths": [batch.lengths(name).tolist() for name in ("itl_ms", "itl_tokens")],
-        "values": batch.values("itl_ms").tolist(),
-        "hashes": [part.tolist() for part in hashes],
-        "records": batch.records(),
-    }
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,22 +84,3 @@ def test_a_block_of_lines_is_read_as_its_lines_are(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "PLAIN_READ_BYTES", read_bytes)
         assert results(path, by_line=False) == results(path, by_line=True)
-        (whole, warnings, error), (plain, plain_warnings, plain_error) = (
-            read_batches(path, by_line=False),
-            read_batches(path, by_line=True),
-        )
-    assert (warnings, error) == (plain_warnings, plain_error)
-    if error is None:
-        one, other = ([record for batch in found for record in batch.records()] for found in (whole, plain))
-        assert one == other
-
-
-@given(st.lists(st.sampled_from(MOONCAKE[:4]), min_size=1, max_size=8))
-@settings(max_examples=25, deadline=None)
-def test_columns_without_records_are_those_of_the_records(lines: list[bytes]) -> None:
-    batched, plain = MooncakeDecoder(), MooncakeDecoder()
-    for _ in range(2):  # ids count on
-        lean, records = batched.decode_batch(lines), [plain.decode(line, "") for line in lines]
-        assert isinstance(lean, LeanBatch)
-        assert columns(lean) == columns(RecordBatch(records))
-        assert lean.records(np.arange(0, len(lines), 2)) == records[::2]

@@ -52,9 +52,9 @@ def test_a_good_trace_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        ({"prompt_tokens": -1, "block_hashes": None, "output_block_hashes": None}, "prompt_tokens: -1; expected 0"),
+        ({"prompt_tokens": -1, "block_hashes": None, "output_block_hashes": None}, "prompt_tokens: -1; expected >= 0"),
         ({"e2e_ms": -1.0, "ttft_ms": None, "first_byte_ms": None}, "e2e_ms: -1.0; expected 0"),
-        ({"turn": 0}, "turn: 0; expected 1"),
+        ({"turn": 0}, "turn: 0; expected >= 1"),
         ({"block_hashes": [1, 2, 3]}, "block_hashes: 3; expected at most prompt_tokens // block_size = 2"),
         ({"block_hashes": [1, -2]}, "block_hashes: a hash outside 64 bits"),
         ({"output_block_hashes": [1, 2]}, "output_block_hashes: 2; expected at most 1"),  # (9 + 4 − 1) // 4 − 2
@@ -159,10 +159,10 @@ def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pyt
     path = trace(tmp_path / "t", GOOD, second)
     assert main(["convert", path, str(tmp_path / "o.zst")]) == 0
     assert load_trace(tmp_path / "o.zst") == load_trace(path)
-    assert main(["convert", path, str(tmp_path / "s.gz"), "--sessions"]) == 0
+    assert main(["convert", path, str(tmp_path / "s.gz"), "--infer-sessions"]) == 0
     assert load_trace(tmp_path / "s.gz")[1][1].parent_id == "a"
-    assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path / 's.gz'}: 1 later turns of sessions"
-    assert main(["convert", trace(tmp_path / "alone", GOOD), str(tmp_path / "alone.gz"), "--sessions"]) == 0
+    assert "1 later turns of sessions" in capsys.readouterr().err
+    assert main(["convert", trace(tmp_path / "alone", GOOD), str(tmp_path / "alone.gz"), "--infer-sessions"]) == 0
     assert "no request was found to continue another" in capsys.readouterr().err
     with pytest.raises(InputError, match="already has"):
         main(["convert", path, str(tmp_path / "o.zst")])
@@ -210,7 +210,7 @@ def test_progress_says_the_time_left_where_the_end_is_known(
     assert progress_line("records read", count, total, elapsed_s) == line
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "parquet"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
 def test_cat_prints_a_trace_of_any_form_as_lines(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

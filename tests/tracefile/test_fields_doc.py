@@ -10,7 +10,7 @@ from tracefile.records.schema import Engine, HashInfo, Meta, Record, Workload
 from tracefile.storage.segments import Manifest, Segment
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fields.md").read_text(encoding="utf-8")
-WRITERS = {"all", "tap", "client", "replay", "sim", "mooncake", "vcr"}
+WRITERS = {"all", "tap", "client", "replay", "sim", "mooncake"}
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "## meta": Meta,
     "### meta.hash": HashInfo,

@@ -365,16 +365,6 @@ def test_a_traces_digest_is_of_its_record_lines(tmp_path: Path) -> None:
     assert trace_digest(tmp_path / "other") != trace_digest(tmp_path / "plain")
 
 
-def test_a_digest_of_csv_is_of_its_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
-    (tmp_path / "b.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44")
-    whole = hashlib.sha256((tmp_path / "a.csv").read_bytes()).hexdigest()
-    assert trace_digest(tmp_path / "a.csv") == trace_digest(tmp_path / "b.csv") == whole
-    (tmp_path / "c.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"c\.csv:1: begins with 'a,b'; expected a trace"):
-        trace_digest(tmp_path / "c.csv")
-
-
 def test_a_digest_of_one_json_value_over_many_lines_is_of_its_lines(tmp_path: Path) -> None:
     row = '{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}'
     (tmp_path / "a.json").write_text(f"[\n{row},\n{row}\n]\n")

@@ -4,7 +4,6 @@ import fcntl
 import gzip
 import io
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ FILES = {
         ":1: JSON nested too deeply",
     ),
     "block size 0": (text({"meta": {"schema": "kvtape/1", "block_size": 0}}), "meta.block_size: 0; expected 1 to"),
-    "a negative block size": (text({"meta": {"block_size": -1}}, RECORD), "meta.block_size: -1; expected 1 to"),
     "a huge block size": (
         text({"meta": {"schema": "kvtape/1", "block_size": 2**40}}),
         "meta.block_size: 1099511627776",
@@ -57,24 +55,12 @@ FILES = {
     ),
     "a page": (b"<!DOCTYPE html>\n<p>hello\n", "an HTML page, not a trace"),
     "prose": (b"# kvtape\n\nRecords LLM traffic.\n", "begins with '# kvtape'; expected a trace"),
-    "a summary of a billion gaps": (
-        text({"meta": {}}, {"prompt_tokens": 1, "itl_summary": {"mean_ms": 1, "count": 10**12}}),
-        "itl_summary.count: Expected",
-    ),
     "a turn beyond 64 bits": (
         text(
             {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "turn": 2**64, "hash_ids": []}
             | {"input_length": 1, "output_length": 1}
         ),
         "Expected `int` <= 16777216 - at `$.turn`",
-    ),
-    "a trillion tokens in CSV": (
-        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,1e12,1,1,API log\n",
-        ":2: Request tokens: '1e12'; expected a whole number up to",
-    ),
-    "a CSV row with a bare CR": (
-        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,1\r,1,1,x\n",
-        ":2: new-line character",
     ),
 }
 
@@ -120,20 +106,6 @@ def test_blank_lines_without_end_are_refused_within_bounds(compress: Any, tmp_pa
         load_trace(tmp_path / "t")
 
 
-def test_a_column_whose_name_is_no_text_is_named_with_the_file(tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(text(HEADER) + b'{"request_id": "a"}\n')
-    assert tracefile(["convert", str(tmp_path / "t"), str(tmp_path / "t.parquet")]) == 0
-    data = (tmp_path / "t.parquet").read_bytes()
-    errors = set()
-    for begin in re.finditer(b"request_id", data):
-        (tmp_path / "broken.parquet").write_bytes(data[: begin.start()] + b"\xff" + data[begin.start() + 1 :])
-        try:
-            load_trace(tmp_path / "broken.parquet")
-        except InputError as error:
-            errors.add("damaged" in str(error))
-    assert True in errors
-
-
 def test_a_value_over_many_lines_is_refused_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 1 << 20)
     (tmp_path / "t").write_bytes(zstandard.compress(b'{"x": [\n' + b"1,\n" * (1 << 20)))
@@ -142,15 +114,14 @@ def test_a_value_over_many_lines_is_refused_within_bounds(tmp_path: Path, monkey
 
 
 ODD = [
-    ("prompt_tokens", 2**40, "1099511627776; expected at most 16777216"),
-    ("prompt_tokens", 1e30, "1e+30; expected at most 16777216"),
-    ("output_tokens", 10**15, "1000000000000000; expected at most 16777216"),
-    ("cached_tokens", -1, "-1; expected 0 or more"),
-    ("hashable_blocks", -3, "-3; expected 0 or more"),
-    ("turn", 0, "0; expected 1 or more"),
-    ("max_tokens", -1, "-1; expected 0 or more"),
-    ("arrival_ms", 1e300, "1e+300; expected at most 1e+15"),
-    ("itl_ms", [1.0, 1e308], "1e+308; expected at most 1e+15"),
+    ("prompt_tokens", 2**40, "1099511627776; expected <= 16777216"),
+    ("output_tokens", 10**15, "1000000000000000; expected <= 16777216"),
+    ("cached_tokens", -1, "-1; expected >= 0"),
+    ("hashable_blocks", -3, "-3; expected >= 0"),
+    ("turn", 0, "0; expected >= 1"),
+    ("max_tokens", -1, "-1; expected >= 0"),
+    ("arrival_ms", 1e300, "1e+300; expected <= 1000000000000000.0"),
+    ("itl_ms", [1.0, 1e308], "a value; expected <= 1000000000000000.0"),
 ]
 
 
@@ -185,32 +156,6 @@ def test_one_absurd_count_leaves_the_other_requests_usable(
         assert sim([command, str(path), *flags, "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out) | {"trace": ""})
     assert found[0] == found[1]
-
-
-def test_columns_with_values_out_of_bounds_are_read_without_them(tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    pa = pytest.importorskip("pyarrow")
-    lined, columns = tmp_path / "t.jsonl", tmp_path / "t.parquet"
-    lined.write_bytes(text(HEADER, RECORD, RECORD | {"request_id": "b"}))
-    tracefile(["convert", str(lined), str(columns)])
-    about = {b"kvtape": pq.ParquetFile(columns).metadata.metadata[b"kvtape"]}
-    table = pq.read_table(columns).replace_schema_metadata(about)
-    odd = {
-        "prompt_tokens": [9, 2**40],
-        "arrival_ms": [float("nan"), float("inf")],
-        "itl_ms": [[2.0], [3.0, float("inf")]],
-    }
-    for name, values in odd.items():
-        at = table.column_names.index(name)
-        table = table.set_column(at, table.schema.field(name), pa.array(values, table.schema.field(name).type))
-    pq.write_table(table, columns)
-    records = load_trace(columns)[1]
-    assert [(record.prompt_tokens, record.arrival_ms) for record in records] == [(9, None), (None, None)]
-    assert [record.itl_ms for record in records] == [[2.0], []]
-    at = table.column_names.index("prompt_blocks")
-    pq.write_table(table.set_column(at, "prompt_blocks", pa.array([2, 7], pa.int32())), columns)
-    with pytest.raises(InputError, match="row 2: prompt_blocks: 7 hashes"):
-        sim(["curve", str(columns)])
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])

@@ -22,7 +22,7 @@ def test_names_and_the_date_are_left_out_and_all_else_is_kept(tmp_path: Path, mo
     with TraceWriter("monday.jsonl.zst", meta) as writer:
         writer.write(record)
 
-    command = re.search(r"^ *tracefile (anonymize .*)$", PAGE.read_text(), re.MULTILINE)
+    command = re.search(r"^ *tracefile (convert .* --anonymize)$", PAGE.read_text(), re.MULTILINE)
     assert command is not None
     assert main(command[1].split()) == 0
 

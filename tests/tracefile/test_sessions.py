@@ -253,11 +253,11 @@ def test_records_somewhat_out_of_finish_order_link_the_same() -> None:
     index.check_integrity()
 
 
-def test_a_recent_map_forgets_the_untouched_half() -> None:
-    recent: BoundedMap[str, int] = BoundedMap(4)
-    recent["a"], recent["b"] = 1, 2  # the young half is full: both are old now
-    assert recent.touch("a", 0) == 1  # young again
-    recent["c"] = 3
+def test_a_bounded_map_forgets_what_was_not_touched_the_longest() -> None:
+    recent: BoundedMap[str, int] = BoundedMap(2)
+    recent["a"], recent["b"] = 1, 2
+    assert recent.touch("a", 0) == 1
+    assert recent.touch_all(["c", "a"], 0) == [(1, 1)]
     assert ("a" in recent, "b" in recent, "c" in recent) == (True, False, True)
     recent.check_integrity()
 

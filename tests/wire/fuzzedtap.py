@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import h11
 
-from tap.ipc.exchange import UpstreamEntry
+from tap.ipc.messages import UpstreamEntry
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams

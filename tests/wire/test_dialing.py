@@ -14,7 +14,7 @@ import trustme
 from engines.access import Access
 from engines.calls import CallError, Calls
 from loadgen.core.request import PlannedRequest, RequestWriter
-from tap.ipc.exchange import UpstreamEntry
+from tap.ipc.messages import UpstreamEntry
 from tap.proxy.relay import upstream_head
 from tap.proxy.upstreams import Upstream
 from tracefile import RequestId

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
@@ -15,7 +14,6 @@ UNIT_SECONDS: Final = {
 }
 LONGEST_S: Final = 36_500 * 86_400
 """A century: its nanoseconds fit into 64 bits."""
-MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d.*")
 NUMBER: Final = r"(?:\d+(?:\.\d+)?|\.\d+)"
 DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h|d)")
 
@@ -41,23 +39,3 @@ def _bounded(text: str, found_s: float) -> float:
     if found_s > LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text!r}; expected at most {LONGEST_S // 86_400}d")
     return found_s
-
-
-class Moment(float):
-    """Seconds since 1970 (UTC), as distinct from a duration."""
-
-
-def moment(text: str) -> Moment:
-    """Moment of a date and a time, UTC unless it says another zone, as the ``type`` of a flag."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; expected a date, and a time if any, such as 2026-11-20 or 2026-11-20T14:00"
-        ) from None
-    return Moment((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
-
-
-def duration_or_moment(text: str) -> float:
-    """Seconds of a duration, or a Moment."""
-    return moment(text) if MOMENT.fullmatch(text) else duration(text)

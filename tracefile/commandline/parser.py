@@ -12,35 +12,9 @@ from tracefile.commandline.configfile import CONFIG, config_words
 from tracefile.commandline.durations import duration, seconds
 
 FLAGS: Final[Mapping[str, str]] = {
-    "--aa": "--repeat",
-    "--answer-tokens": "--output-tokens",
-    "--balance": "--route",
-    "--blocks": "--num-gpu-blocks, which counts the null block too: one more",
-    "--burst-every-s": "--burst-every",
-    "--drain-s": "--drain",
-    "--engine-metrics-s": "--engine-metrics-interval",
-    "--cohort": "--target, as in --target 'turns2+.ttft.p90<=500ms'",
-    "--frontend": "--api-server",
-    "--images": "--html, whose figures have a button that saves them as SVG",
-    "--highest": "--maximize",
-    "--kv-blocks": "--num-gpu-blocks",
-    "--least-exact": "--min-exact-share",
-    "--model": "--latency-model",
-    "--no-splice": "--no-output-substitution",
-    "--rotate-s": "--rotate-age",
-    "--seconds": "--duration",
-    "--served-model-name": "--model",
-    "--smallest": "--minimize",
-    "--step-s": "--step-duration",
-    "--think-s": "--think",
-    "--token-seed": "--nonce",
-    "--timeout-s": "--timeout",
-    "--times": "--scale",
-    "--trace": "-o/--output",
-    "--ttft": "--target, as in --target 'ttft.p90<=500ms'",
-    "--wait-s": "--wait",
-    "--window-s": "--window",
-    "-o": "--html",
+    "loadgen --token-seed": "gone; expected --nonce",
+    "report compare --images": "gone; expected --html, whose figures have a button that saves them as SVG",
+    "tracefile convert --sessions": "is now --infer-sessions; of a time range: --from and --until",
     "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
     "sim pool --free-rule": "gone; expected vLLM's rule, which holds",
     "sim pool --object-lru": "gone; expected sim curve, whose LRU is of blocks",
@@ -59,8 +33,32 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim serve --per-decode-ms": "a model.json gives it; expected --latency-model MODEL",
     "sim serve --tokenizer": "gone; its vocabulary is built in, and /tokenize tells the ids of a text",
     "sim serve --tool-share": "outputs are texts and call no tool any more",
+    "tap --sample": "every session is recorded; expected tracefile convert, which takes sessions out of a trace",
+    "tap --keep-gb": "closed segments go by their age; expected --keep",
+    "tap --kv-events": "the router goes by what it sent; no KV events are read",
+    "tap --route-kb": "16 KB of a prompt are compared",
+    "tap --eject-after": "five failing responses in a row leave an upstream out",
+    "tap --health-interval": "checks come every 5 s",
+    "tap --health-fall": "three failed checks in a row leave an upstream out",
+    "tap --health-rise": "two checks in a row take an upstream in again",
+    "tap --engine-metrics-interval": "gone; expected Prometheus on the engine's own /metrics",
+    "tap --log-interval": "the account is printed every 30 s while there is news",
+    "tap read-log --json": "places where prompts part are not listed; expected sim misses on the trace",
     "tap --latency-model": "tap watches no model; expected sim validate TRACE --latency-model MODEL --follow",
-    "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many (docs/python.md)",
+    "report show --overwrite": "gone; expected --files DIR, which replaces its own Parquet files",
+    "report show --steps": "gone, as the timeline; sim run writes no steps",
+    "report compare --truth": "gone; a prediction is held to the first measured trace under its conditions",
+    "sim sweep --ray": "gone; expected --procs in a file of --config, on one machine",
+    "sim sweep --refine": "gone; the choice and the Pareto set get all members",
+    "sim sweep --overwrite": "gone; a sweep begins anew",
+    "sim sweep --confidence": "gone; 90 % of the members must keep a limit",
+    "sim search --confidence": "gone; 90 % of the members must keep the target",
+    "loadgen sweep --cache-between": "gone; the cache is reset, or every run sends other tokens",
+    "loadgen sweep --dry-run": "gone; the index sweep.jsonl has the command of each run",
+    "loadgen sweep --json": "gone; expected report show DIR --json",
+    "loadgen sweep --overwrite": "gone; expected another folder, or its removal",
+    "loadgen sweep --until-slo-missed": "gone; expected report show DIR --slo, which tells the largest load within it",
     "sim curve --block-sizes": "gone; expected a sim curve --block-size for each",
     "sim curve --kv-groups": "gone; expected sim pool --kv-groups or sim misses --kv-groups",
     "sim curve --by": "gone; expected sim misses --by",
@@ -72,32 +70,29 @@ FLAGS: Final[Mapping[str, str]] = {
     "sim what-if --tier-load": "gone; requests wait for their blocks beside the others, as in vLLM",
     "sim what-if --tier-write": "gone; blocks are stored when their prompt is computed, as by vLLM",
     "sim curve --sample": "gone; expected the complete trace",
-    "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many as Parquet (docs/python.md)",
+    "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many (docs/python.md)",
     "sim calibrate --cached": "gone; the captures' cached tokens count",
     "sim calibrate --residuals": "gone; expected --against, whose page has errors by cohort",
     "sim validate --also": "gone; expected report compare, with the predicted trace of sim run",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
-"""New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
+"""Words on a flag that is gone, by ``COMMAND --flag``."""
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "tracefile ls": "tracefile info of each trace, or DuckDB over all as Parquet (docs/python.md)",
-    "report drift": "a loop over parts of the trace and sim calibrate, one model for each",
+    "report sweep": "report show DIR",
+    "report curve": "sim curve TRACE --html PAGE and sim misses TRACE --html PAGE",
+    "tracefile anonymize": "tracefile convert TRACE OUT --anonymize",
+    "tracefile cut": "tracefile convert TRACE OUT --from TIME --until TIME",
+    "tracefile join": "tracefile convert TRACE TRACE… OUT",
+    "tracefile synthesize": "sim what-if --rate X, which forecasts the same traffic at X times its rate",
+    "tracefile ls": "tracefile info of each trace, or DuckDB over all (docs/python.md)",
+    "report drift": "tracefile convert --from --until and a model for each window",
     "sim fit": "sim calibrate",
     "sim reuse": "sim curve --window 60s",
     "sim watch": "sim validate --follow",
     "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
     "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
 }
-
-VALUES: Final[Mapping[tuple[str, str], str]] = {
-    ("--dialect", "llama.cpp"): "llamacpp",
-    ("--dialect", "tensorrt-llm"): "trtllm",
-    ("--maximize", "kv-blocks"): "num-gpu-blocks",
-    ("--minimize", "kv-blocks"): "num-gpu-blocks",
-    ("--pattern", "calibrate"): "calibration",
-}
-
 
 VERSION: Final = "0.1.0"
 
@@ -242,10 +237,6 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        for flag in action.option_strings:
-            now = VALUES.get((flag, value))
-            if now in action.choices:
-                raise argparse.ArgumentError(action, f"{value!r} is now {now!r}")
         choices = ", ".join(map(str, action.choices))
         near = get_close_matches(str(value), [str(choice) for choice in action.choices], 1)
         nearest = f"; did you mean {near[0]}?" if near else ""
@@ -274,13 +265,9 @@ class Parser(argparse.ArgumentParser):
             )
         if flag in known or (not flag.startswith("--") and flag[:2] in known):
             return
-        own = FLAGS.get(f"{self.prog} {flag}")
-        if own is not None:
-            self.error(f"{flag}: {own}")
-        now = FLAGS.get(flag, "")
-        named = re.search(r"--[\w-]+", now)
-        if named is not None and named[0] in known:
-            self.error(f"{flag} is now {now}")
+        gone = FLAGS.get(f"{self.prog} {flag}")
+        if gone is not None:
+            self.error(f"{flag}: {gone}")
         near = get_close_matches(flag, known, 1)
         self.error(f"{flag}: no such flag" + (f"; did you mean {near[0]}?" if near else ""))
 

@@ -5,8 +5,6 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from tracefile.files.columns import read_footer
-from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import is_header, is_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
@@ -23,14 +21,11 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 over the record lines as they stand in the file, uncompressed, each with a line end.
 
     Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
-    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
-    columns says its own: that of the lines our writers write of its records. Raises InputError for a pipe.
+    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. Raises
+    InputError for a pipe.
     """
+    refuse_pipe(path)
     path = given_path(path)
-    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-        raise InputError(f"{path}: a pipe, and this command reads a trace more than once; expected a file")
-    if is_parquet(path):
-        return read_footer(path).digest
     digest = hashlib.sha256()
     for file in trace_files(path):
         with open_lines(file) as lines:
@@ -47,3 +42,10 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
                     digest.update(line)
                     digest.update(b"\n")
     return digest.hexdigest()
+
+
+def refuse_pipe(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for a pipe: it is read once."""
+    path = given_path(path)
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        raise InputError(f"{path}: a pipe, and this command reads a trace more than once; expected a file")

@@ -7,22 +7,17 @@ import stat
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tracefile.files.columns import columns_reader
-from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import (
     NOT_JSON,
-    BatchDecoder,
     BlockDecoder,
-    GroupDecoder,
     KvtapeDecoder,
     LineDecoder,
-    RecordDecoder,
     decode_meta,
     is_header,
     is_object,
@@ -32,21 +27,19 @@ from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
-from tracefile.storage.lines import LineReader
-from tracefile.storage.output import MANIFEST, MODEL, PAGE
+from tracefile.storage.output import MANIFEST, MODEL, PAGE, PARQUET
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
 
 if TYPE_CHECKING:
     from tracefile.importers import recognition
-    from tracefile.records.batches import Batch
 else:  # all formats, which flags need not
     recognition = LateModule("tracefile.importers.recognition")
 
 MAX_DOCUMENT_BYTES = 1 << 30
 """Most memory for the lines of a file that is one JSON value over many lines."""
 LINE_OBJECT_BYTES = 41
-"""What a line takes beside its text: a bytes object, and its place in a list."""
+"""What a line takes beside its text: a bytes object, and its index in a list."""
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
 BLOCK_PARTS = 8
@@ -56,10 +49,8 @@ BLOCK_PARTS = 8
 class LineTraceReader(TraceReader):
     """A trace of JSON (or CSV) lines or of segments of them; all its headers agree on clock, blocks and hashes."""
 
-    def __init__(self, path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = trace_files(path)
-        if wanted is not None:
-            self._files = list(filter(wanted, self._files)) or self._files[:1]
         self._starts = [0]
         """Lines before each file that was opened so far."""
         self._lines = open_lines(self._files[0])
@@ -67,11 +58,9 @@ class LineTraceReader(TraceReader):
         self._warnings = _absence(os.fspath(path))
         try:
             trace_format, self._decoder, lines = self._recognise()
-            self._groups = isinstance(self._decoder, GroupDecoder)
-            self._block_decoder = self._decoder if isinstance(self._decoder, BlockDecoder) else None
-            self._batch_decoder: BatchDecoder | None = None
-            """The decoder, once its blocks are asked for as batches."""
-            self._begun = self._begin(lines)
+            self._begun: Sequence[Record | InputError] = [result for line in lines for result in self._decode(line)]
+            while not self._begun and lines and (line := next(self._lines, None)) is not None:
+                self._begun = self._decode(line)  # the header is complete with the first record
         except BaseException:
             self._lines.close()
             raise
@@ -102,18 +91,18 @@ class LineTraceReader(TraceReader):
         self._lines.close()
 
     def _recognise(self) -> tuple[TraceFormat, LineDecoder, Sequence[bytes]]:
-        """Return the format by the first line, its decoder, and the lines of records that telling it took."""
+        """Return the format by the first line, its decoder, and the lines of records that this consumed."""
         first = next(self._lines, None)
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
         lines = self._document(first)
-        if other := _other_kind(b"".join(lines[:1])):
+        if other := next((kind.name for kind in (MODEL, MANIFEST, PAGE, PARQUET) if kind.begins.match(lines[0])), None):
             raise InputError(f"{self._lines.path}: {other}, not a trace")
         if not self._lines.complete and first.startswith(b"{") and not is_object(lines[0]):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
-        found, decoder, is_record = recognition.recognise(lines[0], where)
-        return found, decoder, lines if is_record else ()
+        trace_format, decoder, is_record = recognition.recognise(lines[0], where)
+        return trace_format, decoder, lines if is_record else ()
 
     def _document(self, first: bytes) -> Sequence[bytes]:
         """Return the lines of a file that is one JSON value over many lines, or an array; else its first line."""
@@ -148,25 +137,6 @@ class LineTraceReader(TraceReader):
             self._lines = open_lines(path)
             yield from self._rest_of_file()
 
-    def batches(self) -> "Iterator[Batch]":
-        if not isinstance(self._decoder, BatchDecoder):
-            yield from super().batches()
-            return
-        # A tap's workers read headers only and must not import NumPy.
-        from tracefile.records.batches import RecordBatch  # noqa: PLC0415
-
-        self._batch_decoder, some = self._decoder, list[Record]()
-        for found in cast("Iterator[Record | Batch]", self._records):
-            if isinstance(found, Record):
-                some.append(found)
-                continue
-            if some:
-                yield RecordBatch(some)
-            some = []
-            yield found
-        if some:
-            yield RecordBatch(some)
-
     def _rest_of_file(self) -> Iterator[Record | InputError]:
         while block := self._lines.take_block():
             step = len(block) // BLOCK_PARTS + 1
@@ -182,11 +152,7 @@ class LineTraceReader(TraceReader):
 
     def _decode_block(self, block: list[bytes]) -> Iterator[Record | InputError]:
         """Yield results of a block's lines: all at once where each is a plain record, else line by line."""
-        if self._batch_decoder and (batch := self._batch_decoder.decode_batch(block)) is not None:
-            self._lines.number += len(block)
-            yield cast(Record, batch)  # to ``batches``, which alone sets the decoder
-            return
-        records = self._block_decoder.decode_block(block) if self._block_decoder else None
+        records = self._decoder.decode_block(block) if isinstance(self._decoder, BlockDecoder) else None
         if records is None:
             for line in block:
                 self._lines.number += 1
@@ -197,11 +163,17 @@ class LineTraceReader(TraceReader):
             self._lines.number += 1
             yield record
 
-    def _decode_line(self, line: bytes) -> Iterable[Record | InputError]:
+    def _decode_line(self, line: bytes) -> Sequence[Record | InputError]:
         if not is_header(line):
             return self._decode(line)
         error = self._take_header(line)
         return () if error is None else (error,)
+
+    def _decode(self, line: bytes) -> Sequence[Record | InputError]:
+        try:
+            return self._decoder.decode_all(line, f"{self._lines.path}:{self._lines.number}")
+        except InputError as error:
+            return (error,)
 
     def _note_end(self, fault: str) -> None:
         """Note that a file has no end: a fault, unless its writer is still at it."""
@@ -211,7 +183,7 @@ class LineTraceReader(TraceReader):
             self.faults.append((self.line, fault))
 
     def _is_torn(self, line: bytes) -> bool:
-        return not self._lines.complete and self.format not in recognition.CSV_FORMATS and not is_object(line)
+        return not self._lines.complete and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; return the error if its records are on another clock or in other blocks."""
@@ -224,31 +196,9 @@ class LineTraceReader(TraceReader):
         self._later_meta = later
         return None
 
-    def _begin(self, lines: Sequence[bytes]) -> list[Record | InputError]:
-        """Results of the lines that were read, and of more where the header is complete with the first record."""
-        begun = [result for line in lines for result in self._decode(line)]
-        while not begun and self._groups and (line := next(self._lines, None)) is not None:
-            begun.extend(self._decode(line))
-        return begun
-
-    def _decode(self, line: bytes) -> Iterable[Record | InputError]:
-        where = f"{self._lines.path}:{self._lines.number}"
-        try:
-            # isinstance() of a protocol is slow.
-            if self._groups:
-                return cast(GroupDecoder, self._decoder).decode_all(line, where)
-            return (cast(RecordDecoder, self._decoder).decode(line, where),)
-        except InputError as error:
-            return (error,)
-
-
-def _other_kind(first: bytes) -> str | None:
-    """Return the name of another kind of file of ours, told by its beginning."""
-    return next((kind.name for kind in (MODEL, MANIFEST, PAGE) if kind.begins.match(first)), None)
-
 
 def _absence(path: str) -> list[str]:
-    absent = absent_segments(path)
+    absent = [segment.name for segment in absent_segments(path) if not segment.deleted]
     return [f"{path}: read without {len(absent)} of its segments ({absent[0]} …): not there any more"] if absent else []
 
 
@@ -265,13 +215,9 @@ def _key_words(told: HashInfo) -> str:
     return f"{told.algorithm} under key {told.key_id}" + (", with branches" if told.branches else "")
 
 
-def open_trace(path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> TraceReader:
-    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name.
-
-    ``wanted``: only the segments for whose paths it is true.
-    """
-    where = given_path(path)
-    return columns_reader(where) if is_parquet(where) else LineTraceReader(where, wanted)
+def open_trace(path: str | os.PathLike[str]) -> TraceReader:
+    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
+    return LineTraceReader(given_path(path))
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
@@ -287,12 +233,8 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
         return reader.meta, records
 
 
-FIRST_FILES = 2
-"""Segments read at first: the one being written and the one before it."""
-
-
 class FollowedTrace:
-    """A trace of JSON lines, in one file or in segments, that grows. Raises InputError if it is not there."""
+    """A trace of JSON lines that grows, in one file or in segments; every look reads its last file again."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -301,51 +243,38 @@ class FollowedTrace:
         self.unreadable = 0
         """Lines that are no records."""
         self._decoder: KvtapeDecoder | None = None
-        self._lines = self._open(trace_files(path)[-FIRST_FILES:][0])
+        self._number = segment_number(Path(trace_files(path)[-2:][0]))
+        """Of the file read last: at first the one before the one that is written."""
+        self._seen = 0
+        """Lines of it that were read."""
 
     def new_records(self) -> Iterator[Record]:
-        """Yield the records written since the last call."""
-        while True:
-            # Looked for before the rest is read: a file is whole once there is a next one.
-            following = self._following()
-            yield from self._so_far()
-            if following is None:
-                return
-            self._lines.close()
-            self._lines = self._open(following)
+        """Yield the records written since the last call. Raises InputError if the trace is not there."""
+        for file in trace_files(self.path):
+            number = segment_number(Path(file))
+            if number < self._number:
+                continue
+            if number > self._number:
+                self._number, self._seen = number, 0
+            with open_lines(file) as lines:
+                for line in lines:
+                    if lines.complete and lines.number > self._seen:
+                        self._seen = lines.number
+                        yield from self._decoded(line, f"{lines.path}:{lines.number}")
 
-    def close(self) -> None:
-        self._lines.close()
-
-    def _open(self, file: str) -> LineReader:
-        self._number = segment_number(Path(file))
-        return open_lines(file, growing=True)
-
-    def _following(self) -> str | None:
-        with contextlib.suppress(InputError):
-            return next((file for file in trace_files(self.path) if segment_number(Path(file)) > self._number), None)
-        return None  # all were taken away: the open one is read on
-
-    def _so_far(self) -> Iterator[Record]:
-        for line in self._lines:
-            if not line:
-                return
-            where = f"{self._lines.path}:{self._lines.number}"
-            if self._decoder is None:
-                self._begin(line, where)
-            elif is_header(line):
-                self.meta = decode_meta(parse_object(line, where)["meta"], where)
-            else:
-                try:
-                    yield self._decoder.decode(line, where)
-                except InputError:
-                    self.unreadable += 1
-
-    def _begin(self, line: bytes, where: str) -> None:
-        name, decoder, _ = recognition.recognise(line, where)
-        if not isinstance(decoder, KvtapeDecoder):
-            raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
-        self._decoder, self.meta = decoder, decoder.meta
+    def _decoded(self, line: bytes, where: str) -> Iterator[Record]:
+        if self._decoder is None:
+            name, decoder, _ = recognition.recognise(line, where)
+            if not isinstance(decoder, KvtapeDecoder):
+                raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
+            self._decoder, self.meta = decoder, decoder.meta
+        elif is_header(line):
+            self.meta = decode_meta(parse_object(line, where)["meta"], where)
+        else:
+            try:
+                yield self._decoder.decode(line, where)
+            except InputError:
+                self.unreadable += 1
 
 
 def wait_for_more(seconds: float) -> bool:

@@ -5,18 +5,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from tracefile.files.columns import columns_writer
-from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.appending import append_to, begin_replacement, new_trace_file, new_whole_file
 from tracefile.storage.output import is_replaceable, mode_like, refuse_inputs
-
-if TYPE_CHECKING:
-    from tracefile.parquet.writing import ColumnsWriter
 
 FLUSH_INTERVAL_S = 1.0
 
@@ -46,10 +41,8 @@ class TraceWriter:
         ``mode``: permissions of a new whole file.
         """
         self.path = os.fspath(path)
-        if has_parquet_suffix(path):
-            raise InputError(
-                f"{self.path}: lines are written here; expected .jsonl, for `tracefile convert` to put in columns"
-            )
+        if self.path.endswith(".parquet"):
+            raise InputError(f"{self.path}: lines are written here; expected .jsonl, .jsonl.gz or .jsonl.zst")
         self.count = 0
         self._lock = threading.Lock()
         self._dirty = threading.Event()
@@ -162,14 +155,12 @@ def check_new(
 
 def new_writer(
     path: str | os.PathLike[str], meta: Meta, *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
-) -> "TraceWriter | ColumnsWriter":
-    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines; ``-``: to stdout.
+) -> TraceWriter:
+    """Return a writer of a whole trace; ``-``: to stdout.
 
     The file gets its name once it is whole. Raises InputError if it is one of the command's ``inputs``.
     """
     path = _output(path, inputs)
-    if has_parquet_suffix(path):
-        return columns_writer(path)(path, meta, overwrite=overwrite, mode=mode_like(inputs))
     return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path), mode=mode_like(inputs))
 
 
@@ -196,8 +187,6 @@ def lines_file(
 ) -> Iterator[Callable[[bytes], None]]:
     """Give a function that takes lines of the file of ``write_lines``, which is whole at the end of the block."""
     path = _output(path, inputs, flag)
-    if has_parquet_suffix(path):
-        raise InputError(f"{os.fspath(path)}: columns are kvtape's own; expected .jsonl, .jsonl.gz or .jsonl.zst")
     if is_replaceable(path):
         file = new_whole_file(path, overwrite=overwrite, mode=mode_like(inputs))
     else:

@@ -10,10 +10,8 @@ import msgspec
 import numpy as np
 
 from tracefile.hashing.branches import own_branch, tail_key
-from tracefile.hashing.downsampling import downsample
 from tracefile.hashing.splitmix64 import GOLDEN, mix64_array
 from tracefile.records.arrays import UInt64Array
-from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record
 
 
@@ -106,35 +104,7 @@ def branches_of(records: Iterable[Record], block_size: int) -> Branches:
     return found
 
 
-def is_finer(block_size: int, meta: Meta, path: str) -> bool:
-    """Return whether records must be opened for this block size; raises InputError if they cannot have it."""
-    fine = meta.block_size
-    if fine is None:
-        raise InputError(f"{path}: meta.block_size: none; expected a trace with block hashes")
-    if block_size % fine == 0:
-        return False
-    if fine % block_size:
-        raise InputError(f"block size {block_size}: neither a multiple nor a divisor of the trace's {fine}")
-    if meta.hash is None or not meta.hash.branches:
-        raise InputError(
-            f"{path}: meta.hash.branches: not set, so prompts part at a block's end only; expected a multiple of its "
-            f"block size {fine}, or a trace that the tap recorded of an engine with smaller blocks"
-        )
-    return True
-
-
-class Resizing:
-    """Conversion of a trace's records to another block size. ``branches``: of the whole trace, if that is smaller."""
-
-    def __init__(self, meta: Meta, block_size: int, branches: Branches | None) -> None:
-        self.block_size = block_size
-        self._fine = 1 if branches is not None else meta.block_size or 1
-        self._tokens = None if branches is None else TokenChains(branches)
-
-    def meta(self, meta: Meta) -> Meta:
-        told = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
-        return msgspec.structs.replace(meta, block_size=self.block_size, hash=told)
-
-    def record(self, record: Record) -> Record:
-        opened = record if self._tokens is None else self._tokens.expand(record)
-        return downsample(opened, self._fine, self.block_size // self._fine)
+def opened_meta(meta: Meta) -> Meta:
+    """Return the header of a trace whose records are expanded."""
+    known = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
+    return msgspec.structs.replace(meta, block_size=1, hash=known)

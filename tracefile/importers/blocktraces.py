@@ -1,14 +1,9 @@
-"""Published traces with lengths and block ids: Mooncake, Mooncake lines as AIPerf takes them, and Bailian (Qwen).
+"""Published traces with lengths and block ids: Mooncake, and Bailian (Qwen).
 
 Mooncake: the FAST'25 release of kvcache-ai/Mooncake, a line ``{"timestamp", "input_length", "output_length",
 "hash_ids"}`` each; no sessions. The ids stand for chained 512-token blocks (equal ids: equal prefixes), one for every
 started block: the last may be partial, and a partial block is never a hit, so only the full ones become
 ``block_hashes``. The id of a partial one is kept in ``extra`` under ``PARTIAL_BLOCK``, so that nothing is lost.
-
-AIPerf: ``MooncakeTrace`` in aiperf/dataset/loader/models.py (0.13): everything but a length may be left out, and there
-are ``session_id`` and ``delay`` (ms after the answer before). A later line of a session says only what is new: its
-prompt is all before it, answers included, and ``input_length`` more. Lines with texts (``text_input``, ``messages``,
-``payload``) say no lengths and are refused.
 
 Bailian: alibaba-edu/qwen-bailian-usagetraces-anon, a line ``{"chat_id", "parent_chat_id", "timestamp",
 "input_length", "output_length", "type", "turn", "hash_ids"}`` each: seconds, −1 for no parent, and an ``input_length``
@@ -17,36 +12,26 @@ too, so they are chained here; that of a partial last block, which may be padded
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
 import xxhash
 
-from tracefile.records.decoding import (
-    HEADER_START,
-    NOT_JSON,
-    checked_prompt,
-    convert_row,
-    decode_row,
-    parse_object,
-)
+from tracefile.records.decoding import HEADER_START, NOT_JSON, decode_row
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, Seconds, SessionId, Time
 
 if TYPE_CHECKING:
-    from tracefile.records.batches import Batch
+    pass
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
 NO_PARENT = -1
-BAILIAN_KEYS = ("chat_id", "parent_chat_id", "input_length")
+MOONCAKE_KEYS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
+BAILIAN_KEYS = frozenset({"chat_id", "parent_chat_id", "input_length"})
 PARTIAL_BLOCK = "partial_block_hash"
 """Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
-
-
-AIPERF_TEXTS = ("text_input", "messages", "payload")
 
 Length = Count
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -72,35 +57,22 @@ class MooncakeDecoder:
         self._count = 0
         self._decoder = msgspec.json.Decoder(MooncakeLine)
 
-    def decode(self, line: bytes, where: str) -> Record:
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
         row = decode_row(self._decoder.decode, line, where, "a Mooncake line")
         split_ids(row.hash_ids, row.input_length, MOONCAKE_BLOCK_SIZE, where)
         self._count += 1
-        return _mooncake_record(row, self._count)
+        return [_mooncake_record(row, self._count)]
 
     def decode_block(self, lines: list[bytes]) -> list[Record] | None:
-        rows = self._plain_rows(lines)
-        if rows is None:
-            return None
-        self._count += len(rows)
-        return list(map(_mooncake_record, rows, count(self._count - len(rows) + 1)))
-
-    def decode_batch(self, lines: list[bytes]) -> "Batch | None":
-        rows = self._plain_rows(lines)
-        if rows is None:
-            return None
-        first, self._count = self._count + 1, self._count + len(rows)
-        return _mooncake_batch(rows, first)
-
-    def _plain_rows(self, lines: list[bytes]) -> list[MooncakeLine] | None:
-        """Return the rows of lines that are all records without faults; else null."""
         try:
             rows = list(map(self._decoder.decode, lines))
         except NOT_JSON:
             return None
-        if any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows):
+        too_few = any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows)
+        if too_few or any(line.startswith(HEADER_START) for line in lines):
             return None
-        return None if any(line.startswith(HEADER_START) for line in lines) else rows
+        self._count += len(rows)
+        return list(map(_mooncake_record, rows, count(self._count - len(rows) + 1)))
 
 
 def _mooncake_record(row: MooncakeLine, number: int) -> Record:
@@ -114,96 +86,6 @@ def _mooncake_record(row: MooncakeLine, number: int) -> Record:
         block_hashes=cast(list[BlockHash], row.hash_ids[:full]),
         extra={PARTIAL_BLOCK: row.hash_ids[full]} if len(row.hash_ids) > full else {},
     )
-
-
-def _mooncake_batch(rows: list[MooncakeLine], first: int) -> "Batch":
-    """Return rows as columns; ``first``: number of the first."""
-    # Commands that read headers only must not import NumPy.
-    from tracefile.records.batches import LeanBatch, prompt_chains  # noqa: PLC0415
-
-    columns: dict[str, list[Any]] = {
-        "request_id": [f"mooncake-{number}" for number in range(first, first + len(rows))],
-        "arrival_ms": [row.timestamp for row in rows],
-        "prompt_tokens": [row.input_length for row in rows],
-        "output_tokens": [row.output_length for row in rows],
-        "tokens_source": ["tokenizer"] * len(rows),
-    }
-    chains = prompt_chains(row.hash_ids[: row.input_length // MOONCAKE_BLOCK_SIZE] for row in rows)
-    return LeanBatch(columns, chains, lambda places: [_mooncake_record(rows[at], first + at) for at in places])
-
-
-class AiperfLine(msgspec.Struct, kw_only=True):
-    """A line as published."""
-
-    input_length: Length
-    output_length: Length | None = None
-    hash_ids: list[int] | None = None
-    timestamp: Time | None = None
-    delay: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
-    session_id: str | None = None
-
-
-@dataclass(slots=True)
-class Before:
-    """A session up to a turn."""
-
-    request_id: RequestId
-    turn: int
-    tokens: int
-    """Its prompt and its answer."""
-    hashes: list[BlockHash] | None
-    """Of its first turn's full blocks, with which every later prompt begins."""
-
-
-class AiperfMooncakeDecoder:
-    """Lines as records; ids are ``aiperf-1``, ``-2``, … in file order. A turn without a timestamp has no arrival."""
-
-    def __init__(self) -> None:
-        self.meta = Meta(block_size=MOONCAKE_BLOCK_SIZE, hash=HashInfo(algorithm="mooncake"))
-        self.warnings: Sequence[str] = ()
-        self._count = 0
-        self._sessions: dict[str, Before] = {}
-
-    def decode(self, line: bytes, where: str) -> Record:
-        found = _line(parse_object(line, where), where)
-        self._count += 1
-        before = self._sessions.get(found.session_id or "")
-        request_id = RequestId(f"aiperf-{self._count}")
-        prompt_tokens = checked_prompt(found.input_length + (before.tokens if before else 0), where)
-        hashes = before.hashes if before else _hashes(found, where)
-        turn = before.turn + 1 if before else 1
-        if found.session_id is not None:
-            tokens = prompt_tokens + (found.output_length or 0)
-            self._sessions[found.session_id] = Before(request_id, turn, tokens, hashes)
-        return Record(
-            request_id=request_id,
-            session_id=None if found.session_id is None else SessionId(found.session_id),
-            session_source=None if found.session_id is None else "explicit",
-            parent_id=before.request_id if before else None,
-            turn=None if found.session_id is None else turn,
-            arrival_ms=found.timestamp,
-            think_ms=(found.delay or 0.0) if before and found.timestamp is None else None,
-            prompt_tokens=prompt_tokens,
-            output_tokens=found.output_length,
-            tokens_source="tokenizer",
-            block_hashes=hashes,
-            hashable_blocks=len(hashes) if before and hashes is not None else None,
-        )
-
-
-def _line(found: dict[str, Any], where: str) -> AiperfLine:
-    for name in AIPERF_TEXTS:
-        if name in found:
-            raise InputError(f"{where}: {name}: a text; expected lengths, as input_length")
-    return convert_row(found, AiperfLine, where, "a Mooncake line as AIPerf takes them")
-
-
-def _hashes(found: AiperfLine, where: str) -> list[BlockHash] | None:
-    """The ids of a first turn's full blocks; null: it has none."""
-    if found.hash_ids is None:
-        return None
-    ids, _ = split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
-    return [BlockHash(block_id) for block_id in ids]
 
 
 def split_ids(
@@ -239,7 +121,7 @@ class BailianDecoder:
         self._roots: dict[int, int] = {}
         self._decoder = msgspec.json.Decoder(BailianLine)
 
-    def decode(self, line: bytes, where: str) -> Record:
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
         found = decode_row(self._decoder.decode, line, where, "a Bailian line")
         ids, _ = split_ids(found.hash_ids, found.input_length, BAILIAN_BLOCK_SIZE, where)
         if found.chat_id in self._roots:
@@ -247,7 +129,7 @@ class BailianDecoder:
         has_parent = found.parent_chat_id != NO_PARENT
         root = self._roots.get(found.parent_chat_id, found.parent_chat_id) if has_parent else found.chat_id
         self._roots[found.chat_id] = root
-        return Record(
+        record = Record(
             request_id=_name(found.chat_id),
             session_id=SessionId(_name(root)),
             session_source="explicit",
@@ -260,6 +142,7 @@ class BailianDecoder:
             block_hashes=list(chained(ids)),
             extra={} if found.type is None else {"type": found.type},
         )
+        return [record]
 
 
 def chained(block_ids: Sequence[int], before: int = 0) -> Iterator[BlockHash]:

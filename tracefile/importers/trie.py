@@ -18,7 +18,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId
 
 TRIE_BLOCK_SIZE = 16
-TRIE_KEYS = {"num_turns", "input_prompt_length", "assistant_response_length"}
+TRIE_KEYS = frozenset({"num_turns", "input_prompt_length", "assistant_response_length"})
 MOST_ROW_BLOCKS = 1 << 24
 """Bound for the blocks of a row's prompts, each of which repeats all before it: 500 turns up to 1M tokens."""
 EXPECTED = "a trie workload of lengths of 0 or more"

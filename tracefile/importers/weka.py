@@ -18,6 +18,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Count, HashInfo, Meta, Ordinal, Record, RequestId, Seconds, SessionId
 
 FINISH_REASONS = {"tool_use": "tool_calls", "end_turn": "stop"}
+WEKA_KEYS = frozenset({"id", "block_size", "requests"})
 EXPECTED = "a Weka trace: id, block_size and requests"
 
 
@@ -50,11 +51,6 @@ class WekaTrace(msgspec.Struct, kw_only=True):
     id: str
     block_size: Ordinal
     requests: list[dict[str, Any]]
-
-
-def is_weka(found: dict[str, Any]) -> bool:
-    """Return whether a line, or a file's object, is a conversation."""
-    return {"id", "block_size", "requests"} <= found.keys()
 
 
 class WekaDecoder:

@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
-from msgspec import inspect
 
 from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record
 
 if TYPE_CHECKING:
-    from tracefile.records.batches import Batch
+    pass
 
 HEADER_START = b'{"meta"'
 
@@ -22,43 +20,8 @@ Row = TypeVar("Row")
 Source = TypeVar("Source")
 
 _FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
+_BOUND_IN_MESSAGE = re.compile(r"^Expected `\w+` (?P<sign>[<>]=) (?P<bound>\S+) - at `\$\.(?P<field>\w+)")
 _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
-
-
-class Bounds(NamedTuple):
-    """Least and greatest value of a field, or of a list's items."""
-
-    least: float
-    most: float
-
-    def fault(self, value: Any) -> str | None:
-        """Return the value and what was expected, if it is a number out of bounds, or a list with one; else None."""
-        if isinstance(value, list):
-            return next((fault for item in value if (fault := self.fault(item)) is not None), None)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or self.least <= value <= self.most:
-            return None
-        limit = f"{self.least:g} or more" if value < self.least else f"at most {self.most:.10g}"
-        return f"{value}; expected {limit}"
-
-
-@cache
-def record_bounds() -> dict[str, Bounds]:
-    """Bounds of the fields that have some, as the schema gives them."""
-    found = inspect.type_info(Record)
-    assert isinstance(found, inspect.StructType)
-    bounds = {}
-    for field in found.fields:
-        for kind in field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,):
-            kind = kind.item_type if isinstance(kind, inspect.ListType) else kind  # noqa: PLW2901
-            if isinstance(kind, (inspect.IntType, inspect.FloatType)) and kind.ge is not None and kind.le is not None:
-                bounds[field.name] = Bounds(kind.ge, kind.le)
-    return bounds
-
-
-def out_of_bounds(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the faults of a record's fields, by name."""
-    faults = ((name, bounds.fault(found[name])) for name, bounds in record_bounds().items() if name in found)
-    return {name: fault for name, fault in faults if fault is not None}
 
 
 class OutOfBoundsError(InputError):
@@ -71,28 +34,12 @@ class OutOfBoundsError(InputError):
         """By field: the value, and what was expected."""
 
 
-class RecordDecoder(Protocol):
+class LineDecoder(Protocol):
     """Decoder of one format's lines."""
 
     @property
     def meta(self) -> Meta:
-        """The trace's header, as far as the format has one."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Data lost or assumed; complete after the last line."""
-
-    def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; ``where`` is ``file:line`` for the InputError."""
-
-
-@runtime_checkable
-class GroupDecoder(Protocol):
-    """Decoder of a format whose line is any number of records; its header is complete with the first of them."""
-
-    @property
-    def meta(self) -> Meta:
-        """The trace's header, as far as the format has one."""
+        """The trace's header, as far as the format has one; complete with the first record."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -104,21 +51,10 @@ class GroupDecoder(Protocol):
 
 @runtime_checkable
 class BlockDecoder(Protocol):
-    """RecordDecoder that takes many lines at once, several times as fast."""
+    """LineDecoder that decodes many lines at once, several times as fast."""
 
     def decode_block(self, lines: list[bytes]) -> list[Record] | None:
         """Return a record for each line; null, and nothing is changed, unless each line is a record without faults."""
-
-
-@runtime_checkable
-class BatchDecoder(Protocol):
-    """RecordDecoder that decodes many lines to columns, without a record for each."""
-
-    def decode_batch(self, lines: list[bytes]) -> "Batch | None":
-        """Return the lines' batch; null, and nothing is changed, unless each line is a record without faults."""
-
-
-LineDecoder = RecordDecoder | GroupDecoder
 
 
 class KvtapeDecoder:
@@ -130,6 +66,9 @@ class KvtapeDecoder:
         self._decoder = msgspec.json.Decoder(Record)
         self._has_unknown = False
         """The latest line had unknown fields, and the next is taken to have some."""
+
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
+        return [self.decode(line, where)]
 
     def decode(self, line: bytes, where: str) -> Record:
         if self._has_unknown:
@@ -168,14 +107,22 @@ class KvtapeDecoder:
 
 def convert_record(found: dict[str, Any], where: str) -> Record:
     """The object as a record; raises OutOfBoundsError if it has values out of bounds, InputError if it is none."""
-    try:
-        return convert_object(found, Record, where)
-    except InputError:
-        faults = out_of_bounds(found)
-        if not faults:
-            raise
-    record = convert_object({name: value for name, value in found.items() if name not in faults}, Record, where)
-    raise OutOfBoundsError(where, record, faults)
+    faults: dict[str, str] = {}
+    while True:
+        try:
+            record = msgspec.convert(split_unknown(found, Record), Record)
+            break
+        except msgspec.ValidationError as error:
+            beyond = _BOUND_IN_MESSAGE.match(str(error))
+            if beyond is None:
+                raise InputError(f"{where}: {_field_first(str(error))}") from None
+            name = beyond["field"]
+            value = "a value" if isinstance(found[name], list) else found[name]
+            faults[name] = f"{value}; expected {beyond['sign']} {beyond['bound']}"
+            found = {key: value for key, value in found.items() if key != name}
+    if faults:
+        raise OutOfBoundsError(where, record, faults)
+    return record
 
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

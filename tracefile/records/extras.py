@@ -16,7 +16,6 @@ EXTRAS: Final[Mapping[str, str]] = {
     "scipy": "sim",
     "shtab": "completion",
     "transformers": "tokenizer",
-    "zmq": "kv-events",
 }
 """Extra by package."""
 

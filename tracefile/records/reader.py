@@ -1,4 +1,4 @@
-"""The reader of a trace, whatever form its file has: lines (``tracefile.files``) or columns (``tracefile.parquet``)."""
+"""The reader of a trace."""
 
 from collections.abc import Iterator
 from itertools import islice

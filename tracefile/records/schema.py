@@ -1,7 +1,7 @@
 """The one trace schema: what a request looked like and what became of it, without what it said.
 
 A trace is JSON Lines: the first line ``{"meta": {...}}``, then one record a line in finish order. Field names are
-those of vllm-vcr where it has the field, so its traces read as they are. Every time is a float in milliseconds on
+those of vllm-vcr where it has the field. Every time is a float in milliseconds on
 one monotonic clock whose zero is ``Meta.epoch_unix_ns``. An absent field equals null; null never means zero.
 """
 
@@ -40,15 +40,9 @@ HashAlgorithm = Literal["xxh3_64", "blake2b"]
 TraceFormat = Literal[
     "kvtape",
     "mooncake",
-    "aiperf-mooncake",
     "bailian",
-    "burstgpt",
-    "azure",
-    "vllm-vcr",
-    "dynamo",
     "weka",
     "trie",
-    "otlp",
 ]
 """Formats that can be read."""
 
@@ -57,7 +51,7 @@ class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Origin of the trace's block hashes; never the key itself."""
 
     algorithm: str
-    """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``, ``vllm-vcr``)."""
+    """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``)."""
     key_id: str | None = None
     """Public name of the secret key: two traces' hashes are comparable only if it is the same. Null: no key."""
     branches: bool | None = None

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from tracefile.records.errors import InputError
-from tracefile.storage.compression import Compressor, compressor_for, compressor_like
+from tracefile.storage.compression import MAGIC_BYTES, Compressor, compression_of, compressor_for, new_compressor
 from tracefile.storage.durable import Replacement
 
 DRAIN_BYTES = 1 << 18
@@ -126,14 +126,9 @@ class TraceFile:
 def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, name: str | None = None) -> TraceFile:
     """Open an empty file, device or pipe; raises InputError. ``name``: its suffix selects the compression."""
     where = os.fspath(path)
-    fd = _open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # a file cut by others gets no hole
-    try:
-        size = _refuse_content(fd, where, overwrite=overwrite)
-        claim(fd, where)
-    except InputError:
-        os.close(fd)
-        raise
-    if size:
+    # Appending: a file cut by others gets no hole.
+    fd = _claimed(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND, overwrite=overwrite)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
         os.ftruncate(fd, 0)
     return TraceFile(where, fd, compressor_for(name or where), 0)
 
@@ -141,7 +136,7 @@ def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, nam
 def new_whole_file(path: str | os.PathLike[str], *, overwrite: bool = False, mode: int = 0o666) -> TraceFile:
     """Open a file that gets its name once it is finished; until then the old one stays. Raises InputError."""
     where, new = os.fspath(path), begin_replacement(path, overwrite=overwrite, mode=mode)
-    return TraceFile(where, _open(os.fspath(new.aside), os.O_WRONLY), compressor_for(where), 0, new)
+    return TraceFile(where, os.open(new.aside, os.O_CLOEXEC | os.O_WRONLY), compressor_for(where), 0, new)
 
 
 def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool, mode: int = 0o666) -> Replacement:
@@ -151,12 +146,7 @@ def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool, mode: in
     """
     where, target = os.fspath(path), Path(os.path.realpath(path))
     if target.exists():
-        fd = _open(where, os.O_WRONLY)
-        try:
-            _refuse_content(fd, where, overwrite=overwrite)
-            claim(fd, where)
-        finally:
-            os.close(fd)
+        os.close(_claimed(where, os.O_WRONLY, overwrite=overwrite))
     try:
         return Replacement(target, mode)
     except OSError as error:
@@ -166,15 +156,27 @@ def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool, mode: in
 def append_to(path: str | os.PathLike[str]) -> TraceFile:
     """A whole file to go on with, compressed as it is; raises InputError if it cannot be had."""
     where = os.fspath(path)
-    fd = _open(where, os.O_RDWR | os.O_APPEND)
+    fd = _claimed(where, os.O_RDWR | os.O_APPEND, overwrite=True)
+    head = os.pread(fd, MAGIC_BYTES, 0)
+    compressor = new_compressor(compression_of(head)) if head else compressor_for(where)
+    return TraceFile(where, fd, compressor, os.fstat(fd).st_size)
+
+
+def _claimed(where: str, flags: int, *, overwrite: bool) -> int:
+    """Open a file as its one writer; raises InputError for content that is not to be overwritten."""
     try:
+        fd = os.open(where, os.O_CLOEXEC | flags, 0o666)
+    except OSError as error:
+        raise _unwritable(where, error) from error
+    try:
+        size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0
+        if size and not overwrite:
+            raise InputError(f"{where}: already has {size} bytes; expected a new file, or --overwrite")
         claim(fd, where)
     except InputError:
         os.close(fd)
         raise
-    head = os.pread(fd, 4, 0)
-    compressor = compressor_like(head) if head else compressor_for(where)
-    return TraceFile(where, fd, compressor, os.fstat(fd).st_size)
+    return fd
 
 
 def claim(fd: int, where: str) -> None:
@@ -187,21 +189,6 @@ def claim(fd: int, where: str) -> None:
         raise InputError(f"{where}: another process is writing it; expected a trace that nobody writes") from None
     except OSError:
         return  # a file system without locks
-
-
-def _refuse_content(fd: int, where: str, *, overwrite: bool) -> int:
-    """Return the file's size; raises InputError if it has content that is not to be overwritten."""
-    size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0
-    if size and not overwrite:
-        raise InputError(f"{where}: already has {size} bytes; expected a new file, or --overwrite")
-    return size
-
-
-def _open(path: str, flags: int) -> int:
-    try:
-        return os.open(path, os.O_CLOEXEC | flags, 0o666)
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def _unwritable(where: str, error: OSError) -> InputError:

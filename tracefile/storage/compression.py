@@ -1,5 +1,6 @@
 """Compressed streams that may be cut short; written by the suffix of the file, read by its first bytes."""
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -67,11 +68,6 @@ def compressor_for(path: str | os.PathLike[str]) -> Compressor | None:
     return new_compressor(COMPRESSION_OF_SUFFIX.get(os.path.splitext(os.fspath(path))[1], "plain"))
 
 
-def compressor_like(head: bytes) -> Compressor | None:
-    """The compressor that goes on with a file of these first bytes; None: plain."""
-    return new_compressor(compression_of(head))
-
-
 def new_compressor(compression: Compression) -> Compressor | None:
     """A compressor to this format; None: plain."""
     if compression == "gzip":
@@ -112,44 +108,51 @@ def compression_of(head: bytes) -> Compression:
     return "plain"
 
 
-def inflated_chunks(file: IO[bytes], *, growing: bool = False) -> Iterator[bytes]:
-    """Yield the content of all members; raises TornStreamError where it is cut, CorruptStreamError if damaged.
+def inflated_pieces(file: IO[bytes]) -> Iterator[tuple[bytes, int | None]]:
+    """Yield the content, with the offset in the file where a frame (of a plain file: a line) ends with it, else null.
 
-    ``growing``: another process writes the file; b"" stands for its present end, and reading goes on from there.
+    All that can be read comes before TornStreamError (the last frame has no end) or CorruptStreamError.
     """
     data = file.read(MAGIC_BYTES)
-    while growing and len(data) < MAGIC_BYTES:
-        yield b""
-        data += file.read(MAGIC_BYTES - len(data))
-    compression = compression_of(data)
+    compression, offset, size = compression_of(data), len(data), MIN_READ_BYTES
     if compression == "plain":
-        while data or growing:
-            yield data
+        while data:
+            lines, end, rest = data.rpartition(b"\n")
+            yield lines + end, offset - len(rest)
+            if rest:
+                yield rest, None
             data = file.read(PLAIN_READ_BYTES)
+            offset += len(data)
         return
-    size = MIN_READ_BYTES
-    stream = new_inflater(compression)
-    open_stream = True
+    stream, frame_start = None, 0
     while data:
-        if not open_stream:
-            stream, open_stream = new_inflater(compression), True
+        stream = stream or new_inflater(compression)
         try:
             chunk = stream.decompress(data)
         except (zlib.error, zstandard.ZstdError) as error:
+            yield _before_damage(file, compression, frame_start, offset - len(data)), None
             raise CorruptStreamError(f"damaged {compression} data ({error})") from None
-        if chunk:
-            yield chunk
-        data = b""
+        data = stream.unused_data
         if stream.eof:
-            open_stream = False
-            data = stream.unused_data
-        size = _next_read_bytes(size, len(chunk))
-        data = data or file.read(size)
-        while growing and not data:
-            yield b""
+            stream, frame_start = None, offset - len(data)
+        yield chunk, None if stream else frame_start
+        if not data:
+            size = _next_read_bytes(size, len(chunk))
             data = file.read(size)
-    if open_stream:
+            offset += len(data)
+    if stream is not None:
         raise TornStreamError(f"the {compression} stream is cut short")
+
+
+def _before_damage(file: IO[bytes], compression: Compression, frame_start: int, start: int) -> bytes:
+    """Return what the damaged bytes from ``start`` on hold before the damage; empty of a pipe."""
+    stream, content = new_inflater(compression), bytearray()
+    with contextlib.suppress(OSError, zlib.error, zstandard.ZstdError):
+        file.seek(frame_start)
+        stream.decompress(file.read(start - frame_start))
+        while byte := file.read(1):
+            content += stream.decompress(byte)
+    return bytes(content)
 
 
 def _next_read_bytes(size: int, inflated: int) -> int:

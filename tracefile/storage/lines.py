@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from tracefile.records.errors import InputError
-from tracefile.storage.compression import CorruptStreamError, TornStreamError, inflated_chunks
+from tracefile.storage.compression import CorruptStreamError, TornStreamError, inflated_pieces
 from tracefile.storage.remote import open_file
 
 MAX_LINE_BYTES = 1 << 26
@@ -20,14 +20,12 @@ class LineReader:
     """Streams the non-blank lines of a plain, gzip or zstd file, without their line ends.
 
     ``number`` is the line last given (from 1). ``complete`` is false if it had no line end: then it may be torn.
-    ``torn``, known once the lines are used up, says how a compressed stream was cut short. ``growing``: another process
-    writes the file; b"" stands for the end of its whole lines so far, and the lines after it come when asked for again.
+    ``torn``, known once the lines are used up, says how a compressed stream was cut short.
     ``expected``: kind of file, for the error of one that does not open.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, growing: bool = False, expected: str = "a trace file") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, expected: str = "a trace file") -> None:
         self.path = os.fspath(path)
-        self._growing = growing
         self.number = 0
         self.complete = True
         self.torn: str | None = None
@@ -92,17 +90,12 @@ class LineReader:
                 continue
             if (lines := next(self._blocks, None)) is None:
                 return
-            if not lines:
-                yield b""
             self._block = iter(lines)
 
     def _read_blocks(self) -> Generator[list[bytes], None, None]:
         pending: list[bytes] = []
         waiting = blank = 0
         for chunk in self._chunks():
-            if not chunk:
-                yield []
-                continue
             blank += len(chunk) if chunk.isspace() else 0
             if blank > MAX_BLANK_BYTES:
                 raise InputError(f"{self.path}: more than {MAX_BLANK_BYTES >> 20} MiB of blank lines; expected a trace")
@@ -123,7 +116,7 @@ class LineReader:
 
     def _chunks(self) -> Iterator[bytes]:
         try:
-            yield from inflated_chunks(self._file, growing=self._growing)
+            yield from (chunk for chunk, _ in inflated_pieces(self._file) if chunk)
         except TornStreamError as torn:
             self.torn = str(torn)
         except CorruptStreamError as corrupt:

@@ -16,7 +16,6 @@ from tracefile.storage.segments import becomes_segment, manifests_of, trace_file
 Name = str | os.PathLike[str]
 
 _SNIFFED_BYTES = 4096
-_FILE_URL = "file://"
 
 
 class Kind(NamedTuple):
@@ -38,20 +37,18 @@ def free_name(stem: str) -> str:
     there = os.listdir()
     for number in itertools.count(1):
         name = stem if number == 1 else f"{stem}-{number}"
-        # Beside TRACE: TRACE.engine.jsonl, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
-        own = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|segments)")
-        if not any(map(own.match, there)):
+        # Beside TRACE: TRACE.summary.json, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
+        local = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|segments)")
+        if not any(map(local.match, there)):
             break
     return f"{name}.jsonl.zst"
 
 
 def output_name(output: Name | None, stem: str, *, resume: bool) -> str:
     """Return ``--output``, or a name that no file has. Raises InputError if there is no run to go on with."""
-    if output is not None:
-        return os.fspath(output)
-    if resume:
+    if output is None and resume:
         raise InputError("--resume: without --output; expected the trace to go on with")
-    return free_name(stem)
+    return free_name(stem) if output is None else os.fspath(output)
 
 
 def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") -> None:
@@ -112,7 +109,7 @@ def is_replaceable(path: Name) -> bool:
 
 def _files_of(given: Name) -> Iterator[Name]:
     """The input itself and the files that it stands for: a trace's segments and their manifest, or a folder's files."""
-    path = os.fspath(given).removeprefix(_FILE_URL)
+    path = os.fspath(given).removeprefix("file://")
     yield path
     with contextlib.suppress(InputError, OSError):
         yield from manifests_of(path)

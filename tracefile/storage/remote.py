@@ -4,6 +4,7 @@ import io
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import unquote
 
@@ -64,21 +65,33 @@ def open_file(path: str) -> IO[bytes]:
     return open(path, "rb")
 
 
-def read_url(url: str) -> bytes | None:
-    """Return a small file's content; null if it is not there."""
-    return _asked(url, lambda files, path: files.cat_file(path) if files.isfile(path) else None)
+def read_small(path: str) -> bytes | None:
+    """Return the content of a small file or URL; null if it is not there. Raises InputError."""
+    if is_url(path):
+        return _asked(path, lambda files, inner: files.cat_file(inner) if files.isfile(inner) else None)
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; expected a readable file") from error
 
 
-def names_at(url: str) -> list[str] | None:
-    """Return the names of a folder's files, none if there is no such folder; null: it is a file."""
+def names_at(path: str) -> list[str] | None:
+    """Return the names in a folder, at a path or a URL, none if there is no such folder; null: it is a file."""
 
-    def list_names(files: Any, path: str) -> list[str] | None:
-        if files.isfile(path):
+    def list_names(files: Any, inner: str) -> list[str] | None:
+        if files.isfile(inner):
             return None
-        found = files.ls(path, detail=False) if files.isdir(path) else []
-        return [name.rpartition("/")[2] for name in found]
+        names = files.ls(inner, detail=False) if files.isdir(inner) else []
+        return [name.rpartition("/")[2] for name in names]
 
-    return _asked(url, list_names)
+    if is_url(path):
+        return _asked(path, list_names)
+    try:
+        return os.listdir(path) if os.path.isdir(path) else None if os.path.exists(path) else []
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; expected a folder of segments") from error
 
 
 def _asked(url: str, ask: Callable[[Any, str], T]) -> T:

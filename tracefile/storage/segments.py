@@ -16,7 +16,7 @@ from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 from tracefile.storage.durable import replace_durably
 from tracefile.storage.lines import LineReader
-from tracefile.storage.remote import given_path, is_url, names_at, read_url
+from tracefile.storage.remote import given_path, is_url, names_at, read_small
 
 MANIFEST_SUFFIX = ".segments.json"
 MANIFEST_SCHEMA = "kvtape-segments/1"
@@ -25,7 +25,6 @@ TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
 
 MOST_NAME_BYTES = 255
 
-_UNDER_KEY = re.compile("-k[0-9a-f]{8}$")
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(\.(gz|zst|zstd))?)$")
 
 
@@ -64,13 +63,8 @@ def manifest_path(trace: str | os.PathLike[str]) -> Path:
 
 def segment_path(trace: str | os.PathLike[str], number: int) -> Path:
     """The path of a trace's segment, from 1."""
-    return marked_path(trace, f"-{number:06}")
-
-
-def marked_path(trace: str | os.PathLike[str], mark: str) -> Path:
-    """The path of a file beside a trace that has a mark before the suffix."""
     stem, suffix = _split_name(Path(trace))
-    return Path(trace).with_name(f"{stem}{mark}{suffix}")
+    return Path(trace).with_name(f"{stem}-{number:06}{suffix}")
 
 
 def part_path(segment: Path) -> Path:
@@ -93,17 +87,6 @@ def segments_there(trace: str | os.PathLike[str]) -> list[Path]:
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest; raises InputError if it is none, FileNotFoundError if it is not there."""
     return decode_manifest(Path(path).read_bytes(), path)
-
-
-def _manifest_at(path: str) -> bytes:
-    """Return a manifest's content, at a path or a URL; raises InputError if it is not there."""
-    try:
-        content = read_url(path) if is_url(path) else Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; expected a manifest of segments") from error
-    if content is None:
-        raise InputError(f"{path}: nothing is there; expected a manifest of segments")
-    return content
 
 
 def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
@@ -132,43 +115,49 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 def trace_files(path: str | os.PathLike[str]) -> list[str]:
     """Return a trace's files in order: itself, or its segments; raises InputError for a folder of none or several."""
-    if is_url(text := given_path(path)):
-        return _remote_segments(text)[0]
-    given = Path(text)
-    if given.is_dir():
-        return [str(file) for file in _segments_in(given)]
-    if given.name.endswith(MANIFEST_SUFFIX):
-        return [str(file) for file in _segments_of(given)]
-    if not given.exists() and (manifest := manifest_path(given)).exists():
-        return [str(file) for file in _segments_of(manifest)]
-    return [text]
+    return _members(given_path(path))[0]
 
 
-def open_lines(path: str, *, growing: bool = False) -> LineReader:
+def open_lines(path: str) -> LineReader:
     """Open one file of a trace; a segment found unfinished may have been closed, and so renamed, since."""
     closed = path.removesuffix(PART_SUFFIX)
     try:
-        return LineReader(path, growing=growing)
+        return LineReader(path)
     except InputError:
         if closed == path or not os.path.exists(closed):
             raise
-        return LineReader(closed, growing=growing)
+        return LineReader(closed)
 
 
-def absent_segments(path: str | os.PathLike[str], *, deleted: bool = False) -> list[str]:
-    """Names of the segments that a trace's manifest lists and that others took away; ``deleted``: or ``--keep``."""
-    if is_url(text := given_path(path)):
-        return _remote_segments(text)[1]
-    given = Path(text)
-    manifests = manifests_of(given)
-    if given.is_file() and given not in manifests:
-        return []
-    return [
-        segment.name
-        for manifest in manifests
-        for segment in _listed(manifest)
-        if (deleted or not segment.deleted) and not manifest.with_name(segment.name).exists()
-    ]
+def absent_segments(path: str | os.PathLike[str]) -> list[Segment]:
+    """Return the segments that a trace's manifest lists, and that are not there any more."""
+    return _members(given_path(path))[1]
+
+
+def _members(given: str) -> tuple[list[str], list[Segment]]:
+    """Return the paths of a trace's files, in order, and its listed segments that are not there any more.
+
+    ``given``, a path or a URL, is a file, a folder of segments, their manifest, or the whole trace's name.
+    """
+    folder, slash, name = given.rstrip("/").rpartition("/")
+    stem = _split_name(Path(name.removesuffix(MANIFEST_SUFFIX)))[0]
+    names = [] if name.endswith(MANIFEST_SUFFIX) else names_at(given)
+    if names is None:
+        return [given], []
+    if names or os.path.isdir(given):
+        folder, slash, stem = given.rstrip("/"), "/", _only_stem(given, names)
+    here = {name for name in names or names_at(folder + slash or ".") or () if _stem(name) == stem}
+    manifest = f"{folder}{slash}{stem}{MANIFEST_SUFFIX}"
+    content = read_small(manifest)
+    listed = [] if content is None else decode_manifest(content, manifest).segments
+    if content is None and not here and not is_url(given) and not name.endswith(MANIFEST_SUFFIX):
+        return [given], []  # which is not there
+    order = {segment.name: place for place, segment in enumerate(listed)}
+    found = sorted(here, key=lambda name: (order.get(name, len(order)), segment_number(Path(name)), name))
+    if not found:
+        raise InputError(f"{given}: none of its segments is there; expected a trace, or a folder of its segments")
+    absent = [segment for segment in listed if segment.name not in here]
+    return [f"{folder}{slash}{name}" for name in found], absent
 
 
 def manifests_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -185,73 +174,6 @@ def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]
     with contextlib.suppress(OSError):
         return given.is_dir() and _numbered(written) is not None and given.samefile(written.parent)
     return False
-
-
-def manifests_under_other_keys(trace: str | os.PathLike[str]) -> dict[Path, Manifest]:
-    """Return the manifests beside a trace that a tap wrote under other keys. Raises OSError."""
-    path = Path(trace)
-    own, base = manifest_path(path), _UNDER_KEY.sub("", _split_name(path)[0])
-    named = re.compile(rf"{re.escape(base)}({_UNDER_KEY.pattern[:-1]})?{re.escape(MANIFEST_SUFFIX)}")
-    found = (file for file in path.parent.iterdir() if named.fullmatch(file.name) and file.name != own.name)
-    manifests = {}
-    for file in sorted(found):
-        with contextlib.suppress(InputError, OSError):  # not a tap's, or gone meanwhile: its segments stay
-            manifests[file] = read_manifest(file)
-    return manifests
-
-
-def path_under_key(trace: str | os.PathLike[str], key_id: str) -> Path:
-    """Return the path of the trace that goes on under another key."""
-    return marked_path(trace, f"-k{key_id[:8]}")
-
-
-def listed_arrivals(path: str | os.PathLike[str]) -> dict[str, Segment]:
-    """Return the listed segments of a trace by path, those that are there; none if one does not tell its arrivals."""
-    files = trace_files(path)
-    folder, slash, name = files[0].rpartition("/")
-    stem = _stem(name) if len(files) > 1 else None
-    try:
-        content = _manifest_at(f"{folder}{slash}{stem}{MANIFEST_SUFFIX}") if stem else None
-        listed = [] if content is None else decode_manifest(content, files[0]).segments
-    except InputError:
-        listed = []
-    by_name = {segment.name: segment for segment in listed}
-    found = {file: by_name[name] for file in files if (name := os.path.basename(file)) in by_name}
-    told = all(one.first_arrival_ms is not None and one.last_arrival_ms is not None for one in found.values())
-    return found if told else {}
-
-
-def _listed(manifest: Path) -> list[Segment]:
-    try:
-        return read_manifest(manifest).segments
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise InputError(f"{manifest}: {error.strerror or error}; expected a manifest of segments") from error
-
-
-def _remote_segments(url: str) -> tuple[list[str], list[str]]:
-    """Return the URLs of a trace's files, in order, and the names of its segments that are not there any more.
-
-    ``url`` is a file, a folder of segments, their manifest, or the whole trace's name.
-    """
-    folder, _, name = url.rstrip("/").rpartition("/")
-    stem = _split_name(Path(name.removesuffix(MANIFEST_SUFFIX)))[0]
-    names = [] if name.endswith(MANIFEST_SUFFIX) else names_at(url)
-    if names is None:
-        return [url], []
-    if names:
-        folder, stem = url.rstrip("/"), _only_stem(url, names)
-    found = sorted(
-        (name for name in names or names_at(folder) or () if _stem(name) == stem),
-        key=lambda name: segment_number(Path(name)),
-    )
-    if not found:
-        raise InputError(f"{url}: no trace is there; expected one, or a folder of its segments")
-    content = read_url(f"{folder}/{stem}{MANIFEST_SUFFIX}")
-    listed = [] if content is None else decode_manifest(content, url).segments
-    absent = [segment.name for segment in listed if not segment.deleted and segment.name not in found]
-    return [f"{folder}/{name}" for name in found], absent
 
 
 def _only_stem(folder: str, names: Sequence[str]) -> str:
@@ -275,25 +197,6 @@ def _stem(name: str) -> str | None:
     """Return the name of the trace that a segment's name belongs to; null: it is no segment's name."""
     found = _numbered(Path(name))
     return found["stem"] if found and found["suffix"] else None
-
-
-def _segments_in(folder: Path) -> list[Path]:
-    try:
-        names = [file.name for file in folder.iterdir()]
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror or error}; expected a folder of segments") from error
-    return _segments_of(folder / f"{_only_stem(str(folder), names)}{MANIFEST_SUFFIX}")
-
-
-def _segments_of(manifest: Path) -> list[Path]:
-    """Return the listed segments that are still there, then segments not listed yet."""
-    listed = [manifest.with_name(segment.name) for segment in _listed(manifest)]
-    found = _numbered_files(manifest.parent, manifest.name.removesuffix(MANIFEST_SUFFIX), None)
-    files = [path for path in listed if path.exists()]
-    files += [path for path in found if path not in listed]
-    if not files:
-        raise InputError(f"{manifest}: none of its segments is there; expected them beside it")
-    return files
 
 
 def _numbered_files(folder: Path, stem: str, suffix: str | None) -> list[Path]:

@@ -1,1 +1,1 @@
-"""Passes over whole traces: summary, check, sharing, synthesis."""
+"""Passes over whole traces: summary, check, anonymity."""

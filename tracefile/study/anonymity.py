@@ -1,4 +1,4 @@
-"""``tracefile anonymize``: a trace without names: new hashes and ids, rounded times, no wall clock, no free text.
+"""``tracefile convert --anonymize``: new hashes and ids, rounded times, no wall clock, no names, no free text.
 
 Equal stays equal and different stays different: hashes and ids go through BLAKE2b under a secret that is drawn for the
 run and kept nowhere. Lengths, sharing, order and times to the rounding stay: a trace is of use for nothing else.
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tracefile.hashing.branches import tail_key
-from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, SessionId, Workload
 
 MOMENTS = ("arrival_ms", "scheduled_ms")
+ROUNDING_MS = 10.0
+"""Grain of every time."""
 DURATIONS = ("first_byte_ms", "ttft_ms", "e2e_ms", "queue_ms", "think_ms")
 
 
@@ -61,11 +62,9 @@ def anonymous_meta(meta: Meta) -> Meta:
 
 
 def anonymize(
-    records: Iterable[Record], pseudonyms: Pseudonyms, zero_ms: float, rounding_ms: float
+    records: Iterable[Record], pseudonyms: Pseudonyms, zero_ms: float, rounding_ms: float = ROUNDING_MS
 ) -> Iterator[Record]:
     """Records under new names; times count from ``zero_ms``, every moment rounded down to ``rounding_ms``."""
-    if rounding_ms <= 0:
-        raise InputError(f"--round {rounding_ms:g}ms; expected more than 0")
     for record in records:
         made = _renamed(record, pseudonyms)
         for field_name in MOMENTS:

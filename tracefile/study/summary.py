@@ -1,13 +1,23 @@
 """``tracefile info``: what is in a trace, in one pass."""
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from tracefile.commandline.progress import counted
 from tracefile.records.encoding import meta_object
+from tracefile.records.errors import USAGE_ADVICE
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Record, SessionId
+
+LACKING: Final = {
+    "without_hashes": "block hashes",
+    "without_usage": "usage",
+    "without_cached_tokens": "cached tokens",
+    "without_token_times": "token times (not streamed)",
+}
+"""Facts that requests lack, by key of the JSON object."""
 
 
 @dataclass(slots=True)
@@ -27,115 +37,150 @@ class Summary:
     output_tokens: int = 0
     cached_tokens: int = 0
     cached_reported: int = 0
-    """Records whose engine said how much it took from its cache."""
-    hashed_records: int = 0
-    without_hashes: int = 0
-    without_usage: int = 0
-    """Of the completed: those that lack the tokens of prompt or output."""
-    without_cached_tokens: int = 0
-    """Of the completed."""
-    without_token_times: int = 0
-    """Of the completed: responses that were not streamed, so that no token has a time."""
+    """Records whose engine reported how much it took from its cache."""
     hashed_tokens: int = 0
     """Prompt tokens in full blocks whose hashes are true."""
     hit_tokens: int = 0
     """Of those, in leading blocks of earlier records: hits of an unlimited cache, one token of each left to compute."""
-    distinct_blocks: int = 0
     named_sessions: int = 0
     inferred_sessions: int = 0
     later_turns: int = 0
     """Records with a parent."""
+    _without: Counter[str] = field(default_factory=Counter)
+    """Requests that lack a fact, by name in ``LACKING``; all but hashes are expected of completed requests alone."""
     _blocks: set[BlockHash] = field(default_factory=set, repr=False)
-    _sessions: dict[SessionId, bool] = field(default_factory=dict, repr=False)
+    _sessions: set[SessionId] = field(default_factory=set, repr=False)
+
+    @property
+    def distinct_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def lacking(self) -> dict[str, int]:
+        """Requests that lack a fact, by name in ``LACKING``."""
+        return {name: self._without[name] for name in LACKING}
 
     def add(self, record: Record, block_size: int | None) -> None:
+        endpoint = record.endpoint or "unknown"
         self.records += 1
         self.statuses[record.status] += 1
-        self.endpoints[record.endpoint or "unknown"] += 1
-        self._add_prompt_count(record)
-        self._add_span(record)
-        self._add_tokens(record)
-        self._add_missing(record)
-        self._add_session(record)
-        if record.block_hashes is not None and block_size is not None:
-            self._add_blocks(record, record.block_hashes, block_size)
-        else:
-            self.without_hashes += 1
-
-    def _add_prompt_count(self, record: Record) -> None:
-        differs = record.prompt_tokens_by_tokenizer is not None
-        whole = record.hash_source in ("engine", "tokenizer") and record.hashable_blocks is None
-        if differs or (whole and record.tokens_source == "usage"):
-            endpoint = record.endpoint or "unknown"
-            self.prompt_counts[endpoint] += 1
-            self.prompt_mismatches[endpoint] += differs
-
-    def _add_span(self, record: Record) -> None:
-        if record.arrival_ms is None:
-            return
-        end_ms = record.end_ms() or record.arrival_ms
-        first, last = self.first_arrival_ms, self.last_end_ms
-        self.first_arrival_ms = record.arrival_ms if first is None else min(first, record.arrival_ms)
-        self.last_end_ms = end_ms if last is None else max(last, end_ms)
-
-    def _add_tokens(self, record: Record) -> None:
+        self.endpoints[endpoint] += 1
         self.prompt_tokens += record.prompt_tokens or 0
         self.output_tokens += record.output_tokens or 0
         self.cached_tokens += record.cached_tokens or 0
         self.cached_reported += record.cached_tokens is not None
+        differs = record.prompt_tokens_by_tokenizer is not None
+        whole = record.hash_source in ("engine", "tokenizer") and record.hashable_blocks is None
+        if differs or (whole and record.tokens_source == "usage"):
+            self.prompt_counts[endpoint] += 1
+            self.prompt_mismatches[endpoint] += differs
+        if record.arrival_ms is not None:
+            end_ms = record.end_ms() or record.arrival_ms
+            first, last = self.first_arrival_ms, self.last_end_ms
+            self.first_arrival_ms = record.arrival_ms if first is None else min(first, record.arrival_ms)
+            self.last_end_ms = end_ms if last is None else max(last, end_ms)
+        self._add_session(record)
+        self._note_missing(record, has_hashes=record.block_hashes is not None and block_size is not None)
+        if record.block_hashes is not None and block_size is not None:
+            self._add_blocks(record, record.block_hashes, block_size)
 
-    def _add_missing(self, record: Record) -> None:
+    def _note_missing(self, record: Record, *, has_hashes: bool) -> None:
         ok = record.status == "ok"
-        self.without_usage += ok and (record.prompt_tokens is None or record.output_tokens is None)
-        self.without_cached_tokens += ok and record.cached_tokens is None
-        self.without_token_times += ok and record.stream is False and record.ttft_ms is None
+        lacking = {
+            "without_hashes": not has_hashes,
+            "without_usage": ok and (record.prompt_tokens is None or record.output_tokens is None),
+            "without_cached_tokens": ok and record.cached_tokens is None,
+            "without_token_times": ok and record.stream is False and record.ttft_ms is None,
+        }
+        self._without.update(name for name, lacks in lacking.items() if lacks)
 
     def _add_session(self, record: Record) -> None:
         self.later_turns += record.parent_id is not None
-        if record.session_id is None or record.session_id in self._sessions:
-            return
-        inferred = record.session_source == "inferred"
-        self._sessions[record.session_id] = inferred
-        self.inferred_sessions += inferred
-        self.named_sessions += not inferred
+        if record.session_id is not None and record.session_id not in self._sessions:
+            self._sessions.add(record.session_id)
+            inferred = record.session_source == "inferred"
+            self.inferred_sessions += inferred
+            self.named_sessions += not inferred
 
     def _add_blocks(self, record: Record, hashes: list[BlockHash], block_size: int) -> None:
         true = hashes[: record.hashable_blocks]
         tokens = len(true) * block_size if record.prompt_tokens is None else record.prompt_tokens
         limit = min(len(true), max(tokens - 1, 0) // block_size)
-        hit = next((i for i in range(limit) if true[i] not in self._blocks), limit)
-        self.hashed_records += 1
         self.hashed_tokens += len(true) * block_size
-        self.hit_tokens += hit * block_size
+        self.hit_tokens += next((i for i in range(limit) if true[i] not in self._blocks), limit) * block_size
         self._blocks.update(true)
         if len(true) == len(hashes):
             self._blocks.update(record.output_block_hashes or ())
-        self.distinct_blocks = len(self._blocks)
 
 
 def summarise(reader: TraceReader) -> Summary:
     """Count every record of an opened trace."""
     summary = Summary()
-    block_size = reader.meta.block_size
     for record in counted(reader, "records read"):
-        summary.add(record, block_size)
+        summary.add(record, reader.meta.block_size)
     return summary
 
 
 def summary_object(reader: TraceReader, summary: Summary) -> dict[str, Any]:
     """Return the object of ``info --json``: the counts, the header and the warnings."""
     counts = {name.name: getattr(summary, name.name) for name in fields(summary) if not name.name.startswith("_")}
-    return {
-        "path": reader.path,
-        "format": reader.format,
-        **counts,
-        "hashed_share": share(summary.hashed_tokens, summary.prompt_tokens),
-        "hit_share": share(summary.hit_tokens, summary.prompt_tokens),
-        "meta": meta_object(reader.meta),
-        "warnings": reader.warnings,
-    }
+    about = {"path": reader.path, "format": reader.format, "distinct_blocks": summary.distinct_blocks}
+    return about | counts | summary.lacking | {"meta": meta_object(reader.meta), "warnings": reader.warnings}
 
 
-def share(part: int, whole: int) -> float | None:
-    """``part`` / ``whole``; null of nothing."""
-    return part / whole if whole else None
+def summary_lines(reader: TraceReader, summary: Summary) -> Iterator[str]:
+    """Yield the lines of ``info``: a name and its value each, then the header's."""
+    yield f"{reader.path} ({reader.format})"
+    span_ms = None if summary.first_arrival_ms is None else (summary.last_end_ms or 0.0) - summary.first_arrival_ms
+    cached = f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)"
+    advice = "" if reader.meta.source is None else f"; {USAGE_ADVICE}"
+    hits = f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens ({summary.hit_tokens:,}; unlimited"
+    completed = summary.statuses["ok"]
+    without = (
+        f"{LACKING[name]} {count:,} ({_percent(count, completed if name != 'without_hashes' else summary.records)})"
+        for name, count in summary.lacking.items()
+        if count
+    )
+    yield from _aligned(
+        {
+            "records": f"{summary.records:,}",
+            "span": "unknown" if span_ms is None else f"{span_ms / 1000:,.1f} s",
+            "status": _counted(summary.statuses),
+            "endpoints": _counted(summary.endpoints),
+            "prompt / output tokens": f"{summary.prompt_tokens:,} / {summary.output_tokens:,}",
+            "prompt ids": _prompt_ids(summary),
+            "cached tokens": cached if summary.cached_reported else f"reported by no record{advice}",
+            "requests without": ", ".join(without) or "none",
+            "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
+            f"{summary.distinct_blocks:,} distinct blocks",
+            "hit potential": f"{hits} cache, blocks of {reader.meta.block_size or '–'} tokens)",
+            "sessions": f"{summary.named_sessions:,} named by clients, {summary.inferred_sessions:,} inferred; "
+            f"{summary.later_turns:,} later turns",
+        }
+    )
+    yield "meta"
+    yield from _aligned(meta_object(reader.meta))
+
+
+def _aligned(values: Mapping[str, object]) -> Iterator[str]:
+    width = max(map(len, values), default=0)
+    return (f"  {name:<{width}}  {value}" for name, value in values.items())
+
+
+def _prompt_ids(summary: Summary) -> str:
+    """Share of records whose hashed ids are as many as the engine counted; by endpoint if it is not all."""
+    checked, wrong = summary.prompt_counts, summary.prompt_mismatches
+    if not checked.total():
+        return "not checked: no record has both ids and the engine's count"
+    shares = (f"{name} {_percent(count - wrong[name], count)}" for name, count in sorted(checked.items()))
+    reason = f" ({', '.join(shares)}); the others' hashes are not the engine's blocks" if wrong.total() else ""
+    equal = _percent(checked.total() - wrong.total(), checked.total())
+    return f"as many as the engine counted in {equal} of {checked.total():,} records{reason}"
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
+
+
+def _percent(part: int, total: int) -> str:
+    return f"{part / total:.1%}" if total else "–"

@@ -173,15 +173,10 @@ def test_a_turn_takes_no_more_than_its_length(texts: list[str], tokens: int) -> 
 
 
 def test_a_trace_is_its_sessions_lengths(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "t",
-        {"session_id": "a", "input_length": 600, "output_length": 40},
-        {"input_length": 10, "output_length": 4},
-        {"session_id": "a", "delay": 2000, "input_length": 150, "output_length": 20},
-    )
-    first, second = read("mooncake", path)
-    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in first] == [(600, 40, 0), (150, 20, 2000)]
-    assert [turn.new_tokens for turn in second] == [10]
+    line = {"timestamp": 0, "input_length": 600, "output_length": 40, "hash_ids": [1]}
+    first, second = read("mooncake", write(tmp_path / "t", line, line | {"input_length": 610}))
+    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in first] == [(600, 40, 0)]
+    assert [turn.new_tokens for turn in second] == [610]
 
 
 def test_a_bailian_turn_is_what_its_prompt_has_more(tmp_path: Path) -> None:
@@ -208,14 +203,6 @@ def test_the_published_mooncake_trace_is_gone_through_once() -> None:
     config = replace(LOAD, dataset="mooncake", dataset_path=path, number=None)
     assert Workload(config).survey().planned == 12_031
     assert sum(session.turns[0].prompt_tokens for session in Workload(config)) == 144_793_823
-
-
-def test_a_csv_is_a_dataset_too(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
-    ((turn,),) = read("azure", tmp_path / "t")
-    assert (turn.new_tokens, turn.output_tokens) == (374, 44)
-    with pytest.raises(InputError, match="a azure trace; expected burstgpt"):
-        read("burstgpt", tmp_path / "t")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
 """Figures of what the prefix cache does: literal boxes, the curve's marks, points and the line."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from measure.cache.prefixtree import PrefixNode, PrefixTree
 from measure.metrics.trace import measure_run, study_chains
-from report.files.measured import Measured
-from report.trace.cachesize import size_panels
-from report.trace.page import cards
-from report.trace.prefillcost import prefill_panels
-from report.trace.prefixes import left_edges, prefix_figure, prefix_panels, prefix_table
+from report.trace.cache import size_panel
+from report.trace.measured import Measured
+from report.trace.prefixes import left_edges, prefix_figure, prefix_panel, prefix_table
 from tests.measure.metrics.made import request, run_of
-from tests.measure.metrics.test_prefillfit import prefills
 from tests.measure.metrics.test_prefixcache import asked
 from tracefile import Engine, Record
 
@@ -22,7 +18,7 @@ from tracefile import Engine, Record
 def measured(records: list[Record], **meta: Any) -> Measured:
     run = run_of(records, **meta)
     study = study_chains(run)
-    return Measured(Path("run.jsonl"), run, measure_run(run, study=study), (), study=study)
+    return Measured(run, measure_run(run, study=study), study)
 
 
 def node(parent: int | None, own: int, below: int, **fields: Any) -> PrefixNode:
@@ -74,7 +70,7 @@ def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
         for name, at_ms, blocks, cached in (("a1", 0.0, [1, 2], 0), ("b1", 10.0, [3], 0), ("a2", 20.0, [1, 2], 16))
     ]
     found = measured(records, block_size=16, engine=Engine(num_gpu_blocks=3))
-    (panel,) = size_panels(found)
+    panel = size_panel(found)
     assert panel.figure is not None
     curve, knee, engine, reported = panel.figure["data"]
     # 83 prompt tokens: a block hits from two blocks of cache on, both from three on.
@@ -84,7 +80,7 @@ def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
     assert (reported["name"], reported["x"], reported["y"]) == ("reported: 19.3 %", [32], [0.19277])
     assert panel.caption.startswith("95 % of what an unlimited cache serves needs 48 tokens, 1.5 × the engine's size:")
     # An engine that does not tell its size has a level line.
-    (panel,) = size_panels(measured(records, block_size=16))
+    panel = size_panel(measured(records, block_size=16))
     assert panel.figure is not None
     assert [trace["name"] for trace in panel.figure["data"]] == ["LRU", "knee: 48 tokens", "reported: 19.3 %"]
     assert panel.figure["data"][2]["y"] == [0.19277, 0.19277]
@@ -103,60 +99,31 @@ def test_few_even_ticks(most: int, ticks: int) -> None:
 def test_sizes_in_memory() -> None:
     run = run_of([asked("1", 0.0, [1, 2], "a"), asked("2", 5.0, [1, 2], "a")], block_size=16)
     study = study_chains(run, kv_bytes_per_token=2**25)
-    (panel,) = size_panels(Measured(Path("run.jsonl"), run, measure_run(run, study=study), (), study=study))
+    panel = size_panel(Measured(run, measure_run(run, study=study), study))
     assert "needs 32 tokens, 1.00 GiB: the knee." in panel.caption
 
 
-def test_requests_by_hit_and_turn_and_the_line() -> None:
-    found = measured(prefills([(100 * at, 20.0 + 5.0 * at) for at in range(1, 41)], turn=2))
-    (panel,) = prefill_panels(found)
-    assert panel.figure is not None
-    hits, line = panel.figure["data"]
-    assert (hits["name"], len(hits["x"]), hits["x"][0], hits["y"][0]) == ("hit, turns 2+", 40, 100, 25.0)
-    assert (line["x"][0], line["y"][0], line["x"][-1], line["y"][-1]) == (100.0, 25.0, 4000.0, 220.0)
-    assert panel.caption == (
-        "50.0 ms (50.0 to 50.0) per 1,000 uncached tokens, 20,000 tok/s, and 20 ms with none. Line: 40 requests sent "
-        "to an idle engine. At this price the 40,000 tokens from the cache saved 2 s."
-    )
-    card = next(card for card in cards(found.metrics) if card.title == "Prefill that the cache saved")
-    assert (card.value, card.detail) == ("2 s", "40.0k tokens, 50.0 ms per 1,000")
-
-
-def test_waits_in_a_queue_are_no_price_of_prefill() -> None:
-    found = measured(prefills([(100 * at, 20.0 + 5.0 * at) for at in range(1, 41)], concurrency=9))
-    (panel,) = prefill_panels(found)
-    assert panel.caption.endswith(
-        "Too few requests (0) were sent to an idle engine: the line holds waits in the queue, so it is no price of "
-        "prefill."
-    )
-    assert not [card for card in cards(found.metrics) if card.title == "Prefill that the cache saved"]
-
-
 @pytest.mark.parametrize(
-    ("records", "prefixes", "size", "cost"),
+    ("records", "prefixes", "size"),
     [
         (
             [request("1", 0.0, prompt_tokens=9)],
             "The trace has no block hashes.",
             "The trace has no block hashes: record it with tap --tokenizer.",
-            "No request has both a time of its first token and reported cached tokens.",
         ),
         (
             [asked("1", 0.0, [1, 2], "a", cached_tokens=0)],
             "No block of a prompt came before: there is no prefix to share.",
             "No block of a prompt came before: a cache of any size serves nothing.",
-            "No request has both a time of its first token and reported cached tokens.",
         ),
         (
             [asked("1", 0.0, [1, 2], "a"), asked("2", 5.0, [3, 2], "a")],
-            "Its block hashes are not chained: one stands behind different blocks.",
+            "Its block hashes are not chained: one follows different blocks.",
             "No block of a prompt came before: a cache of any size serves nothing.",
-            "No request has both a time of its first token and reported cached tokens.",
         ),
     ],
 )
-def test_what_the_trace_lacks(records: list[Record], prefixes: str, size: str, cost: str) -> None:
+def test_what_the_trace_lacks(records: list[Record], prefixes: str, size: str) -> None:
     found = measured(records, block_size=16)
-    panels = [draw(found)[0] for draw in (prefix_panels, size_panels, prefill_panels)]
-    assert [panel.missing for panel in panels] == [prefixes, size, cost]
-    assert [panel.figure for panel in panels] == [None, None, None]
+    panels = [prefix_panel(found), size_panel(found)]
+    assert [(panel.missing, panel.figure) for panel in panels] == [(prefixes, None), (size, None)]

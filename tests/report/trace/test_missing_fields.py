@@ -11,7 +11,6 @@ from report.__main__ import main
 from sim.__main__ import main as sim_main
 from tests.jsonoutput import json_of
 from tests.report.browser import page_figures
-from tests.report.trace.test_trace_page import measured, rendered, said_missing
 from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionId, TraceWriter
 from tracefile.__main__ import main as tracefile_main
 
@@ -87,17 +86,6 @@ def test_a_trace_without_any_of_its_fields_is_shown(
     page_figures(page.read_text())
     info = json_of(tracefile_main, ["info", str(path)])
     assert {name: info[name] for name in MISSING} == {name: found["requests"][name] for name in MISSING}
-
-
-def test_hits_of_complete_responses_alone_are_no_wait_for_a_first_token() -> None:
-    # A tap with its defaults: streams report no usage, complete responses do and have no time of a token.
-    streams = [(frozenset({"cached_tokens", "prompt_tokens", "output_tokens"}), False), (frozenset[str](), True)]
-    page = rendered(measured([lacking(number, streams[number % 2]) for number in range(12)], **META))
-    assert "waits" in page_figures(page)
-    assert (
-        said_missing(page)["By hit"]
-        == "Too few of the requests that report cached tokens have a time of their first token."
-    )
 
 
 @pytest.fixture

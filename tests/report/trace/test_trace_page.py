@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from kvtape.pictures import draw
 from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
-from report.files.measured import Measured
-from report.trace.overtime import MOST_BARS, MOST_ROWS, load_panels, session_panels
-from report.trace.page import cards, draw_chapters, render_trace
+from report.output import render_page
+from report.trace.measured import Measured
+from report.trace.overtime import MOST_BARS, MOST_ROWS, load_panels, session_panel
+from report.trace.page import trace_cards, trace_page
 from report.trace.shapes import bins
-from report.trace.waits import MOST_RESAMPLED, wait_panels
+from report.trace.waits import wait_panel
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import CAPTURE
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
@@ -25,19 +26,18 @@ from tests.report.conftest import MakeTrace
 from tracefile import Record, SessionId
 
 FIGURES = {
-    *("prefill-cost", "waits", "waits-by-hit", "in-flight", "output-rate", "prompt-rate", "sessions"),
-    *("shape-turns", "shape-first-prompt-tokens", "shape-turn-output-tokens", "shape-appended-tokens"),
-    *("shape-pause-ms", "shape-final-output-tokens"),
+    *("waits", "in-flight", "output-rate", "prompt-rate", "sessions"),
+    *("shape-turns", "shape-first-prompt-tokens", "shape-appended-tokens", "shape-pause-ms"),
 }
 
 
 def measured(records: list[Record], **meta: Any) -> Measured:
     run = run_of(records, **meta)
-    return Measured(Path("run.jsonl"), run, measure_run(run), ())
+    return Measured(run, measure_run(run))
 
 
 def rendered(found: Measured) -> str:
-    return render_trace(found, draw_chapters(found))
+    return render_page(trace_page(found))
 
 
 def page_of(make_trace: MakeTrace, tmp_path: Path, *flags: str) -> str:
@@ -59,9 +59,7 @@ def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pyte
     for drawn in figures.values():
         assert len(go.Figure(drawn).data) == len(drawn["data"]) > 0
         assert all(drawn["layout"][name]["title"]["text"] for name in ("xaxis", "yaxis"))
-    # Each has a caption and its numbers in text.
     assert page.count("<figcaption>") == len(FIGURES)
-    assert page.count("<summary>In numbers") == len(FIGURES)
     assert "<b>a" not in page
     assert "<b>missed</b> ttft.p99&lt;=1ms" in page
     assert "<b>met</b> success&gt;=90%" in page
@@ -96,14 +94,14 @@ def test_the_cards_are_the_metrics(make_trace: MakeTrace) -> None:
             e2e_ms=400.0,
         ),
     ]
-    found = [(card.title, card.value, card.detail) for card in cards(measured(agent).metrics)]
+    found = [(card.title, card.value, card.detail) for card in trace_cards(measured(agent).metrics)]
     assert found == [
         ("Prompt tokens served by the cache", "25.0 %", "as the engine reports"),
         ("TTFT p50, turns 2+", "100 ms", "p90 100 ms, p99 100 ms"),
         ("TTFT p50, first turns", "400 ms", "p90 400 ms, p99 400 ms"),
         ("Session latency p50", "1 s", "p90 1 s, turns 2 on average"),
-        ("Requests completed", "100 %", "2 of 2; 1 of 1 sessions"),
         ("Requests in flight, mean", "0.9", "p90 1, max 1"),
+        ("Requests completed", "100 %", "2 of 2; 1 of 1 sessions"),
     ]
 
 
@@ -114,16 +112,10 @@ def test_a_single_request_without_anything() -> None:
     assert said_missing(page) == {
         "Prefixes that save prefill": "The trace has no block hashes.",
         "Hit rate by cache size": "The trace has no block hashes: record it with tap --tokenizer.",
-        "TTFT by uncached tokens": "No request has both a time of its first token and reported cached tokens.",
-        "Waiting for the first token": "The trace has no time of a first token.",
+        "TTFT by turn": "The trace has no time of a first token.",
         "Requests in flight": "The trace has no request with an arrival and an end.",
         "Sessions over time": "The trace has no request with an arrival and an end.",
-        "Turns per session": "The trace names no sessions.",
-        "Input prompt": "The trace has no prompt lengths.",
-        "Assistant output per turn": "No session has a second turn with known lengths.",
-        "Tool or user tokens per turn": "No session has a second turn with known lengths.",
-        "Tool latency or think time": "No session has a second turn with known times.",
-        "Final answer": "The trace has no output lengths.",
+        "Histograms": "The trace has no sessions and no lengths.",
     }
 
 
@@ -132,12 +124,10 @@ def test_requests_without_sessions_or_reported_hits() -> None:
         request(f"{n}", 10.0 * n, ttft_ms=5.0, e2e_ms=9.0, prompt_tokens=100 + n, output_tokens=3) for n in range(40)
     ]
     page = rendered(measured(plain))
-    assert set(page_figures(page)) == {
-        *("waits", "in-flight", "output-rate", "prompt-rate", "shape-first-prompt-tokens", "shape-final-output-tokens"),
-    }
-    missing = said_missing(page)
-    assert missing["By hit"] == "The engine reported no cached tokens, so hits and misses cannot be told apart."
-    assert missing["Sessions over time"] == "The trace names no sessions: each request stands alone."
+    figures = page_figures(page)
+    assert set(figures) == {"waits", "in-flight", "output-rate", "prompt-rate", "shape-first-prompt-tokens"}
+    assert len(figures["prompt-rate"]["data"]) == 1
+    assert said_missing(page)["Sessions over time"] == "The trace names no sessions: each request is alone."
 
 
 def many(sessions: int, turns: int) -> list[Record]:
@@ -154,29 +144,23 @@ def many(sessions: int, turns: int) -> list[Record]:
 
 def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
     long = measured(many(1_000, 11))
-    (panel,) = session_panels(long)
+    panel = session_panel(long)
     assert panel.figure is not None
     rows = {row for bar in panel.figure["data"] for row in bar["y"]}
     assert {bar["width"] for bar in panel.figure["data"]} == {0.85}  # else plotly takes the gaps between rows for it
     assert len(rows) == 91 <= MOST_ROWS
     assert sum(len(bar["y"]) for bar in panel.figure["data"]) == 1_001 <= 2 * MOST_BARS
-    assert "Drawn: 91 of 1,000 sessions, evenly by arrival." in panel.caption
-    assert [row[:2] for row in (panel.numbers.rows if panel.numbers else [])] == [
-        ["no hit", "1,000"],
-        ["50–90 % cached", "10,000"],
-    ]
-    by_turn, by_hit = wait_panels(long)
-    assert MOST_RESAMPLED < 11_000
-    assert "of 5,500 of 11,000 requests (of 2 periods one)" in by_turn.caption
-    assert by_hit.numbers is not None
-    # Quantiles are of all requests, intervals of the sample: 1,000 of 11 turns wait 2 … 12 ms, the first one missed.
-    assert by_hit.numbers.rows[0][:3] == ["Hit", "10,000", "7.0 [7.0–7.0]"]
-    assert by_hit.numbers.rows[1][:3] == ["No hit", "1,000", "2.0 [2.0–2.0]"]
+    assert "91 of 1,000 sessions are drawn." in panel.caption
+    assert [row[:2] for row in panel.tables[0].rows] == [["no hit", "1,000"], ["50–90 % cached", "10,000"]]
+    waits = wait_panel(long)
+    assert waits.caption.endswith("Bands: 90% bootstrap of busy periods.")
+    # 1,000 sessions of 11 turns wait 2 … 12 ms.
+    assert [str(cell) for cell in waits.tables[0].rows[1]] == ["Turn 1", "1,000", *["2.0"] * 4]
 
 
 def test_the_page_of_a_long_trace_is_small() -> None:
     figures = page_figures(rendered(measured(many(700, 20))))
-    assert {"waits", "waits-by-hit", "prefill-cost", "prompt-rate", "sessions", "shape-turns"} <= set(figures)
+    assert {"waits", "prompt-rate", "sessions", "shape-turns"} <= set(figures)
     parts = [trace["meta"]["part"] for trace in figures["waits"]["data"]]
     assert parts.count("band") == 6
 
@@ -192,7 +176,7 @@ def test_few_requests_have_few_intervals_of_the_same_tokens() -> None:
 
 
 def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
-    (short,), (whole,) = session_panels(measured(many(200, 2))), session_panels(measured(many(6, 50)))
+    short, whole = session_panel(measured(many(200, 2))), session_panel(measured(many(6, 50)))
     assert short.figure is not None
     assert whole.figure is not None
     titles = [figure["layout"]["xaxis"]["title"]["text"] for figure in (short.figure, whole.figure)]
@@ -202,7 +186,7 @@ def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
 
 
 def test_a_session_longer_than_the_figure_has_some_of_its_requests() -> None:
-    (panel,) = session_panels(measured(many(1, 5_000)))
+    panel = session_panel(measured(many(1, 5_000)))
     assert panel.figure is not None
     assert sum(len(bar["y"]) for bar in panel.figure["data"]) == 1_667
     assert "Of their requests one in 3." in panel.caption
@@ -210,7 +194,7 @@ def test_a_session_longer_than_the_figure_has_some_of_its_requests() -> None:
 
 def test_no_band_where_the_engine_never_rests() -> None:
     busy = [request(f"{n}", 1.0 * n, ttft_ms=50.0, e2e_ms=60.0, prompt_tokens=9) for n in range(100)]
-    panel, _ = wait_panels(measured(busy))
+    panel = wait_panel(measured(busy))
     assert panel.caption.endswith("so most waits hang together and few are independent.")
     assert panel.figure is not None
     assert [trace["meta"]["part"] for trace in panel.figure["data"]] == ["line"]

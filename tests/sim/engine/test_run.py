@@ -11,7 +11,6 @@ from sim.__main__ import main
 from sim.latency.modelfile import FitTrace, Model, default_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
-from tracefile.files.writing import new_writer
 
 NOISE = Noise(
     step_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
@@ -67,20 +66,6 @@ def test_the_prediction_is_a_trace_of_the_same_requests(
         assert record.cached_tokens == shapes[record.request_id].cached_tokens
         assert record.session_id == shapes[record.request_id].session_id
     assert "turns 2+" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flags", [(), ("--replay-sessions",), ("--cold-prompts",), ("--block-size", "64")])
-def test_a_trace_in_columns_gives_the_same_file(trace: Path, flags: tuple[str, ...]) -> None:
-    pytest.importorskip("pyarrow")
-    meta, records = load_trace(trace)
-    columns = trace.with_suffix(".parquet")
-    with new_writer(columns, meta, inputs=[trace]) as writer:
-        for record in records:
-            writer.write(record)
-    run(trace, *flags, output="of_lines.jsonl")
-    run(columns, *flags, output="of_columns.jsonl")
-    assert trace.with_name("of_columns.jsonl").read_bytes() == trace.with_name("of_lines.jsonl").read_bytes()
-    assert run(columns, *flags, output="in_columns.parquet") == load_trace(trace.with_name("of_lines.jsonl"))
 
 
 def test_one_seed_one_file(trace: Path) -> None:

@@ -1,5 +1,6 @@
 """Pace of an engine that is known: its steps over the model's, and the model at that pace."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,37 @@ import pytest
 from sim.__main__ import main
 from sim.fit.pace import capture_steps, describe_pace, measure_pace, with_pace
 from sim.latency.modelfile import Model, default_model, load_model, save_model
-from tests.scripts.test_steps import capture
-from tracefile import InputError, TraceWriter, load_trace
+from sim.workload.arrivals import plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import predicted_records
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+
+BLOCK_SIZE = 32
+OVERLAPPING_MS = [400.0 * number if number < 12 else 20_000.0 for number in range(32)]
+"""Twelve requests that overlap, and twenty at once."""
+
+
+def capture(path: Path, model: Model, arrivals_ms: Sequence[float] = OVERLAPPING_MS) -> Path:
+    """Requests, and what an engine of this model makes of them without noise."""
+    meta, records = Meta(source="tap", block_size=BLOCK_SIZE), []
+    for number, arrival_ms in enumerate(arrivals_ms):
+        hashes = [BlockHash(100 * number + block) for block in range(10)]
+        records.append(
+            Record(
+                request_id=RequestId(f"r{number}"),
+                arrival_ms=arrival_ms,
+                stream=True,
+                prompt_tokens=5 * BLOCK_SIZE,
+                output_tokens=90,
+                block_hashes=hashes[:5],
+                output_block_hashes=hashes[5:7],
+            )
+        )
+    simulation = Engine(plan_arrivals(meta, records, BLOCK_SIZE).objects(), model.engine, model).run()
+    with TraceWriter(path, meta) as writer:
+        for record in predicted_records(simulation):
+            writer.write(record)
+    return path
 
 
 def slower(model: Model, factor: float) -> Model:

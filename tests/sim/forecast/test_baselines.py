@@ -9,9 +9,8 @@ import pytest
 
 from measure.runs import UNKNOWN, Run, load_run
 from measure.waits import first_token_waits
-from report.compare.baselines import closer, judge_baselines, losing_p
-from report.compare.cells import measure
-from report.compare.provenance import Cells
+from report.compare.cells import Cells, measure
+from report.compare.ensembles import closer, judge_baselines, losing_p
 from report.compare.results import DurationError, QuantileError
 from sim.forecast.baselines import LINE, cold_predictors, mean_wait_ms, predictors, queued, service_ms
 from sim.latency.modelfile import Baseline, default_model

@@ -5,19 +5,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from report.pages.whatif import Measure, Row, Span
+from report.grid.points import Measure, Span
 from sim.__main__ import main
-from sim.forecast.effectgates import judge, parse_gate
+from sim.forecast.limits import KEYS, judge, parse_limit
+from sim.forecast.results import ForecastPoint
 from sim.latency.modelfile import default_model, save_model
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 
-def row(name: str, **measures: Measure) -> Row:
+def row(name: str, **measures: Measure) -> ForecastPoint:
     found = {key.replace("__", "."): measure for key, measure in measures.items()}
-    return Row(
-        name=name, kind="scenario", settings={}, rate=1.0, cold_prompts=False, num_gpu_blocks=9, measures=found,
-        errors={}, demand=None, warnings=[], curves={},
-    )  # fmt: skip
+    return ForecastPoint(name=name, settings={}, members=9, measures=found)
 
 
 def span(
@@ -50,7 +48,7 @@ LONG = Measure(value=span(None, 5000.0, None, beyond=9000.0))
 )
 def test_a_scenario_passes_if_its_members_agree(gate: str, passed: bool, sure: bool) -> None:
     measures = {"hit_rate": HITS, "ttft__all__p95": TTFT, "ttft__all__p99": LONG}
-    (found,) = judge([parse_gate(gate)], [row("x", **measures)])
+    (found,) = judge([parse_limit("--gate", gate, KEYS)], [row("x", **measures)])
     assert (found.passed, found.sure) == (passed, sure)
 
 
@@ -59,13 +57,16 @@ def test_without_a_scenario_the_base_is_judged() -> None:
         replace(row(name, hit_rate=Measure(value=span(middle))), kind=kind)
         for name, kind, middle in (("c", "capture", 0.9), ("b", "base", 0.4))
     ]
-    gates = [parse_gate(text) for text in ("hit_rate>=50%", "hit_rate.difference>=-1%", "hit_rate.ratio<=1.05")]
-    assert [(gate.row, gate.passed, gate.span) for gate in judge(gates, rows)] == [
+    gates = [
+        parse_limit("--gate", text, KEYS)
+        for text in ("hit_rate>=50%", "hit_rate.difference>=-1%", "hit_rate.ratio<=1.05")
+    ]
+    assert [(gate.point, gate.passed, gate.span) for gate in judge(gates, rows)] == [
         ("b", False, span(0.4)),
         ("b", True, span(0.0, 0.0, 0.0)),
         ("b", True, span(1.0, 1.0, 1.0)),
     ]
-    (unknown,) = judge([parse_gate("ttft.p95.ratio<=1.05")], rows)
+    (unknown,) = judge([parse_limit("--gate", "ttft.p95.ratio<=1.05", KEYS)], rows)
     assert (unknown.passed, unknown.span) == (False, None)
 
 
@@ -84,14 +85,14 @@ def test_without_a_scenario_the_base_is_judged() -> None:
 )
 def test_a_gate_that_nothing_can_be_held_to_is_refused(gate: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse_gate(gate)
+        parse_limit("--gate", gate, KEYS)
 
 
 def test_the_workflows_command_is_taken() -> None:
     text = (Path(__file__).parents[3] / "deploy" / "github" / "what-if.yml").read_text()
     for gate in ("hit_rate.difference>=-1%", "ttft.p95.ratio<=1.05"):
         assert f"--gate '{gate}'" in text
-        parse_gate(gate)
+        parse_limit("--gate", gate, KEYS)
     # The base is the target branch: the first parent of the merge commit, which a checkout of depth 1 has not.
     assert '--base "num-gpu-blocks=$(git show HEAD^1:num-gpu-blocks)"' in text
     assert "fetch-depth: 2" in text

@@ -49,13 +49,12 @@ def what_if(folder: Path, trace: str, capsys: pytest.CaptureFixture[str], *flags
 
 
 def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = what_if(folder, "one.jsonl", capsys, "--replicas", "2,3", "--route", "round-robin,prefix")["rows"]
+    rows = what_if(folder, "one.jsonl", capsys, "--replicas", "2,3", "--route", "round-robin,prefix")["points"]
     assert isinstance(rows, list)
     assert [row["name"] for row in rows if row["kind"] == "scenario"] == [
         f"{count} replicas, {route}" for count in (2, 3) for route in ("round-robin", "prefix")
     ]
     in_turn, aware = rows[-2:]
-    assert aware["routing"]["engines"] == 3
     assert aware["measures"]["hit_rate"]["value"]["middle"] > in_turn["measures"]["hit_rate"]["value"]["middle"]
     assert in_turn["measures"]["hit_rate"]["difference"]["middle"] < 0.0  # beside the capture's one engine
     assert aware["measures"]["hit_rate"]["difference"]["middle"] == 0.0
@@ -63,7 +62,7 @@ def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: py
 
 def asked(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the base and the scenarios."""
-    return [row for row in found["rows"] if row["kind"] in ("base", "scenario")]
+    return [row for row in found["points"] if row["kind"] in ("base", "scenario")]
 
 
 def middles(row: dict[str, Any], *names: str) -> list[float]:
@@ -71,12 +70,10 @@ def middles(row: dict[str, Any], *names: str) -> list[float]:
 
 
 def test_a_capture_of_several_engines_is_forecast_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = what_if(folder, "three.jsonl", capsys, "--route", "session")["rows"]
+    rows = what_if(folder, "three.jsonl", capsys, "--route", "session")["points"]
     assert isinstance(rows, list)
-    capture = next(row for row in rows if row["kind"] == "capture")
-    assert (capture["routing"]["engines"], capture["routing"]["route"]) == (3, "captured")
-    assert (capture["routing"]["most_requests"], capture["routing"]["fewest_requests"]) == (20, 20)
-    assert (rows[-1]["routing"]["engines"], rows[-1]["routing"]["route"]) == (3, "session")
+    assert [row["name"] for row in rows] == ["measured", "forecast of the capture", "session"]
+    assert rows[1]["measures"]["hit_rate"]["value"] != rows[2]["measures"]["hit_rate"]["value"]
 
 
 def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,11 +90,10 @@ def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys:
 
 def test_one_replica_is_the_engine_without_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
-    rows = found["rows"]
+    rows = found["points"]
     assert isinstance(rows, list)
     same = next(row for row in rows if row["name"] == "1 replica")
     base = next(row for row in rows if row["kind"] == "capture")
-    assert same["routing"] is None
     assert {name: one["value"] for name, one in same["measures"].items()} == {
         name: one["value"] for name, one in base["measures"].items()
     }
@@ -121,9 +117,10 @@ def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.Cap
     flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "prefix"]
     assert main(["search", str(folder / "one.jsonl"), *model, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
-    held = {one["value"]: one["holds"] for one in found["evaluated"]}
-    assert found["answer"] == min(value for value, holds in held.items() if holds)
-    assert found["answer"] - 1 not in held or not held[found["answer"] - 1]
+    held = {one["settings"]["replicas"]: one["meets"] for one in found["points"]}
+    (answer,) = (one["settings"]["replicas"] for one in found["points"] if "chosen" in one["marks"])
+    assert answer == min(value for value, holds in held.items() if holds)
+    assert answer - 1 not in held or not held[answer - 1]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +131,6 @@ def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.Cap
         (["--replicas", "2", "--event", "kill:engine=7:at=1s"], "engine=7; expected 0 to 1"),
         (["--route", "captured"], "names no upstream"),
         (["--route", "session"], "--route: without --replicas; expected both"),
-        (["--host-latency", "1ms"], "--host-latency: without --host-blocks; expected both"),
     ],
 )
 def test_fleets_that_cannot_be(folder: Path, flags: list[str], said: str) -> None:

@@ -62,13 +62,6 @@ def test_the_load_of_a_queue_with_one_server_is_arrivals_times_service(utilisati
     assert found.is_saturated == (utilisation >= 1.0)
 
 
-def test_a_saturated_line_grows_as_fast_as_more_comes_than_is_served() -> None:
-    """20 a second come, 1 / 0.11 are served: 10.9 a second stay, and of 400 requests 183 are there at the end."""
-    found = demand(poisson(400, 50.0), model())
-    assert found.in_flight_growth_per_s == pytest.approx(20.0 - 1 / 0.11, rel=0.1)
-    assert found.in_flight_at_end == pytest.approx(400 * (1 - 50.0 / 110.0), rel=0.1)
-
-
 def test_an_engine_that_is_always_busy_need_not_be_near_its_end() -> None:
     """One request decodes at all times, at 10 ms a step and nothing for the request: 64 could do so at once, so the
     engine does nearly nothing that belongs to a load, and the prompts are all that asks anything of it."""

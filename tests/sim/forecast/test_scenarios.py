@@ -1,6 +1,5 @@
 """What differs, out of flags, and what becomes of the load then."""
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +13,11 @@ from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, sce
 from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
+from tracefile.commandline.parser import Parser
 
 
 def parsed(*flags: str) -> list[Scenario]:
-    parser = argparse.ArgumentParser()
+    parser = Parser("sim what-if")
     add_scenario_flags(parser)
     return scenarios_of(parser.parse_args(flags))
 
@@ -47,7 +47,7 @@ def test_the_capture_itself_is_no_scenario() -> None:
 def test_a_base_is_under_every_scenario_and_named_once() -> None:
     base = parse_base("rate=0.1,num-gpu-blocks=29600,block-size=512,no-prefix-caching")
     assert base == Scenario({"num_gpu_blocks": 29_600, "block_size": 512, "enable_prefix_caching": False}, 0.1)
-    parser = argparse.ArgumentParser()
+    parser = Parser("sim what-if")
     add_scenario_flags(parser)
     found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
     assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]

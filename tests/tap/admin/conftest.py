@@ -1,9 +1,8 @@
-"""A real admin process: started as the supervisor does, fed as workers and the recorder do."""
+"""Made-up numbers of a tap's processes, and a real admin process that is started and told as the supervisor does."""
 
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,28 +13,110 @@ import httpx
 import msgspec
 import pytest
 
-from tap.ipc.exchange import AdminSetup, Ready, ServiceStats, encode_frame
-from tap.ipc.feed import FeedSender
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
+from tap.ipc.messages import (
+    AdminSetup,
+    Progress,
+    Ready,
+    RecordNumbers,
+    RequestCount,
+    TapStats,
+    UpstreamStats,
+    WorkerStats,
+    encode_frame,
+)
 from tests.warmstart import WarmPopen
+from tracefile.records.schema import Engine
 from wire.process import split_frames
 
 ROOT = Path(__file__).parents[3]
+UPSTREAM = "http://127.0.0.1:9"
+
+
+def worker_stats(number: int = 0, **changes: Any) -> WorkerStats:
+    chunk = empty_counts(OVERHEAD_S)
+    for microseconds in (12, 14, 18, 25, 90):
+        add_value(chunk, OVERHEAD_S, microseconds * 1e-6)
+    stats = WorkerStats(
+        worker=number,
+        in_flight=7,
+        connections=12,
+        relayed=1_000,
+        bytes_in=5_000_000,
+        bytes_out=70_000_000,
+        queue_bytes=120_000,
+        queue_limit_bytes=128 << 20,
+        loop_delay_s=0.0014,
+        chunk=chunk,
+        upstreams=[UpstreamStats(UPSTREAM, 400 + number, 3, False, 1, 8_192, 6_144)],
+        misrouted={"raises": 2},
+    )
+    return msgspec.structs.replace(stats, **changes)
+
+
+def record_numbers(more_ttft_s: tuple[float, ...] = (), **changes: Any) -> RecordNumbers:
+    ttft, gaps, head = empty_counts(WAIT_S), empty_counts(GAP_S), empty_counts(OVERHEAD_S)
+    for value in (0.03, 0.07, 0.4, *more_ttft_s):
+        add_value(ttft, WAIT_S, value)
+        add_value(gaps, GAP_S, value / 10)
+        add_value(head, OVERHEAD_S, value / 1e3)
+    numbers = RecordNumbers(
+        requests=[
+            RequestCount("/v1/chat/completions", "ok", 200, UPSTREAM, 780),
+            RequestCount("/v1/chat/completions", "client_abort", 200, UPSTREAM, 15),
+            RequestCount("/v1/completions", "error", 429, UPSTREAM, 5),
+        ],
+        ttft=ttft,
+        gaps=gaps,
+        request_head=head,
+        prompt_tokens=2_000_000,
+        cached_tokens=1_500_000,
+        output_tokens=150_000,
+    )
+    return msgspec.structs.replace(numbers, **changes)
+
+
+PROGRESS = Progress(
+    received=810,
+    recorded=800,
+    hashed=790,
+    unhashed={"request_not_json": 10},
+    prompt_counts_checked=700,
+    prompt_counts_matched=699,
+    dropped={"trace_unwritable": 2},
+    segments=3,
+    uploaded=2,
+    upload_failed=1,
+    numbers=record_numbers(),
+)
+
+
+def tap_stats(**changes: Any) -> TapStats:
+    """Of a tap that serves and records."""
+    stats = TapStats(
+        upstreams=[UPSTREAM],
+        workers=2,
+        workers_up=2,
+        recorder_up=True,
+        engine=Engine(name="vllm", version="0.32.0", block_size=16, num_gpu_blocks=4_001),
+        offered=900,
+        dropped={"queue_full": 6, "trace_unwritable": 2},
+        worker_stats=[worker_stats()],
+        progress=PROGRESS,
+    )
+    return msgspec.structs.replace(stats, **changes)
 
 
 @dataclass
 class AdminProcess:
-    """The process and the two ways to tell it things."""
+    """The process, and the way to tell it things."""
 
     control: socket.socket
     process: "subprocess.Popen[bytes]"
-    sender: FeedSender
     url: str
 
-    def tell(self, stats: ServiceStats) -> None:
+    def tell(self, stats: TapStats) -> None:
         self.control.sendall(encode_frame(stats))
-
-    def push(self, message: msgspec.Struct) -> None:
-        assert self.sender.offer(encode_frame(message))
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
@@ -44,7 +125,7 @@ class AdminProcess:
         return self.get("/live.json").json()
 
     def live_once(self, wanted: str, value: object) -> Any:
-        """The snapshot, once the value at a dotted path is this one; what is pushed is shown a moment later."""
+        """The snapshot, once the value at a dotted path is this one; what is told is shown a moment later."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             live = found = self.live()
@@ -56,10 +137,11 @@ class AdminProcess:
         raise AssertionError(f"{wanted} stayed {found!r}")
 
 
-def start_admin(folder: Path) -> AdminProcess:
+@pytest.fixture
+def admin() -> Iterator[AdminProcess]:
+    """One for the length of a test; at its end it leaves by itself, saying nothing."""
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
-        port = listener.getsockname()[1]
         process = WarmPopen(
             [sys.executable, "-P", "-m", "tap.admin", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), listener.fileno()),
@@ -67,27 +149,13 @@ def start_admin(folder: Path) -> AdminProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        feed_socket = str(folder / "admin.sock")
-        setup = AdminSetup(
-            listen_fd=listener.fileno(),
-            feed_socket=feed_socket,
-            trace="captured.jsonl",
-        )
-        ours.sendall(encode_frame(setup))
+        ours.sendall(encode_frame(AdminSetup(listen_fd=listener.fileno(), trace="captured.jsonl")))
         buffer = bytearray()
         while not (frames := split_frames(buffer)):
             buffer += ours.recv(1 << 16)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     assert msgspec.msgpack.decode(frames[0], type=Ready) == Ready()
-    return AdminProcess(ours, process, FeedSender(feed_socket), f"http://127.0.0.1:{port}")
-
-
-@pytest.fixture
-def admin() -> Iterator[AdminProcess]:
-    """One for the length of a test; at its end it leaves by itself, saying nothing."""
-    with tempfile.TemporaryDirectory() as folder:  # a unix socket's path is short
-        found = start_admin(Path(folder))
-        yield found
-        found.sender.close()
-        found.control.close()
-        _, complaints = found.process.communicate(timeout=30)
-        assert (found.process.returncode, complaints) == (0, b"")
+    yield AdminProcess(ours, process, url)
+    ours.close()
+    _, complaints = process.communicate(timeout=30)
+    assert (process.returncode, complaints) == (0, b"")

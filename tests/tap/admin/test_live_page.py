@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from measure.histogram import WAIT_S, add_value, empty_counts
 from tests.tap.admin.browser import CHROMIUM, Browser
-from tests.tap.admin.conftest import AdminProcess
-from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
+from tests.tap.admin.conftest import PROGRESS, AdminProcess, record_numbers, tap_stats
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")]
 
@@ -25,10 +24,10 @@ SHOWN = """(() => {
     return all("dt", list).map((dt, i) => [text(dt), text(all("dd", list)[i])]);
   };
   return {
-    status: text(document.getElementById("status")), at: text(document.getElementById("at")),
+    status: text(document.getElementById("status")),
     reasons: all("#reasons li").filter(shown).map(text),
-    tiles: all(".tile").map((tile) => [tile.dataset.tile, ...all(".value, .detail", tile).map(text)]),
-    lines: all(".tile").filter((tile) => tile.querySelector("path")).map((tile) => tile.dataset.tile),
+    tiles: all(".tile").map((tile) => all("h2, .value, .detail", tile).map(text)),
+    lines: all(".tile").filter((tile) => tile.querySelector("path")).map((tile) => text(tile.querySelector("h2"))),
     recorder: facts("recorder"), processes: facts("processes"), drops: facts("drops"),
     empty: all(".empty").filter(shown).map(text),
     wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
@@ -56,18 +55,12 @@ def upstream() -> Iterator[str]:
     server.server_close()
 
 
-def feed(admin: AdminProcess, upstream: str) -> None:
-    admin.tell(service_stats(upstream))
-    admin.push(worker_stats())
-    admin.push(recorder_stats())
-
-
 def told(live: Any) -> dict[str, Any]:
     """What the page has to show of a snapshot."""
     return {
         "status": live["status"],
         "reasons": live["reasons"],
-        "tiles": [[tile["id"], tile["value"], tile["detail"]] for tile in live["tiles"]],
+        "tiles": [[tile["title"], tile["value"], tile["detail"]] for tile in live["tiles"]],
         **{name: [[fact["name"], fact["value"]] for fact in live[name]] for name in ("recorder", "processes", "drops")},
     }
 
@@ -79,46 +72,50 @@ def assert_quiet(browser: Browser, admin: AdminProcess) -> None:
 
 
 def test_it_shows_what_live_json_says_and_follows_it(admin: AdminProcess, browser: Browser, upstream: str) -> None:
-    feed(admin, upstream)
+    admin.tell(tap_stats(upstreams=[upstream]))
     admin.live_once("status", "ready")
-    admin.live_once("recorder.0.value", "800")
     browser.open(admin.url + "/")
+    browser.wait_for("document.querySelectorAll('.tile').length === 6")
     shown = browser.evaluate(SHOWN)
-    live = admin.live()
-    steady = {name: value for name, value in told(live).items() if name != "tiles"}
+    steady = {name: value for name, value in told(admin.live()).items() if name != "tiles"}
     assert {name: shown[name] for name in steady} == steady
-    assert [tile[0] for tile in shown["tiles"]] == [tile["id"] for tile in live["tiles"]]
     assert shown["empty"] == []
-    while len(admin.live()["tiles"][0]["line"]) <= len(live["tiles"][0]["line"]):
-        time.sleep(0.05)  # what comes before the first sample of the recorder's counts is no growth of them
-    ttft = empty_counts(WAIT_S)
-    for value_s in (0.03, 0.07, 0.4, 0.09, 0.09):  # the last two are new
-        add_value(ttft, WAIT_S, value_s)
-    admin.push(recorder_stats(prompt_tokens=2_004_000, cached_tokens=1_503_000, ttft=ttft))
-    browser.wait_for("document.querySelector('[data-tile=cached] .value').textContent === '75.0 %'")
-    browser.wait_for("document.querySelector('[data-tile=ttft] .value').textContent === '≤ 100 ms'")
-    admin.tell(service_stats(upstream, dropped={"queue_full": 1_234}))
-    browser.wait_for("document.querySelector('[data-tile=dropped] .value').textContent === '1,234'")
+    numbers = record_numbers((0.09, 0.09), prompt_tokens=2_004_000, cached_tokens=1_503_000)
+    progress = msgspec.structs.replace(PROGRESS, numbers=numbers)
+    for _ in range(2):
+        admin.tell(tap_stats(upstreams=[upstream], progress=progress, dropped={"queue_full": 1_234}))
+        time.sleep(0.05)
+    tile = "[...document.querySelectorAll('.tile .value')].map((one) => one.textContent)"
+    browser.wait_for(f"{tile}[4] === '75.0 %' && {tile}[3] === '≤ 100 ms' && {tile}[5] === '1,234'")
     shown = browser.evaluate(SHOWN)
     assert shown["drops"] == [["queue_full", "1,234"]]
-    assert shown["lines"] == ["requests", "in-flight", "output", "dropped"]
+    assert shown["lines"] == ["Requests a second", "In flight", "Output tokens a second", "Records dropped"]
     assert_quiet(browser, admin)
 
 
 def test_an_idle_tap_explains_what_is_not_there_yet(admin: AdminProcess, browser: Browser) -> None:
     browser.open(admin.url + "/")
+    browser.wait_for("document.getElementById('status').textContent === 'not ready'")
     shown = browser.evaluate(SHOWN)
-    assert shown["status"] == "not ready"
     assert "the tap has not reported yet" in shown["reasons"]
-    assert len(shown["empty"]) == 3  # records, drops and processes
+    assert shown["empty"] == ["No request was dropped."]
     assert_quiet(browser, admin)
 
 
+def test_a_hostile_trace_name_and_reason_stay_text(admin: AdminProcess, browser: Browser) -> None:
+    admin.tell(tap_stats(dropped={"<img src=x onerror=alert(1)>": 1}))
+    browser.open(admin.url + "/")
+    browser.wait_for("document.querySelectorAll('.tile').length === 6")
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    assert browser.evaluate(SHOWN)["drops"] == [["<img src=x onerror=alert(1)>", "1"]]
+
+
 def test_it_can_be_read_on_a_phone_and_in_the_dark(admin: AdminProcess, browser: Browser, upstream: str) -> None:
-    feed(admin, upstream)
+    admin.tell(tap_stats(upstreams=[upstream]))
     admin.live_once("recorder.0.value", "800")
     browser.open(admin.url + "/")
-    background = "getComputedStyle(document.documentElement).backgroundColor"
+    browser.wait_for("document.querySelectorAll('.tile').length === 6")
+    background = "getComputedStyle(document.body).backgroundColor"
     browser.use_colours("light")
     light = browser.evaluate(background)
     browser.use_colours("dark")

@@ -1,4 +1,4 @@
-"""``tap read-log``: request logs of several shapes as traces, and where their prompts part."""
+"""``tap read-log``: request logs of several shapes as traces."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from tap.__main__ import main
-from tap.logs.logtrace import Partings, Place
 from tap.logs.rows import LogRows
 from tests.fakes.vocabularies import write_model
-from tracefile import InputError, Record, RequestId, load_trace, open_trace
-from tracefile.records.schema import BlockHash
+from tracefile import InputError, Record, load_trace, open_trace
 from tracefile.study.checking import check_trace
 
 SYSTEM = "You are a helpful assistant. Today is {day}. Follow the rules below with care, and use English only, always."
@@ -135,49 +133,10 @@ def test_the_api_of_a_row(tmp_path: Path, body: dict[str, Any], endpoint: str) -
     assert exchange.endpoint == endpoint
 
 
-def test_a_date_in_the_system_prompt_is_found_to_the_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real tokenizer tells the parting to the token: the words before the day are shared, no more."""
+def test_a_date_in_the_system_prompt_is_told_to_the_token(tmp_path: Path) -> None:
     model = write_model("deepseek", tmp_path / "model", TEMPLATE)
-    capsys.readouterr()
-    records = read(
-        tmp_path,
-        chat("hello"),
-        chat("hello", day="Friday"),
-        chat("a story", day="Friday"),
-        flags=("--tokenizer", str(model), "--block-size", "4", "--json"),
-    )
-    found = json.loads(capsys.readouterr().out)
-    (place,) = found["partings"]
-    assert (place["message"], place["role"], place["requests"], found["sharing_nothing"]) == (1, "system", 1, 1)
-    assert records[1].branch_tokens in (None, place["token"])
-    assert place["block"] == place["token"] // 4
-    # "<system>You are a helpful assistant. Today is" are some ten tokens; the rest of the message is lost.
-    assert 8 <= place["token"] <= 14
-    assert 10 <= place["lost_tokens"] <= 25
-
-
-def test_partings_by_hand() -> None:
-    """Blocks of 4 tokens; messages of 10, 6 and 8 tokens."""
-    sizes = [0, 10, 16, 24]
-    messages = [{"role": "system"}, {"role": "user"}, {"role": "user"}]
-
-    def request(name: str, *blocks: int, branch: int | None = None) -> Record:
-        hashes = [BlockHash(block) for block in blocks]
-        return Record(request_id=RequestId(name), prompt_tokens=24, block_hashes=hashes, branch_tokens=branch)
-
-    partings = Partings(4)
-    for found in (
-        request("a", 1, 2, 3, 4, 5, 6),
-        request("b", 1, 12, 13, 14, 15, 16, branch=7),
-        request("c", 1, 2, 3, 4, 25, 26),
-        request("d", 1, 12, 13, 34, 35, 36),
-    ):
-        partings.add(found, messages, lambda count: sizes[count])
-    assert partings.alone == 1
-    assert dict(partings.requests) == {
-        Place(1, "system", 7, is_last=False): 1,
-        Place(3, "user", 16, is_last=True): 1,
-        Place(2, "user", 12, is_last=False): 1,
-    }
-    assert partings.worst(5) == [Place(1, "system", 7, is_last=False), Place(2, "user", 12, is_last=False)]
-    assert [partings.lost_tokens[place] for place in partings.worst(5)] == [9, 4]
+    rows = (chat("hello"), chat("hello", day="Friday"))
+    _, second = read(tmp_path, *rows, flags=("--tokenizer", str(model), "--block-size", "4"))
+    # "<system>You are a helpful assistant. Today is" are some ten tokens.
+    assert second.branch_tokens is not None
+    assert 8 <= second.branch_tokens <= 14

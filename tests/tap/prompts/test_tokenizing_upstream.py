@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tap.ipc.exchange import RecorderSetup
-from tap.prompts.prompt import prompt_hasher
-from tracefile import BlockHasher, HashKey, InputError, Meta
+from tracefile import BlockHasher
 
 PROMPT_IDS = list(range(40, 49))
 
@@ -65,15 +63,6 @@ def test_an_upstream_that_refuses_is_asked_once_a_text_and_the_reason_is_counted
     assert lab.counts.unhashed == {"engine_tokenizer_http_500": 3}
     assert (lab.counts.recorded, lab.records[3].hash_source) == (4, "engine")
     assert b"CANARY" not in lab.trace.read_bytes()
-
-
-def test_there_must_be_an_engine_to_ask() -> None:
-    setup = RecorderSetup(
-        trace="t", overwrite=False, meta=Meta(), tokenizer="engine", key_secret=bytes(32), algorithm="xxh3_64",
-        block_size=4, hash_model=None, loras=[], epoch_ns=0,
-    )  # fmt: skip
-    with pytest.raises(InputError, match="--tokenizer engine"):
-        prompt_hasher(setup, HashKey(bytes(32)))
 
 
 UNKNOWN_MODEL = {"error": {"message": "The model `typo` does not exist.", "type": "NotFoundError", "code": 404}}

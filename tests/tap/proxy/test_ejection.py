@@ -12,13 +12,6 @@ def test_failures_in_a_row_eject_and_a_success_between_them_does_not() -> None:
     assert (ejection.admits(1.9), ejection.admits(2.0), ejection.count) == (False, True, 1)
 
 
-def test_without_a_limit_only_a_connection_that_fails_ejects() -> None:
-    ejection = Ejection(0)
-    assert not any(ejection.fail(0.0) for _ in range(100))
-    assert ejection.fail(0.0, unreached=True)
-    assert ejection.unreached
-
-
 def test_of_many_failures_at_once_the_first_counts() -> None:
     ejection = Ejection(1)
     assert [ejection.fail(0.0, unreached=True) for _ in range(5)] == [True, False, False, False, False]

@@ -11,9 +11,9 @@ import pytest
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.recognition import DIALECTS
-from tap.ipc.exchange import UpstreamEntry
+from tap.ipc.messages import UpstreamEntry
 from tap.proxy.ejection import Ejection
-from tap.supervisor.config import check_injection
+from tap.supervisor.startup import check_injection
 from tests.fakes.strict_engines import ENGINES, StrictEngine, TensorRtLlm
 from tests.tap.proxy import vllm_rendering as vllm
 from tests.waiting import until
@@ -505,9 +505,9 @@ def test_upstreams_take_turns(lab: Any) -> None:
     ("given", "learnt", "wanted", "complaint"),
     [
         (None, None, {"usage"}, "expected --dialect"),
-        (None, "trtllm", {"usage"}, "TensorRT-LLM"),
-        (None, "llamacpp", BOTH, "no token ids"),
-        ("trtllm", "vllm", {"token-ids"}, "TensorRT-LLM"),
+        (None, "trtllm", {"usage"}, "--inject usage: trtllm refuses it"),
+        (None, "llamacpp", BOTH, "--inject token-ids: llamacpp refuses it, or returns none"),
+        ("trtllm", "vllm", {"token-ids"}, "trtllm refuses it"),
     ],
 )
 def test_an_engine_that_cannot_be_asked_or_told_apart_is_refused_at_start(

@@ -9,11 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engines.dialect import DialectName
-from tap.ipc.exchange import Injection
+from tap.ipc.settings import Injection
 from tap.proxy.injectingrelay import inject
 from tap.proxy.jsonspans import Span, UnlocatableError, apply_edits, array_items, object_members, without_members
-from tap.supervisor.config import checked_injection
-from tracefile.records.errors import InputError
 
 BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -161,14 +159,6 @@ def test_other_endpoints_are_left_alone() -> None:
     body = b'{"input":"x","prompt":"x","messages":[],"stream":true}'
     for endpoint in ("/v1/responses", "/v1/messages", "/v1/embeddings"):
         assert inject(body, endpoint, "vllm", BOTH) == (body, frozenset())
-
-
-def test_an_engine_that_cannot_be_asked_is_refused_at_the_flags() -> None:
-    with pytest.raises(InputError, match="TensorRT-LLM"):
-        checked_injection(["usage"], "trtllm")
-    with pytest.raises(InputError, match="no token ids"):
-        checked_injection(["usage,token-ids"], "llamacpp")
-    assert checked_injection(["usage"], "llamacpp") == {"usage"}
 
 
 @given(

@@ -4,12 +4,11 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tap.prompts.promptstart import PIECE_BYTES, model_name, prompt_start
+from tap.proxy.routing import PIECE_BYTES, prompt_start
 
 MOST = 4096
 
@@ -60,19 +59,3 @@ def test_no_more_is_read_than_was_asked_for_and_a_short_prompt_has_no_key() -> N
 def test_reads_behind_the_start_are_not_joined() -> None:
     reads: list[Any] = [b"z" * 3000, b"z" * 3000, None]
     assert prompt_start(reads, MOST) == prompt_start([b"z" * MOST], MOST)
-
-
-@pytest.mark.parametrize(
-    ("reads", "name"),
-    [
-        ([b'{"model": "tuned", "prompt": "x"}'], "tuned"),
-        ([b'{"stream":true,"mod', b'el" : "tun', b'ed-2"}'], "tuned-2"),
-        ([b'{"model": "a\\u0062"}'], None),
-        ([b'{"prompt": "' + b"x" * 2000 + b'", "model": "tuned"}'], "tuned"),
-        ([b'{"prompt": "' + b"x" * MOST + b'", "model": "tuned"}'], None),
-        ([rb'{"prompt": "say \"model\": \"other\"", "model": "tuned"}'], "tuned"),
-        ([], None),
-    ],
-)
-def test_the_models_name_is_read_from_the_start(reads: list[bytes], name: str | None) -> None:
-    assert model_name(reads, MOST) == name

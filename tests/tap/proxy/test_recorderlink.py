@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tap.ipc.exchange import ExchangeCopy
-from tap.ipc.workercounts import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
+from tap.ipc.messages import ExchangeCopy
+from tap.ipc.sharedmemory import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
 from tap.proxy import recorderlink
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy
@@ -59,7 +59,7 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "recorder.sock"
-        self.counts = WorkerCounts(folder / "counts", 1)
+        self.counts = WorkerCounts(str(folder), 1)
         self.cells = self.counts.row(0)
         self.budget = CopyBudget(1 << 30)
 
@@ -243,7 +243,7 @@ def test_a_dead_workers_counts_are_kept_and_its_row_is_free(lab: Lab) -> None:
 
 
 def test_counts_outlive_whoever_wrote_them(lab: Lab) -> None:
-    other = WorkerCounts(lab.socket.with_name("counts"), 1)
+    other = WorkerCounts(str(lab.socket.parent), 1)
     other.row(0)[OFFERED] += 5
     del other
     assert lab.cells[OFFERED] == 5

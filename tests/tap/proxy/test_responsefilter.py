@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dialect import DialectName
-from tap.ipc.exchange import Injection
+from tap.ipc.settings import Injection
 from tap.proxy.jsonspans import apply_edits
 from tap.proxy.responsefilter import EventCutter, ResponseFilter, count_ids, id_edits
 from tap.proxy.responsefilter import _decode as decode_event

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.routing import by_rendezvous
-from tap.ipc.exchange import UpstreamEntry
-from tap.proxy.livepolicy import live_policy
+from tap.ipc.messages import UpstreamEntry
+from tap.proxy.routing import live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
 from wire.requesthead import RequestHead, parse_request_head
 from wire.url import Origin

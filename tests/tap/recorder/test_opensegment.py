@@ -175,12 +175,14 @@ def test_lost_records_are_dropped_ones(trace: Path, rotate: int | None, capsys: 
     first.close()
     recorder = Recorder(setup(trace, rotate_bytes=rotate, resume=True))
     take(recorder, range(4, 10))
-    told = recorder.tick()
+    recorder.tick()
+    told = recorder.progress()
     assert told is not None
     assert (told.found, told.recorded, told.hashed) == (4, 6, 6)
     file = trace if rotate is None else part_path(segment_path(trace, 2))
     file.unlink()
-    told = recorder.tick()
+    recorder.tick()
+    told = recorder.progress()
     assert told is not None, "noticed without any traffic"
     assert (told.recorded, told.hashed, told.received, told.dropped) == (0, 0, 6, {"trace_lost": 6})
     assert told.found == (0 if rotate is None else 4), "what was in the file before is gone with it"
@@ -189,7 +191,8 @@ def test_lost_records_are_dropped_ones(trace: Path, rotate: int | None, capsys: 
     recorder.tick()
     file = trace if rotate is None else part_path(segment_path(trace, 3))
     file.rename(trace.with_name("away.zst"))
-    told = recorder.tick()
+    recorder.tick()
+    told = recorder.progress()
     assert told is not None
     assert (told.recorded, told.dropped) == (0, {"trace_lost": 9})
     take(recorder, range(13, 15))
@@ -206,7 +209,8 @@ def test_a_recorder_started_again_counts_no_record_that_was_lost_before_it(trace
     file = trace if rotate is None else part_path(segment_path(trace, 1))
     os.truncate(file, file.stat().st_size - 1)  # two records can be read still
     take(recorder, range(3, 7))
-    carried = recorder.tick()
+    recorder.tick()
+    carried = recorder.progress()
     assert carried is not None
     assert (carried.recorded, carried.dropped) == (4, {"trace_lost": 3})
     recorder._trace._segment.file.abandon()  # type: ignore[union-attr]  # killed
@@ -220,7 +224,8 @@ def test_a_recorder_started_again_counts_no_record_that_was_lost_before_it(trace
 def test_a_file_that_went_while_no_recorder_was_there_is_accounted_for(trace: Path) -> None:
     recorder = Recorder(setup(trace))
     take(recorder, range(3))
-    carried = recorder.tick()
+    recorder.tick()
+    carried = recorder.progress()
     assert carried is not None
     recorder._trace._segment.file.abandon()  # type: ignore[union-attr]  # killed
     trace.unlink()

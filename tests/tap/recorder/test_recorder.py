@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
+from tap.ipc.messages import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.recorder.recorder import Recorder
 from tap.supervisor.account import Account
+from tests.tap.conftest import settings_of
 from tests.warmstart import WarmPopen
 from tracefile import Engine, HashInfo, HashKey, InputError, Meta, Record, load_trace, open_trace
 from tracefile.storage.segments import manifest_path, read_manifest, segments_there
@@ -30,24 +31,21 @@ SECOND = 1_000_000_000
 _replies = msgspec.msgpack.Decoder(Ready | Refused | Progress)
 
 
-def setup(trace: Path, **changed: Any) -> RecorderSetup:
-    epoch_unix_ns = changed.pop("epoch_unix_ns", EPOCH_UNIX_NS)
+def setup(trace: Path, *, epoch_ns: int = 0, epoch_unix_ns: int = EPOCH_UNIX_NS, **changed: Any) -> RecorderSetup:
     meta = Meta(
         source="tap", block_size=4, hash=HashInfo(algorithm="xxh3_64", key_id=KEY.key_id), epoch_unix_ns=epoch_unix_ns
     )
-    settings: dict[str, Any] = {
-        "trace": str(trace),
-        "overwrite": False,
-        "meta": meta,
-        "tokenizer": "ids",
-        "key_secret": KEY.secret,
-        "algorithm": "xxh3_64",
-        "block_size": 4,
-        "hash_model": None,
-        "loras": [],
-        "epoch_ns": 0,
-    }
-    return RecorderSetup(**(settings | changed))
+    carry, path = changed.pop("carry", Progress()), changed.pop("socket", "")
+    return RecorderSetup(
+        settings=settings_of(trace=str(trace), **changed),
+        socket=path,
+        meta=meta,
+        key_secret=KEY.secret,
+        dialect="vllm",
+        engine_url="http://127.0.0.1:9",
+        epoch_ns=epoch_ns,
+        carry=carry,
+    )
 
 
 def exchange(ids: list[int], at_s: float, *, output: list[int] | None = None, **headers: str) -> ExchangeCopy:
@@ -139,8 +137,8 @@ def test_a_recorder_that_follows_another_counts_what_is_in_the_files(trace: Path
     first = Recorder(setup(trace, rotate_bytes=rotate, resume=True))
     for at in range(5):
         first.take(exchange(tokens(8), at + 1))
-    told = first.tick()
-    assert told is not None
+    assert first.tick()
+    told = first.progress()
     assert (told.recorded, told.hashed) == (5, 5)
     first.take(exchange(tokens(8), 7))
     first.take(msgspec.structs.replace(exchange([], 8), request_body=[b"no json"]))
@@ -174,30 +172,12 @@ def test_a_disk_that_refuses_costs_what_came_meanwhile_and_is_counted(
     for at in range(30):
         full[0] = 10 <= at < 20
         recorder.take(exchange(tokens(8, at), at))
-        told = recorder.tick()
-        assert told is not None
-        assert told.recorded <= 10 or not full[0]
+        assert recorder.tick()
+        assert recorder.progress().recorded <= 10 or not full[0]
     ended = recorder.close()
     assert ended.recorded == len(records(trace)) == 30 - ended.dropped["trace_unwritable"]
     # The one taken before the disk was known to be full waited for room; one came before it was known to have room.
     assert ended.dropped["trace_unwritable"] == 10
-
-
-def test_a_sample_keeps_whole_sessions_and_counts_the_rest(trace: Path) -> None:
-    recorder = Recorder(setup(trace, sample=0.5))
-    for at in range(200):
-        session = at % 40
-        if session % 2:
-            recorder.take(exchange(tokens(8), at, x_session_id=f"s{session}"))
-        else:
-            recorder.take(exchange(tokens(4 * (1 + at // 40), 1000 + 1000 * session), at))
-    ended = recorder.close()
-    kept = records(trace)
-    assert ended.recorded == len(kept) == 200 - ended.sampled_out
-    assert ended.received == 200
-    lengths = Counter(record.session_id for record in kept)
-    assert set(lengths.values()) == {5}, "every session has all of its five turns"
-    assert 5 < len(lengths) < 35
 
 
 def test_another_engine_is_in_the_header_before_its_records(trace: Path, rotate: int | None) -> None:
@@ -319,7 +299,8 @@ def test_killed_again_and_again_it_counts_exactly_what_its_files_hold(
         process.kill()
         held = len(records(trace)) if rotate is None else len(load_trace(manifest_path(trace))[1])
         assert held >= heard.recorded
-        process = RecorderProcess(msgspec.structs.replace(given, resume=True, carry=heard))
+        resumed = msgspec.structs.replace(given.settings, resume=True)
+        process = RecorderProcess(msgspec.structs.replace(given, settings=resumed, carry=heard))
         killed.append(process)
         heard = process.begun[1]
         assert heard.recorded == held

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engines.facts import EngineFacts
-from tap.ipc.exchange import Endpoint
+from tap.ipc.messages import Endpoint
 from tap.prompts.shape import read_shape
 from tests.fakes.vocabularies import write_model
 from tests.tracefile.hashing.tokenwise import tokenwise
@@ -410,7 +410,7 @@ def test_without_usage_the_tokenizer_counts_the_prompt(lab: Any, vocabulary: Pat
 
 
 def test_frames_survive_any_cut() -> None:
-    from tap.ipc.exchange import Progress, encode_frame
+    from tap.ipc.messages import Progress, encode_frame
     from wire.process import split_frames
 
     stream = b"".join(encode_frame(Progress(received=number)) for number in range(3))

@@ -5,12 +5,9 @@ import contextlib
 import json
 import os
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.tap.conftest import upstream_of
 from tests.waiting import until
@@ -78,7 +75,7 @@ def test_a_machine_that_fails_and_starts_again_goes_on_in_the_same_trace(lab: An
     assert account["uploaded"] == len(manifest.segments)
     assert trace_digest(there) == trace_digest(lab.trace)
     joined = lab.folder / "joined.jsonl.gz"
-    assert tracefile(["join", str(manifest_path(lab.trace)), "-o", str(joined)]) == 0
+    assert tracefile(["convert", str(manifest_path(lab.trace)), str(joined)]) == 0
     assert trace_digest(joined) == trace_digest(lab.trace)
     assert tracefile(["check", str(joined)]) == 0
 
@@ -100,22 +97,3 @@ def test_a_killed_recorder_costs_no_session_its_id_and_the_account_is_exact(lab:
     records = load_trace(lab.trace)[1]
     assert len(records) == account["recorded"]
     assert [record.turn for record in records] == list(range(1, len(records) + 1))
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
-def test_a_sample_is_of_whole_sessions_and_the_account_says_so(lab: Any, suffix: str) -> None:
-    trace = lab.folder / f"sampled.{suffix}"
-
-    async def scenario() -> None:
-        async with tap_on(lab, "--sample", "0.5", "-o", str(trace)) as tap:
-            for turn in range(2):
-                for session in range(24):
-                    await converse(tap, f"s{session}", 1 + turn)
-            await tap.end()
-
-    asyncio.run(scenario())
-    account = json.loads(Path(f"{trace}.summary.json").read_text())
-    assert account["offered"] == 72 == account["recorded"] + account["sampled_out"]
-    lengths = Counter(record.session_id for record in load_trace(trace)[1])
-    assert set(lengths.values()) == {3}
-    assert 0 < len(lengths) < 24

@@ -1,28 +1,21 @@
-"""The supervisor's part in routing: health checks, drained upstreams, and what a worker's successor finds."""
+"""The supervisor's part in routing: health checks, and what a worker's successor finds."""
 
 import asyncio
 import json
 import os
-import re
-import shutil
 import signal
-import subprocess
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tap.supervisor.fleet import Fleet
-from tap.supervisor.upstreamlist import HealthCheck, UpstreamList
+from tap.supervisor.upstreams import Fleet
 from tests.tap.conftest import answer
 from tests.tap.proxy.test_upstreams import upstreams_of
 from tests.waiting import until
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
-RECIPE = Path(__file__).parents[3] / "deploy" / "gateway" / "rolling-restart"
-CHECK = HealthCheck("/health", 1.0, fall=3, rise=2)
+CHECK = "/health"
 
 
 def origin(number: int) -> Origin:
@@ -34,16 +27,16 @@ def slots(fleet: Fleet) -> dict[str, int]:
 
 
 def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
-    fleet = Fleet(UpstreamList((origin(0), origin(1))), 3)
+    fleet = Fleet((origin(0), origin(1)), 3)
     assert slots(fleet) == {"http://engine-0:8000": 0, "http://engine-1:8000": 1}
-    fleet.reload(UpstreamList((origin(2), origin(1))))
+    fleet.reload((origin(2), origin(1)))
     assert slots(fleet) == {"http://engine-2:8000": 2, "http://engine-1:8000": 1}
-    fleet.reload(UpstreamList((origin(0), origin(1))))
+    fleet.reload((origin(0), origin(1)))
     assert slots(fleet) == {"http://engine-0:8000": 0, "http://engine-1:8000": 1}
-    fleet.reload(UpstreamList((origin(3), origin(1))))
+    fleet.reload((origin(3), origin(1)))
     assert slots(fleet)["http://engine-3:8000"] in (0, 2), "of one that was removed"
     with pytest.raises(InputError, match="4 upstreams; expected at most 3, or a tap that starts with them"):
-        fleet.reload(UpstreamList(tuple(map(origin, range(4)))))
+        fleet.reload(tuple(map(origin, range(4))))
     assert len(fleet.origins) == 2, "the refused list changed nothing"
 
 
@@ -51,7 +44,7 @@ def test_an_upstreams_dialect_is_what_it_told_last_and_none_where_no_field_may_b
     def dialects(fleet: Fleet) -> list[str | None]:
         return [entry.dialect for entry in fleet.entries()]
 
-    fleet = Fleet(UpstreamList((origin(0), origin(1))), 2)
+    fleet = Fleet((origin(0), origin(1)), 2)
     assert dialects(fleet) == [None, None], "not known yet: nothing is added"
     assert [fleet.learn(origin(0), told) for told in ("vllm", None, "vllm")] == [True, False, False]
     assert dialects(fleet) == ["vllm", None]
@@ -59,13 +52,13 @@ def test_an_upstreams_dialect_is_what_it_told_last_and_none_where_no_field_may_b
     assert dialects(fleet) == ["vllm", None], "TensorRT-LLM refuses fields that it does not know"
     fleet.learn(origin(0), "trtllm")
     assert dialects(fleet) == [None, None]
-    named = Fleet(UpstreamList((origin(0), origin(1))), 2, "sglang")
+    named = Fleet((origin(0), origin(1)), 2, "sglang")
     assert not named.learn(origin(0), "vllm")
     assert dialects(named) == ["sglang", "sglang"], "--dialect was given"
 
 
 def test_checks_take_an_upstream_out_and_in_after_results_in_a_row() -> None:
-    fleet = Fleet(UpstreamList((origin(0), origin(1))), 2)
+    fleet = Fleet((origin(0), origin(1)), 2)
     results = ["HTTP 500", "HTTP 500", None, "HTTP 500", "HTTP 500", "HTTP 503", None, "HTTP 500", None, None]
     said = [fleet.checked(origin(0), result, CHECK) for result in results]
     assert [number for number, line in enumerate(said) if line] == [5, 9]
@@ -74,9 +67,8 @@ def test_checks_take_an_upstream_out_and_in_after_results_in_a_row() -> None:
     for _ in range(3):
         fleet.checked(origin(1), "HTTP 500", CHECK)
     assert [(entry.url, entry.healthy) for entry in fleet.entries()][1] == ("http://engine-1:8000", False)
-    fleet.reload(UpstreamList((origin(1),), frozenset({origin(1)})))
+    fleet.reload([origin(1)])
     assert fleet.unhealthy == [origin(1)], "a reload forgets no result"
-    assert [entry.draining for entry in fleet.entries()] == [True]
     assert fleet.checked(origin(0), None, CHECK) is None, "removed while it was asked"
 
 
@@ -103,15 +95,7 @@ def test_an_unhealthy_upstream_gets_no_requests_until_it_is_well(lab: Any) -> No
         nonlocal well
         async with upstreams_of(lab, sick, answer) as [bad, good]:
             flags = [flag for one in (bad, good) for flag in ("--upstream", f"http://127.0.0.1:{one.port}")]
-            flags += [
-                "--health-check",
-                "/health",
-                "--health-interval",
-                "1s",  # in which an answer must come, on a busy machine too
-                "--health-fall",
-                "2",
-                "--no-engine-facts",
-            ]
+            flags += ["--health-check", "/health", "--no-engine-facts"]
             async with lab.command(0, *flags) as tap:
                 assert "/health fails (HTTP 503)" in await tap.said("gets no requests")
                 while await four(tap, bad):  # the worker hears of it on its own socket
@@ -154,72 +138,3 @@ def test_prompts_find_their_upstream_after_a_worker_was_killed(lab: Any) -> None
                 assert tap.code == 0, tap.errors
 
     asyncio.run(scenario())
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="rolling-restart needs curl")
-def test_engines_are_restarted_one_after_another_without_a_lost_request(lab: Any) -> None:
-    """The recipe of deploy/gateway under load: each engine restarts with nothing in flight, and all is served."""
-    restarts: list[tuple[int, int]] = []
-    """Port, and requests in flight there, of each restart."""
-    in_flight: Counter[int] = Counter()
-
-    async def engine(request: Any) -> None:
-        port = request.writer.get_extra_info("sockname")[1]
-        if request.target == b"/restart":
-            restarts.append((port, in_flight[port]))
-            request.write_json({})
-            return
-        in_flight[port] += 1
-        await asyncio.sleep(0.3)
-        in_flight[port] -= 1
-        await answer(request)
-
-    async def scenario() -> list[bytes]:
-        async with upstreams_of(lab, engine, engine) as started, asyncio.TaskGroup() as group:
-            file = lab.folder / "upstreams"
-            file.write_text("".join(f"http://127.0.0.1:{one.port}  # engine\n" for one in started))
-            before = file.read_text()
-            flags = ("--upstreams", str(file), "--route", "session", "--admin", "127.0.0.1:0", "--no-engine-facts")
-            async with lab.command(0, *flags) as tap:
-                found = re.search(r"admin pages on (\S+)", tap.output)
-                assert found is not None
-                responses: list[bytes] = []
-
-                async def load(client: int) -> None:
-                    while not recipe.done():
-                        headers = b"X-Session-ID: s%d\r\n" % client
-                        responses.append(await tap.post("/v1/completions", {"prompt": [1]}, headers))
-
-                recipe = asyncio.create_task(
-                    run_recipe(str(file), found[1], "sh", "-c", "curl -fsS $ENGINE/restart", tap_pid=tap.process.pid)
-                )
-                for client in range(4):
-                    group.create_task(load(client))
-                assert await recipe == 0
-                await asyncio.sleep(0.5)
-                await tap.end()
-            assert restarts == [(one.port, 0) for one in started]
-            assert file.read_text() == before
-            return responses
-
-    assert all(response.startswith(b"HTTP/1.1 200") for response in asyncio.run(scenario()))
-    assert lab.summary["dropped"] == {}
-
-
-def test_the_recipe_restarts_no_engine_while_the_tap_does_not_tell(tmp_path: Path) -> None:
-    counts = 'kvtape_tap_upstream_in_flight{upstream="http://a:1"} 0'
-    tools = {"curl": f"echo >>asked\n[ $(wc -l <asked) -gt 2 ] || exit 7\necho '{counts}'", "sleep": "exit 0"}
-    for name, script in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "list").write_text("http://a:1\n")
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RELOAD": "true"}
-    arguments = [str(RECIPE), "list", "http://admin", "cp", "asked", "restarted"]
-    subprocess.run(arguments, env=environment, cwd=tmp_path, check=True, timeout=60)
-    assert (tmp_path / "restarted").read_text() == "\n" * 3
-
-
-async def run_recipe(*arguments: str, tap_pid: int) -> int:
-    environment = {**os.environ, "RELOAD": f"kill -HUP {tap_pid}", "DRAIN_S": "0.5"}
-    process = await asyncio.create_subprocess_exec(str(RECIPE), *arguments, env=environment)
-    return await process.wait()

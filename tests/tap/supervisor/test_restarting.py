@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tap.ipc.exchange import Drained, EngineChanged, Ready, Refused
-from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, ChildProcess, RestartingChild, backoff_s
+from tap.ipc.messages import Drained, EngineChanged
+from tap.supervisor.processes import BACKOFF_S, MAX_BACKOFF_S, RestartingChild, backoff_s
 from tests.waiting import until
 from tracefile.records.errors import InputError
 
@@ -17,8 +17,8 @@ SETUP = EngineChanged(None)
 """Any message: the child below does not look into it."""
 CHILD = """
 import os, pathlib, socket, sys, time
-from tap.ipc.exchange import Drained
-from tap.ipc.exchange import Ready, Refused, encode_frame
+from tap.ipc.messages import Drained
+from tap.ipc.messages import Ready, Refused, encode_frame
 
 folder = pathlib.Path(__file__).parent
 sock = socket.socket(fileno=int(sys.argv[1]))
@@ -36,7 +36,6 @@ else:
     while (folder / "deaf").exists():
         signal.pause()
 """
-_replies = msgspec.msgpack.Decoder(Ready | Refused | Drained)
 
 
 class Nursery:
@@ -47,12 +46,15 @@ class Nursery:
         self.heard: list[int] = []
         self.deaths = self.started = 0
         self.child = RestartingChild(
-            "test", self.start, on_message=self.hear, on_death=self.mourn, consequence="nothing happens"
+            *("test", "child_of_test", self.setup),
+            on_message=self.hear,
+            on_death=self.mourn,
+            consequence="nothing happens",
         )
 
-    async def start(self) -> ChildProcess:
+    def setup(self) -> msgspec.Struct:
         self.started += 1
-        return await ChildProcess.start("child_of_test", SETUP, _replies)
+        return SETUP
 
     def hear(self, message: Drained) -> None:
         self.heard.append(message.cut)
@@ -71,8 +73,8 @@ class Nursery:
 def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nursery:
     (tmp_path / "child_of_test.py").write_text(CHILD.replace("import os,", "import os, signal,"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("tap.supervisor.restarting.BACKOFF_S", 0.01)
-    monkeypatch.setattr("tap.supervisor.restarting.REAP_S", 0.2)
+    monkeypatch.setattr("tap.supervisor.processes.BACKOFF_S", 0.01)
+    monkeypatch.setattr("tap.supervisor.processes.REAP_S", 0.2)
     return Nursery(tmp_path)
 
 
@@ -142,7 +144,7 @@ def test_one_that_does_not_leave_is_killed(nursery: Nursery) -> None:
 
 
 def test_one_that_is_away_when_all_ends_is_not_waited_for(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tap.supervisor.restarting.BACKOFF_S", 600.0)
+    monkeypatch.setattr("tap.supervisor.processes.BACKOFF_S", 600.0)
 
     async def scenario() -> bool:
         child = nursery.child

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import trustme
 
-from tap.ipc.exchange import Certificate
-from tap.supervisor import waitingroom
-from tap.supervisor.service import bind_listeners
-from tap.supervisor.signals import Signals
-from tap.supervisor.waitingroom import reach_upstreams
+from tap.supervisor import upstreams
+from tap.supervisor.service import Signals, bind_listeners
+from tap.supervisor.upstreams import reach_upstreams
 from tracefile import InputError
 from wire.url import Origin
 
@@ -32,18 +30,17 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def waiting(lab: Any, port: int, **settings: Any) -> AsyncIterator[Any]:
-    """A tap before its upstream; gives the task of waiting, the port of clients and that of the admin pages."""
+    """A tap before its upstream; gives the task of waiting and the port of clients."""
     listeners = bind_listeners("--listen", "127.0.0.1", 0)
-    pages = bind_listeners("--admin", "127.0.0.1", 0)
     config = lab.config(port, **{"wait_s": None} | settings)
     signals = Signals()
-    task = asyncio.create_task(reach_upstreams(config, signals, listeners, pages))
+    task = asyncio.create_task(reach_upstreams(config, signals.reloads, listeners))
     try:
-        yield task, *(sock.getsockname()[1] for sock in (*listeners, *pages))
+        yield task, listeners[0].getsockname()[1]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        for sock in (*listeners, *pages):
+        for sock in listeners:
             sock.close()
 
 
@@ -56,13 +53,9 @@ async def told(port: int, request: bytes) -> bytes:
     return response
 
 
-def get(path: str) -> bytes:
-    return b"GET %b HTTP/1.1\r\nHost: t\r\n\r\n" % path.encode()
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waitingroom, "RETRY_S", 0.01)
+    monkeypatch.setattr(upstreams, "RETRY_S", 0.01)
 
 
 def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
@@ -70,17 +63,14 @@ def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
 ) -> None:
     async def scenario() -> None:
         port = free_port()
-        async with waiting(lab, port) as (task, clients, pages):
+        async with waiting(lab, port) as (task, clients):
             refused = await told(clients, POST)
             assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             assert b"\r\nRetry-After: 5\r\n" in refused
             assert refused.endswith(b'"code": 503}}')
-            assert b"200 OK" in await told(pages, get("/healthz"))
-            unready = await told(pages, get("/readyz"))
-            assert unready.startswith(b"HTTP/1.1 503 ")
-            assert b"no upstream takes connections yet" in unready
-            assert b"kvtape_tap_ready 0.0\n" in await told(pages, get("/metrics"))
-            assert (await told(pages, b"HEAD / HTTP/1.1\r\nHost: t\r\n\r\n")).endswith(b"\r\n\r\n"), "a head alone"
+            assert (await told(clients, b"HEAD / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")).endswith(
+                b"\r\n\r\n"
+            )
             server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
             _, reached = await asyncio.wait_for(task, 10)
             assert reached == [Origin("http", "127.0.0.1", port)]
@@ -104,7 +94,7 @@ def test_a_reload_reads_the_upstreams_while_none_is_there(lab: Any, capsys: pyte
     async def scenario() -> None:
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         there = Origin("http", "127.0.0.1", server.sockets[0].getsockname()[1])
-        async with waiting(lab, free_port(), upstreams_file=file) as (task, clients, _):
+        async with waiting(lab, free_port(), upstreams_file=str(file)) as (task, clients):
             reload("nowhere")
             while "THE UPSTREAMS STAY" not in capsys.readouterr().err:
                 await told(clients, POST)
@@ -123,19 +113,18 @@ def test_the_wait_is_told_over_tls_where_the_tap_serves_it(lab: Any) -> None:
     trusting = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
 
     async def scenario() -> None:
-        async with waiting(lab, free_port(), certificate=Certificate(str(own), None)) as (_, clients, pages):
+        async with waiting(lab, free_port(), tls_cert=str(own)) as (_, clients):
             reader, writer = await asyncio.open_connection("127.0.0.1", clients, ssl=trusting)
             writer.write(POST)
             assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             writer.close()
-            assert b"200 OK" in await told(pages, get("/healthz")), "the admin pages stay plain"
 
     asyncio.run(scenario())
 
 
 def test_the_end_of_the_wait_is_told(lab: Any) -> None:
     async def scenario() -> None:
-        async with waiting(lab, free_port(), wait_s=0.0) as (task, _, _):
+        async with waiting(lab, free_port(), wait_s=0.0) as (task, _):
             with pytest.raises(InputError, match=r"connection refused; expected a server on port \d+"):
                 await task
 
@@ -149,7 +138,7 @@ def test_a_name_that_does_not_resolve_is_told_as_that(lab: Any, monkeypatch: pyt
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unresolved)
         with pytest.raises(InputError, match="the host name vlm does not resolve"):
-            await reach_upstreams(lab.config(1, upstreams=(Origin("http", "vlm", 8000),)), Signals(), [], [])
+            await reach_upstreams(lab.config(1, upstreams=(Origin("http", "vlm", 8000),)), Signals().reloads, [])
 
     asyncio.run(scenario())
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tap.ipc.exchange import ExchangeCopy, UpstreamEntry
+from tap.ipc.messages import ExchangeCopy, UpstreamEntry
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams

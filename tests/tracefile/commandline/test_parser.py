@@ -39,8 +39,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--wiat", "5s"], "tool run: error: --wiat: no such flag; did you mean --wait?"),
         (["run", "--outp=a", "t"], "tool run: error: --outp: no such flag; did you mean --output?"),
         (["run", "--zzz"], "tool run: error: --zzz: no such flag; see tool run --help"),
-        (["run", "t", "--trace", "a"], "tool run: error: --trace is now -o/--output"),
-        (["run", "t", "-o", "a", "--wait-s", "3"], "tool run: error: --wait-s is now --wait"),
         (["run", "--blocks", "3"], "tool run: error: --blocks: no such flag; see tool run --help"),
         (["run", "t"], "tool run: error: missing: -o/--output; see tool run --help"),
         (["run", "t", "-o"], "tool run: error: -o/--output: expected one argument"),
@@ -55,7 +53,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
             ["run", "t", "-o", "a", "--number", "9223372036854775808"],
             "--number: '9223372036854775808'; expected at most 9223372036854775807",
         ),
-        (["run", "t", "-o", "a", "--dialect", "llama.cpp"], "--dialect: 'llama.cpp' is now 'llamacpp'"),
         (["run", "t", "-o", "a", "--dialect", "vlm"], "expected one of vllm, sglang, llamacpp; did you mean vllm?"),
         (["run", "t", "-o", "a", "more"], "tool run: error: 'more': one argument too many; see tool run --help"),
         (

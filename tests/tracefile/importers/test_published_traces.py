@@ -21,9 +21,6 @@ BAILIAN: dict[str, Any] = {
     "turn": 1,
     "hash_ids": [1089, 1090, 6326],
 }
-BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-BURSTGPT_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
 def write_lines(path: Path, *objects: dict[str, Any]) -> Path:
@@ -74,72 +71,12 @@ def test_chained_ids_are_equal_as_far_as_the_prompts_are(first: list[int], secon
     assert not set(left[shared:]) & set(right[shared:])
 
 
-def test_burstgpt_as_first_published(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    path.write_text(BURSTGPT + "5,ChatGPT,472,18,490,Conversation log\n45.5,GPT-4,1087,0,1087,API log")
-    first, failed = read(path, "burstgpt")
-    assert (first.request_id, first.arrival_ms, first.prompt_tokens, first.output_tokens) == ("burstgpt-1", 0, 472, 18)
-    assert (first.model, first.status, first.session_id, first.e2e_ms) == ("ChatGPT", "ok", None, None)
-    assert first.extra == {"Log Type": "Conversation log"}
-    # Their README: no response tokens means that it failed.
-    assert (failed.arrival_ms, failed.status, failed.output_tokens) == (40_500, "error", 0)
-
-
-def test_burstgpt_with_sessions(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    path.write_text(
-        BURSTGPT_3
-        + "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
-        + "19440161.0,d5983bf9,2,ChatGPT,36,29,65,Conversation log\n"
-        + "19440192.0,,,ChatGPT,36,29,65,API log\n"
-    )
-    first, second, third = read(path, "burstgpt")
-    assert (first.session_id, first.e2e_ms, first.arrival_ms) == ("1722ac82", 43_000, 0)
-    assert (second.session_id, second.e2e_ms, second.arrival_ms) == ("d5983bf9", 2_000, 51_000)
-    assert (third.session_id, third.e2e_ms) == (None, None)
-
-
-def test_azure_of_both_years(tmp_path: Path) -> None:
-    old, new = tmp_path / "2023", tmp_path / "2024"
-    old.write_text(AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n")
-    new.write_text(AZURE + "2024-05-12 00:00:10+00:00,200,20\r\n2024-05-12 00:00:10.250000+00:00,300,30\r\n")
-    first, second = read(old, "azure")
-    assert (first.request_id, first.arrival_ms, first.prompt_tokens, first.output_tokens) == ("azure-1", 0, 374, 44)
-    assert second.arrival_ms == pytest.approx(4314.579, abs=0.001)
-    assert second.block_hashes is None
-    assert [record.arrival_ms for record in read(new, "azure")] == [0, 250]
-
-
-def test_aiperf_turns_grow_by_what_was_said_and_answered(tmp_path: Path) -> None:
-    path = write_lines(
-        tmp_path / "t",
-        {"session_id": "a", "input_length": 600, "output_length": 40, "hash_ids": [7, 8], "timestamp": 1000},
-        {"input_length": 10, "output_length": 4, "timestamp": 1500.5},
-        {"session_id": "a", "delay": 2000, "input_length": 150, "output_length": 20},
-    )
-    first, alone, second = read(path, "aiperf-mooncake")
-    assert (first.arrival_ms, first.block_hashes, first.turn, first.parent_id) == (1000, [7], 1, None)
-    assert (alone.session_id, alone.turn, alone.arrival_ms, alone.block_hashes) == (None, None, 1500.5, None)
-    assert (second.prompt_tokens, second.think_ms, second.arrival_ms) == (790, 2000, None)
-    assert (second.turn, second.parent_id, second.session_id) == (2, first.request_id, "a")
-    # Every later prompt begins with the first one; of what comes behind, nothing is known.
-    assert (second.block_hashes, second.hashable_blocks) == ([7], 1)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (json.dumps(BAILIAN | {"hash_ids": [1]}), ":1: hash_ids: 1 ids; expected 2"),
         (json.dumps(BAILIAN | {"output_length": -1}), r":1: .*output_length"),
         (json.dumps(BAILIAN) + "\n" + json.dumps(BAILIAN), ":2: chat_id: 159 again"),
-        (BURSTGPT + "x,ChatGPT,1,1,2,API log", ":2: Timestamp: 'x'"),
-        (BURSTGPT + "1,ChatGPT,1,1,2", ":2: 5 cells; expected 6"),
-        (BURSTGPT + "1,ChatGPT,1.5,1,2,API log", ":2: Request tokens: '1.5'; expected a whole number"),
-        (AZURE + "yesterday,1,1", ":2: TIMESTAMP: 'yesterday'"),
-        (AZURE + "2023-11-16 18:15:46,-1,1", ":2: ContextTokens: '-1'"),
-        ('{"input_length": 5, "session_id": 3}', r":1: .*session_id"),
-        ('{"input_length": 5, "delay": -1}', r":1: .*delay"),
-        ('{"text_input": "hello"}', ":1: text_input: a text; expected lengths"),
         ("a,b\n1,2\n", ":1: begins with 'a,b'; expected a trace"),
     ],
 )

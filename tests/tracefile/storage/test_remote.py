@@ -75,7 +75,10 @@ def test_commands_read_a_url(bucket: Any, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("memory://nothing/there", "memory://nothing/there: no trace is there; expected one, or a folder"),
+        (
+            "memory://nothing/there",
+            "memory://nothing/there: none of its segments is there; expected a trace, or a folder",
+        ),
         ("nosuch://user:CANARY@host/x?token=CANARY", "nosuch://host/x: ValueError; expected a trace"),
     ],
 )

@@ -1,7 +1,6 @@
 """A trace in segments reads as one, by its folder, its manifest or its name; and what is no such thing is refused."""
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -183,14 +182,9 @@ def test_a_manifest_names_files_beside_it_alone(trace: Path, name: str) -> None:
         open_trace(trace.parent)
 
 
-@pytest.mark.parametrize(
-    "arguments", [lambda given, out: ["join", given, "-o", out], lambda given, out: ["convert", given, out]]
-)
-def test_one_file_is_made_of_many(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Callable[[str, str], list[str]]
-) -> None:
+def test_one_file_is_made_of_many(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     joined = tmp_path / "joined.jsonl.gz"
-    assert main(arguments(str(trace.parent), str(joined))) == 0
+    assert main(["convert", str(trace.parent), str(joined)]) == 0
     assert "9 records" in capsys.readouterr().err
     assert load_trace(joined) == (META, [record(i) for i in range(9)])
     assert trace_digest(joined) == trace_digest(trace)
@@ -198,12 +192,8 @@ def test_one_file_is_made_of_many(
     assert len(headers) == 2, "the engine changed once, and that is kept"
 
 
-def test_join_takes_files_in_the_order_given(trace: Path, tmp_path: Path) -> None:
+def test_segments_are_joined_by_time(trace: Path, tmp_path: Path) -> None:
     parts = [str(segment_path(trace, number)) for number in (2, 1)]
     joined = tmp_path / "joined.jsonl"
-    assert main(["join", *parts, "-o", str(joined)]) == 0
-    assert [found.request_id for found in load_trace(joined)[1]] == ["r3", "r4", "r0", "r1", "r2"]
-    other = write(tmp_path / "other.jsonl", range(2), Meta(source="tap", block_size=16, epoch_unix_ns=5))
-    with pytest.raises(InputError, match=r"other\.jsonl: recorded on another clock than .*; expected --align"):
-        main(["join", parts[0], str(other), "-o", str(tmp_path / "never.jsonl")])
-    assert not (tmp_path / "never.jsonl").exists()
+    assert main(["convert", *parts, str(joined)]) == 0
+    assert [found.request_id for found in load_trace(joined)[1]] == ["r0", "r1", "r2", "r3", "r4"]

@@ -1,0 +1,355 @@
+"""A comparison as a page: cached tokens first, then TTFT survival by cohort, tables, provenance, definitions."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
+from measure.metrics.tables import slo_lines
+from measure.wording import NOTHING, duration_ms, share, signed_percent
+from report.compare.cells import JUDGED_LEVELS
+from report.compare.comparison import Compared
+from report.compare.drawing import arrival_figure, cached_figure, gap_figure, survival_figures
+from report.compare.ensembles import MEASURES, closer, counted_cohorts
+from report.compare.headline import error_text, ordered_labels, telling_cohort
+from report.compare.results import (
+    LEVELS,
+    Comparison,
+    Duration,
+    DurationError,
+    Forecast,
+    Metric,
+    Pair,
+    Provenance,
+    Quantile,
+    QuantileError,
+)
+from report.pages.panels import Card, Cell, Check, Page, Panel, Row, Table
+
+_DETAILED: Final[tuple[Metric, ...]] = ("tpot", "itl", "e2e")
+
+
+def comparison_page(compared: Compared) -> Page:
+    """Return the page of ``report compare`` and ``sim validate``."""
+    result = compared.result
+    checks = [Check("gate", gate.state, f"{gate.expression} ({gate.reason})") for gate in result.gates]
+    checks += [
+        Check(f"{label}: SLO", "met" if slo.met else "MISSED", line.partition(": ")[2])
+        for label, slos in result.slos.items()
+        for slo, line in zip(slos, slo_lines(slos), strict=True)
+    ]
+    return Page(
+        tool="sim validate" if result.forecasts else "report compare",
+        title=", ".join(result.traces),
+        defined="docs/metrics.md",
+        headlines=result.headline,
+        notes=result.notes,
+        cards=comparison_cards(result),
+        checks=checks,
+        steps=result.next_steps,
+        panels=[*_survival_panels(compared), *_detail_panels(compared)],
+        slots={label: slot for slot, label in enumerate(result.traces)},
+        dashed=[label for label, trace in result.traces.items() if trace.source == "sim"],
+    )
+
+
+def _survival_panels(compared: Compared) -> Iterator[Panel]:
+    """Yield the curves of the most telling cohort, cached tokens, verdicts, then TTFT of each cohort."""
+    result, survival = compared.result, survival_figures(compared)
+    first = LATER_TURNS if LATER_TURNS in survival else ALL
+    bands = f"Bands: {result.confidence * 100:.0f} % session bootstrap"
+    bands += "; of a forecast: that share of its ensemble members." if result.forecasts else "."
+    title = f"TTFT survival, {cohort_title(first).lower()}"
+    yield Panel(
+        chapter=title,
+        title=title,
+        id=_place(first),
+        figure=survival.get(first),
+        caption="Share of requests still without a first token after t. Solid: measured; dashed: predicted; "
+        f"thick: a truth. {bands}",
+    )
+    if result.pairs:
+        yield from _cached_panels(compared)
+    for label in result.forecasts:
+        yield _verdict_panel(result, label)
+    yield from filter(None, (_repeat_panel(result, label, pair) for label, pair in result.pairs.items()))
+    chapter = "Time to first token"
+    yield Panel(chapter=chapter, title=chapter, tables=[cohort_table(result, first, "ttft")])
+    for cohort in cohort_order({name for trace in result.traces.values() for name in trace.cohorts} & set(MAIN)):
+        if cohort != first:
+            table, title = cohort_table(result, cohort, "ttft"), cohort_title(cohort)
+            caption = f"Share of requests still without a first token, {title.lower()}."
+            yield Panel(title=title, id=_place(cohort), figure=survival[cohort], caption=caption, tables=[table])
+
+
+def _place(cohort: str) -> str:
+    return "survival-" + "".join(letter if letter.isalnum() else "-" for letter in cohort)
+
+
+def _detail_panels(compared: Compared) -> Iterator[Panel]:
+    result, gaps = compared.result, gap_figure(compared)
+    chapter = "TTFT over arrival time"
+    yield Panel(
+        chapter=chapter,
+        title=chapter,
+        id="arrivals",
+        figure=arrival_figure(compared),
+        caption="A TTFT that climbs with time is a queue that grows: saturation. Open triangles: censored requests, at "
+        "the time they had waited.",
+    )
+    present = cohort_order({name for trace in result.traces.values() for name in trace.cohorts})
+    tables = [cohort_table(result, ALL, metric) for metric in _DETAILED if _has(result, ALL, metric)]
+    tables += [
+        cohort_table(result, name, metric, folded=True)
+        for name in present
+        if name in MAIN and name != ALL
+        for metric in _DETAILED
+        if _has(result, name, metric)
+    ]
+    caption = "Inter-token gaps, all requests: share of gaps longer than t." if gaps else ""
+    chapter = "After the first token"
+    yield Panel(chapter=chapter, title=chapter, id="gaps", figure=gaps, caption=caption, tables=tables)
+    buckets = [cohort_table(result, name, "ttft", folded=True) for name in present if name not in MAIN]
+    if buckets:
+        caption = (
+            "By work, a joined request is in its truth's bucket, so that both sides have the same requests; by load, "
+            "in that of its run."
+        )
+        yield Panel(chapter="By work and by load", title="By work and by load", caption=caption, tables=buckets)
+    yield Panel(chapter="Provenance", title="Provenance", tables=[_provenance(result), _definitions(result)])
+
+
+def _has(result: Comparison, cohort: str, metric: Metric) -> bool:
+    return any(cohort in trace.cohorts and getattr(trace.cohorts[cohort], metric).n for trace in result.traces.values())
+
+
+def _cached_panels(compared: Compared) -> Iterator[Panel]:
+    rows: list[Row] = []
+    for label, pair in compared.result.pairs.items():
+        cached = pair.cohorts[ALL].cached
+        shares = (cached.exact_share, cached.token_error, cached.other_hit_ratio, cached.truth_hit_ratio)
+        texts = [share(one) for one in shares] if cached.judged else ["not judged", "", "", ""]
+        n = Cell(f"{cached.n:,}", f"of {cached.joined:,}" if cached.joined > cached.n else "")
+        rows.append([_named(label, pair), n, *texts])
+    title = "Cached tokens, request by request"
+    columns = ["label", "n", "exact", "token error", "hit ratio", "of the truth"]
+    yield Panel(
+        chapter=title,
+        title=title,
+        caption="A latency can be right for the wrong reason: engine, replay and forecast must first agree on what was "
+        "in the prefix cache. A request that does not report its cached tokens is left out; it is not a miss.",
+        tables=[Table(columns, rows, title)],
+        half=True,
+    )
+    drawn = cached_figure(compared)
+    if drawn is not None:
+        caption = "Cached tokens of each joined request. On the line: exact."
+        yield Panel(title="", id="cached", figure=drawn, caption=caption, half=True)
+
+
+def _named(label: str, pair: Pair | None) -> Cell:
+    if pair is None:
+        return Cell(label, "truth")
+    return Cell(label, f"{'against' if pair.kind == 'error' else 'effect against'} {pair.truth}")
+
+
+def cohort_table(result: Comparison, cohort: str, metric: Metric, *, folded: bool = False) -> Table:
+    """Return a metric of every label in a cohort: quantiles, their errors below, distances of the curves."""
+    rows = []
+    for label, trace in result.traces.items():
+        if cohort not in trace.cohorts or (label in result.forecasts and not getattr(trace.cohorts[cohort], metric).n):
+            continue  # a forecast has no single gaps
+        pair = result.pairs.get(label)
+        errors = getattr(pair.cohorts[cohort], metric) if pair is not None and cohort in pair.cohorts else None
+        rows.append([_named(label, pair), *_cells(getattr(trace.cohorts[cohort], metric), errors)])
+    title = f"{metric.upper() if metric != 'e2e' else 'End to end'} in ms, {cohort_title(cohort).lower()}"
+    columns = ["label", "n", "censored", *LEVELS, "W1", "sup", "per request"]
+    return Table(columns, rows, title, narrow=3 + len(LEVELS), folded=folded)
+
+
+def _cells(measured: Duration, errors: DurationError | None) -> list[Cell]:
+    failed = f"{measured.failed} failed" if measured.failed else ""
+    cells = [Cell(f"{measured.n:,}"), Cell(share(measured.censored_share) if measured.censored else "0", failed)]
+    for level in LEVELS:
+        value: Quantile = getattr(measured, level)
+        error: QuantileError | None = None if errors is None else getattr(errors, level)
+        below = "" if errors is None else quantile_error(error) if errors.judged else "not judged"
+        detail = "\n".join(filter(None, [interval_text(value), error_interval_text(error)]))
+        cells.append(Cell(f"{quantile_text(value)}\n{below}".strip(), detail))
+    if errors is None or not errors.judged:
+        return [*cells, Cell(""), Cell(""), Cell("")]
+    bias = "" if errors.bias is None else f"bias {signed_percent(errors.bias)}"
+    apart = Cell(f"{duration_ms(errors.w1_ms or 0.0)} ms", f"log {errors.w1_log:.3f}")
+    return [*cells, apart, Cell(f"{errors.sup:.3f}"), Cell(share(errors.median_abs_error), bias)]
+
+
+def _verdict_panel(result: Comparison, label: str) -> Panel:
+    """Return a forecast's errors and bands by cohort, and the predictors that it is closer than."""
+    pair, forecast, rows = result.pairs[label], result.forecasts[label], list[Row]()
+    for name, errors in _judged(pair).items():
+        band, truth = result.traces[label].cohorts[name].ttft, result.traces[pair.truth].cohorts[name].ttft
+        cells = [
+            Cell(
+                f"{quantile_error(getattr(errors, level))}\n{interval_text(getattr(band, level))}",
+                f"{pair.truth} {quantile_text(getattr(truth, level))}",
+            )
+            for level in JUDGED_LEVELS
+        ]
+        verdict = errors.verdict or ""
+        mood = "good" if verdict.startswith("within") else "bad" if verdict.startswith("off") else ""
+        rows.append([name, f"{errors.n_truth:,}", *cells, Cell(verdict, mood=mood), per_request(errors)])
+    columns = ["cohort", "n", *JUDGED_LEVELS, "verdict", "per request; W1"]
+    title = f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms"
+    lines = [f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}"]
+    tables = [Table(columns, rows, title, narrow=6), *_baseline_tables(label, pair, result.baselines.get(label, {}))]
+    chapter = "Did the forecasts come true?" if label == next(iter(result.forecasts)) else ""
+    return Panel(chapter=chapter, title=f"{label}, held to {pair.truth}", tables=tables, lines=lines)
+
+
+def _judged(pair: Pair) -> dict[str, DurationError]:
+    cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
+    return {name: cell for name, cell in cells.items() if cell.judged}
+
+
+def describe_forecast(forecast: Forecast) -> str:
+    waits = "later turns wait for responses" if forecast.pacing == "sessions" else "requests at recorded times"
+    state = ", saturated" if forecast.saturated else ""
+    paced = "" if forecast.pace is None else f", steps at {forecast.pace:.2f} of the model's time"
+    return f"{forecast.members} ensemble members, {waits}, utilization {forecast.utilization:.0%}{state}{paced}"
+
+
+def _aside(pair: Pair, min_cell: int) -> str:
+    sentences = []
+    if pair.coverage is not None and pair.coverage.share is not None:
+        undecided = f", {pair.coverage.undecided} undecided" if pair.coverage.undecided else ""
+        sentences.append(
+            f"Bands hold {pair.coverage.inside} of {pair.coverage.quantiles} captured quantiles{undecided}."
+        )
+    cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
+    small = ", ".join(f"{name} {cell.n_truth:,}" for name, cell in cells.items() if not cell.judged)
+    if small:
+        sentences.append(f"Not judged under {min_cell}: {small}.")
+    return " ".join(sentences)
+
+
+def _baseline_tables(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> Iterator[Table]:
+    cohorts, rows = counted_cohorts(pair.cohorts), []
+    for name, by_cohort in baselines.items():
+        found = [closer(cohort.ttft, by_cohort.get(cohort_name)) for cohort_name, cohort in cohorts.items()]
+        known = [[one[measure] for one in found if measure in one] for measure in MEASURES]
+        rows.append([name.replace("_", " "), *(f"{sum(won)} of {len(won)}" if won else NOTHING for won in known)])
+    title = f"Cohorts in which {label} is closer than simpler predictors"
+    if rows:
+        yield Table(["predictor", *JUDGED_LEVELS, "curve (W1)", "per request"], rows, title)
+
+
+def _repeat_panel(result: Comparison, label: str, pair: Pair) -> Panel | None:
+    """Return errors against the mean of the captures, with their interval and the captures' own difference."""
+    if pair.kind == "contrast" and label not in result.forecasts:
+        return None
+    cells = {
+        name: [getattr(cohort.ttft, level) for level in JUDGED_LEVELS]
+        for name, cohort in counted_cohorts(pair.cohorts).items()
+    }
+    captures = max((one.captures for row in cells.values() for one in row if one is not None), default=1)
+    if captures < 2:
+        return None
+    rows = [[name, *map(repeat_text, row)] for name, row in cells.items()]
+    title = f"TTFT of {label} against the mean of {captures} captures: error, its interval, A/A"
+    return Panel(title=f"{label} against the mean", tables=[Table(["cohort", *JUDGED_LEVELS], rows, title)])
+
+
+def _provenance(result: Comparison) -> Table:
+    rows = [[Cell(label), *_origin(trace)] for label, trace in result.traces.items()]
+    columns = ["label", "trace", "written by", "engine", "model", "block", "records"]
+    return Table(columns, rows, "The traces", narrow=0, words=True)
+
+
+def _origin(trace: Provenance) -> list[Cell]:
+    statuses = ", ".join(f"{count:,} {status}" for status, count in trace.statuses.items())
+    return [
+        Cell(trace.file, f"{trace.digest[:16]}…"),
+        *(Cell(text or "unknown") for text in (trace.source, trace.engine, trace.model)),
+        Cell(NOTHING if trace.block_size is None else f"{trace.block_size}"),
+        Cell(f"{trace.records:,}", statuses),
+    ]
+
+
+def _definitions(result: Comparison) -> Table:
+    rows = [
+        ["TTFT", "from the request's arrival at the writer to its first token; compare clocks of one place"],
+        ["Survival", "Kaplan–Meier; aborts before the first token are censored, errors compete: > x is never reached"],
+        ["Intervals", f"bootstrap of {result.bootstrap:,} draws (seed {result.seed}) of sessions that met in no queue"],
+        ["Error", "(label − truth) / truth of a quantile; *: the largest value alone decides it"],
+        ["Effect", "a difference under other conditions (cold prompts, another pace): no error"],
+        ["W1, sup", "area between the curves, in ms and on ln TTFT (0.1 is about 10 %); their largest vertical gap"],
+        ["Per request", "median of |label − truth| / truth; bias: Σ(label − truth) / Σ truth"],
+        ["Not judged", f"fewer than {result.min_cell} requests on a side"],
+    ]
+    if result.forecasts:
+        rows.append(["Band", f"where {result.confidence:.0%} of the members have the number, each a draw of the model"])
+        rows.append(
+            ["Verdict", "within band: the captured p50, p90 and p99 are in it, and it is no wider than the gates"]
+        )
+    return Table(["word", "meaning"], rows, "What the numbers mean", folded=True, words=True)
+
+
+def comparison_cards(result: Comparison) -> list[Card]:
+    """Return the first pair's cached tokens and TTFT errors, each with both values and the A/A difference."""
+    labels = ordered_labels(result.traces, result.pairs)
+    if not labels or not result.pairs[labels[0]].joined:
+        return []
+    label, pair = labels[0], result.pairs[labels[0]]
+    cached, name = pair.cohorts[ALL].cached, telling_cohort(pair)
+    exact = share(cached.exact_share) if cached.judged else "not judged"
+    cards = [Card("Cached tokens exact", exact, f"of {cached.n:,} requests, {label} and {pair.truth}")]
+    kind = "Effect on" if pair.kind == "contrast" else "Error of"
+    for level in JUDGED_LEVELS:
+        error = getattr(pair.cohorts[name].ttft, level)
+        sides = [(one, getattr(result.traces[one].cohorts[name].ttft, level)) for one in (label, pair.truth)]
+        texts = [", ".join(f"{one} {quantile_text(value)} ms" for one, value in sides)]
+        if interval := error_interval_text(error):
+            texts.append(f"{result.confidence:.0%} interval {interval}".replace("%", " %", 1))
+        if error is not None and error.repeat_spread is not None:
+            texts.append(f"A/A {share(error.repeat_spread)}")
+        value = error_text(error) if error is not None else "not judged"
+        cards.append(Card(f"{kind} TTFT {level}, {cohort_title(name).lower()}", value, " · ".join(texts)))
+    return cards
+
+
+def quantile_text(found: Quantile) -> str:
+    """Return the value, or ``> x`` past the end of what was seen, or a dash."""
+    if found.value_ms is not None:
+        return duration_ms(found.value_ms) + ("*" if found.thin else "")
+    return f"> {duration_ms(found.beyond_ms)}" if found.beyond_ms is not None else NOTHING
+
+
+def interval_text(found: Quantile) -> str:
+    """Return the interval in ms, open above where it is; empty if there is none."""
+    if found.low_ms is None:
+        return ""
+    high = duration_ms(found.high_ms) if found.high_ms is not None else "∞"
+    return f"{duration_ms(found.low_ms)}–{high}"
+
+
+def quantile_error(found: QuantileError | None) -> str:
+    """Return the signed error, or which sides reach the quantile."""
+    return NOTHING if found is None else error_text(found)
+
+
+def error_interval_text(found: QuantileError | None) -> str:
+    """Return the interval of the signed error; its ends carry signs, so ``…`` separates them."""
+    if found is None or found.low is None:
+        return ""
+    return f"{signed_percent(found.low)} … {signed_percent(found.high) if found.high is not None else '∞'}"
+
+
+def repeat_text(error: QuantileError | None) -> str:
+    """Return the error against the mean of the captures, its interval and the A/A difference, a line each."""
+    if error is None or error.repeat_error is None or error.repeat_low is None or error.repeat_high is None:
+        return NOTHING
+    ends = f"{signed_percent(error.repeat_low)} … {signed_percent(error.repeat_high)}"
+    return f"{signed_percent(error.repeat_error)}\n{ends}\nA/A {share(error.repeat_spread or 0.0)}"
+
+
+def per_request(cell: DurationError) -> str:
+    return NOTHING if cell.median_abs_error is None else f"{share(cell.median_abs_error)}; {cell.w1_log:.2f}"

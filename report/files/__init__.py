@@ -1,1 +1,0 @@
-"""A run's metrics as files: tables and a timeline."""

@@ -1,0 +1,273 @@
+"""Runs of ``loadgen sweep`` as a grid: points by label and load, and the labels beside the first."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Final
+
+import msgspec
+
+from measure.cohorts import ALL
+from measure.metrics.results import TraceMetrics
+from measure.metrics.slos import Slo, slos_of
+from measure.metrics.statistics import statistic
+from measure.metrics.trace import measure_run, read_run
+from measure.quantiles import quantile
+from measure.resampling import t_quantile
+from measure.sweepindex import INDEX, read_sweep
+from measure.wording import duration, factor, listed
+from report.grid.points import LATENCY, PER_GPU, THROUGHPUT, Grid, Measure, Point, Span, pareto_set, workload_of
+from tracefile.records.errors import InputError
+
+COLUMNS: Final = (
+    *(THROUGHPUT, PER_GPU, "ttft.all.p50", LATENCY, "interactivity", "hit_rate", "session_latency.p90"),
+    *("tpot.p50", "goodput", "requests_per_s", "in_flight", "completed"),
+)
+COMPARED: Final = (THROUGHPUT, "ttft.all.p50", LATENCY, "interactivity")
+"""Measures by which labels are compared."""
+LOADS: Final = {"concurrency": "concurrency {:g}", "rate": "{:g} arrivals/s", "in flight": "{:.1f} requests in flight"}
+"""Axes of the load, and their words."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweptRun:
+    """A run of a sweep and its metrics."""
+
+    name: str
+    label: str
+    parallel: int | None
+    rate: float | None
+    repeat: int
+    metrics: TraceMetrics
+    setup: Mapping[str, object]
+    """Facts that the runs of a label share."""
+
+    @property
+    def workload(self) -> str:
+        """Part of the label before ``/``: labels are compared within it."""
+        return self.label.rpartition("/")[0]
+
+
+def read_grid(folders: Sequence[Path], slos: Sequence[Slo], gpus: int | None) -> Grid:
+    """Read and measure the runs of the folders; raises InputError if none is done."""
+    runs: list[SweptRun] = []
+    notes: list[str] = []
+    for folder in folders:
+        for entry in read_sweep(folder):
+            if entry.status != "done":
+                reason = f" ({entry.reason})" if entry.reason else ""
+                notes.append(f"left out: {entry.run}: {entry.status}{reason}")
+                continue
+            run = read_run(folder / entry.trace)
+            if not run.ok.any():
+                notes.append(f"left out: {entry.run}: none of {len(run):,} requests completed")
+                continue
+            metrics = measure_run(run, gpus=gpus, slos=slos_of(entry.label, slos))
+            engine = run.meta.engine
+            setup = {"model": run.meta.model, "engine": None if engine is None else f"{engine.name} {engine.version}"}
+            runs.append(SweptRun(entry.run, entry.label, entry.parallel, entry.rate, entry.repeat, metrics, setup))
+            notes += [f"{entry.run}: {warning}" for warning in run.warnings]
+    if not runs:
+        raise InputError(
+            f"{folders[0] / INDEX}: no run is done; expected at least one" + "".join(f"; {one}" for one in notes)
+        )
+    return make_grid(", ".join(map(str, folders)), runs, [*notes, *_mixed(runs)])
+
+
+def labels_in(folders: Sequence[Path]) -> list[str]:
+    return list(dict.fromkeys(entry.label for folder in folders for entry in read_sweep(folder)))
+
+
+def _mixed(runs: Sequence[SweptRun]) -> Iterator[str]:
+    """Yield a note on each label whose runs are of several models or engines."""
+    for label in dict.fromkeys(run.label for run in runs):
+        for name in ("model", "engine"):
+            values = dict.fromkeys(str(run.setup[name]) for run in runs if run.label == label and run.setup[name])
+            if len(values) > 1:
+                yield f"{label}: runs of several {name}s, {listed(list(values))}: a label is one configuration"
+
+
+def make_grid(source: str, runs: Sequence[SweptRun], notes: Sequence[str]) -> Grid:
+    """Return the grid of measured runs."""
+    kind = (
+        "concurrency" if all(run.parallel for run in runs) else "rate" if all(run.rate for run in runs) else "in flight"
+    )
+    repeats: dict[tuple[str, float], list[SweptRun]] = {}
+    for run in sorted(runs, key=lambda run: run.repeat):
+        repeats.setdefault((run.label, _load(run, kind)), []).append(run)
+    firsts: dict[str, str] = {}
+    for run in runs:
+        firsts.setdefault(run.workload, run.label)
+    order = {label: number for number, label in enumerate(dict.fromkeys(run.label for run in runs))}
+    workloads = list(firsts)
+    points = [
+        _point(label, load, kind, some, repeats.get((firsts[some[0].workload], load), []))
+        for (label, load), some in sorted(
+            repeats.items(), key=lambda one: (workloads.index(one[1][0].workload), order[one[0][0]], one[0][1])
+        )
+    ]
+    points = _marked(points)
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        lines.setdefault(str(point.settings["label"]), []).append(point)
+    grid = Grid(
+        source=source,
+        headlines=[],
+        notes=list(notes),
+        axes=["label", kind],
+        throughput=THROUGHPUT,
+        columns=list(COLUMNS),
+        points=points,
+    )
+    sentences = [*_sentences(lines, firsts, kind), *_slo_sentences(lines, runs, kind)]
+    return msgspec.structs.replace(grid, headlines=sentences)
+
+
+def _load(run: SweptRun, kind: str) -> float:
+    if kind == "in flight":
+        found = run.metrics.workload.concurrency
+        return round(found.mean, 1) if found is not None else 0.0
+    return float((run.parallel if kind == "concurrency" else run.rate) or 0.0)
+
+
+def values_of(metrics: TraceMetrics, *, even: bool) -> dict[str, float | None]:
+    """Return the measures of a run; ``even``: a limit keeps the load even, and the steady state is its throughput."""
+    tokens, flight, goodput = metrics.workload.completion_tps, metrics.workload.concurrency, metrics.workload.goodput
+    throughput, gpus = tokens.steady if even else tokens.overall, metrics.workload.gpus
+    return {
+        "completed": metrics.overview.success,
+        "in_flight": None if flight is None else flight.mean,
+        "requests_per_s": metrics.overview.rps,
+        THROUGHPUT: throughput,
+        PER_GPU: throughput / gpus if throughput is not None and gpus else None,
+        "interactivity": statistic(metrics.per_request["interactivity_tps"], "p50"),
+        "ttft.all.p50": statistic(metrics.per_request["ttft_ms"], "p50"),
+        LATENCY: statistic(metrics.per_request["ttft_ms"], "p90"),
+        "tpot.p50": statistic(metrics.per_request["tpot_ms"], "p50"),
+        "session_latency.p90": statistic(metrics.per_session["latency_ms"], "p90"),
+        "hit_rate": metrics.hits.reported[ALL].rate,
+        "goodput": None if goodput is None else goodput.requests_per_s,
+    }
+
+
+def _point(label: str, load: float, kind: str, runs: Sequence[SweptRun], base: Sequence[SweptRun]) -> Point:
+    even = kind == "concurrency"
+    mine, theirs = ([values_of(run.metrics, even=even) for run in side] for side in (runs, base))
+    measures = {}
+    for name in COLUMNS:
+        values = _known(mine, name)
+        if values:
+            ratio = (
+                ratio_of(values, _known(theirs, name)) if name in COMPARED and base and base[0].label != label else None
+            )
+            measures[name] = Measure(value=_range(values), ratio=ratio)
+    judged = [slo for run in runs for slo in run.metrics.slos]
+    return Point(
+        name=f"{label} at {LOADS[kind].format(load)}",
+        settings={"label": label, kind: load},
+        measures=measures,
+        meets=all(slo.met for slo in judged) if judged else None,
+    )
+
+
+def _known(values: Sequence[Mapping[str, float | None]], name: str) -> list[float]:
+    """Return a measure of every run; none if a run does not report it."""
+    known = [value for one in values if (value := one[name]) is not None]
+    return known if len(known) == len(values) else []
+
+
+def _range(values: Sequence[float]) -> Span:
+    """Return the median, and the range of the repeats."""
+    ordered = sorted(values)
+    several = len(ordered) > 1
+    return Span(
+        middle=quantile(ordered, 0.5), low=ordered[0] if several else None, high=ordered[-1] if several else None
+    )
+
+
+def ratio_of(ours: Sequence[float], others: Sequence[float]) -> Span | None:
+    """Return the ratio of the medians with the t interval of that of the geometric means, repeat by repeat.
+
+    No interval with one repeat on a side. None: a value is missing or zero.
+    """
+    if not ours or not others or min(*ours, *others) <= 0.0:
+        return None
+    value = quantile(sorted(ours), 0.5) / quantile(sorted(others), 0.5)
+    if min(len(ours), len(others)) < 2:
+        return Span(middle=value)
+    apart = [log(one / other) for one, other in zip(ours, others, strict=False)]
+    reach = t_quantile(len(apart) - 1) * stdev(apart) / sqrt(len(apart))
+    return Span(middle=value, low=exp(mean(apart) - reach), high=exp(mean(apart) + reach))
+
+
+def _marked(points: Sequence[Point]) -> list[Point]:
+    """Mark the Pareto set of each workload."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for index, point in enumerate(points):
+        x, y = point.middle(THROUGHPUT), point.middle(LATENCY)
+        if x is not None and y is not None:
+            found.setdefault(workload_of(point), []).append((index, x, -y))
+    kept = {
+        index
+        for some in found.values()
+        for (index, *_), is_kept in zip(some, pareto_set([(x, y) for _, x, y in some]), strict=True)
+        if is_kept
+    }
+    return [
+        msgspec.structs.replace(point, marks=["pareto"]) if index in kept else point
+        for index, point in enumerate(points)
+    ]
+
+
+def _sentences(lines: Mapping[str, Sequence[Point]], firsts: Mapping[str, str], kind: str) -> Iterator[str]:
+    """Yield a sentence for each label beside the first of its workload; of a label alone, its most tokens."""
+    for label, points in lines.items():
+        first = firsts[workload_of(points[0])]
+        compared = [
+            point for point in points if LATENCY in point.measures and point.measures[LATENCY].ratio is not None
+        ]
+        if label != first and compared:
+            yield _beside(compared[-1], lines[first], first, kind)
+        elif label != first:
+            yield f"{label} and {first} share no load: they are not compared"
+        elif all(other == label or workload_of(some[0]) != workload_of(points[0]) for other, some in lines.items()):
+            best = max(points, key=lambda point: point.middle(THROUGHPUT) or 0.0)
+            tokens = best.middle(THROUGHPUT)
+            text = (
+                "reports no output tokens"
+                if tokens is None
+                else f"gives at most {factor(tokens)} output tokens per second"
+            )
+            yield f"{label} {text}, at {LOADS[kind].format(best.settings[kind])}"
+
+
+def _beside(point: Point, others: Sequence[Point], first: str, kind: str) -> str:
+    """Compare with the first label at the largest load of both."""
+    other = next(one for one in others if one.settings[kind] == point.settings[kind])
+    workload, _, label = str(point.settings["label"]).rpartition("/")
+    base, at = first.rpartition("/")[2], LOADS[kind].format(point.settings[kind])
+    tokens, wait = (point.measures[name].ratio if name in point.measures else None for name in (THROUGHPUT, LATENCY))
+    gives = "" if tokens is None else f"{label} gives {_times(tokens)} {base}'s output tokens per second, and "
+    waits = " against ".join(duration(one.middle(LATENCY) or 0.0) for one in (point, other))
+    where = f"{workload}, at {at}, " if workload else f"At {at} "
+    return f"{where}{gives}its TTFT p90 is {_times(wait)} {base}'s: {waits}"
+
+
+def _times(ratio: Span | None) -> str:
+    if ratio is None or ratio.middle is None:
+        return "not known beside"
+    interval = "" if ratio.low is None or ratio.high is None else f" ({factor(ratio.low)} to {factor(ratio.high)})"
+    return f"{factor(ratio.middle)} ×{interval}"
+
+
+def _slo_sentences(lines: Mapping[str, Sequence[Point]], runs: Sequence[SweptRun], kind: str) -> Iterator[str]:
+    """Yield the largest load of each label up to which every SLO is met."""
+    for label, points in lines.items():
+        slos = next(run.metrics.slos for run in runs if run.label == label)
+        if slos:
+            missed = next((number for number, point in enumerate(points) if not point.meets), len(points))
+            largest = "at no load" if missed == 0 else f"up to {LOADS[kind].format(points[missed - 1].settings[kind])}"
+            largest = "at every load" if missed == len(points) else largest
+            yield f"{listed([slo.slo for slo in slos])}: met with {label} {largest}"

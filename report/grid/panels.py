@@ -1,0 +1,173 @@
+"""A sweep as a page: what it says, throughput beside latency, each axis alone, and the table of points."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from measure.wording import NOTHING
+from report.grid.points import (
+    Grid,
+    Point,
+    Setting,
+    Span,
+    effect_text,
+    setting_text,
+    title_of,
+    value_text,
+    workload_of,
+)
+from report.pages.figures import DASHED, Trace, axis, figure, five_digits, line, plain, points
+from report.pages.panels import Card, Figure, Page, Panel, Table
+
+_LOOKS: Final = {"today": ("diamond", 2), "chosen": ("star", 1)}
+"""Symbol and colour of a marked point."""
+MOST_ROWS: Final = 60
+"""Points of a table; of more, those with a mark."""
+MOST_COLUMNS: Final = 6
+"""Measures in a terminal."""
+STEEP: Final = 20
+"""The same of a measure."""
+_LOG_FROM: Final = 4
+"""Largest over smallest value from which an axis is logarithmic."""
+
+
+def grid_page(grid: Grid, tool: str, defined: str) -> Page:
+    chosen = next((point for point in grid.points if "chosen" in point.marks), None)
+    labels = dict.fromkeys(str(point.settings["label"]) for point in grid.points if "label" in point.settings)
+    shown = [point for point in grid.points if point.marks or len(grid.points) <= MOST_ROWS]
+    facts = [f"{point.name or 'today'}: {one}" for point in shown for one in (*point.warnings, *point.assumptions)]
+    table = point_table(shown, grid.columns, grid.axes)
+    panels = [*([_frontier_panel(grid)] if len(grid.axes) > 1 else []), *_slice_panels(grid, chosen)]
+    panels.append(Panel(chapter="Points", title="Points", tables=[table], lines=list(dict.fromkeys(facts))))
+    return Page(
+        tool=tool,
+        title=grid.source,
+        defined=defined,
+        headlines=grid.headlines,
+        leads=grid.verdicts,
+        notes=grid.notes,
+        cards=[Card(title_of(name), value_text(chosen, name), "") for name in grid.columns[:4]] if chosen else [],
+        panels=panels,
+        slots={label: slot for slot, label in enumerate(labels)},
+    )
+
+
+def point_table(some: Sequence[Point], columns: Sequence[str], axes: Sequence[str], caption: str = "") -> Table:
+    """Return a row a point: settings, marks, SLOs, values with their effects below. Empty columns are left out."""
+    shown = [name for name in columns if any(point.measures.get(name) is not None for point in some)]
+    judged = any(point.meets is not None for point in some)
+    marked = any(point.marks for point in some)
+    rows = []
+    for point in some:
+        first = [setting_text(point.settings.get(name)) for name in axes] or [point.name]
+        first += [" ".join(point.marks) or NOTHING] if marked else []
+        first += [NOTHING if point.meets is None else "met" if point.meets else "missed"] if judged else []
+        rows.append([*first, *(f"{value_text(point, name)}\n{effect_text(point, name)}".strip() for name in shown)])
+    heads = [*(axes or [""]), *(["marks"] if marked else []), *(["SLOs"] if judged else [])]
+    return Table([*heads, *map(title_of, shown)], rows, caption, narrow=len(heads) + MOST_COLUMNS)
+
+
+def _frontier_panel(grid: Grid) -> Panel:
+    data: list[Trace] = []
+    workloads = dict.fromkeys(workload_of(point) for point in grid.points)
+    for number, workload in enumerate(workloads):
+        pareto = [point for point in grid.points if "pareto" in point.marks and workload_of(point) == workload]
+        pareto.sort(key=lambda point: point.middle(grid.throughput) or 0.0)
+        along, up = ([_middle(point, name) for point in pareto] for name in (grid.throughput, grid.latency))
+        data.append(line(along, up, -1, width=1.6, name="Pareto set", showlegend=not number, hoverinfo="skip"))
+    for slot, label in enumerate(dict.fromkeys(point.settings.get("label") for point in grid.points)):
+        some = [point for point in grid.points if point.settings.get("label") == label]
+        data += _dots(grid, some, "circle", slot, str(label or "points"))
+    for mark, (symbol, slot) in _LOOKS.items():
+        data += _dots(grid, [point for point in grid.points if mark in point.marks], symbol, slot, mark)
+    title = "Throughput and latency"
+    return Panel(
+        chapter=title,
+        title=title,
+        id="frontier",
+        figure=figure(data, axis(title_of(grid.throughput), type="log"), axis(title_of(grid.latency), type="log")),
+        caption="Lower and further right is better. The line joins the Pareto set.",
+    )
+
+
+def _dots(grid: Grid, some: Sequence[Point], symbol: str, slot: int, name: str) -> list[Trace]:
+    known = [point for point in some if point.middle(grid.latency) and point.middle(grid.throughput)]
+    if not known:
+        return []
+    x, y = ([_middle(point, measure) for point in known] for measure in (grid.throughput, grid.latency))
+    names = [plain(point.name or "today") for point in known]
+    hover = "%{customdata}: %{y:,.1f} ms at %{x:,.1f} tok/s<extra></extra>"
+    look = {"size": 9 if symbol == "circle" else 15, "symbol": symbol}
+    error_y = _bars([point.measures[grid.latency].value for point in known])
+    return [points(x, y, slot, look, name=name, customdata=names, hovertemplate=hover, error_y=error_y)]
+
+
+def _middle(point: Point, name: str) -> float | None:
+    value = point.middle(name)
+    return None if value is None else five_digits(value)
+
+
+def _bars(spans: Sequence[Span]) -> dict[str, Any]:
+    """Return intervals as error bars."""
+    middles = [span.middle or 0.0 for span in spans]
+    above = [0.0 if span.high is None else span.high - middle for span, middle in zip(spans, middles, strict=True)]
+    below = [0.0 if span.low is None else middle - span.low for span, middle in zip(spans, middles, strict=True)]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.4, "width": 3}
+
+
+def _slice_panels(grid: Grid, chosen: Point | None) -> Iterator[Panel]:
+    """Yield latency, and hits or throughput, by the values of an axis: all else as at the chosen point, or as today."""
+    center = chosen or next((point for point in grid.points if "today" in point.marks), grid.points[0])
+    labelled = "label" in grid.axes
+    for name in grid.axes[1:] if labelled else grid.axes:
+        fixed = set(grid.axes) - {name, "label"}
+        lines: dict[str, list[Point]] = {}
+        for point in grid.points:
+            if all(point.settings[one] == center.settings[one] for one in fixed):
+                lines.setdefault(str(point.settings.get("label", "")), []).append(point)
+        for measure in dict.fromkeys((grid.latency, grid.throughput if labelled else "hit_rate")):
+            known = {label: [one for one in some if one.middle(measure) is not None] for label, some in lines.items()}
+            if max(map(len, known.values())) > 1 or labelled:
+                place = "".join(letter if letter.isalnum() else "-" for letter in f"{name}-{measure}")
+                title = f"{title_of(measure)} by {name}"
+                drawn = _slice(measure, name, known, grid.limit if measure == grid.latency else None)
+                yield Panel(title=title, id=place, figure=drawn, caption=f"{title}; bars: intervals.", half=True)
+
+
+def _slice(measure: str, name: str, lines: Mapping[str, Sequence[Point]], limit: float | None) -> Figure:
+    """Draw a measure by an axis; words and yes or no are in the grid's order. ``limit``: a line across."""
+    every = [point.settings.get(name) for some in lines.values() for point in some]
+    numbers = [float(value) for value in every if isinstance(value, int | float) and not isinstance(value, bool)]
+    numeric = len(numbers) == len(every)
+    data: list[Trace] = []
+    for slot, (label, some) in enumerate(lines.items()):
+        pairs = [(_coordinate(point.settings.get(name), numeric=numeric), point) for point in some]
+        pairs = sorted(pairs, key=lambda pair: pair[0]) if numeric else pairs
+        data += _slice_line(measure, label, pairs, slot, joined=numeric)
+    if limit is not None and numeric:
+        across = [min(numbers), max(numbers)]
+        data.append(line(across, [limit] * 2, -1, width=1.4, showlegend=False, hoverinfo="skip"))
+    log = numeric and 0 < _LOG_FROM * min(numbers) < max(numbers)
+    values = [value for some in lines.values() for point in some if (value := point.middle(measure))]
+    steep = measure != "hit_rate" and max(values, default=0.0) > STEEP * min(values, default=1.0)
+    look = {"type": "log"} if steep else {"tickformat": ".0%"} if measure == "hit_rate" else {"rangemode": "tozero"}
+    scale = "log" if log else "linear" if numeric else "category"
+    return figure(data, axis(name, type=scale), axis(title_of(measure), **look))
+
+
+def _coordinate(value: Setting, *, numeric: bool) -> Any:
+    return value if numeric else plain(setting_text(value))
+
+
+def _slice_line(
+    measure: str, label: str, pairs: Sequence[tuple[Any, Point]], slot: int, *, joined: bool
+) -> Iterator[Trace]:
+    x, some = [value for value, _ in pairs], [point for _, point in pairs]
+    y = [_middle(point, measure) for point in some]
+    if joined:
+        yield line(x, y, slot, dash=DASHED, showlegend=False, hoverinfo="skip")
+    texts = [f"{plain(label)} {value_text(point, measure)}" for point in some]
+    hover = "%{x}: %{customdata}<extra></extra>"
+    symbols = ["x" if point.meets is False else "circle" for point in some]
+    look = {"size": 8, "symbol": symbols}
+    bars = _bars([point.measures[measure].value for point in some])
+    yield points(x, y, slot, look, showlegend=False, customdata=texts, error_y=bars, hovertemplate=hover)

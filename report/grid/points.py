@@ -1,0 +1,178 @@
+"""Points of a sweep, measured or forecast: axes, measures with intervals, effects against a base, the Pareto set."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from measure import wording
+from measure.cohorts import cohort_title
+
+LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+TTFT: Final = "ttft"
+THROUGHPUT: Final = "output_tokens_per_s"
+PER_GPU: Final = "output_tokens_per_s_per_gpu"
+COST: Final = "cost_per_million_output_tokens"
+LATENCY: Final = f"{TTFT}.all.p90"
+Setting = int | float | str | bool | None
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A number and the interval of its values over members or repeats. Null: past the end of the run."""
+
+    middle: float | None
+    """The middle member's. Null with ``beyond``: more than that; null without: not known."""
+    low: float | None = None
+    high: float | None = None
+    beyond: float | None = None
+    """A lower bound, where the curve stops before the level."""
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of a point, and its effect against the base, member by member, without the noise that both share."""
+
+    value: Span
+    difference: Span | None = None
+    """Point − base, and the ratio of the two. Null: there is no base to this point."""
+    ratio: Span | None = None
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A combination of settings, measured or forecast."""
+
+    name: str
+    settings: dict[str, Setting]
+    """By axis."""
+    measures: dict[str, Measure]
+    meets: bool | None = None
+    """Every SLO is met. Null: none was asked."""
+    marks: list[str] = []
+    """``pareto``: no point has more throughput and less latency; others as the sweep names them."""
+    warnings: list[str] = []
+    """Conditions beyond those that were measured."""
+    assumptions: list[str] = []
+    """Of its tiers, workers and GPUs: nothing here could confirm them."""
+
+    def middle(self, measure: str) -> float | None:
+        found = self.measures.get(measure)
+        return None if found is None else found.value.middle
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a sweep."""
+
+    schema: str = "kvtape-grid/2"
+    source: str
+    """Trace or folder."""
+    headlines: list[str]
+    verdicts: list[str] = []
+    """Validation of the model, on this trace or another, and its error on this very capture."""
+    notes: list[str] = []
+    axes: list[str]
+    latency: str = LATENCY
+    """Measure beside throughput in the Pareto set."""
+    throughput: str
+    columns: list[str]
+    """Measures of the table."""
+    limit: float | None = None
+    """Of the latency."""
+    points: Sequence[Point]
+
+
+_TITLES: Final = {
+    "hit_rate": "hit rate",
+    "requests_per_s": "requests/s",
+    THROUGHPUT: "tok/s",
+    PER_GPU: "tok/s/GPU",
+    COST: "cost/Mtok",
+    "interactivity": "tok/s/user",
+    "session_latency.p90": "session p90 ms",
+    "completed": "completed",
+    "in_flight": "in flight",
+    "goodput": "good requests/s",
+    "within": "members within",
+}
+_SHARES: Final = ("hit_rate", "completed", "within", "utilization")
+_TIMES: Final = (TTFT, "tpot", "queue", "itl", "e2e", "session_latency")
+
+
+def title_of(measure: str) -> str:
+    """Return a measure's name as a table has it: ``TTFT p90 ms, turns 2+``."""
+    if measure in _TITLES or "." not in measure:
+        return _TITLES.get(measure, measure)
+    metric, *cohort, level = measure.split(".")
+    of = f", {cohort_title(cohort[0]).lower()}" if cohort and cohort[0] != "all" else ""
+    return f"{metric if metric == 'queue' else metric.upper()} {level} ms{of}"
+
+
+def reading_of(measure: str) -> Callable[[float], str]:
+    """Return the wording of a measure's numbers."""
+    if measure in _SHARES:
+        return lambda value: f"{value:.1%}"
+    if measure.split(".", maxsplit=1)[0] in _TIMES:
+        return wording.duration_ms
+    if measure == COST:
+        return lambda value: f"{value:.3g}"
+    if measure in ("preemptions", "unserved"):
+        return lambda value: f"{value:,.0f}"
+    return lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def span_text(span: Span, reading: Callable[[float], str]) -> str:
+    """``94 [90–99]``; ``> x`` past where the curve stops; a dash where nothing is known."""
+    if span.middle is None:
+        return wording.NOTHING if span.beyond is None else f"> {reading(span.beyond)}"
+    if span.low is None or (span.high is not None and reading(span.low) == reading(span.high)):
+        return reading(span.middle)
+    high = "∞" if span.high is None else reading(span.high)
+    return f"{reading(span.middle)} [{reading(span.low)}–{high}]"
+
+
+def value_text(point: Point, measure: str) -> str:
+    found = point.measures.get(measure)
+    return wording.NOTHING if found is None else span_text(found.value, reading_of(measure))
+
+
+TELLING_FACTOR: Final = 2.0
+"""Ratio from which an effect is shown as a factor."""
+
+
+def effect_text(point: Point, measure: str) -> str:
+    """Return the difference with its sign, from a factor of two on the factor; a ratio alone in percent."""
+    found = point.measures.get(measure)
+    if found is None or found.ratio is None:
+        return ""
+    ratio, difference, reading = found.ratio, found.difference, reading_of(measure)
+    if difference is None or (ratio.middle or ratio.beyond or 0.0) >= TELLING_FACTOR:
+        signed = difference is None and (ratio.middle or 0.0) < TELLING_FACTOR
+        return span_text(
+            ratio, lambda value: wording.signed_percent(value - 1.0) if signed else f"×{wording.factor(value)}"
+        )
+    return span_text(difference, lambda value: f"{'−' if value < 0 else '+'}{reading(abs(value))}")
+
+
+def setting_text(value: Setting) -> str:
+    """Return an axis's value as a table has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return wording.NOTHING if value in (None, "") else value if isinstance(value, str) else f"{value:,g}"
+
+
+def workload_of(point: Point) -> str:
+    """Return the part of a label before ``/``, within which labels are compared; empty: there is none."""
+    return str(point.settings.get("label", "")).rpartition("/")[0]
+
+
+XY = tuple[float, float]
+
+
+def pareto_set(points: Sequence[XY]) -> list[bool]:
+    """Return for each point if no other is at least as large in both coordinates and larger in one."""
+    found = [False] * len(points)
+    highest = float("-inf")
+    last: XY | None = None
+    for index in sorted(range(len(points)), key=lambda index: points[index], reverse=True):
+        if points[index][1] > highest or points[index] == last:
+            found[index] = True
+            highest, last = points[index][1], points[index]
+    return found

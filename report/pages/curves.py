@@ -1,0 +1,248 @@
+"""A cache's numbers as pages: hits by size and by group, misses by cause, reuse, working set."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from measure import wording
+from measure.cacheuse import CacheUse, CauseShare, Distribution, Window
+from report.pages.figures import DASHED, Trace, axis, figure, line, plain
+from report.pages.panels import Figure, Page, Panel, Table
+
+MOST_POINTS: Final = 600
+"""Of one line; more are thinned, evenly on the log axis."""
+TELLING_SHARE: Final = 0.9
+"""Of the hits of an unlimited cache: the size that the headline names."""
+
+
+class Reuse(msgspec.Struct, frozen=True):
+    """Distances between two accesses of a block, and the working set."""
+
+    block_size: int
+    levels: list[float]
+    time_ms: Distribution
+    distance_blocks: Distribution
+    window_ms: float
+    windows: list[Window]
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Hits by cache size at one block size."""
+
+    block_size: int
+    input_tokens: int
+    sizes: list[int]
+    """In blocks."""
+    hit_tokens: list[float]
+    use: list[CacheUse] = []
+    kv_bytes_per_token: int | None = None
+    """Null: not given, and no size is shown in GiB."""
+
+    def size_text(self, blocks: int) -> str:
+        return f"{blocks:,} blocks ({wording.cache_size(blocks * self.block_size, self.kv_bytes_per_token)})"
+
+
+class Curves(msgspec.Struct, frozen=True):
+    """Result of ``sim curve``."""
+
+    trace: str
+    curves: list[Curve]
+    reuse: Reuse | None = None
+
+
+class Misses(msgspec.Struct, frozen=True):
+    """Result of ``sim misses``."""
+
+    trace: str
+    block_size: int
+    usable_blocks: int | None
+    """Null: unlimited."""
+    total: CauseShare
+    cohorts: list[CauseShare]
+    by: str | None
+    groups: list[CauseShare]
+    evictions: list[list[int]]
+
+
+def curve_page(result: Mapping[str, Any]) -> Page:
+    """Return the page of what ``sim curve --json`` prints."""
+    found = msgspec.convert(result, Curves)
+    named = {f"{curve.block_size}-token blocks": curve for curve in found.curves}
+    sentences = [_sentence(curve) for curve in found.curves if curve.sizes and max(curve.hit_tokens) > 0]
+    panels = [*_hit_panels(named), *([] if found.reuse is None else _reuse_panels(found.reuse))]
+    headlines = sentences or [f"Prefix cache of {found.trace}"]
+    return Page(tool="sim curve", title=found.trace, defined="docs/curves.md", headlines=headlines, panels=panels)
+
+
+def _sentence(curve: Curve) -> str:
+    """Return the cache that has 90 % of the hits there are."""
+    most = max(curve.hit_tokens)
+    index = next(index for index, hit in enumerate(curve.hit_tokens) if hit >= TELLING_SHARE * most)
+    held, unlimited = (wording.share(tokens / curve.input_tokens) for tokens in (curve.hit_tokens[index], most))
+    return (
+        f"{TELLING_SHARE:.0%} of max hits at {curve.size_text(curve.sizes[index])} of {curve.block_size} tokens. "
+        f"That is {held} of prompt tokens; an unlimited cache has {unlimited}."
+    )
+
+
+def _hit_panels(named: Mapping[str, Curve]) -> Iterator[Panel]:
+    data: list[Trace] = []
+    for slot, (name, curve) in enumerate(named.items()):
+        data += _hit_lines(name, curve, slot) if curve.sizes else []
+    title = "Hits by cache size"
+    if data:
+        yield Panel(
+            chapter=title,
+            title=title,
+            id="hits",
+            figure=_shares(data, "cache (tokens)", "hit tokens of prompt tokens"),
+            caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
+            "count where they are known.",
+        )
+    for name, curve in named.items():
+        tables = [_group_table(curve, use) for use in curve.use]
+        if tables:
+            yield Panel(title=f"By group, {name}", tables=tables)
+
+
+def _hit_lines(name: str, curve: Curve, slot: int) -> Iterator[Trace]:
+    indexes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
+    x: list[float] = [curve.sizes[index] * curve.block_size for index in indexes]
+    yield _line(name, x, [round(curve.hit_tokens[index] / (curve.input_tokens or 1), 6) for index in indexes], slot)
+
+
+def _group_table(curve: Curve, use: CacheUse) -> Table:
+    columns = ["group", "tokens saved", "of saved", "hit rate", "requests", "sessions", "shared prefix, tokens"]
+    rows = [
+        [
+            group.name,
+            f"{group.hit_tokens:,}",
+            wording.share(group.hit_share),
+            wording.share(group.hit_rate),
+            f"{group.requests:,}",
+            *(wording.NOTHING if one is None else f"{one:,}" for one in (group.sessions, group.shared_tokens)),
+            wording.share(group.inserted_share),
+            wording.share(group.held_share),
+            group.example or wording.NOTHING,
+        ]
+        for group in use.groups
+    ]
+    caption = f"Prefill saved by a cache of {curve.size_text(use.blocks)}, by group"
+    return Table([*columns, "of inserted", "of held", "first request"], rows, caption)
+
+
+def _reuse_panels(found: Reuse) -> Iterator[Panel]:
+    by_depth = [value * found.block_size for value in found.distance_blocks.quantiles]
+    by_time = [round(value / 1e3, 6) for value in found.time_ms.quantiles]
+    for place, title, x_title, values in (
+        ("distance", "Reuse by depth", "distance (tokens of different blocks)", by_depth),
+        ("time", "Reuse by time", "time until the block is requested again (s)", by_time),
+    ):
+        known = {x: round(level, 4) for x, level in zip(values, found.levels, strict=False) if x > 0.0}
+        zero = max((level for x, level in zip(values, found.levels, strict=False) if x <= 0.0), default=0.0)
+        at_zero = f" At 0, left of the axis: {wording.share(zero)}." if zero else ""
+        if known:
+            drawn = _shares([_line("", list(known), list(known.values()), 0)], x_title, "of repeated accesses")
+            caption = f"Share of repeated accesses of a block that come at most so far after the last one.{at_zero}"
+            yield Panel(
+                chapter="Reuse" if place == "distance" else "",
+                title=title,
+                id=place,
+                figure=drawn,
+                caption=caption,
+                half=True,
+            )
+    if found.windows:
+        yield Panel(
+            title="Working set",
+            id="working-set",
+            figure=_working_set(found),
+            caption="Different tokens touched in each window; dashed: since the beginning, the content of an unlimited "
+            "cache.",
+        )
+
+
+def _working_set(found: Reuse) -> Figure:
+    indexes = np.unique(np.linspace(0, len(found.windows) - 1, MOST_POINTS).astype(int))
+    windows = [found.windows[index] for index in indexes]
+    x = [round(window.start_ms / 1e3, 3) for window in windows]
+    touched = [float(window.distinct_blocks * found.block_size) for window in windows]
+    seen = [float(window.seen_blocks * found.block_size) for window in windows]
+    data = [_line(f"in {found.window_ms / 1e3:g} s", x, touched, 0), _line("since the beginning", x, seen, 1, DASHED)]
+    return figure(data, axis("time (s)"), axis("different tokens touched", rangemode="tozero"))
+
+
+_CAUSE_SLOTS: Final = {"hit": 3, "cold": 1, "evicted": 2, "prompt_logprobs": 5, "last_token": 4, "partial_block": 6}
+"""Colours of causes: green for hits, never the ink of text."""
+_LONGEST_NAME: Final = 24
+
+
+def misses_page(result: Mapping[str, Any]) -> Page:
+    """Return the page of what ``sim misses --json`` prints."""
+    found = msgspec.convert(result, Misses)
+    rows = [found.total, *(found.cohorts if len(found.cohorts) > 1 else []), *found.groups]
+    shares = [share for share in rows if share.input_tokens]
+    cells = [
+        [
+            share.name,
+            f"{share.requests:,}",
+            f"{share.input_tokens:,}",
+            *(wording.share(tokens / share.input_tokens) for tokens in share.tokens.values()),
+        ]
+        for share in shares
+    ]
+    causes = [cause.replace("_", " ") for cause in found.total.tokens]
+    pool = "an unlimited pool" if found.usable_blocks is None else f"{found.usable_blocks:,} usable blocks"
+    caption = f"{pool} of {found.block_size} tokens; shares of each row's prompt tokens"
+    tables = [Table(["requests", "n", "prompt tokens", *causes], cells, caption)]
+    if found.evictions:
+        names = [group.name for group in found.groups]
+        counts = [[name, *(f"{n:,}" for n in row)] for name, row in zip(names, found.evictions, strict=True)]
+        caption = f"Evicted blocks that were requested again; row: the {found.by} that evicted them"
+        tables.append(Table(["evicted by ↓, requested again by →", *names], counts, caption))
+    panel = Panel(
+        title="Misses by cause",
+        id="misses",
+        figure=_bars(shares) if shares else None,
+        caption="Every prompt token has exactly one cause. More memory can bring what is evicted, and no more.",
+        tables=tables,
+    )
+    hit = wording.share_of(found.total.tokens["hit"], found.total.input_tokens)
+    headline = f"{hit} of prompt tokens hit in {pool}"
+    return Page(tool="sim misses", title=found.trace, defined="docs/curves.md", headlines=[headline], panels=[panel])
+
+
+def _bars(shares: list[CauseShare]) -> Figure:
+    """Draw prompt tokens by cause as stacked bars, without causes of no token."""
+    names = [
+        plain(one.name if len(one.name) <= _LONGEST_NAME else f"{one.name[: _LONGEST_NAME - 1]}…") for one in shares
+    ]
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": cause.replace("_", " "),
+            "x": [round(share.tokens[cause] / share.input_tokens, 6) for share in shares],
+            "y": list(range(len(shares))),
+            "customdata": names,
+            "meta": {"slot": _CAUSE_SLOTS.get(cause, 7), "part": "points"},
+            "hovertemplate": "%{customdata}, %{fullData.name}: %{x:.2%}<extra></extra>",
+        }
+        for cause in shares[0].tokens
+        if any(share.tokens[cause] for share in shares)
+    ]
+    rows = {"tickvals": list(range(len(shares))), "ticktext": names, "autorange": "reversed"}
+    x_axis = axis("of prompt tokens", tickformat=".0%", range=[0, 1.001])
+    return figure(data, x_axis, rows, barmode="stack", bargap=0.3, height=150 + 30 * len(shares))
+
+
+def _line(name: str, x: list[float], y: list[float], slot: int, dash: str = "solid") -> Trace:
+    hover = "%{fullData.name}: %{y:,} at %{x:,}<extra></extra>"
+    shown = {"name": name} if name else {"showlegend": False}
+    return line(x, y, slot, dash=dash, line={"shape": "hv"}, hovertemplate=hover, **shown)
+
+
+def _shares(data: list[Trace], x_title: str, y_title: str) -> Figure:
+    return figure(data, axis(x_title, type="log"), axis(y_title, tickformat=".0%", rangemode="tozero"))

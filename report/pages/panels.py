@@ -1,0 +1,174 @@
+"""A page as plain data: panels with figures, captions and tables; one renderer for a terminal, one for HTML."""
+
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any, Final
+
+from measure.table import TextTable, table_lines
+from tracefile.commandline.printing import printable
+
+Figure = dict[str, Any]
+"""A figure of plotly without colours: ``report.pages.figures``."""
+WIDEST_NAME: Final = 26
+"""Letters of a row's name in a terminal, on one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table: its text, and a detail that a page alone shows."""
+
+    text: str
+    detail: str = ""
+    mood: str = ""
+    """``good``, ``bad`` or ``muted``."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; the first column names the rows. A text of several lines is a value with its error or effect below."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ""
+    narrow: int | None = None
+    """Columns that a terminal shows; 0: a page alone has the table. None: all."""
+    folded: bool = False
+    """True: behind its caption on a page, and left out of a terminal."""
+    words: bool = False
+    """True: its cells are text, not numbers."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines for a terminal; none without rows or columns."""
+        if self.narrow == 0 or not self.rows:
+            return []
+        rows = [[str(cell) for cell in row[: self.narrow]] for row in self.rows]
+        split = [list(zip_longest(*map(_lines_of, row), fillvalue="")) for row in (self.columns[: self.narrow], *rows)]
+        return table_lines((), [line for row in split for line in row], "<")
+
+
+def _lines_of(text: str) -> list[str]:
+    """Return the lines of a cell; a long name breaks at blanks."""
+    lines = text.split("\n")
+    return [part for line in lines for part in (wrap(line, WIDEST_NAME) if len(line) > WIDEST_NAME else [line])]
+
+
+def as_table(found: TextTable, caption: str = "", *, folded: bool = False) -> Table:
+    """Return a table of ``measure`` as one of a page."""
+    return Table(found.columns, found.rows, caption, folded=folded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A figure and everything that explains it; ``missing`` alone if the trace lacks what it needs."""
+
+    title: str
+    id: str = ""
+    """Of the figure's place in the page: letters, digits and hyphens."""
+    chapter: str = ""
+    """Heading above it; empty: that of the panel before."""
+    figure: Figure | None = None
+    caption: str = ""
+    """Meaning of the marks, and what to look for."""
+    lines: Sequence[str] = ()
+    """Sentences beside the table, in a terminal too."""
+    tables: Sequence[Table] = ()
+    half: bool = False
+    """True: half a line wide, beside its neighbour."""
+    missing: str = ""
+    """Sentence on the facts that the trace lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A number of the first screen."""
+
+    title: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A gate, an SLO or a check of health, with its outcome."""
+
+    kind: str
+    state: str
+    """``passed``, ``met`` and ``ok`` are good; FAILED, MISSED, ``bad`` and ``look`` are not; others: too uncertain."""
+    text: str
+
+    @property
+    def mood(self) -> str:
+        state = self.state.lower()
+        bad = state in ("failed", "missed", "bad", "look")
+        return "passed" if state in ("passed", "met", "ok") else "failed" if bad else "uncertain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A result as a reader sees it, in a terminal and in a browser."""
+
+    tool: str
+    """Command that made it."""
+    title: str
+    defined: str
+    """Document that defines every number."""
+    headlines: Sequence[str]
+    leads: Sequence[str] = ()
+    """Sentences on what the numbers rest on."""
+    notes: Sequence[str] = ()
+    """Sentences to read before the numbers."""
+    cards: Sequence[Card] = ()
+    checks: Sequence[Check] = ()
+    steps: Sequence[str] = ()
+    """Next steps, where a check failed."""
+    panels: Sequence[Panel] = ()
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Colours of labels, whose rows have a mark in that colour."""
+    dashed: Collection[str] = ()
+    """Labels that are drawn with dashes."""
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """Figures by the id of their place."""
+        return {panel.id: panel.figure for panel in self.panels if panel.figure is not None}
+
+    @property
+    def chapters(self) -> list[tuple[str, list[Panel]]]:
+        """Panels under their headings."""
+        found: list[tuple[str, list[Panel]]] = []
+        for panel in self.panels:
+            if not found or panel.chapter:
+                found.append((panel.chapter, []))
+            found[-1][1].append(panel)
+        return found
+
+
+def page_lines(page: Page) -> Iterator[str]:
+    """Yield the page for a terminal: sentences, tables and checks."""
+    yield from page.headlines
+    yield from page.leads
+    yield from (f"note: {note}" for note in page.notes)
+    for panel in page.panels:
+        for table in panel.tables:
+            if table.lines and not table.folded:
+                yield from ("", *filter(None, [table.caption]), *table.lines)
+        if panel.lines:
+            yield from ("", *panel.lines)
+    yield from (f"{check.kind} {check.state}: {check.text}" for check in page.checks)
+    yield from (f"next: {step}" for step in page.steps)
+
+
+def print_page(page: Page, *, beside_json: bool) -> None:
+    """Print a page; beside JSON, which stdout has, on stderr."""
+    for line in page_lines(page):
+        print(printable(line), file=sys.stderr if beside_json else sys.stdout)

@@ -1,0 +1,78 @@
+"""Forecasts held to captures of real engines: capture a round, then judge forecasts of what no fit saw.
+
+    python -m scripts.fidelity capture out/128x2 --model 128x2                # vLLM on this machine's CPU
+    python -m scripts.fidelity capture out/gpu --engine vllm-gpu --model 4096x36 --wheels wheels --budget 25m
+    python -m scripts.fidelity judge out/128x2 out/gpu                        # from the files, without an engine
+    python -m scripts.fidelity judge data/captures/*/                         # those of docs/dev/results.md
+
+A capture that is complete is kept, also after Ctrl-C: the same command goes on with those that are left. None begins
+that the budget has no room for. docs/dev/gpu.md describes a machine with a GPU.
+"""
+
+import argparse
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from scripts.wheels import install_wheels
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = made.add_subparsers(dest="action", required=True)
+    capture = actions.add_parser("capture")
+    capture.add_argument("folder", type=Path, help="of the round, with what is there already")
+    capture.add_argument("--engine", choices=["vllm", "vllm-gpu", "sglang", "sim"], default="vllm")
+    capture.add_argument("--model", default="128x2", help="hidden x layers (default: %(default)s; Qwen3-8B: 4096x36)")
+    capture.add_argument("--wheels", type=Path, metavar="DIR", help="install these first (default: none)")
+    capture.add_argument("--budget", metavar="TIME", help="of this command (default: none)")
+    judge = actions.add_parser("judge")
+    judge.add_argument("folders", type=Path, nargs="+", help="of rounds")
+    judge.add_argument("--out", type=Path, default=Path("out/judged"), help="default: %(default)s")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Capture, or judge."""
+    began_s, args = time.monotonic(), parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that engines are stopped too
+    return _judge(args) if args.action == "judge" else _capture(args, began_s)
+
+
+def _capture(args: argparse.Namespace, began_s: float) -> int:
+    if (shape := re.fullmatch(r"(\d+)x(\d+)", args.model)) is None:
+        parser().error(f"--model {args.model}: expected HIDDENxLAYERS")
+    if args.wheels is not None:
+        install_wheels(args.wheels)
+    # The wheels hold what these import.
+    from scripts.engine_home import measuring_cores, on_core  # noqa: PLC0415
+    from scripts.fidelity.capturing import capture_round  # noqa: PLC0415
+    from tracefile.commandline.durations import duration  # noqa: PLC0415
+
+    try:
+        ends_s = float("inf") if args.budget is None else began_s + duration(args.budget)
+    except argparse.ArgumentTypeError as error:
+        parser().error(f"--budget: {error}")
+    # An engine on the CPU has a core to itself; everything else shares the other.
+    with nullcontext() if args.engine == "vllm-gpu" else on_core(measuring_cores()[0]):
+        left = capture_round(args.engine, args.folder.resolve(), int(shape[1]), int(shape[2]), ends_s)
+    print(f"{left} captures are left: the same command goes on" if left else "all captures are made")
+    return 0
+
+
+def _judge(args: argparse.Namespace) -> int:
+    from scripts.fidelity.judging import judge_round, tables  # noqa: PLC0415 - capturing needs no report
+
+    text = tables([cell for folder in args.folders for cell in judge_round(folder.resolve(), args.out.resolve())])
+    (args.out / "verdicts.md").write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

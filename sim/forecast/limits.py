@@ -1,0 +1,88 @@
+"""Limits on forecasts, such as ``hit_rate.difference>=-1%`` on an effect and ``ttft.p90<=1s`` on a value, for CI."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from measure.cohorts import ALL
+from measure.thresholds import Threshold, parse_threshold
+from report.grid.points import LEVELS, TTFT, Measure, Span
+from sim.forecast.results import EffectGate, ForecastPoint
+from tracefile.records.errors import InputError
+
+TIMES: Final = ("ttft", "itl", "e2e", "queue")
+"""Metrics with levels."""
+NUMBERS: Final = ("output_tokens_per_s", "hit_rate")
+KEYS: Final = ("difference", "ratio")
+"""Effects on the base; without one, the forecast itself is limited."""
+
+
+def ttft(cohort: str, level: str) -> str:
+    return f"{TTFT}.{cohort}.{level}"
+
+
+def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
+    """Read a limit; raises InputError for one that no forecast could be held to. ``keys``: effects it may be on."""
+    found = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
+    timed = found.metric in TIMES
+    if timed and _level(found) not in LEVELS:
+        wanted = f"pNN with one of {', '.join(LEVELS)}"
+        raise InputError(f"{flag} {text}: {_level(found) or 'no level'}; expected {wanted}, as in ttft.p95<=1s")
+    if not timed and (found.percentile is not None or found.cohort is not None):
+        raise InputError(f"{flag} {text}: {found.metric} has no level or cohort; expected as in hit_rate>=30%")
+    if found.cohort is not None and found.metric != "ttft":
+        raise InputError(f"{flag} {text}: {found.metric} has no cohort; expected cohorts before ttft only")
+    if found.key is not None and found.key not in keys:
+        expected = f"{' or '.join(keys)}, or neither" if keys else "the value itself"
+        raise InputError(f"{flag} {text}: {found.key!r}; expected {expected}")
+    if (found.unit == "ms") != (timed and found.key != "ratio"):
+        wants = "a duration" if timed and found.key != "ratio" else "a number or a percentage"
+        raise InputError(f"{flag} {text}: the limit is {found.unit}; expected {wants}")
+    return found
+
+
+def judge(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:
+    """Judge every scenario by every gate: members that differ leave it open, a value that is not known fails.
+
+    Without a scenario the base itself is judged: its difference is 0, its ratio 1.
+    """
+    scenarios = [point for point in points if point.kind == "scenario"]
+    bases = [point for point in points if point.kind in ("capture", "base")]
+    return [_judged(gate, point) for point in scenarios or bases[-1:] for gate in gates]
+
+
+def _judged(gate: Threshold, point: ForecastPoint) -> EffectGate:
+    name = measure_name(gate)
+    measure = point.measures.get(name)
+    span = None if measure is None else _span(gate, measure, point)
+    passed, sure = (False, True) if span is None else _outcome(gate, span)
+    return EffectGate(
+        gate=gate.text, point=point.name, measure=name, key=gate.key, passed=passed and sure, sure=sure, span=span
+    )
+
+
+def _outcome(gate: Threshold, span: Span) -> tuple[bool, bool]:
+    """Return if the middle keeps a limit, and if the members agree."""
+    if span.middle is None:
+        # More than ``beyond``: only a lower limit below that surely holds.
+        passed = span.beyond is not None and gate.op in (">", ">=") and gate.holds(span.beyond)
+    else:
+        passed = gate.holds(span.middle)
+    return passed, all(gate.holds(end) == passed for end in (span.low, span.high) if end is not None)
+
+
+def _span(gate: Threshold, measure: Measure, point: ForecastPoint) -> Span | None:
+    if gate.key is not None and point.kind != "scenario":
+        same = 1.0 if gate.key == "ratio" else 0.0
+        return Span(middle=same, low=same, high=same)
+    return {"difference": measure.difference, "ratio": measure.ratio}.get(gate.key or "", measure.value)
+
+
+def measure_name(limit: Threshold) -> str:
+    """Return the measure that a limit is on, as forecasts name it."""
+    if limit.metric == "ttft":
+        return ttft(limit.cohort or ALL, _level(limit) or "")
+    return limit.metric if limit.percentile is None else f"{limit.metric}.{_level(limit)}"
+
+
+def _level(limit: Threshold) -> str | None:
+    return None if limit.percentile is None else f"p{limit.percentile:g}"

@@ -1,0 +1,211 @@
+"""Points of forecasts: a scenario's values by member, its effects, and what no capture supports."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from measure.cohorts import ALL
+from measure.thresholds import Threshold
+from measure.wording import listed
+from report.grid.points import LATENCY, Measure, Setting, Span
+from sim.forecast import ensemble, saturation
+from sim.forecast import summary as summing
+from sim.forecast.captured import Captured, Load, plan
+from sim.forecast.fleets import forecast_load, point_of
+from sim.forecast.limits import measure_name
+from sim.forecast.results import Curve, ForecastPoint
+from sim.forecast.saturation import PointRun
+from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
+from sim.latency.modelfile import Model, model_digest
+from sim.latency.verdicts import engine_warning, verdict_sentence
+from sim.vllm.config import EngineConfig
+from tracefile.records.arrays import FloatArray
+from tracefile.records.errors import InputError
+
+CONFIDENCE = 0.9
+"""Share of the members that must keep a limit."""
+LATE_SHARE = 0.05
+"""Part of a load's length by which its last output may be late, before a single run is taken for a growing queue."""
+Task = tuple[Scenario, int]
+"""Scenario and members."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointValues:
+    """Forecast of a scenario: values by measure and member."""
+
+    values: dict[str, FloatArray]
+    beyond: dict[str, float]
+    """Of values that may be infinite: what they exceed."""
+    utilization: float | None = None
+    """Null with one member."""
+    saturated: bool = False
+    warnings: Sequence[str] = ()
+    """Conditions that no capture showed."""
+    assumptions: Sequence[str] = ()
+    borrowed: Sequence[str] = ()
+    """Borrowed parameters that matter."""
+    curves: Mapping[str, Curve] | None = None
+    """None with one member."""
+
+
+class PointForecast:
+    """Forecasts of scenarios of a capture; sent once to each process."""
+
+    def __init__(self, captured: Captured, model: Model, seed: int) -> None:
+        self._captured, self._model, self._seed = captured, model, seed
+        self.cohorts = summing.cohorts_of(captured.records)
+        self._base: tuple[PointRun, EngineConfig] | None = None
+        """Run of the capture without noise, and its engine."""
+
+    def __call__(
+        self, task: Task, *, threads: int | None = 1, done: Callable[[], object] = lambda: None
+    ) -> PointValues:
+        """Return values by measure; with several members also demand, curves, and what no capture supports."""
+        scenario, count = task
+        load = plan(self._captured, scenario)
+        assumptions = list(load.deployment.assumptions())
+        if count == 1:
+            found = forecast_load(load, [self._model], seed=self._seed, threads=threads)
+            horizon_ms = np.inf if self._captured.paced or not _ends_late(found, load) else load.horizon_ms
+            values, beyond, _ = summing.measures_of(found, self.cohorts, horizon_ms)
+            return PointValues(values, beyond, assumptions=assumptions)
+        drawn = ensemble.members(self._model, count, self._seed)
+        found = forecast_load(load, drawn, seed=self._seed, threads=threads, done=done)
+        point, demand = point_of(load, self._model)
+        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
+        values, beyond, by_cohort = summing.measures_of(found, self.cohorts, horizon_ms)
+        return PointValues(
+            values,
+            beyond,
+            summing.finite(demand.utilization),
+            demand.is_saturated,
+            self._warnings(scenario, load, point),
+            assumptions,
+            list(saturation.borrowed_parameters(self._model, point)),
+            summing.curves_of(by_cohort, horizon_ms),
+        )
+
+    def _warnings(self, scenario: Scenario, load: Load, point: PointRun) -> list[str]:
+        """Return conditions that no capture showed; of the capture itself those beyond the fit."""
+        if scenario == AS_CAPTURED:
+            self._base = point, load.engine
+            opened = saturation.open_parameters(self._model, point)
+            return [*opened, *saturation.beyond_fit(point, self._model)]
+        if self._base is None:
+            as_captured = plan(self._captured, AS_CAPTURED)
+            self._base = point_of(as_captured, self._model)[0], as_captured.engine
+        base, engine = self._base
+        return list(saturation.extrapolations(self._model, base, point, engine, load.engine))
+
+
+def _ends_late(found: ensemble.Forecast, load: Load) -> bool:
+    return bool((found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE))
+
+
+def make_point(
+    name: str,
+    settings: Mapping[str, Setting],
+    found: PointValues,
+    limits: Sequence[Threshold] = (),
+    *,
+    base: Mapping[str, FloatArray] | None = None,
+    **more: Any,
+) -> ForecastPoint:
+    """Return a point with its effects against ``base``, and if enough members keep the limits."""
+    kept = [limit.holds_each(found.values[measure_name(limit)]) for limit in limits]
+    within = float(np.mean(np.all(kept, axis=0))) if kept else None
+    served = not found.saturated and not np.median(found.values["unserved"])
+    measures = {name: summing.measure_beside(name, found.values, found.beyond, base) for name in found.values}
+    shares = {"within": within, "utilization": found.utilization}
+    measures |= {name: Measure(value=Span(middle=share)) for name, share in shares.items() if share is not None}
+    return ForecastPoint(
+        name=name,
+        settings=dict(settings),
+        measures=measures,
+        meets=served and (within is None or within >= CONFIDENCE),
+        marks=["saturated"] if found.saturated else [],
+        warnings=list(found.warnings),
+        assumptions=list(found.assumptions),
+        members=len(found.values["unserved"]),
+        **more,
+    )
+
+
+def with_mark(point: ForecastPoint, *marks: str) -> ForecastPoint:
+    return msgspec.structs.replace(point, marks=[*point.marks, *marks])
+
+
+def latency_of(limits: Sequence[Threshold]) -> str:
+    """Return the measure beside throughput: of the first limit on a time, else TTFT p90."""
+    return next((measure_name(limit) for limit in limits if limit.unit == "ms"), LATENCY)
+
+
+def check_cohorts(flag: str, limits: Sequence[Threshold], captured: Captured) -> None:
+    """Raise InputError for a limit on requests that the trace does not have."""
+    known = summing.cohorts_of(captured.records)
+    for limit in limits:
+        if (limit.cohort or ALL) not in known:
+            cohort = limit.cohort
+            raise InputError(f"{flag} {limit.text}: the trace has no requests of {cohort}; expected another cohort")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastConfig:
+    """Settings of every command that forecasts a capture."""
+
+    trace: Path
+    model: Path
+    paced: bool | None = None
+    """None: if the trace knows its sessions."""
+    members: int = 32
+    seed: int = 0
+
+
+def config_of(arguments: argparse.Namespace) -> ForecastConfig:
+    return ForecastConfig(
+        trace=arguments.trace,
+        model=arguments.latency_model,
+        paced=arguments.replay_sessions,
+        members=checked_members(arguments.members),
+        seed=arguments.seed,
+    )
+
+
+def provenance(
+    config: ForecastConfig, forecast: PointForecast, captured: Captured, model: Model, own: ForecastPoint | None
+) -> dict[str, Any]:
+    """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
+    if own is None and (measured := summing.measured_point(captured, forecast.cohorts)) is not None:
+        load = plan(captured, AS_CAPTURED)
+        if load.serves:
+            values = forecast((AS_CAPTURED, config.members), threads=None)
+            own = summing.with_errors(make_point("", {}, values), measured)
+    trust = None if own is None else summing.trust_in(own)
+    sentences = [verdict_sentence(config.model, model, captured.digest, captured.meta)]
+    return {
+        "verdicts": ["; ".join([*sentences, *([] if trust is None else [trust.sentence])])],
+        "trusted": trust is None or trust.trusted,
+        "notes": [
+            *filter(None, [captured.part_hashed]),
+            *engine_warning(model, captured.meta, captured.engine),
+            *ensemble.no_draws(model),
+        ],
+        "trace_digest": captured.digest,
+        "model_digest": model_digest(model),
+        "paced": captured.paced,
+        "cohorts": {name: len(indexes) for name, indexes in forecast.cohorts.items()},
+        "seed": config.seed,
+        "members": config.members,
+    }
+
+
+def borrowed_sentences(model: Model, found: Sequence[PointValues]) -> list[str]:
+    """Return a sentence about borrowed parameters that matter in some forecast; empty: none do."""
+    names = list(dict.fromkeys(name for one in reversed(found) for name in one.borrowed))
+    return [f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(names)}"] if names else []

@@ -1,0 +1,86 @@
+"""Results of forecasts as records, exactly as ``--json`` writes them; docs/metrics.md defines every key."""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from report.grid.points import Grid, Point, Span
+
+NOT_TRUSTED: Final = " (not to be trusted: the model's error on this capture is larger than the gates' limits)"
+Kind = Literal["measured", "capture", "base", "scenario"]
+"""The trace's own numbers; their forecast, beside which they are the base; the forecast that effects are against, if it
+is another; others."""
+Outcome = Literal["found", "all hold", "none holds", "interrupted"]
+"""``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
+
+
+class EffectGate(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit on a scenario, judged at the middle member."""
+
+    gate: str
+    point: str
+    measure: str
+    key: str | None
+    """``difference`` or ``ratio``; null: the forecast itself."""
+    passed: bool
+    sure: bool
+    """False: a part of the members disagrees, so that it neither passed nor failed."""
+    span: Span | None
+    """Null: the forecast has no such number."""
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """TTFT survival: the share of requests still without a first token after each time."""
+
+    time_ms: list[float]
+    survival: list[float]
+    low: list[float]
+    high: list[float]
+    stops: bool
+    """The curve ends where the capture would have ended, with requests still waiting: saturated, open loop."""
+
+
+class ForecastPoint(Point, frozen=True, kw_only=True):
+    """A combination of values, forecast; or the captured load as measured."""
+
+    kind: Kind = "scenario"
+    members: int
+    """Null with one member: effects, and the measure ``utilization``."""
+    gpus: int = 1
+    changes: int = 0
+    """Axes on which it differs from today's setting."""
+    same_load: bool = True
+    """Its traffic is that of today's setting: rate, prompts, events."""
+    curves: dict[str, Curve] = msgspec.field(default_factory=dict)
+    """By cohort. Empty: a sweep has many points."""
+
+    @property
+    def saturated(self) -> bool:
+        return "saturated" in self.marks
+
+
+class ForecastGrid(Grid, frozen=True, kw_only=True):
+    """Result of ``sim what-if``, ``sim search`` and ``sim sweep``."""
+
+    points: Sequence[ForecastPoint]
+    trace_digest: str
+    model_digest: str
+    trusted: bool
+    """False: the model's error on this capture is larger than the gates' limits."""
+    paced: bool
+    cohorts: dict[str, int]
+    """Requests by cohort."""
+    seed: int
+    members: int
+    limits: list[str] = msgspec.field(default_factory=list)
+    """Target, or SLOs. Empty: the limit is today's latency."""
+    gates: list[EffectGate] = msgspec.field(default_factory=list)
+    gpu_price: float | None = None
+    """Of a GPU and hour. Null: not given, and cost is null."""
+    outcome: Outcome | None = None
+    """Of ``sim search``."""
+
+    def marked(self, mark: str) -> ForecastPoint | None:
+        """Return the first point with a mark: ``today``, ``chosen``."""
+        return next((point for point in self.points if mark in point.marks), None)

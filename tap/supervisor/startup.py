@@ -1,0 +1,205 @@
+"""The tap's start: questions to the engine, lines about it for the user, and the setups that follow from its facts."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from engines.control import PAGE_TIMEOUT_S, ControlClient
+from engines.dialect import DialectName
+from engines.facts import EngineFacts
+from engines.readiness import Readiness, readiness_notes, readiness_of, target_words
+from engines.recognition import DIALECTS
+from engines.tokenization import LOADING, tokenizer_problem
+from tap.ipc.messages import RecorderSetup, WorkerSetup
+from tap.ipc.settings import AUTO, NAMED_TOKENIZERS, Settings
+from tap.ipc.sharedmemory import BoardSize
+from tracefile.files.reading import open_trace
+from tracefile.hashing.blockhash import HashKey
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, HashInfo, Meta
+from wire.url import Origin
+
+KEY_TOKENS = 128
+"""Tokens that a key of a prompt's start stands for, by the estimate of ``tap.proxy.promptkeys``."""
+
+
+async def probe_engine(settings: Settings, facts: EngineFacts, origin: Origin) -> tuple[Settings, str, Sequence[str]]:
+    """Return the settings with a tokenizer, a line about the engine, and notes.
+
+    Some small calls in a thread of their own, each with its time limit, none with a generation.
+    """
+    return await asyncio.to_thread(_probed, settings, facts, origin)
+
+
+def _probed(settings: Settings, facts: EngineFacts, origin: Origin) -> tuple[Settings, str, Sequence[str]]:
+    known = settings.dialect or facts.dialect
+    readiness, why = Readiness(DIALECTS[known or "openai"]), ""
+    with ControlClient(str(origin), settings.access, timeout_s=PAGE_TIMEOUT_S) as control:
+        if settings.engine_facts:
+            readiness = readiness_of(control, readiness.dialect, facts)
+        if settings.tokenizer == AUTO:
+            tokenizer, why = _tokenizer(settings, facts, control)
+            settings = msgspec.structs.replace(settings, tokenizer=tokenizer)
+    evidence = "" if known else "no evidence of another engine"
+    words = [*target_words(str(origin), settings.model or facts.model, facts, readiness, evidence)[1:]]
+    words.append(f"tokenizer {settings.tokenizer}{why}")
+    if settings.inject and known and (asked := settings.inject & DIALECTS[known].injectable):
+        words.append(f"asks for {' and '.join(sorted(asked))}")
+    notes = readiness_notes(readiness) + ([BYTES] if settings.tokenizer == "bytes" and why else [])
+    return settings, " · ".join(words), notes + _not_asked(settings, known) + _unknown(settings, facts, known)
+
+
+BYTES = (
+    "--tokenizer bytes: hashes of text show its shared prefixes in bytes, not in the engine's tokens; expected "
+    "--tokenizer DIR, the model's own, for exact blocks"
+)
+COSTS: Mapping[str, str] = {
+    "usage": "streams have no cached tokens and estimated lengths where clients do not ask for usage",
+    "token-ids": "the blocks of an output are known from the next turn alone",
+}
+
+
+def _not_asked(settings: Settings, known: DialectName | None) -> list[str]:
+    """Return a note on what the engine could be asked for and is not, with what that costs."""
+    nothing = "--inject auto asks for nothing: "
+    if settings.inject_auto and known is None:
+        return [nothing + "no engine is recognised, and some refuse unknown fields; --dialect NAME"]
+    if settings.inject_auto and known is not None and not DIALECTS[known].injectable:
+        return [nothing + f"{known} refuses unknown fields"]
+    askable = DIALECTS[known or "openai"].injectable - settings.inject
+    lacking = [injection for injection in COSTS if injection in askable]
+    costs = "; ".join(COSTS[injection] for injection in lacking)
+    return [f"no --inject {','.join(lacking)}: {costs}; expected --inject auto"] if lacking else []
+
+
+def _tokenizer(settings: Settings, facts: EngineFacts, control: ControlClient) -> tuple[str, str]:
+    """Return the resumed trace's tokenizer, or else ``engine`` or ``bytes``; and the reason."""
+    if settings.resume and (before := _tokenizer_before(settings.trace)) in NAMED_TOKENIZERS:
+        return before, " (as before)"
+    as_content = DIALECTS[spoken_dialect(settings, facts)].tokenizes_content
+    problem = tokenizer_problem(control, settings.model or facts.model, as_content=as_content)
+    if problem == LOADING and (settings.dialect or facts.dialect):
+        return "engine", " (still loading)"
+    return ("engine", "") if problem is None else ("bytes", f" (the engine's {problem})")
+
+
+def _tokenizer_before(trace: str) -> str:
+    with contextlib.suppress(InputError, OSError), open_trace(trace) as reader:
+        return reader.meta.tokenizer or ""
+    return ""
+
+
+def _unknown(settings: Settings, facts: EngineFacts, known: DialectName | None) -> list[str]:
+    """Return a note on settings that the engine does not tell, with the flags that do."""
+    engine = facts.engine
+    flags = {
+        "engine (--dialect NAME)": known,
+        "model (--model NAME)": settings.model or facts.model,
+        "block size (--block-size TOKENS)": settings.block_size or engine.block_size,
+    } | _simulated(known, engine)
+    lacking = [flag for flag, value in flags.items() if not value]
+    return [f"unknown: {', '.join(lacking)}"] if lacking else []
+
+
+def _simulated(name: str | None, engine: Engine) -> dict[str, int | None]:
+    """Return the settings that a simulation of this engine needs, by its flags; of another engine none."""
+    known: dict[str, dict[str, int | None]] = {
+        "vllm": {
+            "cache size (sim: --num-gpu-blocks N)": engine.num_gpu_blocks,
+            "step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)": engine.max_num_seqs,
+        },
+        "sglang": {"cache size (sim: --kv-tokens N)": engine.extra.get("max_total_num_tokens")},
+        "llamacpp": {"slots (sim: --slots N)": engine.max_num_seqs},
+    }
+    return known.get(name or "", {})
+
+
+def spoken_dialect(settings: Settings, facts: EngineFacts) -> DialectName:
+    return settings.dialect or facts.dialect or "vllm"
+
+
+def recorder_setup(settings: Settings, key: HashKey, facts: EngineFacts, socket: str) -> RecorderSetup:
+    check_injection(settings, facts)
+    block_size = _block_size(settings, facts)
+    branches = facts.is_finer(block_size) and settings.tokenizer != "bytes"
+    is_directory = settings.tokenizer not in NAMED_TOKENIZERS
+    epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
+    meta = Meta(
+        source="tap",
+        model=settings.model or facts.model,
+        tokenizer=Path(settings.tokenizer).resolve().name if is_directory else settings.tokenizer,
+        block_size=block_size,
+        hash=HashInfo(algorithm=settings.algorithm, key_id=key.key_id, branches=branches or None),
+        epoch_unix_ns=epoch_unix_ns,
+        engine=facts.known_engine,
+    )
+    return RecorderSetup(
+        settings=settings,
+        socket=socket,
+        meta=meta,
+        key_secret=key.secret,
+        dialect=spoken_dialect(settings, facts),
+        engine_url=str(facts.origin or settings.upstreams[0]),
+        epoch_ns=epoch_ns,
+    )
+
+
+SPARE_SLOTS = 16
+"""Room for upstreams of later reloads of ``--upstreams FILE``."""
+MIN_KEYS, DEFAULT_KEYS, MAX_KEYS = 1 << 8, 1 << 14, 1 << 17
+
+
+def worker_setup(settings: Settings, key: HashKey, facts: EngineFacts, folder: str) -> WorkerSetup:
+    """Return the setup of the first worker; upstreams' tables are for as many tokens as the engine's cache."""
+    capacity = int((facts.engine.num_gpu_blocks or 0) * (facts.engine.block_size or 0) / KEY_TOKENS)
+    slots = len(settings.upstreams) + (0 if settings.upstreams_file is None else SPARE_SLOTS)
+    keys = 1 << (min(max(capacity or DEFAULT_KEYS, MIN_KEYS), MAX_KEYS) - 1).bit_length()
+    return WorkerSetup(
+        settings=settings,
+        folder=folder,
+        number=0,
+        listen_fd=-1,
+        upstreams=[],
+        capacity_blocks=capacity,
+        key_secret=key.secret,
+        board=BoardSize(settings.workers, slots, keys if slots > 1 else 1),  # one upstream is no choice
+    )
+
+
+def check_injection(settings: Settings, facts: EngineFacts) -> None:
+    """Raise InputError if the engine cannot be asked for the injections, or is unknown."""
+    spoken = settings.dialect or facts.dialect
+    if settings.inject_auto or not settings.inject:
+        return
+    if spoken is None:
+        raise InputError(
+            "--inject: the upstream does not tell its engine, and some engines refuse unknown fields; "
+            "expected --dialect, or --inject auto"
+        )
+    if refused := settings.inject - DIALECTS[spoken].injectable:
+        words = ",".join(sorted(refused))
+        raise InputError(f"--inject {words}: {spoken} refuses it, or returns none; expected --inject auto")
+    if spoken == "sglang" and "token-ids" in settings.inject and settings.tokenizer == "ids":
+        print(
+            "tap: --inject token-ids: SGLang gives no ids with streamed chats, which are recorded without hashes; "
+            "--tokenizer engine, or a path, hashes them",
+            file=sys.stderr,
+        )
+
+
+def _block_size(settings: Settings, facts: EngineFacts) -> int:
+    """Return the block size of the hashes; print a note if the engine's hits cannot be counted in such blocks."""
+    engine_block = facts.engine.block_size
+    block_size = settings.block_size or facts.hash_block_size
+    if engine_block and engine_block % block_size and not facts.is_finer(block_size):
+        print(
+            f"tap: blocks of {block_size} tokens do not divide the engine's {engine_block}: "
+            "hits cannot be counted exactly",
+            file=sys.stderr,
+        )
+    return block_size

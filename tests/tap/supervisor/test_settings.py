@@ -1,0 +1,164 @@
+"""The tap's flags: what they become, and how each wrong one is refused, by its name and with what was expected."""
+
+from pathlib import Path
+
+import pytest
+
+from tap.__main__ import read_settings
+from tracefile.records.errors import InputError
+from wire.url import Origin
+
+REQUIRED = ["--upstream", "http://a:1", "--listen", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids"]
+WITHOUT_UPSTREAM = REQUIRED[2:]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    settings = read_settings(REQUIRED)
+    assert settings.upstreams == (Origin("http", "a", 1),)
+    assert (settings.upstreams_file, settings.route, settings.workers, settings.admin) == (None, "round-robin", 1, None)
+    assert (settings.rotate_bytes, settings.rotate_s, settings.resume, settings.overwrite) == (None, None, False, False)
+    assert (settings.keep_headers, settings.upload, settings.inject, settings.dialect) == ((), None, frozenset(), None)
+    assert (settings.health_check, settings.max_body_bytes, settings.queue_bytes) == (None, 16 << 20, 256 << 20)
+    assert (settings.wait_s, settings.file_mode, settings.admin_names) == (None, 0o600, ())
+
+
+def test_what_is_said_is_in_the_settings() -> None:
+    flags = ["--upstream", "https://b/v2", "--route", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
+    flags += ["--rotate-mb", "0.5", "--rotate-age", "60s", "--resume", "--upload", "s3://bucket/folder"]
+    flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
+    flags += ["--inject", "usage,token-ids", "--dialect", "sglang", "--health-check", "/health"]
+    settings = read_settings([*REQUIRED, *flags])
+    assert settings.upstreams == (Origin("http", "a", 1), Origin("https", "b", 443, "/v2"))
+    assert (settings.route, settings.workers, settings.admin) == ("session", 4, ("0.0.0.0", 9000))
+    assert (settings.rotate_bytes, settings.rotate_s, settings.resume) == (1 << 19, 60.0, True)
+    assert (settings.upload, settings.keep_headers) == ("s3://bucket/folder", ("x-tenant", "x-team"))
+    assert (settings.inject, settings.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
+    assert (settings.health_check, settings.inject_auto) == ("/health", False)
+    for dialect in ((), ("--dialect", "trtllm"), ("--dialect", "llamacpp")):
+        settings = read_settings([*REQUIRED, "--inject", "auto", *dialect])
+        assert (settings.inject, settings.inject_auto) == (frozenset({"usage", "token-ids"}), True)
+
+
+def test_rare_settings_come_from_a_file_alone() -> None:
+    Path("tap.toml").write_text(
+        '[tap]\nwait = "0s"\nfile-mode = "640"\nadmin-name = ["Tap.Example.com"]\nlora = ["law"]\nqueue-mb = 1\n'
+    )
+    settings = read_settings(["--config", "tap.toml", *REQUIRED])
+    assert (settings.wait_s, settings.file_mode, settings.admin_names) == (0.0, 0o640, ("tap.example.com",))
+    assert (settings.loras, settings.queue_bytes) == (("law",), 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("url", "base_path"),
+    [
+        ("http://h:8000/v1", ""),
+        ("http://h:8000/v1/", ""),
+        ("http://h:8000/gate/v1", "/gate"),
+        ("http://h:8000/v2", "/v2"),
+    ],
+)
+def test_the_v1_of_a_base_url_is_that_of_the_paths(
+    url: str, base_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = read_settings(["--upstream", url, *WITHOUT_UPSTREAM])
+    assert settings.upstreams == (Origin("http", "h", 8000, base_path),)
+    said = f"tap: --upstream {url}: /v1 is left out, since it is in the clients' paths\n"
+    assert capsys.readouterr().err == (said if "v1" in url else "")
+
+
+def test_a_file_of_upstreams_has_comments_and_empty_lines() -> None:
+    Path("upstreams").write_text("# the fleet\nhttp://a:1\n\n  http://b:2/base  # the second\n")
+    settings = read_settings([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
+    assert settings.upstreams == (Origin("http", "a", 1), Origin("http", "b", 2, "/base"))
+    assert settings.upstreams_file == "upstreams"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("http://a:1\nftp://b\n", "upstreams:2", id="no URL"),
+        pytest.param("# nothing\n", "names no upstream", id="empty"),
+        pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is named twice", id="twice"),
+        pytest.param(b"\xff\xfe", "not UTF-8", id="no text"),
+        pytest.param(None, "No such file", id="no file"),
+    ],
+)
+def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | None, said: str) -> None:
+    if text is not None:
+        Path("upstreams").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=said):
+        read_settings([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-o", "none/t"], "--output none/t: cannot be written; expected a folder that is there and writable"),
+        (["-o", "t.parquet"], "--output t.parquet: lines are recorded; expected .jsonl"),
+        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age beside it"),
+        (["--keep", "30d"], "--keep: about closed segments; expected --rotate-mb or --rotate-age beside it"),
+        (["--inject", "logprobs"], "--inject logprobs: expected auto, usage or token-ids"),
+        (["--inject", "auto,usage"], "--inject auto: asks for all that the engine has; expected it alone"),
+        (["--inject", "usage", "--dialect", "trtllm"], "--inject usage: trtllm refuses it"),
+        (["--resume", "--overwrite"], "--overwrite, --resume: both were given"),
+        (["--upstreams", "x"], "both were given; expected exactly one of the two"),
+        (["--upstream", "http://a:1/"], "http://a:1 is named twice"),
+        (["--route", "nowhere"], "--route nowhere: unknown policy; expected one of"),
+        (["--tls-key", "k.pem"], "--tls-key k.pem: without --tls-cert"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], said: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        read_settings([*REQUIRED, *flags])
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--workers", "0"], "--workers: '0'; expected a whole number above 0"),
+        (["--workers", "99999"], "--workers: '99999'; expected "),
+        (["--rotate-mb", "0"], "--rotate-mb: '0'; expected a number above 0"),
+        (["--rotate-mb", "inf"], "4294967296 at most"),
+        (["--block-size", "9" * 18], "4294967296 at most"),
+        (["--rotate-age", "0"], "--rotate-age: '0'; expected more than 0"),
+        *((["--keep-header", name], "may hold a secret") for name in ("Authorization", "Set-Cookie", "x-auth-TOKEN")),
+        (["--keep-header", "X: y"], "expected the name of one header"),
+        (["--upload", "bucket", "--rotate-age", "1s"], "--upload: 'bucket'; expected a URL"),
+        (["--admin", "9000"], "--admin: '9000': expected HOST:PORT"),
+        (["--health-check", "health"], "--health-check: 'health'; expected a path, such as /health"),
+        (["--file-mode", "0600"], "--file-mode: a rare setting; expected file-mode in [tap] of a --config file"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings([*REQUIRED, *flags])
+    assert said in capsys.readouterr().err
+
+
+def test_no_upstream_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="none was given; expected exactly one of the two"):
+        read_settings(WITHOUT_UPSTREAM)
+
+
+def test_a_trace_that_is_there_is_neither_replaced_nor_continued_unasked() -> None:
+    Path("t.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="--resume or --overwrite"):
+        read_settings(REQUIRED)
+    assert read_settings([*REQUIRED, "--resume"]).resume
+    assert read_settings([*REQUIRED, "--overwrite"]).overwrite
+
+
+def test_an_upstream_alone_is_enough(tmp_path: Path) -> None:
+    settings = read_settings(["--upstream", "http://a:1"])
+    assert (settings.listen, settings.trace) == (("127.0.0.1", 8001), "tap.jsonl.zst")
+    assert settings.tokenizer == "auto"
+    (tmp_path / "tap.jsonl.zst").touch()
+    assert read_settings(["--upstream", "http://a:1"]).trace == "tap-2.jsonl.zst"
+    with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
+        read_settings(["--upstream", "http://a:1", "--resume"])

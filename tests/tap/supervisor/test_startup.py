@@ -1,0 +1,139 @@
+"""The tap's first questions to its engine: the tokenizer that it chooses, and what it says is known and unknown."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from engines.facts import EngineFacts, add_settings, read_facts
+from tap.ipc.settings import Settings
+from tap.supervisor.startup import probe_engine
+from tracefile import Meta
+from tracefile.records.encoding import encode_meta
+
+VLLM = read_facts(
+    '{"version": "0.32.0"}',
+    'vllm:cache_config_info{block_size="32",num_gpu_blocks="512"} 1\nvllm:num_requests_running 2\n',
+    '{"data": [{"id": "tiny", "owned_by": "vllm", "max_model_len": 4096}]}',
+)
+LOADING: dict[str, list[int]] = {"loading": []}
+LLAMA_CPP = read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "llamacpp"}]}')
+LLAMA_CPP_PROPS = add_settings(LLAMA_CPP, '{"build_info": "b11549", "total_slots": 4}')
+SGLANG = add_settings(
+    read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "sglang"}]}'), '{"version": "0.5.23", "page_size": 1}'
+)
+
+
+class Probed(NamedTuple):
+    """Result of a probe."""
+
+    settings: Settings
+    line: str
+    notes: Sequence[str]
+
+
+def probed(
+    lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, **settings: Any
+) -> tuple[Probed, list[str]]:
+    """The probe of an upstream whose /tokenize knows the fields in ``tokens``; and the lines that it was asked."""
+    asked = []
+
+    async def script(request: Any) -> None:
+        asked.append(b" ".join(request.head.split(b" ", 2)[:2]).decode())
+        if request.target == b"/tokenize" and tokens == LOADING:
+            request.write_json({"error": {"code": 503, "message": "Loading model"}}, status=b"503 X")
+        elif request.target == b"/tokenize" and tokens is not None:
+            question = json.loads(request.body)
+            request.write_json({"tokens": next((ids for name, ids in tokens.items() if name in question), [])})
+        else:
+            request.write_json({}, status=b"404 Not Found")
+
+    async def scenario() -> Probed:
+        upstream = lab.upstream(script)
+        async with upstream.serving():
+            config = lab.config(
+                upstream.port, **{"tokenizer": "auto", "engine_facts": True, "dialect": None} | settings
+            )
+            return Probed(*await probe_engine(config, facts, config.upstreams[0]))
+
+    return asyncio.run(scenario()), asked
+
+
+@pytest.mark.parametrize(
+    ("facts", "tokens", "tokenizer", "reason"),
+    [
+        (VLLM, {"prompt": [7]}, "engine", ""),
+        (LLAMA_CPP, {"content": [7]}, "engine", ""),
+        # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
+        (VLLM, {"content": [7]}, "bytes", " (the engine's /tokenize finds no tokens in a text)"),
+        (VLLM, None, "bytes", " (the engine's /tokenize gave HTTP 404)"),
+        (LLAMA_CPP, LOADING, "engine", " (still loading)"),
+        (EngineFacts(), LOADING, "bytes", " (the engine's /tokenize gave HTTP 503)"),
+    ],
+)
+def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
+    lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, tokenizer: str, reason: str
+) -> None:
+    found, _ = probed(lab, facts, tokens)
+    assert found.settings.tokenizer == tokenizer
+    assert found.line.endswith(f" · tokenizer {tokenizer}{reason}")
+    assert any(note.startswith("--tokenizer bytes: ") for note in found.notes) == (tokenizer == "bytes")
+
+
+def test_a_tokenizer_that_was_named_is_not_asked(lab: Any) -> None:
+    found, asked = probed(lab, VLLM, None, tokenizer="bytes")
+    assert (found.settings.tokenizer, asked) == ("bytes", ["GET /v1/models", "GET /reset_prefix_cache"])
+    assert not any(note.startswith("--tokenizer") for note in found.notes)
+
+
+@pytest.mark.parametrize("before", ["bytes", "engine", "ids"])
+def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
+    lab.trace.write_bytes(encode_meta(Meta(source="tap", block_size=4, tokenizer=before)))
+    found, asked = probed(lab, VLLM, {"prompt": [7]}, resume=True)
+    assert (found.settings.tokenizer, "POST /tokenize" in asked) == (before, False)
+
+
+def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
+    found, _ = probed(lab, VLLM, {"prompt": [7]}, block_size=None)
+    assert found.line == (
+        "model tiny · vllm 0.32.0 · engine blocks of 32 · cached tokens only if started with "
+        "--enable-prompt-tokens-details · no cache reset (VLLM_SERVER_DEV_MODE=1) · tokenizer engine"
+    )
+    assert list(found.notes) == [
+        "the engine is not idle: 2 requests running, 0 waiting before the first; times and hits will not be this "
+        "load's alone",
+        "no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do not ask for "
+        "usage; the blocks of an output are known from the next turn alone; expected --inject auto",
+        "unknown: step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)",
+    ]
+    stranger, asked = probed(lab, EngineFacts(), None, block_size=None)
+    assert asked == ["POST /tokenize"]
+    assert stranger.notes[0] == (
+        "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
+    )
+    assert stranger.notes[-1] == (
+        "unknown: engine (--dialect NAME), model (--model NAME), block size (--block-size TOKENS)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "unknown"),
+    [
+        (LLAMA_CPP, {}, ["unknown: block size (--block-size TOKENS), slots (sim: --slots N)"]),
+        (LLAMA_CPP_PROPS, {}, []),
+        (SGLANG, {"tokenizer": "bytes"}, ["unknown: cache size (sim: --kv-tokens N)"]),
+        (
+            VLLM,
+            {"dialect": "vllm"},
+            ["unknown: step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)"],
+        ),
+        (EngineFacts(model="m"), {"dialect": "trtllm", "block_size": 32}, []),
+    ],
+)
+def test_settings_of_a_simulation_are_named_by_the_flags_of_the_engine_found(
+    lab: Any, facts: EngineFacts, settings: dict[str, Any], unknown: list[str]
+) -> None:
+    found, _ = probed(lab, facts, None, **{"block_size": None} | settings)
+    assert [note for note in found.notes if note.startswith("unknown: ")] == unknown

@@ -1,0 +1,125 @@
+"""Other people's formats, written: literal lines, and what comes back when they are read again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracefile import HashInfo, InputError, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
+from tracefile.__main__ import main
+from tracefile.records.schema import BlockHash
+
+EPOCH_NS = 1_763_769_600 * 10**9
+
+
+def record(name: str, arrival_ms: float, prompt: int, output: int, blocks: list[int], **more: Any) -> Record:
+    return Record(
+        request_id=RequestId(name),
+        arrival_ms=arrival_ms,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        block_hashes=[BlockHash(block) for block in blocks],
+        **more,
+    )
+
+
+FIRST = record("a", 1000.5, 40, 7, [11, 12], session_id=SessionId("s"), turn=1, ttft_ms=20.0, e2e_ms=90.25)
+SECOND = record(
+    "b", 3000.0, 64, 5, [11, 12, 13, 14], session_id=SessionId("s"), turn=2, parent_id=RequestId("a"), think_ms=1909.25
+)
+OTHER = record("c", 500.0, 16, 1, [21], session_id=SessionId("o"), turn=1, cached_tokens=0, finish_reason="stop")
+
+
+def trace(path: Path, *records: Record, meta: Meta | None = None) -> str:
+    header = meta or Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"), epoch_unix_ns=EPOCH_NS, model="m")
+    with TraceWriter(path, header) as writer:
+        for found in records:
+            writer.write(found)
+    return str(path)
+
+
+def exported(
+    tmp_path: Path, target: str, *flags: str, records: tuple[Record, ...] = (FIRST, SECOND, OTHER)
+) -> list[Any]:
+    out = tmp_path / f"{target}.out"
+    assert main(["convert", trace(tmp_path / f"{target}.jsonl", *records), str(out), "--to", target, *flags]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_mooncake_is_in_order_of_arrival_with_an_id_for_every_started_block(tmp_path: Path) -> None:
+    assert exported(tmp_path, "mooncake", "--block-size", "16") == [
+        {"timestamp": 500, "input_length": 16, "output_length": 1, "hash_ids": [5]},
+        {"timestamp": 1000, "input_length": 40, "output_length": 7, "hash_ids": [0, 1, 2]},
+        {"timestamp": 3000, "input_length": 64, "output_length": 5, "hash_ids": [0, 1, 3, 4]},
+    ]
+
+
+def test_mooncakes_own_blocks_are_512_tokens(tmp_path: Path) -> None:
+    long = record("l", 0.0, 1030, 1, list(range(100, 164)))
+    (line,) = exported(tmp_path, "mooncake", records=(long,))
+    assert line["hash_ids"] == [0, 1, 2]
+
+
+def test_a_block_size_that_is_no_multiple_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--block-size 24: expected a multiple of the trace's, 16"):
+        exported(tmp_path, "mooncake", "--block-size", "24")
+
+
+def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path) -> None:
+    exported(tmp_path, "mooncake")
+    kept = ("prompt_tokens", "output_tokens")
+    _, records = load_trace(tmp_path / "mooncake.out")
+    back = sorted(tuple(str(getattr(found, name)) for name in kept) for found in records)
+    assert back == sorted(tuple(str(getattr(found, name)) for name in kept) for found in (FIRST, SECOND, OTHER))
+
+
+@given(
+    prompts=st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8),
+    rest=st.integers(0, 3),
+)
+def test_ids_are_equal_exactly_where_prefixes_are(
+    prompts: list[list[str]], rest: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    chains = [[hash(tuple(prompt[: n + 1])) % 2**64 for n in range(len(prompt))] for prompt in prompts]
+    records = [record(f"r{n}", n, 4 * len(chain) + rest + 1, 1, chain) for n, chain in enumerate(chains)]
+    meta = Meta(block_size=4, hash=HashInfo(algorithm="xxh3_64"), epoch_unix_ns=EPOCH_NS)
+    path = trace(folder / "t.jsonl", *records, meta=meta)
+    assert main(["convert", path, str(folder / "o"), "--to", "mooncake", "--block-size", "4"]) == 0
+    lines = [json.loads(line) for line in (folder / "o").read_text().splitlines()]
+    ids = [line["hash_ids"] for line in lines]
+    for one, own in zip(prompts, ids, strict=True):
+        tokens = 4 * len(one) + rest + 1
+        assert len(own) == -(-tokens // 4)
+        for other, others in zip(prompts, ids, strict=True):
+            common = next(
+                (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+            )
+            assert [a == b for a, b in zip(own[: len(one)], others[: len(other)], strict=False)] == [
+                n < common for n in range(min(len(one), len(other)))
+            ]
+
+
+def test_a_trace_without_lengths_is_refused_in_a_line(tmp_path: Path) -> None:
+    bare = Record(request_id=RequestId("a"))
+    meta = Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"))
+    out = tmp_path / "o"
+    with pytest.raises(InputError, match=r"nothing to write as mooncake: .*; capture with tap --inject usage"):
+        main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", "mooncake"])
+    assert not out.exists()
+
+
+def test_a_trace_without_hashes_has_no_blocks_to_name(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", FIRST, meta=Meta())
+    with pytest.raises(InputError, match=r"meta\.block_size: missing; expected a trace with block hashes"):
+        main(["convert", path, str(tmp_path / "o"), "--to", "mooncake"])
+
+
+def test_requests_without_hashes_are_said_to_share_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = Record(request_id=RequestId("u"), arrival_ms=9.0, prompt_tokens=33, output_tokens=1)
+    lines = exported(tmp_path, "mooncake", "--block-size", "16", records=(FIRST, unknown))
+    assert [line["hash_ids"] for line in lines] == [[3, 4, 5], [0, 1, 2]]
+    assert "1 requests have no hashes: their ids are shared with none" in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""Traces in columns: Parquet files, read and written by row group."""
