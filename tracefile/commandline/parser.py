@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
             type=Path,
             default=argparse.SUPPRESS,
             metavar="FILE",
-            help="TOML file: flags of a command in a table of its name, as [sim.fit]; the command line's come after",
+            help="TOML file: flags of a command in a table of its name, as [sim.run]; the command line's come after",
         )
 
     def add_setting(self, flag: str, **settings: Any) -> None:
