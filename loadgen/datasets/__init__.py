@@ -16,10 +16,6 @@ DATASETS: dict[str, Dataset] = {
     "trace": Dataset(read_trace, has_texts=False),
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""
-GONE = {
-    **dict.fromkeys(("mooncake", "bailian", "trie"), "trace"),
-    **dict.fromkeys(("swe-smith", "aiperf"), "messages"),
-}
 
 
 def parse_dataset(text: str) -> tuple[str, Path | None]:
@@ -27,8 +23,6 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
     name, _, path = text.partition(":")
     if name == RANDOM and not path:
         return RANDOM, None
-    if name in GONE:
-        raise InputError(f"--dataset: {name}: gone; expected {GONE[name]}:PATH, which reads sessions of more kinds")
     if name not in DATASETS:
         raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
     if not path:

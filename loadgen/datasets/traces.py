@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn
-from tracefile import Record, RequestId, TraceFormat, open_trace
-
-WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake",)
+from tracefile import Record, RequestId, open_trace
 
 
 @dataclass(slots=True)
@@ -38,15 +36,7 @@ def read_trace(path: Path, count: CountTokens | None) -> Iterator[DatasetSession
     """Sessions of a trace in any form that ``open_trace`` reads."""
     del count
     with open_trace(path) as reader:
-        known = (record for record in reader if record.prompt_tokens)
-        yield from _alone(known) if reader.format in WITHOUT_SESSIONS else _grouped(known)
-
-
-def _alone(records: Iterable[Record]) -> Iterator[DatasetSession]:
-    for record in records:
-        session = Growing()
-        session.add(record)
-        yield session.turns
+        yield from _grouped(record for record in reader if record.prompt_tokens)
 
 
 def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
