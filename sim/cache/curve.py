@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.modelconfig import kv_bytes_per_token
-from measure.cacheuse import CacheUse, GroupUse
 from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
 from measure.table import table_lines
 from measure.wording import factor
 from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_trace_flags, block_size_text, parse_block_size
+from sim.cache.results import CacheUse, GroupUse
 from sim.vllm.config import add_kv_groups
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_names
 from tracefile.commandline.durations import duration
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
     from measure.cache import hitcurve, stackdepth
     from measure.cache.accesses import Accesses
     from measure.cache.hitcurve import HitCurve
-    from report.pages import curves as pages
-    from sim.cache import hybrid
+    from sim.cache import hybrid, pages
     from sim.cache import reuse as reusing
     from sim.workload import accesses as workload_accesses
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
-    hybrid, reusing = late_modules("sim.cache", "hybrid reuse")
-    pages = LateModule("report.pages.curves")
+    hybrid, pages, reusing = late_modules("sim.cache", "hybrid pages reuse")
     workload_accesses = LateModule("sim.workload.accesses")
 
 
@@ -87,15 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
     uses = use_at(accesses, groups, curve, grouping, cache_tokens)
     reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
     html = page_path(arguments, [arguments.trace])
-    if arguments.json or html is not None:
-        told = {**curve_as_json(curve, uses), "kv_bytes_per_token": kv_bytes}
-        reused = None if reuse is None else asdict(reuse)
-        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told], "reuse": reused}
     if html is not None:
-        write_page(html, pages.curve_page(result))
+        write_page(html, pages.curve_page(str(arguments.trace), curve, uses, kv_bytes, reuse))
+    if arguments.json:
+        told = {**curve_as_json(curve, uses), "kv_bytes_per_token": kv_bytes}
+        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
+        print(json.dumps({**result, "reuse": None if reuse is None else asdict(reuse)}))
+        return 0
     lines = [describe(curve, cache_tokens, kv_bytes), *describe_groups(groups, uses)]
-    lines += [] if reuse is None else reusing.describe_reuse(reuse)
-    print(json.dumps(result) if arguments.json else "\n".join(lines))
+    print("\n".join([*lines, *([] if reuse is None else reusing.describe_reuse(reuse))]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a prefix cache, as ``sim curve`` and ``sim misses`` print and show them."""
+"""Results of ``sim curve`` and ``sim misses``, as ``--json`` writes them; docs/curves.md defines every key."""
 
 from dataclasses import dataclass
 
@@ -55,6 +55,26 @@ class CauseShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Prompt tokens of a trace by cause."""
+
+    block_size: int
+    usable_blocks: int | None
+    """Null: unlimited."""
+    rejected: int
+    """Requests that alone do not fit the pool: they touch nothing and are in no sum."""
+    total: CauseShare
+    cohorts: list[CauseShare]
+    """By turn; cohorts without requests are left out."""
+    by: str | None
+    rule: str
+    """Words on how the groups were made; empty: as asked."""
+    groups: list[CauseShare]
+    evictions: list[list[int]]
+    """Blocks by evicting group (row) and by the group that requests them again (column)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
     """Distances between two accesses of one block, over all accesses but first ones."""
 
@@ -81,3 +101,19 @@ class Window:
     new_blocks: int
     seen_blocks: int
     """Different blocks touched from the trace's beginning to the window's end: the content of an unlimited cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """Reuse of one trace's blocks."""
+
+    block_size: int
+    requests: int
+    accesses: int
+    first_accesses: int
+    """Of blocks never touched before; the others are what the distributions are over."""
+    levels: tuple[float, ...]
+    time_ms: Distribution
+    distance_blocks: Distribution
+    window_ms: float
+    windows: list[Window]
