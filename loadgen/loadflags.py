@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from loadgen.core.lengths import FORMS, parse_pause, parse_tokens
 from loadgen.core.settings import RunSettings, add_run_arguments, add_target_arguments, run_settings
-from loadgen.datasets import DATASETS, RANDOM, SHIPPED, parse_dataset
+from loadgen.datasets import DATASETS, RANDOM, parse_dataset
 from loadgen.plan.config import (
     CLOSED_PARALLEL,
     CLOSED_PATTERNS,
@@ -43,7 +43,7 @@ examples:
 
 def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
     args = load_parser(prog).parse_args(argv)
-    args.trace = Path(output_name(args.output, "loadgen", resume=False))
+    args.trace = Path(output_name(args.output, "loadgen"))
     args.dataset, args.dataset_path = parse_dataset(args.dataset)
     series = None if args.rate_series is None else Path(args.rate_series)
     refuse_lost_inputs(args.trace, [args.dataset_path, series, args.for_trace])
@@ -203,6 +203,5 @@ def _add_content(parser: Parser) -> None:
         "--dataset",
         default=RANDOM,
         metavar="NAME:PATH",
-        help=f"sessions from a file; NAME is one of {', '.join(DATASETS)}; trie:{', trie:'.join(SHIPPED)} come with "
-        "kvtape; random: no file",
+        help=f"sessions from a file; NAME is one of {', '.join(DATASETS)}; random: no file",
     )

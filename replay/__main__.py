@@ -29,7 +29,7 @@ examples:
 
 def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
-    args.trace = Path(output_name(args.output, f"{stem_of(args.source)}-replay", resume=False))
+    args.trace = Path(output_name(args.output, f"{stem_of(args.source)}-replay"))
     refuse_lost_inputs(args.trace, [args.source])
     made = {
         "nonce": secrets.token_hex(8) if args.nonce is None else args.nonce,

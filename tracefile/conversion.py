@@ -16,8 +16,8 @@ import msgspec
 
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
-from tracefile.exporters import LOST, mooncake_lines, usual_block_size
 from tracefile.files.digest import refuse_pipe
+from tracefile.files.mooncake import LOST, mooncake_lines, usual_block_size
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
 from tracefile.hashing.downsampling import downsample

@@ -4,16 +4,8 @@ from pathlib import Path
 
 from loadgen.datasets.conversations import read_messages, read_sharegpt
 from loadgen.datasets.session import Dataset
-from loadgen.datasets.traces import read_trace, read_trie
+from loadgen.datasets.traces import read_trace
 from tracefile import InputError
-
-SHIPPED = ("agentic-coding", "code-qa", "office-work")
-"""Look-alikes of the workloads in an article on agents: its means and tails, none of its data."""
-
-
-def shipped_path(name: str) -> Path:
-    return Path(__file__).parent / "workloads" / f"{name}.jsonl.zst"
-
 
 RANDOM = "random"
 """Sessions drawn by the flags alone, from no file."""
@@ -21,12 +13,11 @@ RANDOM = "random"
 DATASETS: dict[str, Dataset] = {
     "sharegpt": Dataset(read_sharegpt, has_texts=True),
     "messages": Dataset(read_messages, has_texts=True),
-    "trie": Dataset(read_trie, has_texts=False),
     "trace": Dataset(read_trace, has_texts=False),
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""
 GONE = {
-    **dict.fromkeys(("mooncake", "bailian"), "trace"),
+    **dict.fromkeys(("mooncake", "bailian", "trie"), "trace"),
     **dict.fromkeys(("swe-smith", "aiperf"), "messages"),
 }
 
@@ -42,8 +33,6 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
         raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
     if not path:
         raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
-    if name == "trie" and path in SHIPPED:
-        return name, shipped_path(path)
     if not Path(path).exists():
         raise InputError(f"--dataset: {path}: not there; expected a file of sessions")
     return name, Path(path)

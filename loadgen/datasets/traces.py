@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn
 from tracefile import Record, RequestId, TraceFormat, open_trace
-from tracefile.importers.trie import EXPECTED, TrieRow, TrieTurn, trie_turns
 
 WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake",)
 
@@ -63,14 +61,3 @@ def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
         session.add(record)
         by_last[record.request_id] = session
     return (session.turns for session in sessions)
-
-
-def read_trie(path: Path, count: CountTokens | None) -> Iterator[DatasetSession]:
-    """Sessions of a trie workload, with its tools' latencies as pauses."""
-    del count
-    for where, row in rows(path):
-        yield [_turn(turn) for turn in trie_turns(decode(row, TrieRow, where, EXPECTED), where)]
-
-
-def _turn(turn: TrieTurn) -> DatasetTurn:
-    return DatasetTurn(turn.new_tokens, output_tokens=turn.output_tokens, think_ms=turn.tool_latency_ms or 0.0)

@@ -285,7 +285,7 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
         yield f"one capture cannot tell how the engine's speed drifts: fit {_calibrations(result)}"
     if "baselines" in kinds:
-        yield "a simpler predictor does better: sim fit --residuals shows where the model's shape is off"
+        yield "a simpler predictor does better: sim calibrate --against shows by cohort where the model's shape is off"
 
 
 def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """A cache's numbers as pages: hits by size and by group, misses by cause, reuse, working set."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from measure import wording
 from report.pages.figures import DASHED, Trace, axis, figure, line, plain
 from report.pages.panels import Figure, Page, Panel, Table
-from sim.cache.results import Attribution, CacheUse, CauseShare, Reuse
+from sim.cache.results import Attribution, CauseShare, Reuse
 
 if TYPE_CHECKING:
     from measure.cache.hitcurve import HitCurve
@@ -19,11 +19,9 @@ TELLING_SHARE: Final = 0.9
 """Of the hits of an unlimited cache: the size that the headline names."""
 
 
-def curve_page(
-    trace: str, curve: "HitCurve", uses: Sequence[CacheUse], kv_bytes: int | None, reuse: Reuse | None
-) -> Page:
+def curve_page(trace: str, curve: "HitCurve", kv_bytes: int | None, reuse: Reuse | None) -> Page:
     """Return the page of ``sim curve``; ``kv_bytes``: of a token's KV, if sizes are shown in memory."""
-    panels = [*_hit_panels(curve, uses, kv_bytes), *([] if reuse is None else _reuse_panels(reuse))]
+    panels = [*_hit_panels(curve), *([] if reuse is None else _reuse_panels(reuse))]
     return Page(
         tool="sim curve",
         title=trace,
@@ -33,21 +31,18 @@ def curve_page(
     )
 
 
-def _size_text(curve: "HitCurve", blocks: int, kv_bytes: int | None) -> str:
-    return f"{blocks:,} blocks ({wording.cache_size(blocks * curve.block_size, kv_bytes)})"
-
-
 def _sentence(curve: "HitCurve", kv_bytes: int | None) -> str:
     """Return the cache that has 90 % of the hits there are."""
     blocks = curve.size_for_share(TELLING_SHARE)
+    size = f"{blocks:,} blocks ({wording.cache_size(blocks * curve.block_size, kv_bytes)})"
     held, unlimited = (wording.share(curve.rate_at(size)) for size in (blocks, len(curve.sizes)))
     return (
-        f"{TELLING_SHARE:.0%} of max hits at {_size_text(curve, blocks, kv_bytes)} of {curve.block_size} tokens. "
+        f"{TELLING_SHARE:.0%} of max hits at {size} of {curve.block_size} tokens. "
         f"That is {held} of prompt tokens; an unlimited cache has {unlimited}."
     )
 
 
-def _hit_panels(curve: "HitCurve", uses: Sequence[CacheUse], kv_bytes: int | None) -> Iterator[Panel]:
+def _hit_panels(curve: "HitCurve") -> Iterator[Panel]:
     title = "Hits by cache size"
     if len(curve.sizes):
         sizes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)).tolist()
@@ -60,29 +55,6 @@ def _hit_panels(curve: "HitCurve", uses: Sequence[CacheUse], kv_bytes: int | Non
             caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
             "count where they are known.",
         )
-    if uses:
-        tables = [_group_table(use, _size_text(curve, use.blocks, kv_bytes)) for use in uses]
-        yield Panel(title="By group", tables=tables)
-
-
-def _group_table(use: CacheUse, size: str) -> Table:
-    columns = ["group", "tokens saved", "of saved", "hit rate", "requests", "sessions", "shared prefix, tokens"]
-    rows = [
-        [
-            group.name,
-            f"{group.hit_tokens:,}",
-            wording.share(group.hit_share),
-            wording.share(group.hit_rate),
-            f"{group.requests:,}",
-            *(wording.NOTHING if one is None else f"{one:,}" for one in (group.sessions, group.shared_tokens)),
-            wording.share(group.inserted_share),
-            wording.share(group.held_share),
-            group.example or wording.NOTHING,
-        ]
-        for group in use.groups
-    ]
-    caption = f"Prefill saved by a cache of {size}, by group"
-    return Table([*columns, "of inserted", "of held", "first request"], rows, caption)
 
 
 def _reuse_panels(found: Reuse) -> Iterator[Panel]:

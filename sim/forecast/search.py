@@ -77,7 +77,7 @@ examples:
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of (required, or --maximize)")
     wanted.add_argument("--maximize", choices=[RATE], help="what to find the most of (required, or --minimize)")

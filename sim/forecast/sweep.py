@@ -67,7 +67,7 @@ EPILOG = "examples:\n  sim sweep grid.toml monday.jsonl.zst --latency-model mode
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
     parser.add_argument(
         "--slo",
         action="append",

@@ -65,7 +65,7 @@ EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json -
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
     add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument(

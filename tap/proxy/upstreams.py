@@ -6,8 +6,8 @@ from time import monotonic
 
 import xxhash
 
+from engines.routing.load import engine_seed
 from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
-from engines.routing.rendezvous import engine_seed
 from tap.ipc.messages import UpstreamEntry, UpstreamStats, say
 from tap.ipc.sharedmemory import HELD_TOKENS, LOAD_CELLS, PREFILL_TOKENS, REQUESTS, UpstreamBoard
 from tap.proxy.ejection import Ejection

@@ -49,7 +49,7 @@ class Worker:
         self._budget = CopyBudget(settings.queue_bytes // settings.workers)
         self._upstreams = Upstreams(
             setup.upstreams,
-            live_policy(settings.route, setup.number),
+            live_policy(settings.route),
             board=UpstreamBoard(setup.folder, setup.board),
             worker=setup.number,
             capacity_blocks=setup.capacity_blocks,

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from report.__main__ import main as report
-from tests.jsonoutput import json_of
 from tests.warmstart import WarmPopen
 from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
 
@@ -155,24 +153,6 @@ def test_a_url_alone_says_all_before_the_first_request(
     assert (len(records), meta.workload and meta.workload.pattern) == (4, "closed loop")
 
 
-def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
-    summary = json_of(main, ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS])
-    assert summary["sent"] == 18
-    assert summary["statuses"] == {"ok": 18}
-    assert summary["counters_before"] == {"queries": 0, "hits": 0}
-    assert summary["counters_after"] == {"queries": engine.cache.queries, "hits": engine.cache.hits}
-    metrics = summary["metrics"]
-    assert metrics["hits"]["reported"]["all"]["rate"] == engine.cache.hits / engine.cache.queries
-    # Hits by cache size need another pass over the hashes: report show alone takes it.
-    assert metrics == json_of(report, ["show", str(tmp_path / "t")]) | {"cache": None}
-    health = {check["name"]: check for check in metrics["health"]}
-    assert health["prompt length"]["figure"] == "0 of 18 not as planned"
-    assert health["output length"]["figure"] == "0 of 18 not as planned"
-    # The header that a run's end adds keeps the client's delays.
-    assert metrics["client"]["loop_delay_ms"]["n"] > 0
-    assert 0 < metrics["client"]["crossing_delay_ms"]["n"] <= 18
-
-
 def test_an_slo_decides_the_exit_code_once_everything_is_told(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,24 +223,6 @@ def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: s
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 5
     assert {record.status for record in records} == {"client_abort"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--rate", "1", "--number", "1"], "connect"),
-        (["--rate", "1"], "--duration, --number: both missing"),
-    ],
-)
-def test_bad_input_is_one_line_and_2(tmp_path: Path, flags: list[str], message: str) -> None:
-    # Port 1 of the loopback: nobody listens there.
-    running = run_command("http://127.0.0.1:1", tmp_path / "t", *flags)
-    out, err = running.communicate(timeout=20)
-    assert running.returncode == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
-    assert err.startswith("loadgen: error: ")
-    assert message in err.lower()
 
 
 def test_a_trace_that_is_there_is_not_overwritten(engine: Any, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_file_has_flags_of_the_sweep_and_of_its_loads(tmp_path: Path) -> None:
         "--rate 2 --pattern gamma --burstiness 0.5 --number 9 --turns 3 --think 2s",
         "--parallel 2 --pattern series --rate-series 0:1,10:2 --duration 60",
         "--parallel 2 --pattern rollouts --turns 2 --think 1s --duration 60 --at-end cancel",
-        "--parallel 2 --dataset trie:code-qa --turns 4:9 --think 1s",
+        "--parallel 2 --dataset trace:data/captures/128x2/session-fast.jsonl.zst --turns 4:9 --think 1s",
     ],
 )
 def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:

@@ -121,16 +121,6 @@ def answered(prompt: ChatPrompt, token_ids: list[int]) -> Response:
     return Response(record, 0.0, token_ids, None, "what was said")
 
 
-def test_children_of_one_answer_share_what_they_shared() -> None:
-    maker = text_replay()
-    parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
-    first = sent(maker, parent)
-    exchange = Exchange(parent, first, answered(first, list(range(901, 908))))
-    children = [captured(name, [1, 2, 3, 4, own], 5 * BLOCK + 6) for name, own in (("b", 5), ("c", 6))]
-    one, other = (ids_of(sent(maker, child, exchange)) for child in children)
-    assert shared(one, other) // BLOCK == 4
-
-
 @pytest.fixture(scope="session")
 def chats(sim_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sessions of chats as their client recorded them."""

@@ -47,30 +47,6 @@ def body_of(exchange: Exchange) -> bytes:
     return b"".join(read.data for read in exchange.reads)
 
 
-def test_a_response_cut_at_every_byte_is_the_same_response() -> None:
-    whole = CHUNKED + BODY
-    cuts = iter(range(1, len(whole)))
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            await request_head(reader)
-            cut = next(cuts)
-            writer.write(whole[:cut])
-            await writer.drain()
-            await asyncio.sleep(0.001)
-            writer.write(whole[cut:])
-
-    async def ask(client: Client) -> None:
-        for _ in range(1, len(whole)):
-            exchange = await client.request("GET", "/")
-            assert (exchange.outcome, exchange.status, body_of(exchange)) == ("ok", 200, b"wikipedia ")
-            assert [value for name, value in exchange.headers if name == b"X-Two"] == [b"a", b"b"]
-            times = [exchange.sent_ns, *(read.at_ns for read in exchange.reads), exchange.end_ns]
-            assert times == sorted(times)
-
-    assert against(script, ask) == 1  # the connection was kept throughout
-
-
 @pytest.mark.parametrize(
     ("answer", "status", "body", "connections"),
     [

@@ -82,50 +82,6 @@ async def response(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(length)
 
 
-def test_a_request_cut_at_every_byte_is_the_same_request() -> None:
-    request = b"POST /v1/x?a=b%20c HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for cut in range(1, len(request)):
-            writer.write(request[:cut])
-            await writer.drain()
-            await asyncio.sleep(0)
-            writer.write(request[cut:])
-            assert await response(reader) == b"POST /v1/x?a=b%20c hello"
-
-    assert len(converse(talk)) == len(request) - 1  # one connection, kept
-
-
-def test_a_chunked_request_gives_raw_bytes_and_body() -> None:
-    framed = b"5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nTrailer: x\r\n\r\n"
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + framed)
-        assert await response(reader) == b"POST / hello!"
-
-    (handler,) = converse(talk)
-    assert handler.raw == framed
-
-
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_large_body_behind_its_head_in_one_read_is_whole(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    bodies = [b"%06d" % number * 20_000 for number in range(3)]
-    stream = b"".join(
-        b"%bPOST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (before, len(body), len(body), body)
-        for before, body in zip((b"", b"", b"\r\n"), bodies, strict=True)
-    )
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(stream)
-        for body in bodies:
-            assert await response(reader) == b"POST /%d %b" % (len(body), body)
-
-    opened = converse(talk, new_loop=new_loop)
-    assert [handler.body for handler in opened] == bodies
-
-
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
@@ -190,18 +146,6 @@ class Flood(Echo):
 
     def resume_response(self) -> None:
         self.said.append("resume")
-
-
-def test_a_slow_reader_pauses_the_response_and_lets_it_go_on() -> None:
-    opened: list[Echo] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        await until(lambda: bool(opened) and opened[0].said == ["pause"])  # type: ignore[attr-defined]
-        assert len(await response(reader)) == 1 << 24
-        await until(lambda: opened[0].said == ["pause", "resume"])  # type: ignore[attr-defined]
-
-    converse(talk, Flood, opened)
 
 
 def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:

@@ -16,14 +16,6 @@ from loadgen.plan.shapes import SessionShape
 from loadgen.plan.workload import Workload
 from tracefile import InputError
 
-TRIE: dict[str, Any] = {
-    "input_prompt_length": 1200,
-    "num_turns": 2,
-    "assistant_response_length": [40, 50],
-    "tool_call_output_length": [300, 0],
-    "tool_call_latency": [0.5, 2],
-    "final_assistant_response_length": 60,
-}
 CHAT = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "one"},
@@ -45,15 +37,6 @@ def read(name: str, path: Path) -> list[DatasetSession]:
 
 def said(session: DatasetSession) -> list[list[tuple[str, str]]]:
     return [[(quoted.role, quoted.text) for quoted in turn.quoted] for turn in session]
-
-
-def test_trie_is_lengths_and_latencies(tmp_path: Path) -> None:
-    (session,) = read("trie", write(tmp_path / "t", TRIE))
-    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in session] == [
-        (1200, 40, 0),
-        (300, 50, 500),
-        (1, 60, 2000),  # nothing cannot be asked: one token
-    ]
 
 
 def test_messages_turn_at_every_answer(tmp_path: Path) -> None:
@@ -108,29 +91,25 @@ def test_a_trace_is_its_sessions_lengths(tmp_path: Path) -> None:
     assert [turn.new_tokens for turn in second] == [610]
 
 
-def test_a_bailian_turn_is_what_its_prompt_has_more(tmp_path: Path) -> None:
-    row = {
-        "chat_id": 1,
-        "parent_chat_id": -1,
-        "timestamp": 1,
-        "input_length": 100,
-        "output_length": 30,
-        "hash_ids": [0] * 7,
-    }
-    later = row | {"chat_id": 2, "parent_chat_id": 1, "timestamp": 9, "input_length": 170, "hash_ids": [0] * 11}
-    branch = later | {"chat_id": 3, "timestamp": 10, "input_length": 180, "hash_ids": [0] * 12}
-    first, second = read("trace", write(tmp_path / "t", row, later, branch))
-    assert [(turn.new_tokens, turn.output_tokens) for turn in first] == [(100, 30), (40, 30)]
+def request(name: str, arrival_ms: float, prompt_tokens: int, **more: Any) -> dict[str, Any]:
+    """Line of a trace."""
+    return {"request_id": name, "arrival_ms": arrival_ms, "prompt_tokens": prompt_tokens} | more
+
+
+def test_a_turn_of_a_trace_is_what_its_prompt_has_more(tmp_path: Path) -> None:
+    first = request("a", 1, 100, output_tokens=30)
+    later = request("b", 9, 170, output_tokens=30, parent_id="a", think_ms=500)
+    branch = request("c", 10, 180, output_tokens=30, parent_id="a")
+    path = write(tmp_path / "t", {"meta": {"schema": "kvtape/1"}}, first, later, branch)
+    session, other = read("trace", path)
+    assert [(turn.new_tokens, turn.output_tokens, turn.think_ms) for turn in session] == [(100, 30, 0), (40, 30, 500)]
     # The first to go on from a request goes on; another begins a session with all its prompt.
-    assert [turn.new_tokens for turn in second] == [180]
+    assert [turn.new_tokens for turn in other] == [180]
 
 
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("trie", TRIE | {"num_turns": 3}, ":1: assistant_response_length: 2 of them; expected 3"),
-        ("trie", TRIE | {"tool_call_latency": [1, -1]}, r":1: tool_call_latency\[\d\]: Expected"),
-        ("trie", {"num_turns": 1}, ":1: .*input_prompt_length"),
         ("messages", {"messages": []}, ":1: messages: no messages"),
         ("messages", {"messages": [{"content": "x"}]}, ":1: messages: message 1: .*role"),
         ("messages", [{"role": "user", "content": 5}], ":1: message 1: content: "),
@@ -147,7 +126,9 @@ def test_a_bad_row_is_named(tmp_path: Path, name: str, row: Any, message: str) -
 
 # A dataset as a load.
 
-LOAD = LoadConfig(url="http://x", trace=Path("t"), parallel=2, number=7, dataset="trie", dataset_path=Path("d"), seed=3)
+LOAD = LoadConfig(
+    url="http://x", trace=Path("t"), parallel=2, number=7, dataset="trace", dataset_path=Path("d"), seed=3
+)
 
 
 def load(path: Path, **changes: Any) -> list[SessionShape]:
@@ -161,18 +142,13 @@ def firsts(sessions: Sequence[SessionShape]) -> list[int]:
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     """Sessions whose first prompts are 1, 2 and 3 tokens, of 1, 2 and 3 turns."""
-    rows = [
-        {
-            "input_prompt_length": number,
-            "num_turns": number - 1,
-            "assistant_response_length": [5] * (number - 1),
-            "tool_call_output_length": [6] * (number - 1),
-            "tool_call_latency": [0.1] * (number - 1),
-            "final_assistant_response_length": 7,
-        }
-        for number in (1, 2, 3)
-    ]
-    return write(tmp_path / "three", *rows)
+    lines: list[dict[str, Any]] = [{"meta": {"schema": "kvtape/1"}}]
+    for first in (1, 2, 3):
+        for turn in range(first):
+            later = {} if turn == 0 else {"parent_id": f"{first}.{turn - 1}", "think_ms": 100}
+            outputs = {"output_tokens": 7 if turn == first - 1 else 5}
+            lines.append(request(f"{first}.{turn}", 10 * first, first + 11 * turn, **outputs, **later))
+    return write(tmp_path / "three", *lines)
 
 
 def test_a_dataset_is_begun_again(three: Path) -> None:

@@ -83,6 +83,6 @@ def test_a_dataset_names_its_load_by_its_bytes(tmp_path: Path) -> None:
     names = []
     for name, text in (("a", "1"), ("b", "2"), ("c", "1")):
         (tmp_path / name).write_text(text)
-        config = replace(CONFIG, turns=LengthDistribution(1, 1), dataset="trie", dataset_path=tmp_path / name)
+        config = replace(CONFIG, turns=LengthDistribution(1, 1), dataset="trace", dataset_path=tmp_path / name)
         names.append(load_name(config))
     assert names[0] == names[2] != names[1]

@@ -75,25 +75,19 @@ def slowly(config: LoadConfig) -> Iterator[tuple[float, list[tuple[int, int, int
 
 
 def test_a_dataset_is_a_group_an_entry(tmp_path: Path) -> None:
-    rows = [
-        {
-            "input_prompt_length": 100 + row,
-            "num_turns": 1,
-            "assistant_response_length": [5],
-            "tool_call_output_length": [20],
-            "tool_call_latency": [0.5],
-            "final_assistant_response_length": 6,
-        }
-        for row in range(4)
-    ]
-    (tmp_path / "trie").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    header, lines = {"meta": {"schema": "kvtape/1"}}, []
+    for row in range(4):
+        first = {"request_id": f"{row}.0", "arrival_ms": row, "prompt_tokens": 100 + row, "output_tokens": 5}
+        then = {"request_id": f"{row}.1", "parent_id": f"{row}.0", "prompt_tokens": 125 + row, "output_tokens": 6}
+        lines += [first, then | {"arrival_ms": row, "think_ms": 500.0}]
+    (tmp_path / "t").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *lines]))
     config = replace(
         GROUPS,
         turns=None,
         output_tokens=None,
         number=None,
-        dataset="trie",
-        dataset_path=tmp_path / "trie",
+        dataset="trace",
+        dataset_path=tmp_path / "t",
     )
     sessions = list(Workload(config))
     # Once through the file, to the last session of each group.

@@ -157,7 +157,7 @@ def test_the_digest_is_this_on_every_machine() -> None:
         ("--turns 3", "--turns: 3 with --pattern calibration"),
         ("--think 1s", "--think: 1 with --pattern calibration"),
         ("--prefix-count 2 --prefix-tokens 9", "--prefix-count: 2 with --pattern calibration"),
-        (f"--dataset trie:{__file__}", "--dataset: .* with --pattern calibration"),
+        (f"--dataset trace:{__file__}", "--dataset: .* with --pattern calibration"),
         ("--parallel 1", "--parallel: expected 2 or more"),
         ("--prompt-tokens 500", "--prompt-tokens: 500; expected LOW:HIGH"),
         ("--prompt-tokens 500:1000", "--prompt-tokens: 500:1000; expected LOW:HIGH .* HIGH at least 8 LOW"),

@@ -158,11 +158,11 @@ OPEN = ["--rate", "1", "--number", "1"]
         ([*OPEN, "--rate-series", "0:1,2:3"], "--rate-series: expected it with --pattern series"),
         ([*OPEN, "--pattern", "series", "--rate-series", "0:1,2:3"], "--rate: 1.0 with --pattern series"),
         ([*CLOSED, "--at-end", "cancel"], "--at-end: cancel without a time; expected --duration"),
-        ([*CLOSED, "--dataset", f"trie:{__file__}", "--turns", "zipf:1,1,4"], "expected MIN:MAX"),
+        ([*CLOSED, "--dataset", f"trace:{__file__}", "--turns", "zipf:1,1,4"], "expected MIN:MAX"),
         ([*CLOSED, "--dataset", "mooncake:f"], "--dataset: mooncake: gone; expected trace:PATH"),
         ([*CLOSED, "--pattern", "constant"], "--rate: missing; expected arrivals a second with --pattern constant"),
         ([*CLOSED, "--dataset", "nosuch:f"], "--dataset: 'nosuch:f'; expected random, or NAME:PATH"),
-        ([*CLOSED, "--dataset", "trie"], "--dataset: trie without a file; expected trie:PATH"),
+        ([*CLOSED, "--dataset", "trace"], "--dataset: trace without a file; expected trace:PATH"),
         (
             [
                 *CLOSED,
@@ -195,7 +195,7 @@ def test_bad_flags_are_named(argv: list[str], message: str) -> None:
         (["--number", "5"], 5, 4, "closed loop"),
         (["--duration", "9s"], None, 4, "closed loop"),
         (["--pattern", "multiturn", "--turns", "3"], 32, 4, "closed loop"),
-        (["--dataset", f"trie:{__file__}"], None, 4, "closed loop"),
+        (["--dataset", f"trace:{__file__}"], None, 4, "closed loop"),
         (["--rate", "2", "--number", "7"], 7, None, "poisson"),
         (["--pattern", "calibration"], None, 8, "calibration"),
     ],
@@ -226,7 +226,7 @@ def test_an_endpoints_whole_url_is_taken() -> None:
     Path("F").touch()
     config = parse_config(
         shlex.split(
-            "--model qwen-plus --url https://h/compatible-mode/v1/chat/completions --api chat --dataset trie:F "
+            "--model qwen-plus --url https://h/compatible-mode/v1/chat/completions --api chat --dataset trace:F "
             "--parallel 4 --number 10 --duration 600"
         )
     )

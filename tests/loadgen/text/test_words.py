@@ -13,7 +13,7 @@ from loadgen.text.chattemplate import Order, learn_gaps
 from loadgen.text.messages import SyntheticMessage
 from loadgen.text.targettext import TargetText, TextMaker, learn_target
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
-from loadgen.text.words import FEWEST_WORDS, Words, find_words, prove
+from loadgen.text.words import Words, find_words
 from tests.fakes.vocabularies import write_model
 from tracefile.hashing.splitmix64 import mix64
 
@@ -98,21 +98,6 @@ def by_word(text: str) -> list[int]:
 
 def hash_of(word: str) -> int:
     return int.from_bytes(word.encode().rjust(8, b"\0")[-8:], "big")
-
-
-def test_a_tokenizer_that_spells_nothing_gives_its_common_words() -> None:
-    words = find_words(Broken(by_word))
-    assert FEWEST_WORDS <= len(words.texts) <= 128
-    prove(Broken(by_word), words, seed=1)
-
-
-def test_a_tokenizer_that_cuts_letters_has_no_words() -> None:
-    letters = Broken(lambda text: [ord(letter) for letter in text])
-    with pytest.raises(TokenizerError, match="only 0 words"):
-        find_words(letters)
-    target = learn_target(letters, [("user",)])
-    assert target.unknown == "only 0 words of its vocabulary survive re-tokenization"
-    assert TextMaker(target).say(SyntheticMessage("user", 1, 3)).text.count(" ") == 2
 
 
 def test_a_tokenizer_that_merges_rows_is_caught() -> None:

@@ -154,7 +154,7 @@ def test_the_next_step_is_another_capture_and_a_fit_of_all_in_new_files(
         assert lines[2].startswith(said)
         assert "-o client-9.jsonl.zst --pattern calibration" in lines[3]
         assert lines[3].endswith("--seed 8")
-        assert lines[5] == "  sim fit a.zst b.zst NEXT.jsonl.zst -o model-3.json"
+        assert lines[5] == "  sim calibrate a.zst b.zst NEXT.jsonl.zst -o model-3.json"
 
 
 def test_too_little_to_fit_says_what_to_send() -> None:

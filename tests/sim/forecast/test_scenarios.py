@@ -36,7 +36,7 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
         "cold prompts, rate ×2, max-num-seqs 8",
         "cold prompts, rate ×2, max-num-seqs 16",
     ]
-    assert [one.name for one in parsed("--evict", "lfu", "--no-prefix-caching")] == ["evict lfu, prefix caching off"]
+    assert [one.name for one in parsed("--no-prefix-caching")] == ["prefix caching off"]
 
 
 def test_the_capture_itself_is_no_scenario() -> None:
@@ -153,7 +153,7 @@ def test_kv_groups_keep_the_memory_and_hash_at_their_match_unit() -> None:
     # 4,095 blocks of 32 tokens of all layers are as many bytes as 8,190 of 64 tokens of a quarter of them.
     assert engine.num_gpu_blocks == 8191
     (other,) = parsed("--kv-groups", "full:32", "--host-blocks", "9", "--kv-bytes-per-token", "8")
-    with pytest.raises(InputError, match="--kv-groups: not simulated with tiers"):
+    with pytest.raises(InputError, match="--kv-groups: not simulated with memory behind"):
         plan(captured(records, paced=False), other)
     (fleet,) = parsed("--kv-groups", "full:32", "--replicas", "2")
     with pytest.raises(InputError, match="--kv-groups: full:32; expected one group in a fleet of engines"):
@@ -167,7 +167,7 @@ def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:
         keys = [BlockHash(1), BlockHash(2)]
         writer.write(Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, block_hashes=keys))
     fitted = default_model()
-    with pytest.raises(InputError, match=r"sliding_window: 256; expected sim fit --kv-groups, .*--base"):
+    with pytest.raises(InputError, match=r"sliding_window: 256; expected sim calibrate --kv-groups, .*--base"):
         read_captured(path, fitted, paced=None)
     base = parse_base(f"kv-groups={groups}")
     read = read_captured(path, fitted, paced=None, kv_groups=base.settings["kv_groups"])

@@ -249,7 +249,6 @@ def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) 
             "--host-blocks: 3 blocks; expected 30 or more, as many as the longest prompt",
         ),
         (["host-blocks", "--between", "30,64"], "--kv-bytes-per-token: not told; expected the KV cache's bytes"),
-        (["num-gpu-blocks", "--prefill-workers", "1"], "--prefill-workers, --decode-workers: expected both or none"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_forecast(

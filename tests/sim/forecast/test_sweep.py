@@ -154,11 +154,6 @@ def test_a_grid_that_means_nothing_is_refused_in_a_line(tmp_path: Path, text: st
             "[base]\nkv-bytes-per-token = 8\n[axes]\nhost-blocks = [40, 9]",
             r".*host-blocks 9, .*: --host-blocks: 9 blocks; expected 30 or more, as many as the longest prompt",
         ),
-        (
-            "[base]\nkv-bytes-per-token = 8\nhost-blocks = 40\nevict = 'lfu'\n"
-            "[axes]\ntier-write = ['through', 'evict']",
-            r".*tier-write evict: --evict: lfu; expected vllm beside --tier-write evict",
-        ),
     ],
 )
 def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(

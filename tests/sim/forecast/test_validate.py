@@ -343,7 +343,6 @@ def test_a_part_of_a_fitted_trace_judges_nothing(folder: Path) -> None:
         (["--repeat", "a.jsonl"], "fitted on this very trace"),
         (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, which the model was fitted on"),
         (["--members", "0"], "--members 0: expected 1 or more"),
-        (["--also", "captured=b.jsonl"], "a label of its own"),
     ],
 )
 def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.routing import POLICIES, PolicySettings, RoutedEngine, RoutedRequest, Router
-from engines.routing.index import PrefixIndex
+from engines.routing import POLICIES, RoutedEngine, RoutedRequest, Router
+from engines.routing.prefix import PrefixIndex
 from tap.ipc.messages import UpstreamEntry
 from tap.ipc.sharedmemory import BoardSize, UpstreamBoard
 from tap.proxy import relay
@@ -396,7 +396,7 @@ def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int,
     entries = [entry(place) for place in range(count)]
     live = Upstreams(entries, live_policy(policy), key=KEY)
     knowledge = PrefixIndex(count, capacity_blocks=1 << 10) if POLICIES[policy].uses_cache else None
-    simulated = Router([one.url for one in entries], POLICIES[policy].make(PolicySettings()), knowledge=knowledge)
+    simulated = Router([one.url for one in entries], POLICIES[policy].make(), knowledge=knowledge)
     for number, (session, told, length) in enumerate(requests):
         keys = [session * 100 + place + 1 for place in range(length)] if knowledge is not None else []
         name = f"session {session}" if told else None

@@ -1,19 +1,19 @@
-"""A model beside traffic of a known engine: pace, drift, TTFT, gauges, and a trace while it is written."""
+"""A model beside traffic of a known engine: pace, drift, the alarm, and a trace while it is written."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import exp, hypot, log, sqrt
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import msgspec
 import pytest
 
 from sim.__main__ import main
+from sim.fit.pace import Pace
+from sim.forecast import following
+from sim.forecast.following import LEAST, Bounds, DriftAlarm, Judgement, ModelWatch, allowed_reach, is_outside
 from sim.latency.modelfile import Model, default_model, make_model, save_model
-from sim.watch import modelwatch
-from sim.watch import watch as command
-from sim.watch.modelwatch import Bounds, Judgement, TtftRow, serve
 from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 BLOCK = 32
@@ -21,9 +21,8 @@ BLOCKS = 801
 
 
 @pytest.fixture(autouse=True)
-def _few_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modelwatch, "MEMBERS", 2)
-    monkeypatch.setattr(modelwatch, "EVERY_MS", 3.6e6)
+def _rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "EVERY_MS", 3.6e6)
 
 
 def engine_model(speed: float = 1.0) -> Model:
@@ -68,28 +67,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Meta, list[Record]
     return msgspec.structs.replace(predicted, source="tap", epoch_unix_ns=0), ordered
 
 
-def watched(
-    folder: Path, trace: Path, model: Model, capsys: pytest.CaptureFixture[str], *flags: str
-) -> tuple[int, list[Judgement]]:
-    save_model(model, folder / "model.json")
-    code = main(["watch", str(trace), "--latency-model", str(folder / "model.json"), "--json", *flags])
-    return code, [msgspec.json.decode(line, type=Judgement) for line in capsys.readouterr().out.splitlines()]
+def watched(trace: Path, model: Model, upstream: str | None = None) -> list[Judgement]:
+    """Judge a trace that is whole as it was judged while it grew, and once more at its end."""
+    save_model(model, trace.with_name("model.json"))
+    watch, found = ModelWatch(trace, trace.with_name("model.json"), {}, upstream), list[Judgement]()
+    meta, records = load_trace(trace)
+    for record in records:
+        watch.take(record, meta)
+        if watch.is_due:
+            found.append(watch.judge())
+    return [*found, watch.judge()]
 
 
-def test_the_own_model_of_an_engine_keeps_its_pace(
-    tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_own_model_of_an_engine_keeps_its_pace(tmp_path: Path, served: Any) -> None:
     """319 of 320 requests: the last arrived when not all that were there had ended."""
     trace = write(tmp_path / "t.jsonl", *served)
-    code, [found] = watched(tmp_path, trace, engine_model(), capsys)
-    assert (code, found.requests, found.drifted, found.allowed) == (0, 319, False, (0.9524, 1.05))
+    [found] = watched(trace, engine_model())
+    assert (found.requests, found.drifted, found.allowed) == (319, False, (0.9524, 1.05))
     assert (found.pace, found.outside) == (Bounds(1.0, 1.0, 1.0), False)
-    # A prompt of 2,629 tokens takes 93.575 ms cold and 19.95 ms behind 80 of its blocks; 8 of 319 were cold.
-    assert [(row.level, row.seen, row.predicted.middle) for row in found.ttft] == [
-        ("p50", 19.95, 19.95),
-        ("p90", 19.95, 19.95),
-        ("p99", 93.575, 93.575),
-    ]
     assert found.notes == []
 
 
@@ -100,22 +95,11 @@ def test_the_own_model_of_an_engine_keeps_its_pace(
 def test_a_pace_that_is_known_worse_than_its_range_shows_no_drift(
     low: float | None, high: float | None, uncertain: bool
 ) -> None:
-    pace = None if low is None else Bounds(1.0, low, high)
-    assert command.is_uncertain(Judgement(allowed=(0.9524, 1.05), pace=pace)) is uncertain
+    pace = None if low is None or high is None else Bounds(1.0, low, high)
+    assert following.is_uncertain(Judgement(allowed=(0.9524, 1.05), pace=pace)) is uncertain
 
 
-def test_a_band_wider_than_a_gates_limit_is_not_within() -> None:
-    bands = (Bounds(100.0, 96.0, 104.0), Bounds(100.0, 50.0, 150.0), Bounds(80.0, 78.0, 82.0))
-    rows = [TtftRow(level="p50", seen=100.0, predicted=band) for band in bands]
-    *_, near, wide, far = command.describe(Judgement(allowed=(0.95, 1.05), ttft=rows))
-    assert near.endswith("within")
-    assert wide.endswith("too uncertain to say")
-    assert far.endswith("outside")
-
-
-def test_one_engine_of_several_is_judged_by_its_own_requests(
-    tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_engine_of_several_is_judged_by_its_own_requests(tmp_path: Path, served: Any) -> None:
     """The same load on two engines at once: one queue for both would serve the second behind the first's."""
     meta, records = served
 
@@ -127,29 +111,23 @@ def test_one_engine_of_several_is_judged_by_its_own_requests(
     refused = went_to(None, records[40], status="error", ttft_ms=None, itl_ms=[], itl_tokens=[], output_tokens=None)
     trace = write(tmp_path / "t.jsonl", meta, [*both[:81], refused, *both[81:]])
     with pytest.raises(InputError, match="requests of http://a:1 and http://b:1; expected --upstream"):
-        watched(tmp_path, trace, engine_model(), capsys)
-    code, [found] = watched(tmp_path, trace, engine_model(), capsys, "--upstream", "http://b:1")
-    assert (code, found.requests, found.pace) == (0, 319, Bounds(1.0, 1.0, 1.0))
-    assert [(row.level, row.seen, row.predicted.middle) for row in found.ttft][::2] == [
-        ("p50", 19.95, 19.95),
-        ("p99", 93.575, 93.575),
-    ]
+        watched(trace, engine_model())
+    [found] = watched(trace, engine_model(), "http://b:1")
+    assert (found.requests, found.pace) == (319, Bounds(1.0, 1.0, 1.0))
 
 
 def test_a_model_that_is_too_slow_by_a_fifth_has_drifted(
-    tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modelwatch, "EVERY_MS", 50e3)
-    code, judgements = watched(tmp_path, write(tmp_path / "t.jsonl", *served), engine_model(1.2), capsys)
-    assert code == 1
+    monkeypatch.setattr(following, "EVERY_MS", 50e3)
+    judgements = watched(write(tmp_path / "t.jsonl", *served), engine_model(1.2))
     assert [one.drifted for one in judgements] == [False, False, True, True, True]
     last = judgements[-1]
     assert last.pace is not None
     assert last.outside
     assert last.pace.middle == pytest.approx(1 / 1.2, abs=1e-3)
-    assert last.ttft[0].predicted.middle == pytest.approx(1.2 * 19.95, rel=0.02)
-    assert "  the model has drifted since 00:00:50 UTC; scale it (sim fit --pace-from) or fit it again" in (
-        command.describe(last)
+    assert "  the model has drifted since 00:00:50 UTC; scale it (sim calibrate --pace-from) or fit it again" in (
+        following.describe(last)
     )
 
 
@@ -162,26 +140,26 @@ def test_a_model_that_is_too_slow_by_a_fifth_has_drifted(
     ],
 )
 def test_what_cannot_be_told_is_a_note(
-    tmp_path: Path, served: Any, case: tuple[dict[str, Any], dict[str, Any], str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, served: Any, case: tuple[dict[str, Any], dict[str, Any], str]
 ) -> None:
     (meta, records), (changes, engine, note) = served, case
     meta = msgspec.structs.replace(meta, engine=msgspec.structs.replace(meta.engine, **engine))
     records = [msgspec.structs.replace(record, **changes) for record in records[:60]]
-    _, [found] = watched(tmp_path, write(tmp_path / "t.jsonl", meta, records), engine_model(), capsys)
+    [found] = watched(write(tmp_path / "t.jsonl", meta, records), engine_model())
     assert note in "".join(found.notes)
 
 
 def test_after_a_pause_the_traffic_before_it_is_forgotten(
-    tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modelwatch, "EVERY_MS", 1e9)
+    monkeypatch.setattr(following, "EVERY_MS", 1e9)
     meta, records = served
     later = [
         msgspec.structs.replace(one, request_id=RequestId(f"{one.request_id}b"), arrival_ms=one.arrival_ms + 3.6e6)
         for one in records[:100]
     ]
     trace = write(tmp_path / "t.jsonl", meta, [*records, *later])
-    _, [found] = watched(tmp_path, trace, engine_model(), capsys)
+    [found] = watched(trace, engine_model())
     assert found.requests == 99
     assert found.from_ms == pytest.approx(3.6e6)
 
@@ -206,51 +184,65 @@ def test_a_trace_is_followed_while_it_grows(
             return len(waits) < 2
 
         add(160)
-        monkeypatch.setattr(command, "wait_for_more", wait)
+        monkeypatch.setattr(following, "wait_for_more", wait)
         monkeypatch.setattr("os.nice", lambda by: by)
-        monkeypatch.setattr(command, "REST", 0.0)
-        monkeypatch.setattr(modelwatch, "EVERY_MS", 60e3)
-        code, judgements = watched(tmp_path, tmp_path / "t.jsonl.zst", engine_model(), capsys, "--follow")
-    assert (code, [one.requests for one in judgements]) == (0, [159, 319])
+        monkeypatch.setattr(following, "REST", 0.0)
+        monkeypatch.setattr(following, "EVERY_MS", 60e3)
+        save_model(engine_model(), tmp_path / "model.json")
+        model = ["--latency-model", str(tmp_path / "model.json")]
+        assert main(["validate", str(tmp_path / "t.jsonl.zst"), *model, "--follow", "--json"]) == 0
+    judgements = [msgspec.json.decode(line, type=Judgement) for line in capsys.readouterr().out.splitlines()]
+    assert [one.requests for one in judgements] == [159, 319]
 
 
-def test_the_last_judgement_is_gauges(free_port: int) -> None:
-    gauges = serve(f"127.0.0.1:{free_port}")
-
-    def told() -> list[str]:
-        with urlopen(f"http://127.0.0.1:{free_port}/metrics") as answer:
-            return [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-
-    assert told() == []
-    rows = [TtftRow(level="p50", seen=20.0, predicted=Bounds(25.0, 24.0, None))]
-    pace = Bounds(0.8, 0.79, 0.81)
-    gauges.judgement = Judgement(allowed=(0.95, 1.05), pace=pace, drifted=True, requests=319, ttft=rows)
-    assert told() == [
-        "kvtape_watch_drifted 1.0",
-        'kvtape_watch_pace{bound="middle"} 0.8',
-        'kvtape_watch_pace{bound="low"} 0.79',
-        'kvtape_watch_pace{bound="high"} 0.81',
-        'kvtape_watch_allowed_pace{bound="low"} 0.95',
-        'kvtape_watch_allowed_pace{bound="high"} 1.05',
-        "kvtape_watch_requests 319.0",
-        'kvtape_watch_ttft_seconds{bound="seen",quantile="p50"} 0.02',
-        'kvtape_watch_ttft_seconds{bound="middle",quantile="p50"} 0.025',
-        'kvtape_watch_ttft_seconds{bound="low",quantile="p50"} 0.024',
-    ]
-    with pytest.raises(InputError, match=f"--metrics 127.0.0.1:{free_port}: .*; expected HOST:PORT, free on this"):
-        serve(f"127.0.0.1:{free_port}")
-    with pytest.raises(InputError, match="--metrics 9105x: "):
-        serve("9105x")
-
-
-def test_bad_input_is_one_line(tmp_path: Path, served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(tmp_path: Path, served: Any) -> None:
     meta, records = served
     other = msgspec.structs.replace(meta, block_size=48)
     with pytest.raises(InputError, match="block size 32: not a multiple of the trace's 48"):
-        watched(tmp_path, write(tmp_path / "t.jsonl", other, records[:40]), engine_model(), capsys)
+        watched(write(tmp_path / "t.jsonl", other, records[:40]), engine_model())
 
 
-def test_a_trace_of_requests_without_an_end_is_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = write(tmp_path / "t.jsonl", Meta(source="tap", block_size=BLOCK), list(asked(2)))
-    with pytest.raises(InputError, match=r"t\.jsonl: no request with an arrival and an end; expected a capture"):
-        watched(tmp_path, trace, engine_model(), capsys)
+def test_the_alarm_goes_on_after_three_judgements_outside_and_off_after_three_inside() -> None:
+    alarm = DriftAlarm()
+    steps = [
+        # Time, outside, and then: drifted, since.
+        (1.0, True, False, None),
+        (2.0, True, False, None),
+        (3.0, False, False, None),  # two are not enough, and the count begins anew
+        (4.0, True, False, None),
+        (5.0, True, False, None),
+        (6.0, True, True, 4.0),
+        (7.0, False, True, 4.0),
+        (8.0, False, True, 4.0),
+        (9.0, True, True, 4.0),
+        (10.0, False, True, 4.0),
+        (11.0, False, True, 4.0),
+        (12.0, False, False, None),
+    ]
+    for at_ms, outside, drifted, since_ms in steps:
+        alarm.judge(outside=outside, at_ms=at_ms)
+        assert (alarm.drifted, alarm.since_ms) == (drifted, since_ms), at_ms
+
+
+@pytest.mark.parametrize(
+    ("log_sd", "freedom", "score"),
+    [(0.03, 0, 1.959964), (0.03, 1, 12.706205), (0.03, 4, 2.776445)],
+)
+def test_a_models_range_is_students_t_of_its_captures(log_sd: float, freedom: int, score: float) -> None:
+    model = msgspec.structs.replace(default_model(), drift_log_sd=log_sd, drift_freedom=freedom)
+    assert allowed_reach(model) == pytest.approx(score * log_sd, rel=1e-6)
+
+
+def test_a_drift_below_five_per_cent_is_never_told() -> None:
+    assert allowed_reach(default_model()) == LEAST == log(1.05)
+
+
+@pytest.mark.parametrize(("beyond", "outside"), [(0.999, False), (1.001, True)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_pace_is_outside_by_more_than_range_and_measurement_together(
+    beyond: float, sign: int, *, outside: bool
+) -> None:
+    """Eight blocks of spread 0.04: the mean's error is t(7) · 0.04 / 3."""
+    measured = 2.364624 * 0.04 / sqrt(9)
+    factor = exp(sign * beyond * hypot(0.1, measured))
+    assert is_outside(Pace(factor, 0.04, 7, 1_000), 0.1) is outside

@@ -1,20 +1,85 @@
-"""Traces as Mooncake's lines, whose format is that of ``tracefile.importers.blocktraces``."""
+"""Mooncake's traces, read and written: the FAST'25 release of kvcache-ai/Mooncake, which other tools read, too.
+
+A line ``{"timestamp", "input_length", "output_length", "hash_ids"}`` a request; no sessions. The ids stand for chained
+512-token blocks (equal ids: equal prefixes), one for every started block: the last may be partial, and a partial block
+is never a hit, so only the full ones become ``block_hashes``. The id of a partial one is kept in ``extra`` under
+``PARTIAL_BLOCK``, so that nothing is lost.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
-from tracefile.importers.blocktraces import MOONCAKE_BLOCK_SIZE, PARTIAL_BLOCK
+from tracefile.records.decoding import HEADER_START, NOT_JSON
 from tracefile.records.errors import USAGE_ADVICE, InputError
-from tracefile.records.schema import Meta, Record
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, Time
+
+MOONCAKE_BLOCK_SIZE = 512
+MOONCAKE_KEYS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
+PARTIAL_BLOCK = "partial_block_hash"
+"""Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
 
 NO_LENGTHS: Final = "left out: no prompt_tokens or no output_tokens"
 NO_ARRIVAL: Final = "left out: no arrival_ms"
 NO_HASHES: Final = "have no hashes: their ids are shared with none"
 LOST: Final = "lost: sessions, statuses, times of tokens, fractions of a millisecond"
+
+
+class MooncakeLine(msgspec.Struct, kw_only=True):
+    """A line as published."""
+
+    timestamp: Time
+    """Arrival in ms from the trace's start."""
+    input_length: Count
+    output_length: Count
+    hash_ids: list[int]
+
+
+class MooncakeDecoder:
+    """Mooncake lines as records; ids are ``mooncake-1``, ``-2``, … in file order, the same at every reading."""
+
+    def __init__(self) -> None:
+        self.meta = Meta(block_size=MOONCAKE_BLOCK_SIZE, hash=HashInfo(algorithm="mooncake"))
+        self._count = 0
+        self._decoder = msgspec.json.Decoder(MooncakeLine)
+
+    def decode(self, line: bytes, where: str) -> Record:
+        try:
+            row = self._decoder.decode(line)
+        except NOT_JSON as error:
+            raise InputError(f"{where}: {error}; expected a Mooncake line") from None
+        full = row.input_length // MOONCAKE_BLOCK_SIZE
+        if len(row.hash_ids) < full:
+            raise InputError(f"{where}: hash_ids: {len(row.hash_ids)} ids; expected {full}, one for every full block")
+        self._count += 1
+        return _record(row, self._count)
+
+    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
+        try:
+            rows = list(map(self._decoder.decode, lines))
+        except NOT_JSON:
+            return None
+        too_few = any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows)
+        if too_few or any(line.startswith(HEADER_START) for line in lines):
+            return None
+        self._count += len(rows)
+        return list(map(_record, rows, count(self._count - len(rows) + 1)))
+
+
+def _record(row: MooncakeLine, number: int) -> Record:
+    full = row.input_length // MOONCAKE_BLOCK_SIZE
+    return Record(
+        request_id=RequestId(f"mooncake-{number}"),
+        arrival_ms=row.timestamp,
+        prompt_tokens=row.input_length,
+        output_tokens=row.output_length,
+        tokens_source="tokenizer",
+        block_hashes=cast(list[BlockHash], row.hash_ids[:full]),
+        extra={PARTIAL_BLOCK: row.hash_ids[full]} if len(row.hash_ids) > full else {},
+    )
 
 
 def usual_block_size(meta: Meta) -> int | None:

@@ -1,68 +1,56 @@
-"""A model beside a trace of one engine: takes its requests one by one, judges the last minutes, and shows gauges."""
+"""``sim validate --follow``: a model beside a growing trace of one engine, minute by minute: its pace and drift."""
 
+import argparse
+import os
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from math import exp, hypot, log
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
-from measure.exposition import Families
-from measure.runs import make_run
 from measure.scores import ndtri, stdtrit
-from measure.survival import incidence, quantiles
-from measure.waits import first_token_waits
+from measure.wording import NOTHING
 from sim.fit.drift import INTERVAL
-from sim.fit.factualhits import with_factual_hits
 from sim.fit.pace import Pace, measure_pace, priced_steps
 from sim.fit.variants import Capture
 from sim.forecast.captured import captured_engine
-from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.summary import ttft_quantiles
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import engine_warning
+from sim.vllm.config import engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivals import plan_arrivals
-from tracefile.records.arrays import IntArray
+from tracefile.commandline.ending import verdict_code
+from tracefile.files.reading import FollowedTrace, wait_for_more
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
+NICENESS = 15
+POLL_S = 1.0
+REST = 19.0
+"""Pause after a judgement, in its CPU time: a twentieth of a core at most."""
 WINDOW_MS, EVERY_MS = 600e3, 60e3
 """Time that is judged, and from one judgement to the next."""
 MOST_REQUESTS = 2048
 MOST_READS = 1 << 18
 """Token reads of all kept requests: rebuilding the steps of more takes seconds."""
-MEMBERS = 20
 LEAST = log(1.05)
 """Drift that is never reported: forecasts' bands are wider."""
 JUDGEMENTS = 3
 """In a row that say the same before the alarm changes."""
-LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-FEWEST = {"p50": 30, "p90": 30, "p99": 100}
-"""Requests of which a quantile is judged."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """A value and the ends of its interval. Null: not finite."""
+    """A value and the ends of its interval."""
 
-    middle: float | None
-    low: float | None
-    high: float | None
-
-
-class TtftRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A TTFT quantile of the judged requests, ms."""
-
-    level: str
-    seen: float | None
-    """Null: more than the rest waited for no first token."""
-    predicted: Bounds
+    middle: float
+    low: float
+    high: float
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +71,6 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     drifted: bool = False
     """The pace has been outside for several judgements in a row, and not been back for as many."""
     drifted_since_ms: float | None = None
-    ttft: list[TtftRow] = []
     notes: list[str] = []
 
 
@@ -163,11 +150,6 @@ class ModelWatch:
         return record.upstream == self._engine  # one without an upstream was refused by the tap itself
 
     @property
-    def is_empty(self) -> bool:
-        """True until a request with an arrival and an end comes."""
-        return self._judged_ms is None
-
-    @property
     def is_due(self) -> bool:
         """True once the trace has gone on by ``EVERY_MS`` since the last judgement."""
         return self._judged_ms is not None and self._latest_ms >= self._judged_ms + EVERY_MS
@@ -201,7 +183,7 @@ class ModelWatch:
         return self._latest_ms - min(longest_ms, (self._latest_ms - first_ms) / 2)
 
     def _judged(self, judgement: Judgement, records: list[Record], model: Model) -> Judgement:
-        """Return the judgement with pace and TTFT."""
+        """Return the judgement with the pace."""
         assert self._meta is not None
         cached = np.array([record.cached_tokens or 0 for record in records], np.int64)
         arrivals = plan_arrivals(self._meta, records, model.engine.block_size, needs_hashes=False)
@@ -214,16 +196,13 @@ class ModelWatch:
             self._alarm.judge(outside=is_outside(pace, self._reach), at_ms=judgement.until_ms)
         except InputError as error:
             judgement.notes.append(str(error))
-        streamed = np.array([record.stream is not False for record in records])
-        judged = np.flatnonzero(streamed & arrivals.runs & (arrivals.arrival_ms >= judgement.from_ms))
         return msgspec.structs.replace(
             judgement,
-            requests=len(judged),
+            requests=int((arrivals.runs & (arrivals.arrival_ms >= judgement.from_ms)).sum()),
             pace=None if pace is None else _bounds(pace.factor, exp(pace.reach)),
             outside=pace is not None and is_outside(pace, self._reach),
             drifted=self._alarm.drifted,
             drifted_since_ms=self._alarm.since_ms,
-            ttft=ttft_rows(self._meta, capture, model, judged) if len(judged) >= FEWEST["p50"] else [],
         )
 
 
@@ -231,62 +210,60 @@ def _bounds(value: float, factor: float) -> Bounds:
     return Bounds(round(value, 4), round(value / factor, 4), round(value * factor, 4))
 
 
-def ttft_rows(meta: Meta, capture: Capture, model: Model, judged: IntArray) -> list[TtftRow]:
-    """Return TTFT quantiles of the requests at ``judged``, seen and forecast with the hits that they had."""
-    levels = np.array([*LEVELS.values()])
-    waits = first_token_waits(make_run("seen", "", meta, capture.records), judged)
-    seen_ms = quantiles(waits, incidence(waits), levels)
-    arrivals, roomy = with_factual_hits(capture.columns, model.engine, np.array(capture.cached_tokens))
-    made = forecast(arrivals, roomy, members(model, MEMBERS, 0), seed=0, threads=1)
-    places = judged + len(arrivals) - len(capture.records)  # behind requests that leave the hits
-    by_member = np.array([ttft_quantiles(made, member, places, levels).values_ms for member in range(MEMBERS)])
-    rows = []
-    for column, level in enumerate(LEVELS):
-        if len(judged) >= FEWEST[level]:
-            band = interval(by_member[:, column])
-            predicted = Bounds(_ms(band.middle), _ms(band.low), _ms(band.high))
-            rows.append(TtftRow(level=level, seen=_ms(float(seen_ms[column])), predicted=predicted))
-    return rows
+def run(arguments: argparse.Namespace) -> int:
+    """Judge until Ctrl-C; 1 if the model has drifted by then, 3 if the last pace is too uncertain to say."""
+    trace, overrides = arguments.trace, engine_overrides(arguments)
+    watch = ModelWatch(trace, arguments.latency_model, overrides, arguments.upstream)
+    last: Judgement | None = None
+    os.nice(NICENESS)
+    print(f"{trace}: followed until Ctrl-C", file=sys.stderr, flush=True)
+    for last in _followed(watch, trace):
+        if arguments.json:
+            sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
+        print("\n".join(describe(last)), file=sys.stderr if arguments.json else None, flush=True)
+    return verdict_code(failed=last is not None and last.drifted, uncertain=last is not None and is_uncertain(last))
 
 
-def _ms(value: float) -> float | None:
-    """Return a time to the microsecond, as traces have it; None: not finite."""
-    return round(value, 3) if np.isfinite(value) else None
+def is_uncertain(one: Judgement) -> bool:
+    """Return if the pace's own interval is wider than the range of drift, so that a drift of it would not show."""
+    pace = one.pace
+    return pace is None or (not one.outside and pace.high / pace.middle > one.allowed[1])
 
 
-class Gauges(Collector):
-    """Collects nothing until there is a judgement."""
-
-    def __init__(self) -> None:
-        self.judgement: Judgement | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        if (one := self.judgement) is None:
+def _followed(watch: ModelWatch, path: Path) -> Iterator[Judgement]:
+    trace, rest_s = FollowedTrace(path), 0.0
+    while True:
+        for record in trace.new_records():
+            assert trace.meta is not None
+            watch.take(record, trace.meta)
+        if watch.is_due and rest_s <= 0.0:
+            begun_s = sum(os.times()[:2])
+            yield watch.judge()
+            rest_s = REST * (sum(os.times()[:2]) - begun_s)
+        if not wait_for_more(POLL_S):
             return
-        low, high = one.allowed
-        gauge = Families("kvtape_watch_").gauge
-        yield gauge("drifted", "1: the pace has left the model's drift.", [((), one.drifted)])
-        yield gauge("pace", "Steps' time over the model's.", _rows(one.pace), ["bound"])
-        yield gauge("allowed_pace", "The model's range.", [(("low",), low), (("high",), high)], ["bound"])
-        yield gauge("requests", "Judged requests of the last ten minutes.", [((), one.requests)])
-        labels = ["quantile", "bound"]
-        seen = [((row.level, "seen"), row.seen / 1e3) for row in one.ttft if row.seen is not None]
-        made = [((row.level, *bound), value / 1e3) for row in one.ttft for bound, value in _rows(row.predicted)]
-        yield gauge("ttft_seconds", "TTFT seen, and predicted with its interval.", seen + made, labels)
+        rest_s -= POLL_S
 
 
-def _rows(bounds: Bounds | None) -> list[tuple[tuple[str], float]]:
-    named = [] if bounds is None else [("middle", bounds.middle), ("low", bounds.low), ("high", bounds.high)]
-    return [((name,), value) for name, value in named if value is not None]
+def describe(one: Judgement) -> list[str]:
+    """Return a judgement as lines: the pace, notes."""
+    low, high = one.allowed
+    lines = [
+        f"{_clock(one, one.until_ms)}: {one.requests:,} requests since {_clock(one, one.from_ms)}; "
+        f"pace {_interval(one.pace)}, expected {low:.2f} to {high:.2f}"
+    ]
+    if one.drifted:
+        since = _clock(one, one.drifted_since_ms or 0.0)
+        lines.append(f"  the model has drifted since {since}; scale it (sim calibrate --pace-from) or fit it again")
+    return lines + [f"  {note}" for note in one.notes]
 
 
-def serve(address: str) -> Gauges:
-    """Serve gauges at HOST:PORT, on a thread of the library. Raises InputError for an address that cannot be used."""
-    host, _, port = address.rpartition(":")
-    gauges, registry = Gauges(), CollectorRegistry()
-    registry.register(gauges)
-    try:
-        start_http_server(int(port), host or "0.0.0.0", registry)
-    except (ValueError, OverflowError, OSError) as error:
-        raise InputError(f"--metrics {address}: {error}; expected HOST:PORT, free on this machine") from None
-    return gauges
+def _interval(bounds: Bounds | None) -> str:
+    return NOTHING if bounds is None else f"{bounds.middle:.2f} ({bounds.low:.2f} to {bounds.high:.2f})"
+
+
+def _clock(one: Judgement, time_ms: float) -> str:
+    """Return a time of the trace as HH:MM:SS UTC, or as seconds of the trace where its wall clock is not known."""
+    if one.epoch_unix_ns is None:
+        return f"{time_ms / 1e3:.0f} s"
+    return datetime.fromtimestamp(one.epoch_unix_ns / 1e9 + time_ms / 1e3, UTC).strftime("%H:%M:%S UTC")
