@@ -44,6 +44,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "tap --tls-cert": "the tap serves plain HTTP; expected a gateway before it that ends TLS",
     "tap --tls-key": "the tap serves plain HTTP; expected a gateway before it that ends TLS",
     "tap --wait": "clients get 503 until an upstream is there",
+    "tap --lora": "hashes differ by the model's name; expected no --model beside adapters",
     "tap --admin-name": "the admin pages answer under every name",
     "tap --engine-metrics-interval": "gone; expected Prometheus on the engine's own /metrics",
     "tap --log-interval": "the account is printed every 30 s while there is news",
