@@ -26,7 +26,7 @@ PORTS: Final = (8000, 30000, 8080, 11434, 1234)
 """Ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
 LOOK_S: Final = 2.0
 TAP_PORT: Final = 8001
-FORECASTS: Final = ("run", "what-if", "sweep", "search", "validate", "watch")
+FORECASTS: Final = ("run", "what-if", "sweep", "search", "validate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -
             **{name: value for name, value in access.items() if name not in tls},
         },
         "replay": {"url": url, "model": model, **access},
-        **{f"sim.{name}": {"output": "model.json"} for name in ("fit", "calibrate")},
+        "sim.calibrate": {"output": "model.json"},
         **{f"sim.{name}": {"latency-model": "model.json"} for name in FORECASTS},
         "kvtape.doctor": {"url": url, "listen": f"127.0.0.1:{TAP_PORT}", **access},
     }

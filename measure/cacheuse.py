@@ -44,6 +44,17 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyHits:
+    """Hits under a policy of eviction by cache size, as ``sim curve`` once printed them. Lists of one length."""
+
+    evict: str
+    sizes: list[int]
+    hit_blocks: list[int]
+    gain: list[float]
+    gain_error: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
     """The prompt tokens of some requests by cause; they add up to ``input_tokens``."""
 

@@ -127,7 +127,7 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
         calibrate()
     model = work.path("model.json")
     scheduler = [] if at else ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
-    work.run("fit", ["sim", "fit", *calibrations, *scheduler, "-o", model])
+    work.run("fit", ["sim", "calibrate", *calibrations, *scheduler, "-o", model])
     judged = work.path("validation.json")
     cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
     work.run(

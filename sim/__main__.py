@@ -23,17 +23,10 @@ COMMANDS = {
         "sim.forecast.sweep", "forecast a capture at every point of a grid: what to change, and for which cost"
     ),
     "search": Subcommand("sim.forecast.search", "smallest cache or highest rate that keeps a TTFT target"),
-    "calibrate": Subcommand(
-        "sim.forecast.calibrate", "fit a latency model to captures and validate it on others, in one go"
-    ),
-    "fit": Subcommand("sim.fit.fit", "fit a latency model to captured traces"),
+    "calibrate": Subcommand("sim.forecast.calibrate", "fit a latency model to captures, and validate it on others"),
     "validate": Subcommand(
         "sim.forecast.validate",
         "compare captures with forecasts of them, quantile by quantile; gates for CI",
-    ),
-    "watch": Subcommand(
-        "sim.watch.watch",
-        "hold a model to live traffic: its pace, TTFT predicted and seen, other cache sizes, an alarm when it drifts",
     ),
     "serve": Subcommand(
         "sim.serving.serve", "serve an OpenAI-compatible simulated engine with the latency model's times"

@@ -357,7 +357,9 @@ def _check_rotation(args: argparse.Namespace) -> None:
 
 
 def _checked_trace(args: argparse.Namespace) -> str:
-    path = output_name(args.output, "tap", resume=args.resume)
+    if args.output is None and args.resume:
+        raise InputError("--resume: without --output; expected the trace to go on with")
+    path = output_name(args.output, "tap")
     refuse_inputs(path, _inputs(args))
     if args.overwrite and args.resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")

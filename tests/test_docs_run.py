@@ -53,12 +53,11 @@ SHORTER = (
     (r"--duration \S+", ""),
     (r"--rate \d\S*(?= .*--number)", "--rate 20"),
     (r"--think \S+", "--think 0.01s:0.02s"),
-    (r"--burst-every \S+", "--burst-every 1s"),
-    (r"^replay ", "replay --limit 6 --speedup 50 "),
+    (r"^replay ", "replay --speedup 50 "),
     (r"^sim sweep ", "sim sweep --procs 1 "),
     (r"^sim (what-if|search|sweep|validate|calibrate) ", r"sim \1 --members 2 "),
-    (r"^sim (calibrate|fit) (?!.*--pace-from)", r"sim \1 --bootstrap 0 "),
-    (r"^sim (calibrate|fit) (?!.*-from)", r"sim \1 --term none --api-server parallel "),
+    (r"^sim calibrate (?!.*--pace-from)", r"sim calibrate --bootstrap 0 "),
+    (r"^sim calibrate (?!.*-from)", r"sim calibrate --config quick.toml "),
     (r"^report (compare|sweep) ", r"report \1 --bootstrap 5 "),
     (r"--between 1,8", "--between 1,3"),
     (r"curve curve.json misses.json", "curve curve.json"),
@@ -74,14 +73,15 @@ SHORTER = (
     (r"\$A\b", "captured.jsonl.zst"),
 )
 """What is made shorter, and the names that stand for the reader's own."""
-GATES = re.compile(r"^(sim (calibrate|validate|audit|watch|search)|report|kvtape doctor|.*--(gate|slo) )")
+GATES = re.compile(r"^(sim (calibrate|validate|audit|search)|report|kvtape doctor|.*--(gate|slo) )")
 """Commands whose exit codes 1 and 3 say something of the numbers."""
-SERVERS = re.compile(r"^(tap (?!read-log)|sim serve|sim watch .*--follow)")
+SERVERS = re.compile(r"^(tap (?!read-log)|sim serve|sim validate .*--follow)")
 CONFIG = {
     **{"model_type": "qwen3", "torch_dtype": "bfloat16", "hidden_size": 512, "head_dim": 64},
     **{"num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4},
 }
 """A model's config.json."""
+QUICK = '[sim.calibrate]\nterm = ["none"]\napi-server = "parallel"\n'
 GRID = "[axes]\nreplicas = [1, 2]\nnum-gpu-blocks = [2000, 4000]\n"
 READY_S = 30.0
 
@@ -106,6 +106,7 @@ class Reader:
         (folder / "model.json").touch()
         (folder / "nightly").symlink_to(CAPTURES)
         (folder / "grid.toml").write_text(GRID)
+        (folder / "quick.toml").write_text(QUICK)
         (folder / "requests.jsonl").write_text('{"model": "m", "prompt": "once upon a time"}\n' * 3)
         (folder / "my.py").write_text("def choose(request, engines):\n    return 0\n")
         self.given = {path.name for path in folder.iterdir() if path.is_file()}
@@ -181,7 +182,7 @@ class Reader:
         if port in self.servers:
             self.stop(port)
         self.forget(line)
-        watches = line.startswith("sim watch")
+        watches = "--follow" in line
         if not watches and "--listen" not in line:
             upstream += f" --listen 127.0.0.1:{port}"
         command = [sys.executable, "-m", *shlex.split(re.sub(r"--listen \S*?:(\d+)", self.listen, upstream))]

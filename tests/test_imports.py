@@ -33,8 +33,7 @@ MORE = {
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
     "tracefile": [
-        *("records", "commandline", "hashing", "storage"),
-        *("importers", "files", "study", ""),
+        *("records", "commandline", "hashing", "storage", "files", "study", ""),
     ],
     "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],
@@ -42,14 +41,13 @@ FLOORS = {
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
-        *("watch", "serving", ""),
+        *("serving", ""),
     ],
     "report": ["pages", "compare", "grid", "trace", ""],
 }
 # Folders of loadgen that replay stands on.
 REPLAY_USES = {"core", "text", "sending", "runs"}
-# The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server. The
-# gauges of `sim watch` are served by prometheus_client.
+# The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 MOST_MODULES = 20
 

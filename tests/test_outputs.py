@@ -36,7 +36,6 @@ def run(command: str, *argv: str) -> int:
 COMMANDS = {
     "convert": "tracefile convert {trace} {out} --overwrite",
     "run": "sim run {trace} --latency-model {model} -o {out} --overwrite",
-    "fit": "sim fit {trace} -o {out}",
     "calibrate": "sim calibrate {trace} --against {other} -o {out}",
     "calibrate page": "sim calibrate {trace} --against {other} -o {model} --html {out}",
     "what-if": "sim what-if {trace} --latency-model {model} --html {out}",
@@ -105,17 +104,16 @@ def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None
     assert len(load_trace(tmp_path / "whole.jsonl")[1]) == 6
 
 
-@pytest.mark.parametrize("command", ["fit", "calibrate"])
-def test_a_model_that_is_there_is_replaced_if_asked_for(command: str, tmp_path: Path) -> None:
+def test_a_model_that_is_there_is_replaced_if_asked_for(tmp_path: Path) -> None:
     """Refused before any fit; with ``--overwrite`` the fit begins, and finds too little in the trace."""
     trace, model = tmp_path / "t.jsonl", tmp_path / "model.json"
     trace.write_text(lines())
     save_model(default_model(), model)
     argv = [str(trace), "-o", str(model), "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
     with pytest.raises(InputError, match=r"model\.json: already there; expected a new file, or --overwrite"):
-        run(f"sim {command}", *argv)
+        run("sim calibrate", *argv)
     with pytest.raises(InputError) as refused:
-        run(f"sim {command}", *argv, "--overwrite")
+        run("sim calibrate", *argv, "--overwrite")
     assert "already there" not in str(refused.value)
     assert model.read_bytes() == encode_model(default_model())
 

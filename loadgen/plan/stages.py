@@ -1,4 +1,4 @@
-"""Load of ``--pattern calibration``: every cost that ``sim fit`` looks for varies on its own.
+"""Load of ``--pattern calibration``: every cost that ``sim calibrate`` looks for varies on its own.
 
 Rounds of the same stages, a round in waves of sessions; a wave begins after the end of the one before, so that each
 meets an idle engine:

@@ -54,7 +54,6 @@ _SETTINGS: Final = (
     "enable_chunked_prefill",
     "scheduling_policy",
     "free_rule",
-    "evict",
 )
 """Engine settings that two runs under the same conditions agree in, as far as both tell them."""
 _SAME_CACHE: Final = 0.01

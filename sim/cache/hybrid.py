@@ -7,8 +7,7 @@ the common multiple of blocks, to the dropped last block, to windows and states 
 import argparse
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +17,10 @@ from measure.cache.interning import Interner, unlimited_hits
 from measure.table import table_lines
 from sim.cache.sequential_pool import lay_out
 from sim.kernels import layout as arrays
-from sim.kernels.blocks import NONE
 from sim.kernels.groups import GroupPool, group_pool
 from sim.kernels.groupsteps import PROMPT, run_one_by_one
 from sim.kernels.layout import Records
+from sim.kernels.pool import NONE
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from sim.vllm.rules import blocks_for
@@ -34,20 +33,13 @@ from tracefile.records.errors import InputError
 
 CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
-KEPT_SHARE = 0.95
 NO_ROOM = -1
-CURVE_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
-"""Sizes of a curve, as shares of the blocks that an unlimited cache fills."""
 OTHER_FLAGS = (
     "block_size",
     "by",
     "tenant_field",
-    "prefix_blocks",
     "groups",
-    "window",
-    "cache_tokens",
-    "model_config",
-    "evict",
+    "bound",
 )
 """Flags of one group of full attention."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
@@ -254,52 +246,18 @@ def attribute(
 
 
 def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) -> int:
-    """``sim pool``, ``misses`` and ``curve`` with ``--kv-groups``."""
+    """``sim pool`` and ``sim misses`` with ``--kv-groups``."""
     refuse_beside("--kv-groups", arguments, OTHER_FLAGS)
     layout = read_groups(arguments.kv_groups)
     prompts = read_prompts(arguments.trace, layout)
     most = unlimited(prompts, layout)
-    found = [count_hits(prompts, layout, usable_blocks, most)]
-    if command == "curve":
-        sizes = [max(int(most.cached_blocks * share), 1) for share in CURVE_SHARES]
-        found = [*(count_hits(prompts, layout, size, most) for size in sizes), found[0]]
-    told = advice(prompts, layout, found[-1])
+    found = count_hits(prompts, layout, usable_blocks, most)
     if arguments.json:
-        names = [*HybridCounts.__dataclass_fields__, "hit_rate"]
-        counts = [{name: getattr(one, name) for name in names} for one in found]
-        print(
-            json.dumps({"kind": f"hybrid {command}", "trace": str(arguments.trace), "counts": counts, "advice": told})
-        )
+        counts = {name: getattr(found, name) for name in (*HybridCounts.__dataclass_fields__, "hit_rate")}
+        print(json.dumps({"kind": f"hybrid {command}", "trace": str(arguments.trace), "counts": counts}))
         return 0
-    lines = describe_sizes(found) if command == "curve" else describe(found[0], cohorts=command == "misses")
-    print("\n".join([*lines, "", *told]))
+    print("\n".join(describe(found, cohorts=command == "misses")))
     return 0
-
-
-def advice(prompts: Prompts, layout: KvLayout, counts: HybridCounts) -> list[str]:
-    """Return what an engine could change: a smaller block, or windows and states kept everywhere."""
-    if counts.rejected == counts.requests:
-        return ["no request fits this pool"]
-    if not counts.seen_tokens:
-        return ["no prefix occurs twice: no cache could hit"]
-    seen = f"{counts.seen_tokens / counts.input_tokens:.2%} of input tokens were seen before"
-    told = [f"{seen}, at most {counts.longest_seen:,} in a row; a hit is a multiple of {layout.alignment:,}"]
-    rounding = counts.tokens["block"] + counts.tokens["common_multiple"]
-    if rounding > (1 - KEPT_SHARE) * counts.seen_tokens:
-        sizes, size = [prompts.block_size], prompts.block_size
-        while (size := size * 2) < layout.alignment:
-            sizes.append(size)
-        kept = {one: int((prompts.reachable // one * one).sum()) for one in (*sizes, layout.alignment)}
-        largest = max(one for one in sizes if kept[one] >= KEPT_SHARE * kept[prompts.block_size])
-        now = kept[layout.alignment]
-        told.append(
-            f"rounding keeps {now / counts.seen_tokens:.0%} of them; blocks of {largest:,} tokens in all groups "
-            f"would keep {kept[largest] / counts.seen_tokens:.0%}"
-        )
-    if counts.tokens["not_kept"] > (1 - KEPT_SHARE) * counts.seen_tokens and layout.retain is not None:
-        dense = int(np.maximum(unlimited(prompts, replace(layout, retain=None)).tokens, 0).sum())
-        told.append(f"with retain=none an unlimited cache would hit {dense / counts.input_tokens:.2%}")
-    return told
 
 
 def describe(counts: HybridCounts, *, cohorts: bool) -> list[str]:
@@ -335,19 +293,4 @@ def told_losses(path: Path, config: EngineConfig) -> str:
         for cause in ("block", "common_multiple", "dropped_block", "not_kept", "evicted")
         if counts.tokens[cause]
     ]
-    told = f"{layout.name}, requests one at a time: {counts.hit_rate:.2%} hit; lost: {', '.join(lost) or 'nothing'}"
-    return "; ".join([told, *advice(prompts, layout, counts)[1:]])
-
-
-def describe_sizes(found: Sequence[HybridCounts]) -> list[str]:
-    last = found[-1]
-    causes = [cause for cause in CAUSES if cause != "hit" and any(counts.tokens[cause] for counts in found)]
-    headings = ["usable blocks", "hit rate", *(CAUSES[cause] for cause in causes), "left out", "evicted by group"]
-    rows = []
-    for counts in found:
-        size = "unlimited" if counts.usable_blocks is None else f"{counts.usable_blocks:,}"
-        shares = [f"{counts.tokens[cause] / (counts.input_tokens or 1):.2%}" for cause in causes]
-        groups = [f"{name} {tokens:,}" for name, tokens in counts.by_group.get("evicted", Counter()).most_common()]
-        rows.append([size, f"{counts.hit_rate:.2%}", *shares, f"{counts.rejected:,}", ", ".join(groups) or "–"])
-    lines = [f"{last.kv_groups}: {last.input_tokens:,} input tokens of {last.requests:,} requests"]
-    return lines + table_lines(headings, rows, "<")
+    return f"{layout.name}, requests one at a time: {counts.hit_rate:.2%} hit; lost: {', '.join(lost) or 'nothing'}"

@@ -21,13 +21,12 @@ from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_or
 from sim.workload.groups import (
     Grouping,
     Members,
-    PrefixChains,
     add_group_arguments,
     grouping_of,
     short_names,
 )
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import Int32Array, IntArray
+from tracefile.records.arrays import IntArray
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ else:  # numpy, which the flags need not
     hybrid, sequential_pool = late_modules("sim.cache", "hybrid sequential_pool")
 
 
-CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
+CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
 """Causes of a prompt token; docs/curves.md defines each."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 ALL = "all"
@@ -76,7 +75,7 @@ class Attribution:
     """By turn; cohorts without requests are left out."""
     by: str | None
     rule: str
-    """Words on how the groups were made; empty: as asked."""
+    """Words on sessions that the trace does not name; empty: it names all."""
     groups: list[CauseShare]
     evictions: list[list[int]]
     """Blocks by evicting group (row) and by the group that requests them again (column)."""
@@ -103,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
-    found = attribute(prompts, usable_blocks, grouping, arguments.evict or "vllm")
+    found = attribute(prompts, usable_blocks)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
     html = page_path(arguments, [arguments.trace])
     print(json.dumps(found_json) if arguments.json else describe(found))
@@ -130,15 +129,14 @@ def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains, grouping:
     return Prompts(requests, cohort, members, chains.block_size)
 
 
-def attribute(
-    prompts: Prompts, usable_blocks: int | None, grouping: Grouping | None = None, evict: str = "vllm"
-) -> Attribution:
+def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
     interner = interning.Interner()
     numbers = interner.number(prompts.requests.keys)
-    names, group, rule = _grouped(prompts, numbers, interner.distinct, grouping)
+    tokens, members = prompts.requests.prompt_tokens, prompts.members
+    names, group = ([], np.zeros_like(tokens)) if members is None else members.largest(tokens)
     requests = prompts.requests._replace(keys=numbers.astype(np.uint64))
-    pool = sequential_pool.SequentialPool(requests, usable_blocks, prompts.block_size, evict)
+    pool = sequential_pool.SequentialPool(requests, usable_blocks, prompts.block_size)
     fits = pool.fits
     noted = sequential_pool.note_evictions(interner.distinct, group[fits], max(len(names), 1))
     pool.run(noted)
@@ -150,27 +148,11 @@ def attribute(
         rejected=int((~fits).sum()),
         total=_shares((ALL,), place[fits], causes)[0],
         cohorts=[share for share in _shares(COHORTS, prompts.cohort[fits], causes) if share.requests],
-        by=grouping.by if grouping else None,
-        rule=rule,
+        by=members.grouping.by if members else None,
+        rule=members.rule if members else "",
         groups=_shares(tuple(names), group[fits], causes) if names else [],
         evictions=noted.counts.tolist() if names else [],
     )
-
-
-def _grouped(
-    prompts: Prompts, numbers: Int32Array, distinct: int, grouping: Grouping | None
-) -> tuple[list[str], IntArray, str]:
-    """Names of the groups with the most prompt tokens, the place of each request among them, and their rule."""
-    _, tokens, _, keys, requests = prompts.requests
-    if grouping is None or prompts.members is None or not len(tokens):
-        return [], np.zeros(len(tokens), np.int64), ""
-    starts = np.append(requests["first_key"], len(numbers))
-    hits = interning.unlimited_hits(numbers, starts, requests["most_hits"], distinct)
-    size = prompts.block_size
-    chains = PrefixChains(keys, requests["first_key"], requests["prompt_blocks"], tokens // size, hits)
-    groups = prompts.members.groups(chains, np.arange(len(tokens)), size)
-    shown, place = groups.largest(tokens, grouping.most)
-    return groups.shown_names(shown), place, groups.rule
 
 
 def _causes(pool: "SequentialPool", prompt_tokens: IntArray, block_size: int) -> IntArray:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import MOST, add_evict, add_kv_groups
+from sim.vllm.config import MOST, add_kv_groups
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
     Chains,
@@ -50,6 +50,10 @@ class HitCounts:
     block_size: int = 0
     usable_blocks: int | None = None
     """Null: unlimited."""
+    compared: int = 0
+    """Requests whose cached tokens the trace reports, of SGLang and llama.cpp."""
+    as_reported: int = 0
+    """Of these, requests with as many here, to the trace's block."""
 
     @property
     def hit_rate(self) -> float:
@@ -66,6 +70,9 @@ class HitCounts:
         self.lookup_blocks += tokens // self.block_size
         self.hit_blocks += hit_tokens // self.block_size
         self.hit_tokens += hit_tokens
+        if record.cached_tokens is not None:
+            self.compared += 1
+            self.as_reported += record.cached_tokens // self.block_size == hit_tokens // self.block_size
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,10 +97,6 @@ class SlotCounts(HitCounts):
 
     evicted_tokens: int = 0
     settings: SlotConfig
-    compared: int = 0
-    """Requests whose cached tokens the trace reports."""
-    as_reported: int = 0
-    """Of these, requests with as many here, to the trace's block."""
 
     @property
     def size(self) -> str:
@@ -104,7 +107,7 @@ class SlotCounts(HitCounts):
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("kv_groups",),
+    "vllm": ("kv_groups", "bound"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
 }
@@ -118,6 +121,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     parser.add_argument(
         "--engine", choices=ENGINES, default="vllm", help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots"
+    )
+    parser.add_argument(
+        "--bound", action="store_true", help="the most that any eviction hits: a pool that knows the future (Belady's)"
     )
     add_radix_flags(parser)
     add_slot_flags(parser)
@@ -143,7 +149,6 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         help="vLLM's number of KV blocks, the null block included: one fewer is usable",
     )
     add_kv_groups(parser)
-    add_evict(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -170,7 +175,8 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
         if arguments.engine == "llamacpp":
             meta, records = finest_records(reader, 1)
             return count_slot_hits(records, Chains(meta, block_size), slot_config(arguments, meta.engine))
-        return count_pool_hits(reader, engine_chains(reader.meta, block_size), usable_blocks, arguments.evict or "vllm")
+        chains = engine_chains(reader.meta, block_size)
+        return count_pool_hits(reader, chains, usable_blocks, belady=arguments.bound)
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
@@ -181,19 +187,20 @@ def refuse_other_engines(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"{', '.join(given)}: only with --engine {engine}; expected without --engine {arguments.engine}"
             )
-    if arguments.evict is not None and arguments.engine == "llamacpp":
-        raise InputError(f"--evict: {arguments.evict}; expected a pool of vLLM's or SGLang's")
     if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":
         raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")
 
 
-def count_pool_hits(reader: TraceReader, chains: Chains, usable_blocks: int | None, evict: str = "vllm") -> HitCounts:
-    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time."""
+def count_pool_hits(
+    reader: TraceReader, chains: Chains, usable_blocks: int | None, *, belady: bool = False
+) -> HitCounts:
+    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time; ``belady``: the bound."""
     # The other caches need no compiled code.
-    from sim.cache.sequential_pool import SequentialPool, read_requests  # noqa: PLC0415
+    from sim.cache.sequential_pool import BeladyPool, SequentialPool, read_requests  # noqa: PLC0415
 
     requests = read_requests(in_file_order(hashed_batches(reader)), chains)
-    pool = SequentialPool(requests, usable_blocks, chains.block_size, evict)
+    pool: SequentialPool | BeladyPool
+    pool = BeladyPool(requests, usable_blocks) if belady else SequentialPool(requests, usable_blocks, chains.block_size)
     tokens = requests.prompt_tokens[pool.fits]
     hit_blocks = int(pool.run().sum())
     return HitCounts(
@@ -241,8 +248,8 @@ def count_radix_hits(
         if not pool.fits(prompt, record.output_tokens or 0):
             counts.rejected += 1
             continue
-        scored, priority = bool(record.prompt_logprobs), record.priority or 0
-        found = pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored, priority=priority)
+        scored = bool(record.prompt_logprobs)
+        found = pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored)
         counts.count_tokens(record, found)
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
@@ -267,9 +274,6 @@ def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfi
         heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, whole))
         counts.requests += 1
         counts.count_tokens(record, hits)
-        if record.cached_tokens is not None:
-            counts.compared += 1
-            counts.as_reported += record.cached_tokens // counts.block_size == hits // counts.block_size
     counts.evicted_tokens = cache.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // chains.block_size
     return counts
@@ -310,7 +314,7 @@ def describe(counts: HitCounts) -> str:
         f"{counts.hit_blocks:,} of {counts.lookup_blocks:,} full prompt blocks, {counts.evicted_blocks:,} evicted, "
         f"{counts.requests:,} requests",
     ]
-    if isinstance(counts, SlotCounts) and counts.compared:
+    if counts.compared:
         unit = "the token" if counts.block_size == 1 else f"blocks of {counts.block_size} tokens, as the trace has them"
         lines.append(f"cached as reported: {counts.as_reported:,} of {counts.compared:,} requests, to {unit}")
     if counts.rejected:

@@ -4,6 +4,7 @@ The pool is the simulator's compiled one.
 """
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +14,12 @@ from measure.cache.interning import leading
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
 from sim.kernels import layout
-from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE
-from sim.kernels.compiling import entry_variant
 from sim.kernels.layout import Ints, Places, Pool, Records, record
 from sim.kernels.pool import (
+    KNOWN,
+    NO_SERIAL,
+    NONE,
     QUEUE,
-    WITHOUT_POLICIES,
     empty_pool,
     hold,
     lookup,
@@ -26,7 +27,6 @@ from sim.kernels.pool import (
     release,
     take,
 )
-from sim.vllm.eviction import BELADY, parse_evict
 from sim.vllm.rules import blocks_for, lookup_limit
 from sim.workload.chain import Chains, known_blocks
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
@@ -38,8 +38,7 @@ UNLIMITED = 1 << 62
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    "prompt_logprobs hits cached_blocks seen_blocks",
-    times="arrival_ms",
+    "prompt_logprobs hits cached_blocks seen_blocks"
 )
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
 ``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
@@ -72,25 +71,15 @@ class Requests(NamedTuple):
 class SequentialPool:
     """The pool between requests, of so many blocks; None: unlimited. Requests that alone do not fit it are left out."""
 
-    def __init__(self, requests: Requests, usable_blocks: int | None, block_size: int, evict: str = "vllm") -> None:
-        self.fits: BoolArray = requests.requests["num_blocks"] <= (
-            UNLIMITED if usable_blocks is None else usable_blocks
-        )
-        self.requests = requests.requests[self.fits]
-        settings, eviction = np.zeros(1, layout.SETTINGS), parse_evict(evict)
-        settings["enable_prefix_caching"], settings["block_size"] = True, block_size
-        settings["evict"], settings["evict_limit"] = eviction
-        total, levels = int(self.requests["num_blocks"].sum()), None
-        settings["usable_blocks"] = records = usable = total if usable_blocks is None else min(total, usable_blocks)
-        if eviction.policy == BELADY:  # a level by request, and one of blocks evicted before those behind them
-            levels, settings["evict_limit"] = len(self.requests) + 2, len(self.requests) + 1
-            records += int((self.requests["known_keys"] - self.requests["most_hits"]).sum())
-        slots = 1 << min(2 * records, 4 * len(self.requests) if not eviction.policy else 2 * records).bit_length()
+    def __init__(self, requests: Requests, usable_blocks: int | None, block_size: int) -> None:
+        self.fits = fits = _that_fit(requests, usable_blocks)
+        self.requests = requests.requests[fits]
+        settings, total = np.zeros(1, layout.SETTINGS), int(self.requests["num_blocks"].sum())
+        usable = total if usable_blocks is None else min(total, usable_blocks)
+        settings["enable_prefix_caching"], settings["block_size"], settings["usable_blocks"] = True, block_size, usable
+        slots = 1 << min(2 * usable, 4 * len(self.requests)).bit_length()
         holds = int(self.requests["num_blocks"].max(initial=0))
-        size: Any = {"records": records, "holds": holds, "slots": slots, "levels": levels}
-        self._pool = empty_pool(settings, usable, requests.keys, **size)
-        if eviction.policy == BELADY:
-            self._pool = self._pool._replace(uses=next_uses(requests.keys, self.requests))
+        self._pool = empty_pool(settings, usable, requests.keys, records=usable, holds=holds, slots=slots)
 
     @property
     def evicted_blocks(self) -> int:
@@ -98,15 +87,54 @@ class SequentialPool:
 
     def run(self, evictions: Evictions | None = None) -> IntArray:
         """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained."""
-        pool = self._pool
-        if pool.settings["evict"][0] and evictions is not None:
-            most = int(self.requests["num_blocks"].max(initial=0))
-            pool = pool._replace(evicted=np.zeros(most + 1, np.uint64))
-        run = run_requests if pool.settings["evict"][0] else run_simple_requests
-        run(pool, self.requests, evictions or note_evictions(0, NO_ROWS, 0))
-        if pool.counts["not_chained"][0]:
+        run_requests(self._pool, self.requests, evictions or note_evictions(0, NO_ROWS, 0))
+        if self._pool.counts["not_chained"][0]:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return np.asarray(self.requests["hits"])
+
+
+def _that_fit(requests: Requests, usable_blocks: int | None) -> BoolArray:
+    most = UNLIMITED if usable_blocks is None else usable_blocks
+    return np.asarray(requests.requests["num_blocks"] <= most)
+
+
+class BeladyPool:
+    """A pool of the same size that knows the future: no pool hits more. It evicts what is looked up last, or never."""
+
+    def __init__(self, requests: Requests, usable_blocks: int | None) -> None:
+        self.fits = fits = _that_fit(requests, usable_blocks)
+        self.requests = requests.requests[fits]
+        self.evicted_blocks = 0
+        self._uses = next_uses(requests.keys, self.requests).tolist()
+        self._keys: list[int] = requests.keys.tolist()
+        self._room = UNLIMITED if usable_blocks is None else usable_blocks
+        self._cached: dict[int, int] = {}
+        """By key, negative of a block that no other request has: its number by release, 0 while it is held."""
+        self._line: list[tuple[int, int, int]] = []
+        """A heap of idle blocks: worth of the next use, number by release, key. Some are outdated."""
+        self._released = 0
+
+    def run(self) -> IntArray:
+        """Run the requests that fit; return the hit blocks of each."""
+        names = ("first_key", "known_keys", "most_hits", "full_blocks", "num_blocks")
+        rows = zip(*(self.requests[name].tolist() for name in names), strict=True)
+        return np.array([self._serve(*row) for row in rows], np.int64)
+
+    def _serve(self, first: int, known: int, most_hits: int, full: int, blocks: int) -> int:
+        keys, uses = self._keys[first : first + known], self._uses[first : first + known]
+        hits = next((depth for depth in range(most_hits) if keys[depth] not in self._cached), most_hits)
+        self._cached.update(dict.fromkeys(keys[:hits], 0))
+        while self._room - len(self._cached) < blocks - hits:
+            _, number, key = heappop(self._line)
+            if self._cached.get(key) == number:
+                del self._cached[key]
+                self.evicted_blocks += 1
+        private = range(-self._released - full, -self._released - known)
+        for key, worth in zip((*private, *keys[::-1]), (*[0] * len(private), *uses[::-1]), strict=True):
+            self._released += 1  # the leaf before the root
+            self._cached[key] = self._released
+            heappush(self._line, (worth, self._released, key))
+        return hits
 
 
 _NO_REQUESTS = Requests(NO_ROWS, NO_ROWS, NO_ROWS, NO_KEYS, np.empty(0, REQUEST))
@@ -132,7 +160,6 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests["prompt_logprobs"] = unread = batch.numbers("prompt_logprobs")[rows]
     requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size, unread), known)
     requests["serial"] = NO_SERIAL
-    requests["arrival_ms"] = batch.times("arrival_ms")[rows]
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
     keys = hashes.values[leading_places(hashes.starts[rows], known, chains.factor)]
     return Requests(rows, prompt_tokens, computed, keys, requests)
@@ -170,17 +197,11 @@ def run_requests(pool: Pool, requests: Records, evictions: Evictions) -> None:
         counts.num_holds, counts.free_hold = 0, NONE  # between requests nothing is held
         if len(evictions.evictor):
             _look_back(pool, request, number, evictions)
-        counts.now_ms = request.arrival_ms
         request.hits = hold(pool, request, request.most_hits)
         request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
         if len(evictions.evictor):
             _note_evictions(pool, request.num_blocks - request.hits, number, evictions)
-        evicted = counts.evicted_blocks
         take(pool, request.num_blocks - request.hits)
-        for place in range(evicted, counts.evicted_blocks if len(pool.evicted) else evicted):
-            key = pool.evicted[place % len(pool.evicted)]
-            if key > 0:
-                evictions.evictor[key - np.uint64(1)] = number
         publish(pool, request, request.hits, request.full_blocks)
         release(pool, request)
         if counts.not_chained:
@@ -204,8 +225,6 @@ def _look_back(pool: Pool, request: Any, number: int, evictions: Evictions) -> N
 @kernel
 def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -> None:
     """Note the evictor of the ``count`` blocks at the queue's head, which are taken next."""
-    if len(pool.blocks):
-        return
     count -= min(count, pool.counts[0].num_unhashed)
     copy = pool.copies[QUEUE].after
     while count > 0:
@@ -216,7 +235,3 @@ def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -
                 evictions.evictor[pool.keys[segment.base + depth]] = number
         count -= segment.end - first
         copy = pool.copies[copy].after
-
-
-run_simple_requests = entry_variant("run_simple_requests", run_requests, WITHOUT_POLICIES)
-"""The same in a pool with vLLM's own eviction."""

@@ -1,4 +1,4 @@
-"""Layout of a deployment: memory behind the pool, prefill and decode workers; and its assumptions.
+"""Layout of a deployment: memory behind the pool, and its assumptions.
 
 Nothing in a capture tells of these, so that each brings assumptions: a result carries their list.
 """
@@ -6,23 +6,14 @@ Nothing in a capture tells of these, so that each brings assumptions: a result c
 import argparse
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.eviction import VLLM, parse_evict
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
 
 if TYPE_CHECKING:
     from sim.workload.arrivals import Arrivals
-
-
-Write = Literal["through", "evict"]
-"""Time at which a block goes to the host: when its prompt is computed, or when the pool evicts it."""
-Load = Literal["beside", "layerwise"]
-"""``beside``: a request waits for its blocks while others run, as in vLLM. ``layerwise``: it runs at once, and its step
-lasts as long as the transfer at least."""
-MOST_WORKERS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,32 +31,17 @@ class Deployment:
     """Of each transfer."""
     disk_gb_per_s: float = 3.0
     disk_latency_ms: float = 0.5
-    tier_write: Write = "through"
-    tier_load: Load = "beside"
-    prefill_workers: int = 0
-    decode_workers: int = 0
-    kv_link_gb_per_s: float = 25.0
-    """Link of each decode worker, over which the KV of prompts comes."""
-    kv_link_latency_ms: float = 1.0
 
     def __post_init__(self) -> None:
         if self.disk_blocks and not self.host_blocks:
             raise InputError("--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too")
-        if (self.prefill_workers == 0) != (self.decode_workers == 0):
-            raise InputError("--prefill-workers, --decode-workers: expected both or none")
-        if (self.host_blocks or self.prefill_workers) and not self.kv_bytes_per_token:
+        if self.host_blocks and not self.kv_bytes_per_token:
             raise InputError("--kv-bytes-per-token: not told; expected the KV cache's bytes of a token over all layers")
-        if self.host_blocks and self.prefill_workers:
-            raise InputError("--host-blocks: not simulated behind prefill and decode workers; expected one of the two")
 
     @property
     def tiers(self) -> "Deployment | None":
         """Return this, if there is memory behind the pool."""
         return self if self.host_blocks else None
-
-    @property
-    def workers(self) -> int:
-        return self.prefill_workers + self.decode_workers
 
     def require_room(self, arrivals: "Arrivals", block_size: int) -> None:
         """Raise InputError if a tier is smaller than a prompt."""
@@ -75,13 +51,9 @@ class Deployment:
                 raise InputError(f"{flag}: {blocks} blocks; expected {longest} or more, as many as the longest prompt")
 
     def check(self, engine: EngineConfig) -> None:
-        """Raise InputError for KV groups beside tiers or workers, or a pool that cannot write evictions to the host."""
-        if engine.kv_groups is not None and (self.host_blocks or self.workers):
-            raise InputError(
-                "--kv-groups: not simulated with tiers or prefill and decode workers; expected one of the two"
-            )
-        if self.host_blocks and self.tier_write == "evict" and parse_evict(engine.evict).policy != VLLM:
-            raise InputError(f"--evict: {engine.evict}; expected vllm beside --tier-write evict")
+        """Raise InputError for KV groups beside tiers."""
+        if engine.kv_groups is not None and self.host_blocks:
+            raise InputError("--kv-groups: not simulated with memory behind the pool; expected one of the two")
 
     def meta(self) -> dict[str, Any]:
         """Return what a predicted trace's header tells of this; empty: the captured deployment."""
@@ -100,12 +72,6 @@ class Deployment:
             yield "host memory evicts the least recently used block, the deepest of a prompt first, as vLLM's LRU"
         if self.disk_blocks:
             yield f"disk: {self.disk_gb_per_s:g} GB/s each way and {self.disk_latency_ms:g} ms a transfer"
-        if self.prefill_workers:
-            yield (
-                f"KV of a prompt goes to its decode worker at {self.kv_link_gb_per_s:g} GB/s after "
-                f"{self.kv_link_latency_ms:g} ms, one prompt after another; a prefill worker frees it at once"
-            )
-            yield "the first token comes from the decode worker, which computes the prompt's last token again"
 
 
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
@@ -134,17 +100,6 @@ def positive(flag: str, word: str) -> float:
     return found
 
 
-def one_of(*words: str) -> Callable[[str, str], str]:
-    """Return a reader of one of these words."""
-
-    def read(flag: str, word: str) -> str:
-        if word not in words:
-            raise InputError(f"{flag}: {word!r}; expected {' or '.join(words)}")
-        return word
-
-    return read
-
-
 def seconds(flag: str, word: str) -> float:
     """Read a duration."""
     try:
@@ -167,35 +122,13 @@ DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
     "host-latency": (str, "TIME", "time of a transfer (default 0.05ms)", _duration_ms, "host_latency_ms"),
     "disk-gb-per-s": (float, "X", "GB/s of the disk, each way (default 3)", positive, "disk_gb_per_s"),
     "disk-latency": (str, "TIME", "time of a transfer (default 0.5ms)", _duration_ms, "disk_latency_ms"),
-    "tier-write": (
-        str,
-        "WHEN",
-        "blocks go to the host when their prompt is computed (through, default) or when the pool evicts them (evict)",
-        one_of(*get_args(Write)),
-        "tier_write",
-    ),
-    "tier-load": (
-        str,
-        "HOW",
-        "a request waits for its blocks while others run (beside, the default), or runs at once, in a step at least as "
-        "long as the transfer (layerwise)",
-        one_of(*get_args(Load)),
-        "tier_load",
-    ),
-    "prefill-workers": (int, "N", "engines that only compute prompts", whole(0, MOST_WORKERS), "prefill_workers"),
-    "decode-workers": (int, "N", "engines that only generate", whole(0, MOST_WORKERS), "decode_workers"),
-    "kv-link-gb-per-s": (float, "X", "GB/s to each decode worker (default 25)", positive, "kv_link_gb_per_s"),
-    "kv-link-latency": (str, "TIME", "time of a transfer (default 1ms)", _duration_ms, "kv_link_latency_ms"),
 }
 """By flag: kind and metavar of its value, help, reader, field of ``Deployment``."""
 
 
-_TIERS, _WORKERS = ("host-blocks",), ("prefill-workers", "decode-workers")
 NEEDED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("host-gb-per-s", "host-latency", "tier-write", "tier-load"), _TIERS),
+    **dict.fromkeys(("host-gb-per-s", "host-latency", "kv-bytes-per-token"), ("host-blocks",)),
     **dict.fromkeys(("disk-gb-per-s", "disk-latency"), ("disk-blocks",)),
-    **dict.fromkeys(("kv-link-gb-per-s", "kv-link-latency"), _WORKERS),
-    "kv-bytes-per-token": _TIERS + _WORKERS,
 }
 """By flag: those of which it needs one to have an effect."""
 
@@ -209,7 +142,7 @@ def refuse_alone(given: Collection[str]) -> None:
 
 def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of a deployment."""
-    group = parser.add_argument_group("deployment", "memory behind the pool, workers (docs/capacity.md)")
+    group = parser.add_argument_group("deployment", "memory behind the pool (docs/capacity.md)")
     for name, (_, metavar, said, _, _) in DEPLOYMENT_FLAGS.items():
         group.add_argument(f"--{name}", metavar=metavar, help=said)
 

@@ -304,39 +304,3 @@ class TrueCaches:
 def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
     """Return a router's numbers of an engine."""
     return routing_costs(model.cost_by_name, config.max_num_batched_tokens)
-
-
-class WorkerDispatch(Dispatch):
-    """A run of workers, the prefill workers first. The one router chooses among these, ``decode`` among the others."""
-
-    def __init__(self, fleet: Fleet, load: RoutedLoad, router: Router, decode: Router) -> None:
-        super().__init__(fleet, load, router)
-        self._prefill, self._decode = router, decode
-        self._prefill_workers = sum(engine.role == "prefill" for engine in fleet.engines)
-
-    def _tell(self) -> None:
-        for time_ms, code in self.fleet.told():
-            place, router = code >> 1, self._decode
-            if self.engine_of[place] < self._prefill_workers:
-                router = self._prefill
-            if code & 1 == FIRST_TOKEN:
-                router.first_token(self._number_of[place])
-            else:
-                router.ended(self._number_of[place], time_ms / 1e3)
-
-    def _send(self, place: int) -> int:
-        fleet, before = self.fleet, self.engine_of[place]
-        router = self._prefill if before == NONE else self._decode
-        if before != NONE:
-            self._prefill.first_token(self._number_of[place])
-            self._prefill.ended(self._number_of[place], fleet.now_ms / 1e3)
-        request = self.load.request(place, self._chosen, fleet.now_ms)
-        engine = router.choose(request)
-        router.sent(request, engine)
-        self._number_of[place] = self._chosen
-        self._chosen += 1
-        if before != NONE:
-            engine += self._prefill_workers
-            fleet.forward(place, before, engine)
-        self.engine_of[place] = engine
-        return fleet.advance(place, engine)

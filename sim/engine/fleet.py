@@ -9,7 +9,7 @@ from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, link_children
-from sim.engine.tiers import Role, TierTraffic, traffic_of
+from sim.engine.tiers import TierTraffic, traffic_of
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
 from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, advance, look
@@ -38,7 +38,6 @@ class FleetEngine:
     config: EngineConfig
     model: Model
     deployment: Deployment | None = None
-    role: Role = "both"
 
     def __post_init__(self) -> None:
         if self.config.kv_groups is not None:
@@ -93,7 +92,6 @@ class Fleet:
         self._cached = np.zeros(len(engines), np.int64)
         self.life_of: IntArray = np.full(len(arrivals), NONE) if route is ASKS else router.sent["engine"]
         """Life in which each request last was; NONE: no engine got it."""
-        self.state.engines["hands_over"] = [one.role == "prefill" for one in engines]
         for place, life in enumerate(self.lives):
             self._hand_out(place, life.state)
 
@@ -144,12 +142,6 @@ class Fleet:
         if stop == BAD_CHAIN or (stop == ALL_ENDED and any(pool.counts["not_chained"][0] for pool in self._pools)):
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return stop
-
-    def forward(self, place: int, before: int, engine: int) -> None:
-        """Let a request go on at a decode worker: its client has waited, its hits were those of its prefill worker."""
-        self._moved.add(place)
-        requests = [self.lives[self.current[one]].state.scheduler.requests for one in (before, engine)]
-        requests[1]["cached_tokens"][place] = requests[0]["cached_tokens"][place]
 
     def cached_blocks(self, place: int) -> list[int]:
         """Return, by engine, the leading blocks cached of the request at ``place``, which has just come."""
@@ -216,7 +208,7 @@ class Fleet:
         state.clock["now_ms"] = at_ms
         self.current[engine] = len(self.lives)
         self.lives.append(Life(engine, state))
-        self.state.engines[engine] = (np.inf, np.inf, 0, self.engines[engine].role == "prefill")
+        self.state.engines[engine] = (np.inf, np.inf, 0)
         self._hand_out(engine, state)
 
     def _hand_out(self, engine: int, state: SimState) -> None:
@@ -226,24 +218,18 @@ class Fleet:
         one, count = self.engines[engine], len(self.engines)
         asked = int(self.arrivals.output_tokens.sum())
         most = int(self.arrivals.output_tokens.max(initial=1))
-        alone = self._alone
-        if one.role == "prefill":  # ends with the first token: a prompt may fit where its whole output would not
-            alone = replace(alone, output_tokens=np.ones_like(alone.output_tokens))
         state = lay_out(
-            alone,
+            self._alone,
             one.config,
             one.model,
             engine_seed(self._seed, engine if life < count else life),
             first_steps=FIRST_STEPS,
             token_room=min(asked, max(int(_SPARE_TOKENS * asked / count), 2 * most)) + 1,
             deployment=one.deployment,
-            role=one.role,
         )
         state.clock["num_arrivals"] = 0
         state.scheduler.settings["pauses"] = 1
         state.runs["next_think_ms"] = self._next_think_ms
-        if one.role == "prefill":  # the request may be elsewhere at once
-            state.runs["next_think_ms"] = 0.0
         return state
 
     def _make_room(self, engine: int) -> None:

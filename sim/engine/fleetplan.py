@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engines.routing.costs import prefill_ms
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sim.engine import routerstate
     from sim.engine.dispatch import Dispatch, RoutedLoad, TrueCaches
     from sim.engine.fleet import FleetEngine
-    from sim.engine.tiers import Role
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
@@ -110,41 +109,21 @@ def upstream_names(upstreams: Iterable[str | None]) -> list[str]:
 
 
 def engines_of(
-    plan: FleetPlan, models: Sequence[Model], config_of: Callable[[Model], EngineConfig]
+    plan: FleetPlan, models: Sequence[Model], config_of: Callable[[Model], EngineConfig], deployment: Deployment
 ) -> "list[FleetEngine]":
     """Return the plan's engines, each of its own model where there are several. Raises InputError."""
     count = len(plan.names)
     if len(models) not in (1, count):
         raise InputError(f"--latency-model: {len(models)} models for {count} engines; expected one, or one for each")
     each = list(models) * (count if len(models) == 1 else 1)
-    engines = [fleets.FleetEngine(name, config_of(model), model) for name, model in zip(plan.names, each, strict=True)]
+    engines = [
+        fleets.FleetEngine(name, config_of(model), model, deployment.tiers)
+        for name, model in zip(plan.names, each, strict=True)
+    ]
     sizes = {engine.config.block_size for engine in engines}
     if len(sizes) > 1:
         raise InputError(f"--latency-model: block sizes {sorted(sizes)}; expected one size, or --block-size")
     return engines
-
-
-def workers_plan(
-    deployment: Deployment, route: str | None, replicas: int | str | None = None, events: Sequence[object] = ()
-) -> FleetPlan:
-    """Return the fleet of prefill and decode workers; ``route``: among prefill workers. Raises InputError."""
-    if replicas is not None or events:
-        raise InputError("--prefill-workers: they are the engines; expected no --replicas and no --event")
-    names = [f"prefill {number}" for number in range(deployment.prefill_workers)]
-    names += [f"decode {number}" for number in range(deployment.decode_workers)]
-    if route == CAPTURED:
-        raise InputError(f"--route {CAPTURED}: the capture has no such workers; expected another route")
-    return FleetPlan(tuple(names), route or "least-loaded")
-
-
-def deployed(engines: "Sequence[FleetEngine]", deployment: Deployment) -> "list[FleetEngine]":
-    """Return the engines with the memory and work that they have in a deployment."""
-    if deployment.tiers is None and not deployment.workers:
-        return list(engines)
-    roles: list[Role] = ["both"] * len(engines)
-    if deployment.workers:
-        roles = ["prefill" if number < deployment.prefill_workers else "decode" for number in range(len(engines))]
-    return [replace(one, deployment=deployment, role=role) for one, role in zip(engines, roles, strict=True)]
 
 
 def run_fleet(
@@ -158,13 +137,6 @@ def run_fleet(
 ) -> "Dispatch":
     """Run a workload through a fleet to its end."""
     route, router, caches = plan.parsed_route(), None, None
-    prefill = [engine for engine in engines if engine.role == "prefill"]
-    if prefill and route is not None:
-        fleet = fleets.Fleet(arrivals, engines, seed, 1, keeps_steps=keeps_steps)
-        routers = _router(route, prefill, None), _router(parse_route("least-loaded"), engines[len(prefill) :], None)
-        workers = dispatching.WorkerDispatch(fleet, load, *routers)
-        workers.run()
-        return workers
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
         compiled = routerstate.by_table([0 if name is None else places[name] for name in load.upstreams])

@@ -20,11 +20,9 @@ from sim.engine.fleetplan import (
     LONE_ROUTE,
     FleetPlan,
     add_fleet_flags,
-    deployed,
     engines_of,
     fleet_plan,
     run_fleet,
-    workers_plan,
 )
 from sim.engine.incidents import settings_of
 from sim.latency.modelfile import Model, engine_with, load_model
@@ -126,7 +124,7 @@ class Summary:
     tiers: "TierTraffic | None" = None
     """None: no memory behind the pool."""
     assumptions: tuple[str, ...] = ()
-    """Of memory, workers and GPUs: nothing here could confirm them."""
+    """Of memory behind the pool: nothing here could confirm them."""
 
     @property
     def is_overrun(self) -> bool:
@@ -194,7 +192,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         action="append",
-        help="model.json from sim fit; several: one for each engine of a fleet",
+        help="model.json from sim calibrate; several: one for each engine of a fleet",
     )
     parser.add_argument(
         "-o",
@@ -252,7 +250,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     inputs = [trace, *arguments.latency_model]
     check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
     finished: EngineRun | FleetRun
-    if _asks_fleet(arguments, models) or deployment.workers:
+    if _asks_fleet(arguments, models):
         finished = _run_fleet(arguments, arrivals, models, deployment, seed)
     else:
         finished = EngineRun(arrivals, engine, model, seed, deployment.tiers)
@@ -302,7 +300,7 @@ def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deploymen
 def _asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
     """Return whether the flags ask for several engines or a router. Raises InputError for what a fleet has not."""
     asked = bool(arguments.route is not None or arguments.event or arguments.replicas not in (None, "1"))
-    routed = arguments.route not in (None, CAPTURED) and not arguments.prefill_workers
+    routed = arguments.route not in (None, CAPTURED)
     if routed and arguments.replicas is None and not arguments.event:
         raise InputError(f"--route: {LONE_ROUTE}")
     if not asked and len(models) > 1:
@@ -320,14 +318,9 @@ def _run_fleet(
     """Run ``arrivals`` through the fleet that the flags ask for."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
     load = dispatching.RoutedLoad(arrivals, configs[id(models[0])].block_size)
-    replicas, route, events = arguments.replicas, arguments.route, arguments.event
-    plan: FleetPlan | None
-    if deployment.workers:
-        plan = workers_plan(deployment, route, replicas, events)
-    else:
-        plan = fleet_plan(replicas, route, events, lambda: load.upstreams)
+    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
     assert plan is not None
-    engines = deployed(engines_of(plan, models, lambda model: configs[id(model)]), deployment)
+    engines = engines_of(plan, models, lambda model: configs[id(model)], deployment)
     return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed))
 
 

@@ -1,6 +1,6 @@
 """A workload laid out for the compiled engine: ``SimState`` before its first arrival.
 
-``build_state`` lays out a whole workload, ``lay_out`` one of several parts (``sim.engine.streaming``).
+``build_state`` lays out a whole workload, ``lay_out`` an engine's part of a fleet's.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from measure.cache.chains import chain_places
 from sim.engine.deployment import Deployment
-from sim.engine.tiers import Role, lay_out_tier
+from sim.engine.tiers import lay_out_tier
 from sim.kernels import layout, loop
 from sim.kernels.groups import group_pool
 from sim.kernels.layout import NONE, Draws, Pool, Records, Scheduler, SimState, Timeline
@@ -19,7 +19,6 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.vllm.eviction import parse_evict
 from sim.vllm.hybrid import cache_of
 from sim.vllm.pool import BlockPool
 from sim.workload.arrivals import NOBODY, Arrivals
@@ -55,7 +54,6 @@ def lay_out(
     first_steps: int,
     token_room: int,
     deployment: Deployment | None = None,
-    role: Role = "both",
 ) -> SimState:
     """Lay out one of several parts of a workload; ``token_room``: tokens that its arenas hold."""
     settings = _settings(config, model.frontend_placement)
@@ -63,7 +61,7 @@ def lay_out(
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
     runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
-    tier = lay_out_tier(len(arrivals), deployment, config.block_size, role)
+    tier = lay_out_tier(len(arrivals), deployment, config.block_size)
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     most_holding = len(arrivals) if tier.state["is_on"][0] else most_running  # max_num_seqs bounds no loading requests
@@ -128,10 +126,7 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
 
 
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
-    eviction = parse_evict(config.evict)
     values = {
-        "evict": eviction.policy,
-        "evict_limit": eviction.limit,
         "by_priority": config.scheduling_policy == "priority",
         "composes_ahead": config.async_scheduling,
         "placement": layout.PLACEMENTS.index(placement),

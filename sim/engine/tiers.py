@@ -1,7 +1,6 @@
 """Tiers behind the pool, laid out for the compiled engine, and their traffic after a run."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -10,24 +9,21 @@ from sim.kernels import layout
 from sim.kernels.layout import NONE, SimState, Tier
 from sim.kernels.tiers import LISTS
 
-Role = Literal["both", "prefill", "decode"]
-"""Work of an engine; ``decode``: prompts come with their KV."""
 MOST_SLOTS = 1 << 20
 _NEVER = 1 << 62
 
 
-def lay_out_tier(requests: int, deployment: Deployment | None, block_size: int, role: Role = "both") -> Tier:
+def lay_out_tier(requests: int, deployment: Deployment | None, block_size: int) -> Tier:
     """Lay out empty tiers for so many requests; None: there are none."""
     state = np.zeros(1, layout.TIERS)
     state["first_loading"] = state["first_ended"] = state["last_ended"] = NONE
-    state["step_until_ms"] = -np.inf
     blocks = np.zeros(LISTS, layout.TIER_BLOCK)
     blocks["older"] = blocks["newer"] = range(LISTS)
     counts = np.zeros(1, layout.TIER_COUNTS)
     by_place = np.zeros(1, layout.TIER_REQUEST)
     slots = 1
-    if deployment is not None and (deployment.host_blocks or role == "decode"):
-        _set_links(state, deployment, block_size, remote=role == "decode")
+    if deployment is not None and deployment.host_blocks:
+        _set_links(state, deployment, block_size)
         capacity = deployment.host_blocks + deployment.disk_blocks
         blocks = np.append(blocks, np.zeros(capacity, layout.TIER_BLOCK))
         slots = 1 << min(capacity, MOST_SLOTS).bit_length()
@@ -36,20 +32,14 @@ def lay_out_tier(requests: int, deployment: Deployment | None, block_size: int, 
     return Tier(state, counts, blocks, np.zeros(slots, np.int32), by_place)
 
 
-def _set_links(state: layout.Records, deployment: Deployment, block_size: int, *, remote: bool) -> None:
-    gb_per_s, latency_ms = deployment.host_gb_per_s, deployment.host_latency_ms
-    if remote:
-        gb_per_s, latency_ms = deployment.kv_link_gb_per_s, deployment.kv_link_latency_ms
+def _set_links(state: layout.Records, deployment: Deployment, block_size: int) -> None:
     values = {
         "is_on": True,
-        "remote": remote,
-        "layerwise": not remote and deployment.tier_load == "layerwise",
-        "on_eviction": not remote and deployment.tier_write == "evict",
         "host_blocks": deployment.host_blocks,
         "disk_blocks": deployment.disk_blocks,
         "block_size": block_size,
-        "token_ms": deployment.kv_bytes_per_token / gb_per_s / 1e6,
-        "latency_ms": latency_ms,
+        "token_ms": deployment.kv_bytes_per_token / deployment.host_gb_per_s / 1e6,
+        "latency_ms": deployment.host_latency_ms,
         "disk_token_ms": deployment.kv_bytes_per_token / deployment.disk_gb_per_s / 1e6,
         "disk_latency_ms": deployment.disk_latency_ms,
     }

@@ -1,31 +1,22 @@
 """``sim audit``: compare an engine's reported cached tokens with the rules on its own schedule.
 
 The schedule is reconstructed from the trace. Where the two differ, causes are tested one by one: content without hashes
-or from before the capture; a pool of another size; then orders that the clock cannot tell apart, a request or its
-neighbour a step sooner or later. The search reads the report, so it never counts towards the exact share.
+or from before the capture; a pool of another size; a step that is not recovered.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mode
 from typing import TYPE_CHECKING, Any
 
-from sim.fit.radixaudit import (
-    Audited,
-    Difference,
-    RadixAudit,
-    add_radix_arguments,
-    audit_radix,
-    describe_radix,
-    radix_settings,
-)
-from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides, given_engine_flags
+from measure.table import table_lines
+from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import settle
 from sim.workload.chain import is_private
-from tracefile.commandline.configfile import given_flags
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.latenames import LateModule
@@ -40,22 +31,41 @@ else:  # numpy, which the flags need not
     capturedschedule = LateModule("sim.fit.capturedschedule")
     planning = LateModule("sim.workload.arrivals")
 
-MOST_RUNS = 400
-"""Of other orders, in all: then the rest stays unexplained."""
-_NEIGHBOURS = 4
-_SHIFTS = (1, -1, 2, -2)
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A request whose two counts differ."""
+
+    request_id: str
+    reported: int
+    predicted: int | None
+    """None: the rules never admit it."""
+    preemptions: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit(Audited):
-    """Audit by vLLM's rules."""
+class Audit:
+    """Reported cached tokens of a trace and those of vLLM's rules, side by side."""
 
     engine: EngineConfig
     assumed: dict[str, Any]
+    requests: int
+    exact: int
+    prompt_tokens: int
+    reported_tokens: int
+    predicted_tokens: int
     preemptions: int
     evicted_blocks: int
     misplaced: int
     """Requests whose first token comes out in another step than it was seen in."""
+    differences: list[Difference]
+
+    @property
+    def exact_share(self) -> float:
+        return self.exact / self.requests
 
 
 EPILOG = "examples:\n  sim audit monday.jsonl.zst --min-exact-share 0.99\n"
@@ -68,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every difference")
     add_engine_flags(parser)
-    add_radix_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,36 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
     least = arguments.min_exact_share
     if least is not None and not 0.0 <= least <= 1.0:
         raise InputError(f"--min-exact-share: {least}; expected a share from 0 to 1")
-    audit, described = _audited(arguments)
-    print(json.dumps({**asdict(audit), "exact_share": audit.exact_share}) if arguments.json else described)
-    return int(least is not None and audit.exact_share < least)
-
-
-def _audited(arguments: argparse.Namespace) -> tuple[Audit | RadixAudit, str]:
-    """Return the audit by the rules of the capture's engine, and its description."""
     meta, records = load_trace(arguments.trace)
-    _refuse_other_engines(arguments, meta)
     if meta.engine is not None and meta.engine.name == "sglang":
-        radix = audit_radix(meta, records, radix_settings(meta.engine, arguments))
-        _refuse_nothing(radix, arguments.trace)
-        return radix, describe_radix(radix, str(arguments.trace))
+        raise InputError(f"{arguments.trace}: of SGLang; expected sim pool --engine sglang, which compares the hits")
     audit = audit_loaded(arguments.trace, meta, records, engine_overrides(arguments))
-    _refuse_nothing(audit, arguments.trace)
-    return audit, describe(audit, arguments.trace)
-
-
-def _refuse_other_engines(arguments: argparse.Namespace, meta: Meta) -> None:
-    """Raise InputError for a setting of another engine than the trace's."""
-    name = "vllm" if meta.engine is None or meta.engine.name is None else meta.engine.name
-    of_sglang = given_flags(arguments, ("kv_tokens", "page_size"))
-    given, own = (given_engine_flags(arguments), "vllm") if name == "sglang" else (of_sglang, "sglang")
-    if given:
-        raise InputError(f"{given[0]}: {arguments.trace} is audited as {name}'s; expected a trace of {own}")
-
-
-def _refuse_nothing(audit: Audited, path: Path) -> None:
     if not audit.prompt_tokens:
-        raise InputError(f"{path}: prompt_tokens: no request with cached_tokens has any; {USAGE_ADVICE}")
+        raise InputError(f"{arguments.trace}: prompt_tokens: no request with cached_tokens has any; {USAGE_ADVICE}")
+    told = {**asdict(audit), "exact_share": audit.exact_share}
+    print(json.dumps(told) if arguments.json else describe(audit, arguments.trace))
+    return int(least is not None and audit.exact_share < least)
 
 
 def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[str, Any]) -> Audit:
@@ -145,26 +133,42 @@ def _compare(
 
 def describe(audit: Audit, path: Path) -> str:
     engine = audit.engine
-    settings = [
+    reported, predicted = (tokens / audit.prompt_tokens for tokens in (audit.reported_tokens, audit.predicted_tokens))
+    lines = [
+        f"{path}: {audit.exact:,} of {audit.requests:,} requests ({audit.exact_share:.1%}) have the cached tokens that "
+        "the rules give them",
+        f"of {audit.prompt_tokens:,} prompt tokens cached: {reported:.2%} reported, {predicted:.2%} by the rules; "
+        f"{audit.preemptions:,} preemptions, {audit.evicted_blocks:,} blocks evicted",
         f"{engine.num_gpu_blocks:,} blocks of {engine.block_size} tokens, {engine.max_num_seqs} sequences and "
         f"{engine.max_num_batched_tokens:,} tokens a step, "
         f"{'a step composed ahead' if engine.async_scheduling else 'one step at a time'}"
         + (f" (assumed: {', '.join(audit.assumed)})" if audit.assumed else ""),
         f"{audit.requests - audit.misplaced:,} first tokens in the step they were seen in",
     ]
-    lost = f"{audit.preemptions:,} preemptions, {audit.evicted_blocks:,} blocks evicted"
-    return audit.described(str(path), "the rules give", lost, settings)
+    return "\n".join([*lines, *_difference_lines(audit.differences)])
+
+
+def _difference_lines(differences: Sequence[Difference]) -> list[str]:
+    """Return a table of the first differences, and the causes of the others; nothing if there are none."""
+    if not differences:
+        return []
+    rows = [
+        [one.request_id[:32], f"{one.reported:,}", f"{one.predicted or 0:,}", one.cause] for one in differences[:_SHOWN]
+    ]
+    more = Counter(one.cause for one in differences[_SHOWN:])
+    return [
+        *table_lines(["request", "reported", "rules", "cause"], rows, "<>><"),
+        *(f"and {count} more: {cause}" for cause, count in more.most_common()),
+    ]
 
 
 def explain(arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
     causes: dict[int, str] = {}
-    search = _OrderSearch(arrivals, engine, found)
     blocks, in_that_pool = _other_pool(arrivals, engine, found)
     for place in _differing(found):
         causes[place] = (
             _beyond_the_trace(place, found, engine.block_size)
             or (f"pool: agrees in one of {blocks} blocks" if place in in_that_pool else None)
-            or search.cause(place)
             or _off_schedule(found.outcomes[place])
             or "unexplained"
         )
@@ -230,52 +234,3 @@ def _off_schedule(outcome: "Admitted") -> str | None:
     if outcome.steps_off:
         return f"its first token was seen {outcome.steps_off:+d} steps off: its step is not recovered"
     return f"preempted {outcome.preemptions} times: its admission is not recovered" if outcome.preemptions else None
-
-
-class _OrderSearch:
-    """Search of orders within the clock's uncertainty: accepted orders stay, and later searches build on them."""
-
-    def __init__(self, arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> None:
-        self._arrivals = arrivals
-        self._engine = engine
-        self._shifted = dict(found.shifted)
-        self._differing = _differing(found)
-        self._line = sorted(
-            (place for place, outcome in enumerate(found.outcomes) if outcome.admitted_ms is not None),
-            key=lambda place: (_admitted_ms(found.outcomes[place]), found.outcomes[place].arrival.arrival_ms),
-        )
-        self._runs = 0
-        self._believed: list[str] = []
-        self._found = found
-
-    def cause(self, place: int) -> str | None:
-        """Return the order in which the request at ``place`` agrees; None: no such order was found."""
-        if place not in self._differing:
-            return f"follows from {self._believed[-1]}"
-        for name, shifted, by_reads in self._orders(place):
-            if self._runs >= MOST_RUNS:
-                return None
-            self._runs += 1
-            other = capturedschedule.CapturedSchedule(self._arrivals, self._engine, shifted, by_reads=by_reads).run()
-            differing = _differing(other)
-            if place not in differing and len(differing) <= len(self._differing):
-                if not by_reads:
-                    self._shifted, self._differing = dict(shifted), differing
-                    self._believed.append(self._id(place))
-                return name
-        return None
-
-    def _orders(self, place: int) -> Iterator[tuple[str, Mapping[int, int], bool]]:
-        """Orders to try for ``place``, the nearest first, in words."""
-        yield "order: agrees if first tokens of a step are in line as read", self._shifted, True
-        around = self._line.index(place) if place in self._line else 0
-        near = self._line[max(0, around - _NEIGHBOURS) : around + _NEIGHBOURS + 1]
-        for other in sorted(near, key=lambda one: abs(self._line.index(one) - around)):
-            for steps in _SHIFTS:
-                who = "it" if other == place else self._id(other)
-                way = f"{abs(steps)} step{'s' * (abs(steps) > 1)} {'later' if steps > 0 else 'sooner'}"
-                shifted = {**self._shifted, other: self._shifted.get(other, 0) + steps}
-                yield f"order: agrees if {who} is admitted {way}", shifted, False
-
-    def _id(self, place: int) -> str:
-        return self._arrivals[place].record.request_id[:12]

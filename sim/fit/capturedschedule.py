@@ -29,8 +29,7 @@ class CapturedSchedule:
     """A run over ``arrivals``, which must not wait for each other.
 
     ``shifted``: by place, steps by which a request is admitted later than its first token says (negative: sooner, if it
-    had arrived by then): to correct the estimate, and to try other orders within the clock's uncertainty. ``by_reads``:
-    first tokens of a step are queued in the order of their reads, not of arrivals. ``pool``: a pool with its own hits.
+    had arrived by then), to correct the estimate. ``pool``: a pool with its own hits.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class CapturedSchedule:
         config: EngineConfig,
         shifted: Mapping[int, int] | None = None,
         *,
-        by_reads: bool = False,
         pool: BlockPool | None = None,
     ) -> None:
         self.scheduler = make_scheduler(config) if pool is None else Scheduler(config)
@@ -57,7 +55,7 @@ class CapturedSchedule:
         self._composed: deque[tuple[list[tuple[int, int]], int | None]] = deque()
         self._first_step: dict[int, int] = {}
         self._preemptions = 0
-        self._pending = self._in_line(arrivals, by_reads=by_reads)
+        self._pending = self._in_line(arrivals)
         self._leaving = sorted(range(len(arrivals)), key=lambda place: -self._seen.left_ms[place])
 
     def run(self) -> Reconstruction:
@@ -85,9 +83,9 @@ class CapturedSchedule:
             self._timeline,
         )
 
-    def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
+    def _in_line(self, arrivals: Sequence[Arrival]) -> list[int]:
         """Places of requests that the engine got, last admitted first: FCFS; without a seen token, by arrival."""
-        steps = self._seen.first_steps(0.0 if by_reads else self._seen.slack_ms)
+        steps = self._seen.first_steps()
         order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
         ranks, latest = {}, -1
         for place in order:

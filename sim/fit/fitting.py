@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +10,6 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from sim.fit import CachedSource
 from sim.fit.assumptions import DEFAULTS, NO_ASSUMPTIONS, Assumptions, drawn_towards_defaults
 from sim.fit.borrowing import Lender, Loan, borrow, check_same_engine, read_lender
 from sim.fit.drift import INTERVAL, Drift, drift_of_mean, estimate_drift, widened
@@ -26,7 +25,7 @@ from sim.fit.identification import (
 )
 from sim.fit.pace import describe_pace
 from sim.fit.regression import bootstrap, estimate_noise
-from sim.fit.residuals import Requests, baseline_errors, cohort_errors
+from sim.fit.residuals import baseline_errors, cohort_errors
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
     Capture,
@@ -58,24 +57,20 @@ DRAWS = 64
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:
-    """Settings of ``sim fit``."""
+    """Settings of a fit."""
 
     traces: tuple[Path, ...]
     output: Path
     overrides: dict[str, Any]
     bootstrap: int = 400
     seed: int = 0
-    cached: CachedSource = "factual"
     frontend: FrontendPlacement | None = None
     """None: try all, keep the best."""
     extra_terms: tuple[str, ...] | None = None
     """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
-    residuals: bool = False
     overwrite: bool = False
     borrow_from: Path | None = None
     """Model of the same engine that lends what the traces do not identify."""
-    held_out: Mapping[Path, frozenset[int]] = field(default_factory=dict)
-    """Places of requests that a trace holds and the fit does not look at, but in the reconstruction of the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,6 @@ class Fitted:
     model: Model
     unidentified: list[Unidentified]
     """Borrowed ones are left out."""
-    requests: Requests
 
 
 def fit_traces(config: FitConfig) -> Fitted:
@@ -130,14 +124,14 @@ def _fit_loaded(config: FitConfig, loaded: Loaded, digests: Sequence[str], lende
         config = replace(config, frontend=lender.model.frontend_placement, extra_terms=lender.extra_terms)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
-        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
+        print(f"sim calibrate: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     solved = _solve(config, loaded, settings, lender)
     sources = [
         FitTrace(
             digest=digest,
             name=Path(path).name,
-            requests=len(capture.fitted),
-            sample=_fitted_sample(loaded[path][1], config.held_out.get(Path(path), frozenset())),
+            requests=len(capture.records),
+            sample=request_sample(loaded[path][1]),
         )
         for digest, path, capture in zip(digests, loaded, solved.captures, strict=True)
     ]
@@ -146,11 +140,7 @@ def _fit_loaded(config: FitConfig, loaded: Loaded, digests: Sequence[str], lende
     if solved.loan is not None:
         model = _with_lender(model, solved.loan, len(sources))
         unidentified = [one for one in unidentified if one.name not in solved.loan.names]
-    return Fitted(model, unidentified, solved.best.forecast)
-
-
-def _fitted_sample(records: Sequence[Record], held_out: frozenset[int]) -> list[str]:
-    return request_sample(record for place, record in enumerate(records) if place not in held_out)
+    return Fitted(model, unidentified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +161,7 @@ class _Solved:
 
 def _solve(config: FitConfig, loaded: Loaded, settings: Settings, lender: Lender | None) -> _Solved:
     variants = _variants(config, settings)
-    captures = _prepare(loaded, variants[0], config)
+    captures = _prepare(loaded, variants[0])
     uncached = _uncached(captures)
     require_enough(uncached, _gaps(captures), borrows=lender is not None)
     schedules = _schedules(captures, variants)
@@ -220,7 +210,6 @@ def _model_of(
         fitted_on=list(sources),
         diagnostics=_diagnostics(best, solved.fits, solved.trials, solved.captures)
         | {
-            "cached_tokens_from": config.cached,
             "engine": _engine_of(metas),
             "assumed_settings": settings.assumed,
             "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
@@ -303,13 +292,12 @@ def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
     ]
 
 
-def _prepare(loaded: Loaded, variant: Variant, config: FitConfig) -> list[Capture]:
+def _prepare(loaded: Loaded, variant: Variant) -> list[Capture]:
     captures = []
     for path, (meta, records) in loaded.items():
-        cold = config.cached == "factual" and _hits_without_hashes(path, records)
+        cold = _hits_without_hashes(path, records)
         arrivals = plan_arrivals(meta, records, variant.config.block_size, path=path, cold_prompts=cold)
-        capture = prepare_capture(records, arrivals, variant.config, config.cached, path)
-        captures.append(replace(capture, held_out=config.held_out.get(Path(path), frozenset())))
+        captures.append(prepare_capture(records, arrivals, variant.config, path))
     return captures
 
 
@@ -319,14 +307,14 @@ def _uncached(captures: Sequence[Capture]) -> FloatArray:
         [
             capture.arrivals[place].prompt_tokens - capture.cached_tokens[place]
             for capture in captures
-            for place in capture.fitted
+            for place in range(len(capture.records))
             if capture.arrivals[place].kind == "runs" and capture.records[place].ttft_ms is not None
         ]
     )
 
 
 def _gaps(captures: Sequence[Capture]) -> int:
-    return sum(len(capture.records[place].itl_ms) for capture in captures for place in capture.fitted)
+    return sum(len(record.itl_ms) for capture in captures for record in capture.records)
 
 
 def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:

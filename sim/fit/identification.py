@@ -252,7 +252,7 @@ def describe_open(
     yield f"  {command}" if named is None else f"  {command.replace(named[0], _unused(named[0], '.jsonl.zst'))}"
     model = _unused(str(output.with_name(f"{output.stem}-2")), output.suffix)
     yield "Then fit all captures together (NEXT: the tap's trace of it):"
-    yield f"  sim fit {' '.join(map(str, traces))} NEXT.jsonl.zst -o {model}{output.suffix}"
+    yield f"  sim calibrate {' '.join(map(str, traces))} NEXT.jsonl.zst -o {model}{output.suffix}"
 
 
 def _unused(name: str, suffix: str) -> str:

@@ -5,7 +5,7 @@ parameter is; a step that ten requests read is observed once.
 """
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from statistics import median
@@ -71,18 +71,17 @@ def observe(
     schedule: Reconstruction,
     placement: FrontendPlacement,
     costs: Numbers = _NO_COSTS,
-    held_out: Container[int] = (),
 ) -> Observations:
     """Return the intervals of a capture; ``records`` are in the order of the schedule's arrivals.
 
-    ``costs``: of an API server on the engine's core. ``held_out``: places of records whose tokens end no interval.
+    ``costs``: of an API server on the engine's core.
     An interval ends with a step some of whose tokens were seen, at the median over its readers. Left out are intervals
     without a known begin, as the next request was still in the API server; intervals after a step whose only reads are
     first tokens, whose delivery takes longer by an unknown time; and those of requests whose first token came out in
     another step than the rules put it.
     """
     misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
-    seen = [[] if place in held_out else seen_tokens(record) for place, record in enumerate(records)]
+    seen = [seen_tokens(record) for record in records]
     front = _ApiServer(schedule, placement, costs)
     sessions: dict[str, int] = {}
     rows: list[tuple[float, float, bool, int, int]] = []

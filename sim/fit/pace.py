@@ -46,7 +46,7 @@ def capture_steps(meta: Meta, records: list[Record], model: Model, path: str) ->
     """Return the intervals of a capture, whose work ``model.costs`` prices."""
     hashed = any(record.block_hashes is not None for record in records)
     arrivals = plan_arrivals(meta, records, model.engine.block_size, path=path, cold_prompts=not hashed)
-    return priced_steps(prepare_capture(records, arrivals, model.engine, "factual", path), model)
+    return priced_steps(prepare_capture(records, arrivals, model.engine, path), model)
 
 
 def priced_steps(capture: Capture, model: Model) -> Observations:

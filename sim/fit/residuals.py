@@ -1,4 +1,4 @@
-"""Residuals of a fit's TTFTs: errors by cohort, their location, and the errors of two baselines."""
+"""Residuals of a fit's TTFTs: errors by cohort, and those of a baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from measure.quantiles import quantile
-from measure.survival import CENSORED, EVENT, incidence, make_waits, quantiles
 from sim.latency.modelfile import Baseline
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
 _LEAST_CELL = 5
-_LEVELS = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,6 @@ class Requests:
     censored: BoolArray
     prompt_tokens: FloatArray
     cached_tokens: FloatArray
-    concurrency: FloatArray
 
     @property
     def uncached_tokens(self) -> FloatArray:
@@ -56,7 +53,6 @@ def requests_of(
         np.array([censored for *_, censored in rows], dtype=np.bool_),
         np.array([float(records[place].prompt_tokens or 0) for place in places]),
         np.array([float(cached_tokens[place]) for place in places]),
-        np.array([float(records[place].concurrency or 1) for place in places]),
     )
 
 
@@ -70,10 +66,6 @@ class Errors:
 
     cohort: str
     requests: int
-    p50: float | None
-    """Of the quantiles by Kaplan–Meier, aborted requests censored. None: past the last seen first token."""
-    p90: float | None
-    p99: float | None
     median_abs: float
     """Median over requests of |predicted − seen| / seen."""
     bias: float
@@ -94,80 +86,25 @@ def _errors(name: str, requests: Requests, rows: BoolArray) -> Errors | None:
     known = rows & ~requests.censored
     if known.sum() < _LEAST_CELL:
         return None
-    p50, p90, p99 = _quantile_errors(requests, rows)
     seen, predicted = requests.seen_ms[known], requests.predicted_ms[known]
     relative = predicted / seen - 1.0
     median_abs, bias = round(float(np.median(np.abs(relative))), 4), round(float(np.median(relative)), 4)
-    return Errors(name, int(known.sum()), p50, p90, p99, median_abs, bias)
-
-
-def _quantile_errors(requests: Requests, rows: BoolArray) -> list[float | None]:
-    end = np.where(requests.censored[rows], CENSORED, EVENT).astype(np.int8)
-    waits = make_waits(requests.seen_ms[rows], end, np.flatnonzero(rows))
-    seen = quantiles(waits, incidence(waits), np.array(_LEVELS)).tolist()
-    ordered = np.sort(requests.predicted_ms[rows])
-    return [
-        round(quantile(ordered, level) / seen_ms - 1.0, 4) if np.isfinite(seen_ms) else None
-        for level, seen_ms in zip(_LEVELS, seen, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """The TTFT error in one bin of one explanation."""
-
-    axis: str
-    low: float
-    high: float
-    requests: int
-    bias: float
-    bias_ms: float
-    median_abs: float
-
-
-def locate_misfit(requests: Requests, bins: int = 5) -> list[Misfit]:
-    """Errors along prompt length, uncached tokens, depth (cached tokens) and concurrency, in bins of equal count."""
-    axes = {
-        "prompt tokens": requests.prompt_tokens,
-        "uncached tokens": requests.uncached_tokens,
-        "depth (cached)": requests.cached_tokens,
-        "concurrency": requests.concurrency,
-    }
-    known = ~requests.censored
-    found = []
-    for axis, values in axes.items():
-        edges = np.unique(np.quantile(values[known], np.linspace(0.0, 1.0, bins + 1)))
-        places = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
-        for number in range(max(len(edges) - 1, 1)):
-            rows = known & (places == number)
-            if rows.any():
-                difference = requests.predicted_ms[rows] - requests.seen_ms[rows]
-                relative = difference / requests.seen_ms[rows]
-                low, high = float(values[rows].min()), float(values[rows].max())
-                bias, bias_ms, median_abs = map(float, map(np.median, (relative, difference, np.abs(relative))))
-                found.append(Misfit(axis, low, high, int(rows.sum()), bias, bias_ms, median_abs))
-    return found
+    return Errors(name, int(known.sum()), median_abs, bias)
 
 
 def baseline_errors(requests: Requests) -> dict[str, Baseline]:
-    """Errors in sample of a constant and of a line in uncached tokens with the least squared relative errors."""
+    """Errors in sample of a line in uncached tokens with the least squared relative errors."""
     known = ~requests.censored
     seen, uncached = requests.seen_ms[known], requests.uncached_tokens[known]
     design = np.stack([np.ones(len(seen)), uncached], axis=1)
     line = np.linalg.lstsq(design / seen[:, None], np.ones(len(seen)), rcond=None)[0]
-    return {
-        "constant_ttft": _baseline(float(np.median(seen)), 0.0, uncached, seen),
-        "linear_in_uncached_tokens": _baseline(float(line[0]), float(line[1]), uncached, seen),
-    }
-
-
-def _baseline(intercept_ms: float, per_token_ms: float, uncached: FloatArray, seen: FloatArray) -> Baseline:
+    intercept_ms, per_token_ms = float(line[0]), float(line[1])
     relative = np.abs(intercept_ms + per_token_ms * uncached - seen) / seen
-    slope = f" + {per_token_ms:.4g} ms/token" if per_token_ms else ""
-    return Baseline(
-        formula=f"{intercept_ms:.4g} ms{slope}",
+    baseline = Baseline(
+        formula=f"{intercept_ms:.4g} ms + {per_token_ms:.4g} ms/token",
         intercept_ms=intercept_ms,
         per_uncached_token_ms=per_token_ms,
         median_abs_error=round(float(np.median(relative)), 4),
         p90_abs_error=round(quantile(np.sort(relative), 0.9), 4),
     )
+    return {"linear_in_uncached_tokens": baseline}

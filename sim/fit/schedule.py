@@ -105,12 +105,12 @@ class SeenTimes:
         self.slack_ms = float(np.quantile(gaps_ms, 0.05)) / 2.0 if gaps_ms else 0.5
         """Half of a step as short as they get: what is less apart than this may be of one step."""
 
-    def first_steps(self, slack_ms: float) -> dict[int, int]:
+    def first_steps(self) -> dict[int, int]:
         """Return by place the number of its first token's step; reads up to ``slack_ms`` apart are of one step."""
         seen = sorted((first_ms, place) for place, first_ms in enumerate(self.first_ms) if first_ms < UNSEEN_MS)
         steps, count, before_ms = {}, -1, -math.inf
         for first_ms, place in seen:
-            count += first_ms - before_ms > slack_ms
+            count += first_ms - before_ms > self.slack_ms
             steps[place], before_ms = count, first_ms
         return steps
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.engine.simstate import build_state
-from sim.fit import CachedSource
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
 from sim.fit.factualhits import factual_pool, with_factual_hits
@@ -49,14 +48,6 @@ class Capture:
     """Per record: as reported; where it is not, as the pool's rules have it."""
     agreement: float | None
     """Share of the reported cached tokens that are the rules' own; None: none were reported beside hashes."""
-    factual: bool = True
-    """Each request hits its ``cached_tokens``. False: what the pool holds at the time."""
-    held_out: frozenset[int] = frozenset()
-    """Places of requests that parameters are not to be learnt from."""
-
-    @property
-    def fitted(self) -> list[int]:
-        return [place for place in range(len(self.records)) if place not in self.held_out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +87,26 @@ def columns_of(terms: Sequence[str]) -> list[int]:
     return [column for column, term in enumerate(TERMS) if term.name in terms]
 
 
-def prepare_capture(
-    records: list[Record], columns: Arrivals, config: EngineConfig, source: CachedSource, path: str
-) -> Capture:
+def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConfig, path: str) -> Capture:
     """Raises InputError naming ``path`` if the requests went to several engines: no schedule is theirs."""
     if (engines := len({record.upstream for record in records} - {None})) > 1:
         raise InputError(f"{path}: requests of {engines} upstreams; expected a capture of one engine")
     arrivals = columns.objects()
     ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
-    reported = [record.cached_tokens if source == "factual" else None for record in records]
     agree = [
         record.cached_tokens == own
         for record, own in zip(records, ruled, strict=True)
         if record.cached_tokens is not None and record.block_hashes is not None
     ]
-    cached = [own if said is None else said for own, said in zip(ruled, reported, strict=True)]
+    cached = [
+        own if record.cached_tokens is None else record.cached_tokens
+        for own, record in zip(ruled, records, strict=True)
+    ]
     agreement = round(sum(agree) / len(agree), 4) if agree else None
-    return Capture(records, columns, arrivals, cached, agreement, factual=source == "factual")
+    return Capture(records, columns, arrivals, cached, agreement)
 
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
-    if not capture.factual:
-        return reconstruct(capture.arrivals, config)
     arrivals, _ = factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)
     return reconstruct(
         arrivals, config, lambda: factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)[1]
@@ -158,7 +147,7 @@ def _look(
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
         seen = Observations.join(
             [
-                observe(capture.records, schedule, variant.placement, costs, capture.held_out)
+                observe(capture.records, schedule, variant.placement, costs)
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )
@@ -175,14 +164,9 @@ def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Varia
     model = make_model(costs, variant.config, placement=variant.placement)
     predicted_ms: list[float | None] = []
     for capture in captures:
-        arrivals, config = capture.columns, variant.config
-        if capture.factual:
-            arrivals, config = with_factual_hits(arrivals, config, np.array(capture.cached_tokens))
+        arrivals, config = with_factual_hits(capture.columns, variant.config, np.array(capture.cached_tokens))
         runs = run_state(build_state(arrivals, config, model)).runs[-len(capture.arrivals) :]
-        predicted_ms += [
-            None if place in capture.held_out or np.isnan(ttft_ms) else ttft_ms
-            for place, ttft_ms in enumerate(runs["ttft_ms"].tolist())
-        ]
+        predicted_ms += [None if np.isnan(ttft_ms) else ttft_ms for ttft_ms in runs["ttft_ms"].tolist()]
     records = [record for capture in captures for record in capture.records]
     cached = [tokens for capture in captures for tokens in capture.cached_tokens]
     return requests_of(records, cached, predicted_ms)

@@ -1,52 +1,38 @@
-"""``sim calibrate``: fit a latency model to captures, then validate it on captures that the fit did not use."""
+"""``sim calibrate``: fit a latency model to captures; with ``--against``, validate it on captures that the fit did not
+use."""
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-import msgspec
-from xxhash import xxh3_64_intdigest
-
+from measure.metrics.flags import checked_bootstrap
 from report.output import page_path
-from sim.fit import fit
-from sim.fit.fit import add_fit_flags, fit_and_save
-from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
+from sim.forecast.validate import add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
-from sim.latency.modelfile import FitTrace, Model
+from sim.latency.modelfile import load_model, save_model
 from sim.latency.requestsample import first_shared, request_sample
-from sim.vllm.config import add_engine_flags
-from tracefile import InputError, load_trace, open_trace, trace_digest
+from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
+from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
+from tracefile import InputError, open_trace, trace_digest
+from tracefile.commandline.configfile import refuse_beside
 from tracefile.commandline.ending import UNCERTAIN, verdict_code
-from tracefile.commandline.parser import seed
+from tracefile.commandline.parser import Parser, same_named, seed
 from tracefile.commandline.printing import print_json
-from tracefile.records.arrays import IntArray
-from tracefile.records.latenames import LateModule
+from tracefile.records.latenames import late_modules
 from tracefile.storage.output import MODEL, check_output
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from report.compare import comparison
-    from sim.fit.fitting import FitConfig
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    comparison = LateModule("report.compare.comparison")
+    from sim.fit import fit as describing
+    from sim.fit import fitting, identification
+    from sim.fit import pace as pacing
+else:  # numpy and the kernels, which the flags need not
+    describing, fitting, identification, pacing = late_modules("sim.fit", "fit fitting identification pace")
 
 
-HELD_OUT_PARTS = 3
-"""One session in so many is held out where there is no capture to validate on."""
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrateConfig:
-    """Settings of ``sim calibrate``."""
-
-    fit: "FitConfig"
-    gates: tuple[ValidateConfig, ...]
-
+KEPT_SHAPE = "the model keeps its terms and its engine"
 
 EPILOG = """\
 Capture three calibrations and more, before, between and after the loads: loadgen --pattern calibration --for TRACE.
@@ -54,11 +40,13 @@ Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is to
 
 examples:
   sim calibrate calibration-?.jsonl.zst --against monday.jsonl.zst -o model.json --max-num-seqs 256
+  sim calibrate monday.jsonl.zst --borrow-from model.json -o model-monday.json
+  sim calibrate --pace-from tuesday.jsonl.zst --latency-model model.json -o model-tuesday.json
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", type=Path, nargs="+", metavar="CAPTURE", help="captures of one engine, to fit")
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("traces", type=Path, nargs="*", metavar="CAPTURE", help="captures of one engine, to fit")
     parser.add_argument(
         "--against",
         type=Path,
@@ -66,65 +54,117 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="GATE",
-        help="captures of the same engine to validate on (default, for one CAPTURE: a third of its own sessions)",
+        help="captures of the same engine to validate on (default: fit alone)",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="model.json to write")
-    parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of resampling, the ensemble and held-out sessions")
-    add_fit_flags(parser)
+    parser.add_argument("--overwrite", action="store_true", help="replace the model if it exists")
+    parser.add_argument(
+        "--borrow-from",
+        type=Path,
+        metavar="MODEL",
+        help="model.json of the same engine that lends, at the captures' pace, what the captures do not identify; its "
+        "terms and API server are the fit's",
+    )
+    pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
+    pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
+    pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
+    parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals; 0: none")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of resampling and of the ensemble")
+    parser.add_setting(
+        "--api-server",
+        dest="frontend",
+        choices=get_args(FrontendPlacement),
+        help="API server: works on all requests at once (parallel), on one at a time (serial), or so on the engine's "
+        "core (shared_core); default: the simplest that predicts best",
+    )
+    parser.add_setting(
+        "--term",
+        action="append",
+        choices=[*EXTRA_TERMS, "none"],
+        default=[],
+        help="cost to fit beyond the default ones; repeatable (none: no more; default: those that improve forecasts of "
+        "captures left out)",
+    )
     add_engine_flags(parser)
     add_validation_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, write model.json, validate, print; 1 if a gate fails, 3 if one is too uncertain."""
-    html = page_path(arguments, [*arguments.traces, *arguments.against, arguments.output])
-    inputs = [*arguments.traces, *arguments.against]
-    check_output(arguments.output, MODEL, inputs, "--output", overwrite=arguments.overwrite)
-    config = _read_config(arguments)
+    """Fit or pace, write model.json, validate, print; 1 if a gate fails, 3 if one is too uncertain."""
+    gates, inputs = arguments.against, [*arguments.traces, *arguments.against]
+    if arguments.pace_from is not None or arguments.latency_model is not None:
+        return _run_pace(arguments)
+    if not arguments.traces:
+        raise InputError("CAPTURE: none; expected captures of one engine")
+    if arguments.html is not None and len(gates) != 1:
+        raise InputError(f"--html: one page is of one capture; expected one --against, not {len(gates)}")
+    html = page_path(arguments, [*inputs, arguments.output])
+    config = read_config(arguments)
+    check_output(config.output, MODEL, [*inputs, *_lenders(config)], "--output", overwrite=arguments.overwrite)
+    _refuse_shared(config.traces, gates)
+    validations = [replace(read_validation(arguments, path), html=html) for path in gates]
     to = sys.stderr if arguments.json else sys.stdout
-    model = fit_and_save(config.fit, to)
-    codes, found = set[int](), dict[str, comparison.Compared]()
-    for gate in config.gates:
-        print(f"\nvalidated on {_said(gate)}:", file=to, flush=True)
-        found[str(gate.trace)] = compared = validate(gate, model if gate.judged is None else _without_whole(model))
-        part = "" if gate.judged is None else "a third of "
-        keep_gates(config.fit.output, model, part + gate.trace.name, compared)
-        codes.add(report(replace(gate, html=html), compared))
+    fitted = fitting.fit_traces(config)
+    save_model(fitted.model, config.output)
+    print("\n".join(_described(fitted, config)), file=to)
+    codes, found = set[int](), {}
+    for gate in validations:
+        print(f"\nvalidated on {gate.trace}:", file=to, flush=True)
+        found[str(gate.trace)] = compared = validate(gate, fitted.model)
+        keep_gates(config.output, fitted.model, gate.trace.name, compared)
+        codes.add(report(gate, compared))
     if arguments.json:
         print_json({name: compared.result for name, compared in found.items()})
     return verdict_code(failed=1 in codes, uncertain=UNCERTAIN in codes)
 
 
-def held_out_rows(path: Path, seed: int) -> IntArray:
-    """Rows of the requests of every third session of a trace, chosen by a hash of the session and ``seed``."""
-    _, records = load_trace(path)
-    sessions = [record.session_id or record.request_id for record in records]
-    chosen = [
-        xxh3_64_intdigest(session.encode(), seed=seed & 0xFFFFFFFFFFFFFFFF) % HELD_OUT_PARTS == 0
-        for session in sessions
-    ]
-    if all(chosen) or not any(chosen):
-        raise InputError(f"{path}: too few sessions to hold some out; expected more, or --against another capture")
-    return np.flatnonzero(chosen)
+def _run_pace(arguments: argparse.Namespace) -> int:
+    """Scale a model by the pace of a capture."""
+    paced = (arguments.pace_from, arguments.latency_model)
+    if None in paced or arguments.traces or arguments.against:
+        raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no CAPTURE")
+    refuse_beside("--pace-from", arguments, ("borrow_from",), KEPT_SHAPE)
+    if arguments.term or given_engine_flags(arguments):
+        flag = "--term" if arguments.term else given_engine_flags(arguments)[0]
+        raise InputError(f"{flag}: given with --pace-from; expected one of them: {KEPT_SHAPE}")
+    check_output(arguments.output, MODEL, paced, "--output", overwrite=arguments.overwrite)
+    model = pacing.paced_model(load_model(arguments.latency_model), arguments.pace_from)
+    save_model(model, arguments.output)
+    print(model.diagnostics["pace"]["said"], f"{arguments.output}: written", sep="\n")
+    return 0
 
 
-def _read_config(arguments: argparse.Namespace) -> CalibrateConfig:
-    fitted, gates = fit.read_config(arguments), arguments.against
-    if not gates:
-        if len(fitted.traces) > 1:
-            raise InputError("--against: not given; expected a capture to validate on, or one CAPTURE alone")
-        (path,) = fitted.traces
-        rows = held_out_rows(path, fitted.seed)
-        own = replace(read_validation(arguments, path), judged=rows)
-        return CalibrateConfig(replace(fitted, held_out={path: frozenset(rows.tolist())}), (own,))
-    if len(gates) > 1 and arguments.html is not None:
-        raise InputError(f"--html: one page is of one capture; expected one --against, not {len(gates)}")
-    _refuse_shared(fitted.traces, gates)
-    return CalibrateConfig(fitted, tuple(read_validation(arguments, path) for path in gates))
+def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
+    """Read the command line. Raises InputError that names the flag."""
+    checked_bootstrap(arguments.bootstrap)
+    terms = arguments.term
+    if arguments.borrow_from is not None and (terms or arguments.frontend):
+        raise InputError("--term, --api-server: given with --borrow-from, whose model decides both; expected neither")
+    made = {
+        "traces": tuple(arguments.traces),
+        "overrides": engine_overrides(arguments),
+        "extra_terms": tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
+    }
+    return fitting.FitConfig(**(same_named(fitting.FitConfig, arguments) | made))
+
+
+def _lenders(config: "fitting.FitConfig") -> list[Path]:
+    return [] if config.borrow_from is None else [config.borrow_from]
+
+
+def _described(fitted: "fitting.Fitted", config: "fitting.FitConfig") -> Iterable[str]:
+    yield describing.describe_fit(fitted.model)
+    if fitted.unidentified:
+        command = fitted.model.diagnostics["next_capture"]
+        yield ""
+        yield from identification.describe_open(fitted.unidentified, command, config.traces, config.output)
+    yield f"{config.output}: written"
 
 
 def _refuse_shared(traces: Sequence[Path], gates: Sequence[Path]) -> None:
+    """Raise InputError for a capture to validate on that has requests of one to fit."""
+    if not gates:
+        return
     fitted, names = {trace_digest(path) for path in traces}, dict[str, Path]()
     for path in traces:
         with open_trace(path) as reader:
@@ -141,18 +181,3 @@ def _refuse_shared(traces: Sequence[Path], gates: Sequence[Path]) -> None:
                 f"--against {path}: has requests of {names[shared]}, one to fit; expected a trace that the fit does "
                 "not use"
             )
-
-
-def _without_whole(model: Model) -> Model:
-    """``model`` as one fitted on the sessions that were not held out, which are no file of their own."""
-    fitted = [FitTrace(digest=f"{one.digest} in part", name=one.name, requests=one.requests) for one in model.fitted_on]
-    return msgspec.structs.replace(model, fitted_on=fitted)
-
-
-def _said(gate: ValidateConfig) -> str:
-    if gate.judged is None:
-        return str(gate.trace)
-    return (
-        f"{len(gate.judged)} requests of {gate.trace}, a third of its sessions, which the fit left out. They shared "
-        "the engine's queue with the sessions of the fit: a weaker test than another capture (--against)"
-    )

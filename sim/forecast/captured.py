@@ -14,7 +14,6 @@ from sim.engine.fleetplan import (
     FleetPlan,
     fleet_plan,
     upstream_names,
-    workers_plan,
 )
 from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, engine_with
@@ -121,7 +120,7 @@ def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: st
     if fitted.kv_groups is None and kv_groups is not None and other_attention(meta) is not None:
         fitted = engine_with(fitted, {"kv_groups": kv_groups, "block_size": parse_groups(kv_groups).match_unit})
     if fitted.kv_groups is None:
-        refuse_other_attention(meta, path, "sim fit --kv-groups, sim what-if --base kv-groups=GROUPS")
+        refuse_other_attention(meta, path, "sim calibrate --kv-groups, sim what-if --base kv-groups=GROUPS")
     if not records:
         raise InputError(f"{path}: no records; expected at least one request")
     if paced is None:
@@ -185,8 +184,6 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
     deployment.check(engine)
     upstreams, route, replicas = captured.upstreams, scenario.route, scenario.replicas
-    if deployment.workers:
-        return engine, workers_plan(deployment, route, replicas, scenario.events), deployment
     if replicas is None and len(upstreams) > 1:
         if route in (None, CAPTURED) and not scenario.events:
             return engine, FleetPlan(tuple(upstreams), CAPTURED), deployment

@@ -9,13 +9,12 @@ import numpy.typing as npt
 from measure.cache.chains import chain_places
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
-from sim.engine.fleetplan import FleetPlan, deployed, run_fleet
+from sim.engine.fleetplan import FleetPlan, run_fleet
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.kernels import layout
 from sim.latency.modelfile import Model
-from sim.latency.terms import TERMS
 
 Seen = dict[str, npt.NDArray[Any]]
 
@@ -56,7 +55,7 @@ def _run_one_of(load: Load) -> RunOne | None:
 
 
 def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
-    return deployed([FleetEngine(name, load.engine, model) for name in plan.names], load.deployment)
+    return [FleetEngine(name, load.engine, model, load.deployment.tiers) for name in plan.names]
 
 
 def _seen(dispatch: Dispatch) -> Seen:
@@ -96,17 +95,14 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
     by_engine = np.zeros(len(engines))
     rows = [life.state.timeline.rows[: int(life.state.clock["num_steps"][0])] for life in fleet.lives]
     for life, own in zip(fleet.lives, rows, strict=True):
-        weights = costs[life.engine][: own.shape[1]].copy()
-        if load.deployment.workers:  # decode workers take more steps, of which each costs a constant
-            weights[[term.work == "step" for term in TERMS[: own.shape[1]]]] = 0.0
-        by_engine[life.engine] += float((own.sum(axis=0) * weights).sum())
+        by_engine[life.engine] += float((own.sum(axis=0) * costs[life.engine][: own.shape[1]]).sum())
     place = int(by_engine.argmax())
     engine = engines[place]
     busiest = [number for number, life in enumerate(fleet.lives) if life.engine == place]
     state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
     state.runs["parent"] = fleet.state.runs["parent"]
     counts = np.concatenate([rows[number] for number in busiest])
-    point = PointRun(state, counts, costs[place][: counts.shape[1]], fleet.traffic)
+    point = PointRun(state, counts, costs[place][: counts.shape[1]])
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)

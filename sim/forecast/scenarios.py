@@ -12,14 +12,16 @@ from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
 from sim.vllm.config import KV_GROUPS_HELP
-from sim.vllm.eviction import EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import read_groups
 from tracefile import InputError
 from tracefile.commandline.parser import Parser, seed
 
 RARE = (
-    *("free-rule", "max-model-len", "host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency", "tier-write"),
-    *("tier-load", "kv-link-gb-per-s", "kv-link-latency"),
+    "max-model-len",
+    "host-gb-per-s",
+    "host-latency",
+    "disk-gb-per-s",
+    "disk-latency",
 )
 """Axes whose values a file of ``--config`` or a grid gives alone."""
 MOST_SCENARIOS = 200
@@ -169,11 +171,6 @@ def _route(flag: str, word: str) -> str:
     return word
 
 
-def _evict(flag: str, word: str) -> str:
-    parse_evict(word, flag)
-    return word
-
-
 def _events(flag: str, word: str) -> tuple[str, ...]:
     """Return an event; an empty word is none, beside which a grid has others."""
     if not word:
@@ -244,7 +241,6 @@ AXES = (
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
-    Axis("evict", str, "POLICY", EVICT_HELP, _evict),
     Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(
         "no-prefix-caching",

@@ -1,10 +1,9 @@
 """``sim validate``: compare a capture with an ensemble of forecasts of it, cohort by cohort."""
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, open_trace, trace_digest
-from tracefile.commandline.parser import seed
+from tracefile.commandline.parser import Parser, seed
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from sim.fit import pace as pacing
     from sim.fit.pace import Pace
     from sim.forecast import baselines as predicting
-    from sim.forecast import ensemble, saturation
+    from sim.forecast import ensemble, following, saturation
     from sim.forecast import fleets as running
     from sim.forecast.ensemble import Forecast
     from sim.kernels import layout
@@ -52,7 +51,9 @@ else:  # numpy and a page's libraries, which the flags need not
     comparison, ensembles, gating, panels = late_modules("report.compare", "comparison ensembles gates panels")
     outcomes = LateModule("sim.engine.results")
     pacing = LateModule("sim.fit.pace")
-    predicting, ensemble, running, saturation = late_modules("sim.forecast", "baselines ensemble fleets saturation")
+    predicting, ensemble, following, running, saturation = late_modules(
+        "sim.forecast", "baselines ensemble following fleets saturation"
+    )
     layout = LateModule("sim.kernels.layout")
 
 
@@ -79,22 +80,20 @@ class ValidateConfig:
     again: tuple[Path, ...] = ()
     cold: tuple[Path, ...] = ()
     """Captures without sharing: the first is forecast, the others repeat it."""
-    also: Mapping[str, Path] = field(default_factory=dict)
     at_pace: bool = True
     """Forecast a second time, at the pace of the capture's own steps."""
-    judged: IntArray | None = None
-    """Rows of the trace that the forecast is judged on, None: all. The forecast is of the whole load either way."""
 
 
 EPILOG = (
     "Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is too uncertain to say.\n\n"
     "examples:\n  sim validate monday.jsonl.zst --latency-model model.json --html validated.html\n"
+    "  sim validate tap.jsonl.zst --latency-model model.json --follow\n"
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("trace", type=Path, help="the capture to forecast; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
     parser.add_argument(
         "--repeat",
         type=Path,
@@ -112,8 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same load captured without sharing: forecast from TRACE too (again: its repeats)",
     )
     parser.add_argument(
-        "--also", action="append", default=[], metavar="LABEL=TRACE", help="a trace to show, as b=b.jsonl (repeatable)"
+        "--follow",
+        action="store_true",
+        help="judge the last minutes of a trace while it grows, at low priority, until Ctrl-C",
     )
+    parser.add_setting("--upstream", metavar="URL", help="with --follow: the engine to judge, of a trace of several")
     add_engine_flags(parser)
     add_validation_flags(parser)
     parser.add_argument("--seed", type=seed, default=0, help="seed of the ensemble and of resampling")
@@ -151,13 +153,16 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
+    if arguments.follow:
+        if arguments.repeat or arguments.cold or arguments.gate or arguments.html:
+            raise InputError("--follow: judges the last minutes; expected no --repeat, --cold, --gate and --html")
+        return following.run(arguments)
     config = replace(
         read_config(arguments, arguments.trace),
         again=tuple(arguments.repeat),
         cold=tuple(arguments.cold),
-        also=_labelled(arguments.also),
     )
-    inputs = [config.trace, arguments.latency_model, *config.again, *config.cold, *config.also.values()]
+    inputs = [config.trace, arguments.latency_model, *config.again, *config.cold]
     config = replace(config, html=page_path(arguments, inputs))
     refuse_inputs(verdicts_path(arguments.latency_model), inputs, "verdicts in")
     model = load_model(arguments.latency_model)
@@ -221,20 +226,17 @@ def report(config: ValidateConfig, compared: "Compared") -> int:
 def validate(config: ValidateConfig, model: Model) -> "Compared":
     """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
     again, cold = _numbered(AGAIN, config.again), _numbered(COLD, config.cold)
-    others = {**again, **config.also}
-    for path in (*others.values(), *cold.values()):
+    for path in (*again.values(), *cold.values()):
         model.refuse_fit_traces(trace_digest(path), path)
         with open_trace(path) as reader:
             model.refuse_fit_requests(reader, path)
     captured = read_captured(config.trace, model, paced=config.replay_sessions)
-    runs = {label: recording.load_run(label, path) for label, path in {CAPTURED: config.trace, **others}.items()}
-    whole, judged = runs[CAPTURED], config.judged
-    if judged is not None:
-        runs[CAPTURED] = whole.select(judged)
+    runs = {label: recording.load_run(label, path) for label, path in {CAPTURED: config.trace, **again}.items()}
+    whole = runs[CAPTURED]
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
     simple = predicting.predictors(model, whole, [runs[label] for label in again])
     forecasts = _predict(config, model, captured, as_it_was, whole)
-    predicted = {PREDICTED: comparison.Predicted(CAPTURED, *forecasts, _judged_part(config, simple))}
+    predicted = {PREDICTED: comparison.Predicted(CAPTURED, *forecasts, simple)}
     if (pace := _own_pace(config, model, captured)) is not None:
         predicted[AT_PACE] = comparison.Predicted(
             CAPTURED, *_predict(config, model, captured, as_it_was, whole, pace=pace), {}
@@ -244,7 +246,7 @@ def validate(config: ValidateConfig, model: Model) -> "Compared":
         without = _without_sharing(runs[COLD].meta, config.overrides)
         forecasts = _predict(config, model, captured, without, whole)
         simple = predicting.cold_predictors(model, whole, [runs[label] for label in cold if label != COLD])
-        predicted[COLD_PREDICTED] = comparison.Predicted(COLD, *forecasts, _judged_part(config, simple))
+        predicted[COLD_PREDICTED] = comparison.Predicted(COLD, *forecasts, simple)
         if (pace := _own_pace(config, model, read_captured(config.cold[0], model, paced=None))) is not None:
             predicted[COLD_AT_PACE] = comparison.Predicted(
                 COLD, *_predict(config, model, captured, without, whole, pace=pace), {}
@@ -262,7 +264,7 @@ def validate(config: ValidateConfig, model: Model) -> "Compared":
 
 def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> "Pace | None":
     """Return the pace of the capture's steps; None: not wanted, or too few are seen."""
-    if not config.at_pace or config.judged is not None:
+    if not config.at_pace:
         return None
     own, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
     try:
@@ -315,16 +317,7 @@ def _predict(
         seed=config.seed,
     )
     blank = replace(run.without_gaps(), meta=meta, warnings=())
-    runs = [member_run(found, number, blank) for number in range(found.members)]
-    return [one if config.judged is None else one.select(config.judged) for one in runs], facts
-
-
-def _judged_part(config: ValidateConfig, runs: "Mapping[str, Run]") -> "dict[str, Run]":
-    judged = config.judged
-    return {
-        name: run if judged is None or name == ensembles.LAST_CAPTURE else run.select(judged)
-        for name, run in runs.items()
-    }
+    return [member_run(found, number, blank) for number in range(found.members)], facts
 
 
 def member_run(found: "Forecast", number: int, run: "Run") -> "Run":
@@ -366,14 +359,3 @@ def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:
 def _numbered(label: str, paths: Sequence[Path]) -> dict[str, Path]:
     """Return captures of one load by label: ``again``, ``again-2``, …"""
     return {label if number == 1 else f"{label}-{number}": path for number, path in enumerate(paths, 1)}
-
-
-def _labelled(texts: Sequence[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for text in texts:
-        label, equals, path = text.partition("=")
-        own = (CAPTURED, AGAIN, PREDICTED, AT_PACE, COLD, COLD_PREDICTED, COLD_AT_PACE)
-        if not (label and equals and path) or label in found or re.fullmatch(rf"({'|'.join(own)})(-\d+)?", label):
-            raise InputError(f"--also {text}: expected LABEL=TRACE with a label of its own")
-        found[label] = Path(path)
-    return found

@@ -36,9 +36,6 @@ POOL = shape_of(
     holds=layout.HOLD,
     table=_INTS,
     keys=_KEYS,
-    blocks=layout.BLOCK,
-    uses=_PLACES,
-    evicted=_KEYS,
 )
 ENGINE_STATE = shape_of(
     SimState,

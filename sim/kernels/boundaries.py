@@ -6,7 +6,6 @@ from measure.machinecode.kernels import kernel
 from sim.kernels.layout import Scheduler
 from sim.kernels.pool import publish, take
 from sim.kernels.scheduler import count_hashed
-from sim.kernels.tiers import stash
 
 
 @kernel
@@ -63,8 +62,6 @@ def cross(scheduler: Scheduler, step: int) -> None:
     while taking != 0 or filling != 0:
         if taking != 0 and (ahead or filling == 0 or taking <= filling):
             request = scheduler.requests[scheduler.running[taking - 1]]
-            if scheduler.tier.state[0].on_eviction:
-                stash(scheduler.pool, scheduler.tier, 1)
             take(scheduler.pool, 1)
             request.num_blocks += 1
             request.room_tokens += scheduler.settings[0].block_size

@@ -19,7 +19,6 @@ from sim.kernels.layout import (
     AS_RECORDED,
     NO_OUTCOME,
     NONE,
-    OK,
     SHARED_CORE,
     Places,
     Records,
@@ -37,9 +36,8 @@ ALL_ENDED, AT_STOP, NO_ROOM, BAD_CHAIN = range(-1, -5, -1)
 a hash occurs at two depths."""
 FLEET_CLOCK = record("num_arrivals num_events num_told engine", times="now_ms stop_ms")
 """``stop_ms``: where to return in any case; ``engine``: the one without room."""
-FLEET_ENGINE = record("num_in_flight hands_over", times="resumes_ms bound_ms")
-"""``hands_over``: a prefill worker, whose requests come to the router again at their end; ``resumes_ms``: nothing
-happens in it before; ``bound_ms``: no session that waits for it goes on before."""
+FLEET_ENGINE = record("num_in_flight", times="resumes_ms bound_ms")
+"""``resumes_ms``: nothing happens in it before; ``bound_ms``: no session that waits for it goes on before."""
 
 
 class Fleet(NamedTuple):
@@ -219,7 +217,7 @@ def _collect(fleet: Fleet, state: SimState, engine: int) -> float:
     for number in range(known.num_in_flight):
         place = places[number]
         here, whole = state.runs[place], fleet.runs[place]
-        if whole.num_seen == 0 and here.num_seen > 0 and not known.hands_over:
+        if whole.num_seen == 0 and here.num_seen > 0:
             whole.num_seen = 1
             _note(fleet, state.timeline.seen_ms[state.token_steps[here.first_token]], 2 * place + FIRST_TOKEN)
         if here.outcome == NO_OUTCOME:
@@ -230,10 +228,6 @@ def _collect(fleet: Fleet, state: SimState, engine: int) -> float:
                 _end(fleet, place)
             if whole.outcome == NO_OUTCOME:
                 least_ms = min(least_ms, here.next_think_ms)
-            continue
-        if known.hands_over and here.outcome == OK:
-            push(fleet.arrivals, fleet.clock[0].num_arrivals, end_ms(here), place)
-            fleet.clock[0].num_arrivals += 1
             continue
         moved_ms, was_left = here.arrival_ms - whole.arrival_ms, whole.outcome == ABORTED
         whole.outcome, whole.num_seen = here.outcome, here.num_seen

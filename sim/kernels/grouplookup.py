@@ -3,8 +3,8 @@
 from typing import Any
 
 from measure.machinecode.kernels import kernel, stay_apart
-from sim.kernels.blocks import NONE
 from sim.kernels.groups import CHUNK, FULL, WINDOW, GroupPool, first_in_line, key_at
+from sim.kernels.pool import NONE
 from sim.vllm import rules
 
 _blocks_for = kernel(rules.blocks_for)

@@ -11,9 +11,8 @@ import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
 from sim.kernels import layout
-from sim.kernels.blocks import KNOWN, NONE, PRIVATE, first_slot, private_key
 from sim.kernels.layout import Ints, Places, Records, record
-from sim.kernels.pool import link_after, unlink
+from sim.kernels.pool import KNOWN, NONE, PRIVATE, first_slot, link_after, private_key, unlink
 from sim.vllm import rules
 from sim.vllm.config import EngineConfig
 from sim.vllm.groupcache import ChunkGroup, Group, RingGroup, WindowGroup

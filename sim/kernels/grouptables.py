@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
-from sim.kernels.blocks import NONE
 from sim.kernels.groups import (
     CHUNK,
     FULL,
@@ -28,6 +27,7 @@ from sim.kernels.groups import (
     release_range,
     take_block,
 )
+from sim.kernels.pool import NONE
 from sim.vllm import rules, statecache
 
 _blocks_for = kernel(rules.blocks_for)

@@ -32,34 +32,24 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching composes_ahead placement usable_blocks max_tokens pauses evict evict_limit"
+    "enable_prefix_caching composes_ahead placement usable_blocks max_tokens pauses"
 )
-"""``evict``, ``evict_limit``: a policy of ``sim.vllm.eviction`` and its setting; of Belady's, the level of keys whose
-blocks were evicted before those behind them. ``pauses``: the engine stands still within a step where unknown arrivals
-may come; of a fleet's engines."""
+"""``pauses``: the engine stands still within a step where unknown arrivals may come; of a fleet's engines."""
 SEGMENT = record("kind base start end first_key copy next_in_slot")
 """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]``. ``copy``: the first in line; of a
 free segment, the next free one."""
 COPY = record("segment references deeper before after previous_twin next_twin")
 """Some blocks in the free queue or held; ``deeper``: the copy that was cut off last; ``after``: of a free one, the
 next."""
-BLOCK = record(
-    "key kind state parent children references hits depth queue before after next_in_slot is_entered",
-    times="used_ms",
-)
-"""A block of ``sim.kernels.blocks``. ``parent``: the block before it in its chain; ``children``: cached ones after it;
-``queue``: the ring that it stands in, whose end has its length as ``hits``; ``used_ms``: when it was last freed."""
 HOLD = record("copy end next")
 """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
 POOL = record(
     "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
-    "num_twins not_chained num_repeated lowest",
-    times="now_ms",
+    "num_twins not_chained num_repeated"
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
 free again in lists from ``free_…`` on; ``num_twins``: copies but for the first of each segment; ``not_chained``: a key
-was met at two depths; ``num_repeated``: holds of blocks that another request held before; ``lowest``: a level of a
-policy of eviction that no block is below."""
+was met at two depths; ``num_repeated``: holds of blocks that another request held before."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
@@ -95,15 +85,14 @@ that began at ``start_ms`` and has ``left_ms`` to go; it goes on at ``resumes_ms
 HOST, DISK = range(2)
 """Tiers behind the pool (``sim.kernels.tiers``)."""
 TIERS = record(
-    "is_on remote layerwise on_eviction host_blocks disk_blocks block_size first_loading first_ended "
+    "is_on host_blocks disk_blocks block_size first_loading first_ended "
     "last_ended loads loaded_tokens stored_blocks disk_read_blocks disk_stored_blocks",
     times="now_ms token_ms latency_ms disk_token_ms disk_latency_ms read_free_ms write_free_ms disk_read_free_ms "
-    "disk_write_free_ms step_until_ms",
+    "disk_write_free_ms",
 )
-"""An engine's links, and what went over them. ``remote``: prompts come whole over the link, from prefill workers;
-``…_free_ms``: all transfers asked for so far are done then; ``step_until_ms``: no step ends before. ``first_…``: of
-requests being loaded, and of those that ended and whose blocks do not count as used yet."""
-TIER_COUNTS = record("host_used disk_used host_evicted disk_evicted evicted_key evicted_kind round")
+"""An engine's links, and what went over them. ``…_free_ms``: all transfers asked for so far are done then.
+``first_…``: of requests being loaded, and of those that ended and whose blocks do not count as used yet."""
+TIER_COUNTS = record("host_used disk_used host_evicted disk_evicted round")
 """``round``: number of the last look at blocks that must not displace each other."""
 TIER_BLOCK = record("key kind older newer next_in_slot round", times="ready_ms busy_ms")
 """A block that a tier keeps, readable from ``ready_ms`` on and in transit until ``busy_ms``. The first two are the ends
@@ -128,12 +117,6 @@ class Pool(NamedTuple):
     """By a first key's slot, of 2**n: the segment entered last; it leads to the others."""
     keys: UInt64Array
     """What is known of every request's chain and of every segment's."""
-    blocks: Records
-    """BLOCK by number; empty under vLLM's own policy, and the others do without segments, copies and holds."""
-    uses: Places
-    """Beside ``keys``, for Belady's policy: worth of the next use."""
-    evicted: UInt64Array
-    """Ring of 1 + the known keys evicted last, each at its number; empty: nobody asks."""
 
 
 class Tier(NamedTuple):

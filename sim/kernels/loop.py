@@ -13,7 +13,6 @@ from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_du
 from sim.kernels.compiling import entry_variant, nothing
 from sim.kernels.frontend import run_alone, run_beside
 from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, Draws, SimState, Timeline
-from sim.kernels.pool import WITHOUT_POLICIES
 from sim.kernels.requestruns import await_loads, deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.scheduler import finish_step, schedule
 from sim.kernels.tiers import use_ended
@@ -100,12 +99,11 @@ def _begin_next(state: SimState) -> int:
         return MORE
     if not _give_room(state, slot):
         return FULL
-    until_ms = state.scheduler.tier.state[0].step_until_ms  # of this step, not of the one composed ahead
     clock.composed = NONE
     if state.scheduler.settings[0].composes_ahead and _compose(state, 1 - slot):
         clock.composed = 1 - slot
     _count(state, slot)
-    _begin(state, until_ms)
+    _begin(state)
     clock.running = slot
     return NOT_CHAINED if state.scheduler.pool.counts[0].not_chained else _BEGUN
 
@@ -130,7 +128,7 @@ def _compose(state: SimState, slot: int) -> bool:
             use_ended(scheduler)  # vLLM takes a step of no requests after the last one's end
         return False
     step, now_ms, tier = scheduler.steps[slot], state.clock[0].now_ms, scheduler.tier.state[0]
-    tier.now_ms = scheduler.pool.counts[0].now_ms = now_ms
+    tier.now_ms = now_ms
     schedule(scheduler, slot)
     if tier.is_on:
         await_loads(state)
@@ -180,7 +178,6 @@ def _give_room(state: SimState, slot: int) -> bool:
 def _hand_out(state: SimState, slot: int) -> None:
     """Hand out the tokens of the step that has ended."""
     scheduler = state.scheduler
-    scheduler.pool.counts[0].now_ms = state.clock[0].now_ms
     last, shares = state.clock[0].num_steps - 1, scheduler.shares[slot]
     beginning = 0
     for number in range(scheduler.steps[slot].count):
@@ -253,13 +250,12 @@ def _count(state: SimState, slot: int) -> None:
 
 
 @kernel
-def _begin(state: SimState, until_ms: float) -> None:
-    """Begin the step in the timeline's next row; it lasts to ``until_ms`` at least."""
+def _begin(state: SimState) -> None:
+    """Begin the step in the timeline's next row."""
     clock, row = state.clock[0], state.timeline.rows[state.clock[0].num_steps]
     start_ms, step_ms = clock.now_ms, _row_ms(state.costs, row)
     clock.start_ms = start_ms
     clock.left_ms = step_ms * _step_factor(state, start_ms, step_ms) + clock.carried_ms
-    clock.left_ms = max(clock.left_ms, until_ms - start_ms)
     clock.carried_ms = 0.0
 
 
@@ -372,7 +368,7 @@ def _decode(state: SimState, decodes: int, kv_tokens: int, repeated_tokens: int,
             undisturbed = _is_undisturbed(state, decodes, kv_tokens + decodes * done, repeated_tokens)
             if not undisturbed or not can_cross(scheduler, done):
                 break
-            scheduler.tier.state[0].now_ms = scheduler.pool.counts[0].now_ms = clock.now_ms
+            scheduler.tier.state[0].now_ms = clock.now_ms
             cross(scheduler, done)
         until += 1
         while until < most and not is_due(scheduler, until):
@@ -427,7 +423,7 @@ def _repeat_sharing(state: SimState, decodes: int, kv_tokens: int, repeated_toke
     """Run the same steps on a shared core, to ``end_step`` or until the API server hands a request over."""
     clock = state.clock[0]
     while clock.num_steps < end_step and _is_undisturbed(state, decodes, kv_tokens, repeated_tokens):
-        _begin(state, -np.inf)
+        _begin(state)
         _go_on(state)
         kv_tokens += decodes
 
@@ -458,17 +454,15 @@ WITHOUT_TIERS = dict.fromkeys(
     (
         await_loads,
         *(scheduling.begin_load, scheduling.publish_loaded, scheduling.take_loaded, scheduling.take_up),
-        *(tiers.end_loading, tiers.note_ended, tiers.seek, tiers.stash, tiers.store_step, use_ended),
+        *(tiers.end_loading, tiers.note_ended, tiers.seek, tiers.store_step, use_ended),
     ),
     nothing,
 )
 """Kernels that an engine without memory behind its pool does without."""
-run_simple = entry_variant("run_simple", run, WITHOUT_POLICIES | WITHOUT_TIERS)
+run_simple = entry_variant("run_simple", run, WITHOUT_TIERS)
 """The loop of most engines, which compiles in less time than ``run``."""
 
 
 def run_as_needed(state: SimState) -> int:
-    """Run with the simple loop if the engine has neither tiers nor a policy of eviction other than vLLM's."""
-    scheduler = state.scheduler
-    is_simple = not (scheduler.settings["evict"][0] or scheduler.tier.state["is_on"][0])
-    return (run_simple if is_simple else run)(state)
+    """Run with the simple loop if the engine has no tiers."""
+    return (run if state.scheduler.tier.state["is_on"][0] else run_simple)(state)

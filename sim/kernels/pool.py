@@ -16,51 +16,38 @@ from typing import Any
 import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
-from sim.kernels import blocks, layout
-from sim.kernels.blocks import KNOWN, NO_SERIAL, NONE, PRIVATE, first_slot, private_key
-from sim.kernels.compiling import nothing
+from sim.kernels import layout
 from sim.kernels.layout import Pool, Records
-from sim.vllm.eviction import LEVELS
+from tracefile.hashing.splitmix64 import GOLDEN
 from tracefile.records.arrays import UInt64Array
 
 QUEUE = 0
 """The copy that is both ends of the free queue."""
 _LOOKS = 7
-_lookup_block, _hold_blocks, _take_blocks = blocks.lookup, blocks.hold, blocks.take
-_publish_blocks, _release_blocks = blocks.publish, blocks.release
+NONE = 0
+KNOWN, PRIVATE = range(2)
+"""Kind of what a key names: ``Pool.keys`` has it; only the request of that serial number has it."""
+NO_SERIAL = -1
+"""Of a request that never looks up its private blocks: they need not be found."""
+_GOLDEN = np.uint64(GOLDEN)
 
 
 @kernel
-def _no_hits(*_: Any) -> tuple[int, int]:
-    return 0, 0
+def private_key(serial: int, depth: int) -> np.uint64:
+    return np.uint64(serial << 32 | depth)
 
 
-WITHOUT_POLICIES = {
-    _lookup_block: _no_hits,
-    **dict.fromkeys((_hold_blocks, _take_blocks, _publish_blocks, _release_blocks), nothing),
-}
-"""Kernels that a pool with vLLM's own eviction does without."""
+@kernel
+def first_slot(key: np.uint64, slots: int) -> np.int64:
+    """Slot of ``key`` in a hash table of ``slots``, a power of two."""
+    mixed = key * _GOLDEN
+    return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(slots - 1))
 
 
-def empty_pool(
-    settings: Records,
-    usable: int,
-    keys: UInt64Array,
-    *,
-    records: int,
-    holds: int,
-    slots: int,
-    levels: int | None = None,
-) -> Pool:
-    """Return a pool of ``usable`` free blocks with room for so many segments and copies, and for so many holds; or
-    under a policy of eviction, of ``levels`` if it has not its own number of them, for so many blocks."""
-    counts, policy = np.zeros(1, layout.POOL), int(settings["evict"][0])
+def empty_pool(settings: Records, usable: int, keys: UInt64Array, *, records: int, holds: int, slots: int) -> Pool:
+    """Return a pool of ``usable`` free blocks with room for so many segments and copies, and for so many holds."""
+    counts = np.zeros(1, layout.POOL)
     counts["num_free"] = counts["num_unhashed"] = usable
-    rows = np.zeros(0, layout.BLOCK)
-    if policy:
-        levels = levels or LEVELS.get(policy, 1)
-        rows, records, holds = blocks.empty_blocks(records, levels), 0, 0
-        counts["num_copies"] = levels
     return Pool(
         settings,
         counts,
@@ -69,9 +56,6 @@ def empty_pool(
         holds=np.zeros(holds + 1, layout.HOLD),
         table=np.zeros(slots, np.int32),
         keys=keys,
-        blocks=rows,
-        uses=np.zeros(0, np.int64),
-        evicted=np.zeros(0, np.uint64),
     )
 
 
@@ -79,8 +63,6 @@ def empty_pool(
 def lookup(pool: Pool, request: Any, most: int) -> tuple[int, int]:
     """Count the leading cached blocks of the request's chain, of ``most``, and those of them without a holder."""
     stay_apart()
-    if pool.settings[0].evict and pool.settings[0].enable_prefix_caching:
-        return _lookup_block(pool, request, most)
     depth, idle = 0, 0
     if not pool.settings[0].enable_prefix_caching:
         return depth, idle
@@ -99,8 +81,6 @@ def lookup(pool: Pool, request: Any, most: int) -> tuple[int, int]:
 def hold(pool: Pool, request: Any, most: int) -> int:
     """Give the request the leading cached blocks of its chain, of ``most``, off the free queue; return their number."""
     stay_apart()
-    if pool.settings[0].evict:
-        return int(_hold_blocks(pool, request, most))
     depth = 0
     while depth < most:
         number = _segment_at(pool, request, depth)
@@ -128,9 +108,6 @@ def take(pool: Pool, count: int) -> None:
     """
     stay_apart()
     if pool.counts[0].not_chained:
-        return
-    if pool.settings[0].evict:
-        _take_blocks(pool, count)
         return
     counts, copies = pool.counts[0], pool.copies
     counts.num_free -= count
@@ -160,9 +137,6 @@ def publish(pool: Pool, request: Any, start: int, end: int) -> None:
     stay_apart()
     if not pool.settings[0].enable_prefix_caching or pool.counts[0].not_chained:
         return
-    if pool.settings[0].evict:
-        _publish_blocks(pool, request, start, end)
-        return
     depth = start
     while depth < end:
         known = depth < request.known_keys
@@ -185,9 +159,6 @@ def publish(pool: Pool, request: Any, start: int, end: int) -> None:
 def release(pool: Pool, request: Any) -> None:
     """Rule 3: release a request's blocks, leaf first; blocks without another holder become free."""
     stay_apart()
-    if pool.settings[0].evict:
-        _release_blocks(pool, request)
-        return
     counts, copies, holds = pool.counts[0], pool.copies, pool.holds
     hold, last, hashed = request.first_hold, copies[QUEUE].before, 0
     while hold != NONE:

@@ -40,7 +40,6 @@ def next_ms(state: SimState) -> float:
 def deliver_events(state: SimState) -> None:
     """Deliver all events up to now, in order, as far as no arrival can be missing."""
     clock = state.clock[0]
-    state.scheduler.pool.counts[0].now_ms = clock.now_ms
     while next_ms(state) <= clock.now_ms and next_ms(state) < clock.horizon_ms:
         arrives = clock.num_arrivals > 0 and (
             clock.num_events == 0 or state.arrivals[0].time_ms <= state.events[0].time_ms

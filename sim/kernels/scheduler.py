@@ -17,7 +17,6 @@ from sim.kernels.tiers import (
     note_ended,
     reserved_blocks,
     seek,
-    stash,
     store_step,
     use_ended,
 )
@@ -169,7 +168,7 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         following = request.next_waiting
         if request.stale_steps > 0:
             continue  # a token of before its preemption is still to come; the next in line may go first
-        loaded, hits, idle, end_of_load = request.num_blocks > 0, request.num_blocks, 0, 0
+        loaded, hits, idle = request.num_blocks > 0, request.num_blocks, 0
         tokens = request.num_tokens - request.num_computed
         if loaded:
             publish_loaded(scheduler, place)
@@ -180,11 +179,11 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
                 end_of_load = seek(scheduler, place, hits)
                 if end_of_load == WAIT:
                     continue
-                if end_of_load > hits and not tier.layerwise:
+                if end_of_load > hits:
                     if not begin_load(scheduler, place, hits, idle, end_of_load):
                         break
                     continue
-            tokens = request.num_tokens - max(hits, end_of_load) * block_size
+            tokens = request.num_tokens - hits * block_size
         tokens = min(tokens, most)
         if not chunks and tokens > budget:
             break
@@ -197,9 +196,6 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         state.num_running += 1
         if not loaded:
             _adopt(scheduler, place, hits, idle)
-        if end_of_load > hits:
-            tier.step_until_ms = max(tier.step_until_ms, take_loaded(scheduler, place, end_of_load))
-            publish_loaded(scheduler, place)
         request.state = RUNNING
         extend(scheduler, place, request.num_computed + tokens)
         step.admitted += 1
@@ -231,13 +227,11 @@ def take_loaded(scheduler: Scheduler, place: int, end: int) -> float:
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
     hits = request.num_blocks
     done_ms = load(scheduler, place, hits, end)  # first: blocks in transit are not displaced by what is stored
-    if scheduler.tier.state[0].on_eviction:
-        stash(scheduler.pool, scheduler.tier, end - hits)
     take(scheduler.pool, end - hits)
     request.num_blocks = end
     request.room_tokens = end * block_size
     request.num_computed = min(end * block_size, request.num_tokens - 1)
-    if request.preemptions == 0 and not scheduler.tier.state[0].remote:
+    if request.preemptions == 0:
         request.cached_tokens = min(end * block_size, request.num_tokens)
     return done_ms
 
@@ -360,8 +354,6 @@ def extend(scheduler: Scheduler, place: int, end: int) -> bool:
     if lacking > 0:
         if lacking > pool.counts[0].num_free:
             return False
-        if scheduler.tier.state[0].on_eviction:
-            stash(pool, scheduler.tier, lacking)
         take(pool, lacking)
         request.num_blocks += lacking
         request.room_tokens += lacking * block_size

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from measure.machinecode.kernels import kernel, stay_apart
-from sim.kernels.blocks import KNOWN, PRIVATE, first_slot, private_key
 from sim.kernels.layout import DISK, HOST, NONE, Pool, Records, Scheduler, Tier
-from sim.kernels.pool import QUEUE
+from sim.kernels.pool import KNOWN, PRIVATE, first_slot, private_key
 from sim.vllm import rules
 
 NO_BLOCK = 0
@@ -30,11 +29,9 @@ def seek(scheduler: Scheduler, place: int, hits: int) -> int:
     stay_apart()
     tier, pool, request, requests = scheduler.tier, scheduler.pool, scheduler.requests[place], scheduler.requests
     state = tier.state[0]
-    if state.remote:
-        return int(_blocks_for(request.num_tokens, state.block_size)) if request.preemptions == 0 else hits
     if request.prompt_logprobs:
         return hits
-    end = _kept_until(pool, tier, request, hits, (request.num_tokens - state.layerwise) // state.block_size)
+    end = _kept_until(pool, tier, request, hits, request.num_tokens // state.block_size)
     other = state.first_loading
     while other != NONE and end > hits:
         depth = max(hits, requests[other].num_hashed)
@@ -65,16 +62,12 @@ def load(scheduler: Scheduler, place: int, first: int, end: int) -> float:
     stay_apart()
     pool, tier, request = scheduler.pool, scheduler.tier, scheduler.requests[place]
     state, own = tier.state[0], tier.requests[place]
-    begin_ms = max(state.now_ms, state.read_free_ms)
-    tokens = request.num_tokens - first * state.block_size
-    if not state.remote:
-        begin_ms = max(begin_ms, _promote(pool, tier, request, first, end))
-        own.first, own.stored, tokens = min(own.first, first), end, (end - first) * state.block_size
+    begin_ms = max(state.now_ms, state.read_free_ms, _promote(pool, tier, request, first, end))
+    own.first, own.stored, tokens = min(own.first, first), end, (end - first) * state.block_size
     done_ms = begin_ms + state.latency_ms + tokens * state.token_ms
-    if not state.remote:
-        for depth in range(first, end):
-            number = _find(tier, HOST, *_key_at(pool, request, depth))
-            tier.blocks[number].busy_ms = max(tier.blocks[number].busy_ms, done_ms)
+    for depth in range(first, end):
+        number = _find(tier, HOST, *_key_at(pool, request, depth))
+        tier.blocks[number].busy_ms = max(tier.blocks[number].busy_ms, done_ms)
     state.read_free_ms = done_ms
     state.loads += 1
     state.loaded_tokens += tokens
@@ -114,12 +107,12 @@ def store_step(scheduler: Scheduler, slot: int) -> None:
     stay_apart()
     tier, pool, requests, shares = scheduler.tier, scheduler.pool, scheduler.requests, scheduler.shares[slot]
     state = tier.state[0]
-    for number in range(0 if state.remote else scheduler.steps[slot].count):
+    for number in range(scheduler.steps[slot].count):
         request, own = requests[shares[number].place], tier.requests[shares[number].place]
         full = min(request.num_computed, request.prompt_tokens) // state.block_size
         if full <= own.stored:
             continue
-        if state.on_eviction or _store(pool, tier, request, own.stored, full):
+        if _store(pool, tier, request, own.stored, full):
             own.first, own.stored = min(own.first, own.stored), full
         else:
             scheduler.state[0].is_quiet = 0  # the next step tries again
@@ -141,31 +134,6 @@ def use_ended(scheduler: Scheduler) -> None:
                     _renew(tier.blocks, level, number)
         place = own.next
     state.first_ended = state.last_ended = NONE
-
-
-@kernel
-def stash(pool: Pool, tier: Tier, count: int) -> None:
-    """Store the blocks that taking ``count`` from the free queue will evict (``sim.kernels.pool.take``)."""
-    stay_apart()
-    tier.counts[0].round += 1
-    count -= min(count, pool.counts[0].num_unhashed)
-    copy = pool.copies[QUEUE].after
-    while count > 0 and copy != QUEUE:
-        segment = pool.segments[pool.copies[copy].segment]
-        taken = min(segment.end - segment.start, count)
-        count -= taken
-        last_of_its_keys = pool.copies[copy].next_twin == copy
-        for depth in range(segment.end - taken, segment.end if last_of_its_keys else 0):
-            key, kind = private_key(segment.base, depth), PRIVATE
-            if segment.kind == KNOWN:
-                key, kind = pool.keys[segment.base + depth], KNOWN
-            number = _find(tier, HOST, key, kind)
-            if number != NO_BLOCK:
-                _renew(tier.blocks, HOST, number)
-            elif _has_room(tier, HOST, 1):
-                tier.state[0].stored_blocks += 1
-                _keep_on_host(tier, key, kind, _written_ms(tier, HOST, 1))
-        copy = pool.copies[copy].after
 
 
 @kernel
@@ -216,7 +184,7 @@ def _promote(pool: Pool, tier: Tier, request: Any, first: int, end: int) -> floa
     for depth in range(first, end):
         key, kind = _key_at(pool, request, depth)
         if _find(tier, HOST, key, kind) == NO_BLOCK and _has_room(tier, HOST, 1):
-            _keep_on_host(tier, key, kind, read_ms)
+            _insert(tier, HOST, key, kind, read_ms)
     return float(max(ready_ms, read_ms))
 
 
@@ -234,20 +202,9 @@ def _store(pool: Pool, tier: Tier, request: Any, first: int, end: int) -> bool:
     for depth in range(first, end):
         key, kind = _key_at(pool, request, depth)
         if _find(tier, HOST, key, kind) == NO_BLOCK:
-            _keep_on_host(tier, key, kind, ready_ms)
+            _insert(tier, HOST, key, kind, ready_ms)
             _keep_on_disk(tier, key, kind)
     return True
-
-
-@kernel
-def _keep_on_host(tier: Tier, key: np.uint64, kind: int, ready_ms: float) -> None:
-    """Keep a block; the one that it displaces goes to the disk if blocks go there at their eviction."""
-    stay_apart()
-    counts = tier.counts[0]
-    evicted = counts.host_evicted
-    _insert(tier, HOST, key, kind, ready_ms)
-    if tier.state[0].on_eviction and counts.host_evicted > evicted:
-        _keep_on_disk(tier, np.uint64(counts.evicted_key), counts.evicted_kind)
 
 
 @kernel
@@ -325,7 +282,6 @@ def _insert(tier: Tier, level: int, key: np.uint64, kind: int, ready_ms: float) 
             blocks[before].next_in_slot = blocks[number].next_in_slot
         counts.disk_evicted += level == DISK
         counts.host_evicted += level == HOST
-        counts.evicted_key, counts.evicted_kind = blocks[number].key, blocks[number].kind
     block = blocks[number]
     block.key, block.kind, block.round = np.int64(key), kind, counts.round
     block.ready_ms = block.busy_ms = ready_ms

@@ -45,7 +45,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: str | None = None
     """Reason why it is not identified, or source of the value."""
     borrowed: bool = False
-    """True: held at the cost of another model (``sim fit --borrow-from``), as the captures do not identify it."""
+    """True: held at the cost of another model (``sim calibrate --borrow-from``), as the captures do not identify it."""
 
 
 class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,16 +215,18 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json, as sim fit writes it") from None
+        raise InputError(
+            f"{os.fspath(path)}: {error.strerror}; expected a model.json, as sim calibrate writes it"
+        ) from None
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != MODEL_SCHEMA:
             raise InputError(
-                f"schema: {schema}; expected {MODEL_SCHEMA}: parameters were renamed, so run sim fit again"
+                f"schema: {schema}; expected {MODEL_SCHEMA}: parameters were renamed, so run sim calibrate again"
             )
         return _usable(msgspec.json.decode(data, type=Model))
     except msgspec.ValidationError as error:
-        raise InputError(f"{os.fspath(path)}: {error}; expected a model.json, as sim fit writes it") from None
+        raise InputError(f"{os.fspath(path)}: {error}; expected a model.json, as sim calibrate writes it") from None
     except NOT_JSON as error:
         raise InputError(f"{os.fspath(path)}: not JSON ({error}); expected a model.json") from None
     except InputError as error:

@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model.json (default: built-in parameters of a small engine)",
     )
     add("--model", metavar="NAME", help="what clients call it (default: the model.json's, or kvtape-sim)")
-    add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer (default: a built-in vocabulary)")
     add("--speed", default="1", metavar="X|max", help="virtual seconds per real one, such as 10; max: no sleeping")
     add("--seed", type=seed, default=0, help="seed of outputs and noise")
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")

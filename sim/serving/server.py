@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from engines.routing import Route
@@ -18,7 +17,7 @@ from sim.serving.endpoint import Endpoint
 from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.pages import respond
 from sim.serving.service import Fleet, Service
-from sim.serving.vocabulary import PieceVocabulary, TokenizerVocabulary, Vocabulary
+from sim.serving.vocabulary import Vocabulary
 from tracefile import HashKey
 from tracefile.commandline.parser import VERSION
 from tracefile.records.errors import InputError
@@ -38,7 +37,6 @@ class ServeConfig:
     """0: one that is free; the startup line tells which."""
     model: Model
     model_name: str
-    tokenizer: Path | None
     speed: float | None
     """Virtual seconds per real one; None: no sleeping."""
     seed: int
@@ -50,8 +48,8 @@ class ServeConfig:
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises InputError for an address or a tokenizer that cannot be used."""
-    vocabulary: Vocabulary = PieceVocabulary() if config.tokenizer is None else TokenizerVocabulary(config.tokenizer)
+    """Serve until SIGTERM or Ctrl-C. Raises InputError for an address that cannot be used."""
+    vocabulary = Vocabulary()
     listener = _listen(config.host, config.port)
     # What is loaded by now stays: collecting it again and again would stop the clock for tens of milliseconds.
     gc.collect()

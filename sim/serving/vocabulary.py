@@ -14,16 +14,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 from string import ascii_letters, ascii_lowercase, digits
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
-
-from engines.tokenizer import load_tokenizer, tokenizer_folder
-from tracefile.records.errors import InputError
 
 VOCABULARY_SIZE = 131_072
 FIRST_SPECIAL, FIRST_PIECE = 256, 512
@@ -44,32 +39,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """As OpenAI's chats have them: ``{"function": {"name", "arguments"}}``."""
 
 
-class Vocabulary(Protocol):
-    """Vocabulary of the server."""
-
-    size: int
-    """Ids are 0 … size − 1."""
-    end_id: int
-    """Ends an output; also what the chat template closes a message with, where it is ours."""
-    output_ids: npt.NDArray[np.uint32]
-    """The ids that outputs are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, each below ``size``."""
-
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
-        """The ids of a conversation; ``generation_prompt``: ending where the assistant's next message begins."""
-
-
-class PieceVocabulary:
-    """The built-in vocabulary: ``decode(encode(text)) == text`` for all text, and outputs survive the way back."""
+class Vocabulary:
+    """``decode(encode(text)) == text`` for all text, and outputs survive the way back. Ids are below ``size``."""
 
     def __init__(self) -> None:
         self.size = VOCABULARY_SIZE
         self.end_id = FIRST_SPECIAL
+        """Ends an output, and each message of a chat."""
         self._special = {name: FIRST_SPECIAL + place for place, name in enumerate(SPECIALS)}
         self._encode_cached = lru_cache(CACHED_TEXTS)(self._encode)
         # All tables are made here: the first request is timed like any other.
@@ -77,6 +53,7 @@ class PieceVocabulary:
         self._id_of = self._invert_spelling()
         words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
         self.output_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
+        """The ids that outputs are drawn from: one id, one text, whatever stands beside it."""
 
     def _spell_all(self) -> list[bytes]:
         spelled = [bytes([byte]) for byte in range(FIRST_SPECIAL)]
@@ -154,59 +131,3 @@ def _called(call: Any) -> tuple[str, str]:
 
 def _json_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-MAX_OUTPUT_IDS = 4096
-PLAIN_TEMPLATE = (
-    "{%- for message in messages -%}[{{ message.role }}]:{{ message.content }}\n{% endfor -%}"
-    "{%- if add_generation_prompt -%}[assistant]:{%- endif -%}"
-)
-"""For a tokenizer that brings no chat template. Content follows the colon at once, as an output does."""
-
-
-class TokenizerVocabulary:
-    """A transformers tokenizer; outputs are of words that it cuts as generated. Raises InputError if there is none."""
-
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = load_tokenizer(tokenizer_folder(path))
-        self.size = len(self._tokenizer)
-        self.end_id = self._tokenizer.eos_token_id if self._tokenizer.eos_token_id is not None else 0
-        self.output_ids = self._plain_words(path)
-
-    def _plain_words(self, path: Path) -> npt.NDArray[np.uint32]:
-        words = []
-        for token_id in range(self.size):
-            text = self._tokenizer.decode([token_id])
-            word = text[1:]
-            if text[:1] == " " and len(word) >= 3 and word.isascii() and word.isalpha() and word.islower():
-                words.append(token_id)
-                if len(words) == MAX_OUTPUT_IDS:
-                    break
-        kept = [word for word in words if self.encode(self.decode([word, words[0]])) == [word, words[0]]]
-        if not kept:
-            raise InputError(f"--tokenizer {path}: no word survives re-tokenization; expected a text tokenizer")
-        return np.array(kept, dtype=np.uint32)
-
-    def encode(self, text: str) -> list[int]:
-        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return token_ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
-        return text
-
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
-        """The tokenizer's own chat template, or a plain one if it has none."""
-        conversation = [
-            {"role": message.role, "content": message.text}
-            | ({"tool_calls": list(message.tool_calls)} if message.tool_calls else {})
-            for message in messages
-        ]
-        text: str = self._tokenizer.apply_chat_template(
-            msgspec.to_builtins(conversation),
-            tools=list(tools) or None,
-            chat_template=self._tokenizer.chat_template or PLAIN_TEMPLATE,
-            add_generation_prompt=generation_prompt,
-            tokenize=False,
-        )
-        return self.encode(text)

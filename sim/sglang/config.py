@@ -11,10 +11,6 @@ DEFAULT_CHUNK = 8192
 """SGLang's own on GPUs of 80 GB and more."""
 
 
-RADIX_POLICIES = ("lru", "lfu", "slru", "fifo", "priority")
-"""Of SGLang's ``--radix-eviction-policy``."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadixConfig:
     """Settings of SGLang's radix cache, under its names. Raises InputError."""
@@ -25,7 +21,6 @@ class RadixConfig:
     """Tokens that are allocated, looked up and cached together."""
     chunked_prefill_size: int | None = DEFAULT_CHUNK
     """Most prompt tokens computed at once; what is computed is cached then. None: the whole prompt."""
-    evict: str = "lru"
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= MOST_TOKENS:
@@ -35,8 +30,6 @@ class RadixConfig:
             raise InputError(
                 f"--chunked-prefill-size: {chunk}; expected a multiple of the page size ({self.page_size}), or -1"
             )
-        if self.evict not in RADIX_POLICIES:
-            raise InputError(f"--evict: {self.evict!r}; expected one of {', '.join(RADIX_POLICIES)}, SGLang's own")
         if self.max_total_num_tokens is not None and self.max_total_num_tokens < 1:
             raise InputError(f"--kv-tokens: {self.max_total_num_tokens}; expected a positive number of tokens")
 
@@ -62,7 +55,6 @@ def radix_config(arguments: argparse.Namespace) -> RadixConfig:
         "max_total_num_tokens": arguments.kv_tokens,
         "page_size": arguments.page_size,
         "chunked_prefill_size": arguments.chunked_prefill_size,
-        "evict": arguments.evict,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if arguments.kv_tokens is not None and arguments.num_gpu_blocks != "inf":

@@ -7,7 +7,7 @@ Nodes are cut wherever a lookup or an insertion ends, inside a block too. Time i
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from sim.sglang.config import RadixConfig
 
@@ -15,8 +15,7 @@ from sim.sglang.config import RadixConfig
 class RadixNode:
     """Tokens ``start`` to ``end`` of a chain; the root has none."""
 
-    __slots__ = ("children", "created", "end", "inserts", "keys", "last_access", "locks", "parent", "priority",
-                 "queued", "start")  # fmt: skip
+    __slots__ = ("children", "end", "keys", "last_access", "locks", "parent", "queued", "start")
 
     def __init__(self, parent: "RadixNode | None", keys: list[int], start: int, end: int, last_access: int) -> None:
         self.parent = parent
@@ -27,11 +26,6 @@ class RadixNode:
         self.last_access = last_access
         self.locks = 0
         """Requests in flight that stand here or below; a locked node is not evicted."""
-        self.created = last_access
-        self.inserts = 0
-        """Requests that have computed or reused it (SGLang's ``hit_count``)."""
-        self.priority = 0
-        """The highest of the requests that have."""
         self.children: dict[int, RadixNode] = {}
         """By the hash of the block that a child's first token lies in."""
         self.queued = False
@@ -48,29 +42,14 @@ class RadixNode:
             node = node.parent
 
 
-Rank = Callable[[RadixNode], tuple[int, ...]]
-"""Rank of a node, the lowest evicted first. It never falls while the node is cached."""
-
-
-RANKS: dict[str, Rank] = {
-    "lru": lambda node: (node.last_access,),
-    "lfu": lambda node: (node.inserts, node.last_access),
-    "slru": lambda node: (int(node.inserts >= 2), node.last_access),
-    "fifo": lambda node: (node.created,),
-    "priority": lambda node: (node.priority, node.last_access),
-}
-"""By SGLang's ``--radix-eviction-policy``."""
-
-
 class RadixTree:
     """The cached prefixes. A chain is given as its blocks' hashes and how many of its tokens are meant."""
 
-    __slots__ = ("_clock", "_queue", "_rank", "block_size", "evictable_tokens", "evicted_nodes", "evicted_tokens",
+    __slots__ = ("_clock", "_queue", "block_size", "evictable_tokens", "evicted_nodes", "evicted_tokens",
                  "protected_tokens", "root")  # fmt: skip
 
-    def __init__(self, block_size: int, evict: str = "lru") -> None:
+    def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._rank = RANKS[evict]
         self.root = RadixNode(None, [], 0, 0, 0)
         self.evictable_tokens = 0
         """Tokens of nodes without a lock, inner ones included: they can go once the nodes below them went."""
@@ -79,7 +58,7 @@ class RadixTree:
         self.evicted_nodes = 0
         self.evicted_tokens = 0
         self._clock = 0
-        self._queue: list[tuple[tuple[int, ...], RadixNode]] = []
+        self._queue: list[tuple[int, RadixNode]] = []
 
     @property
     def tokens(self) -> int:
@@ -98,34 +77,18 @@ class RadixTree:
             above.last_access = self._tick()
         return node
 
-    def matching(self, keys: Sequence[int], tokens: int) -> int:
-        """Length of the longest cached prefix of the first ``tokens``; nothing is cut or touched."""
-        node = self.root
-        while node.end < tokens and (child := self._child(node, keys)):
-            agreed = self._agree(child, keys, tokens)
-            if agreed < child.end:
-                return agreed
-            node = child
-        return node.end
-
-    def insert(self, keys: Sequence[int], tokens: int, inserted: int = 0, priority: int = 0) -> RadixNode:
-        """Cache the first ``tokens`` of a chain; the node where they end. What is cached already is touched.
-
-        ``inserted``: tokens that the same request has cached before.
-        """
+    def insert(self, keys: Sequence[int], tokens: int) -> RadixNode:
+        """Cache the first ``tokens`` of a chain; the node where they end. What is cached already is touched."""
         node = self.root
         while node.end < tokens and (child := self._child(node, keys)):
             child.last_access = self._tick()
             agreed = self._agree(child, keys, tokens)
             node = child if agreed == child.end else self._cut(child, agreed)
-            node.inserts += node.end > inserted
-            node.priority = max(node.priority, priority)
         if node.end == tokens:
             return node
         first, size = node.end // self.block_size, self.block_size
         leaf = RadixNode(node, list(keys[first : -(-tokens // size)]), node.end, tokens, self._tick())
         node.children[leaf.keys[0]] = leaf
-        leaf.inserts, leaf.priority = int(tokens > inserted), priority
         self.evictable_tokens += len(leaf)
         self._offer(leaf)
         return leaf
@@ -147,7 +110,7 @@ class RadixTree:
                 self._offer(above)
 
     def evict(self, tokens: int) -> list[RadixNode]:
-        """Evict whole leaves, the lowest rank first, until ``tokens`` are free or no leaf is left."""
+        """Evict whole leaves, the least recently used first, until ``tokens`` are free or no leaf is left."""
         evicted: list[RadixNode] = []
         freed = 0
         while freed < tokens and (leaf := self._next_leaf()):
@@ -205,8 +168,7 @@ class RadixTree:
         assert parent is not None
         first = node.start // self.block_size
         upper = RadixNode(parent, node.keys[: -(-at // self.block_size) - first], node.start, at, self._tick())
-        upper.locks, upper.inserts, upper.priority = node.locks, node.inserts, node.priority
-        upper.created = node.created
+        upper.locks = node.locks
         parent.children[upper.keys[0]] = upper
         node.keys = node.keys[at // self.block_size - first :]
         node.start, node.parent, node.last_access = at, upper, self._tick()
@@ -216,14 +178,14 @@ class RadixTree:
     def _offer(self, node: RadixNode) -> None:
         if not (node.children or node.locks or node.queued or node is self.root):
             node.queued = True
-            heapq.heappush(self._queue, (self._rank(node), node))
+            heapq.heappush(self._queue, (node.last_access, node))
 
     def _next_leaf(self) -> RadixNode | None:
-        """Take the unlocked leaf of the lowest rank out of the queue, whose entries may be outdated."""
+        """Take the least recently used unlocked leaf out of the queue, whose entries may be outdated."""
         while self._queue:
             queued_at, node = heapq.heappop(self._queue)
             node.queued = False
-            if self._rank(node) == queued_at and not (node.children or node.locks):
+            if node.last_access == queued_at and not (node.children or node.locks):
                 return node
             self._offer(node)
         return None
@@ -239,7 +201,7 @@ class RadixPool:
     __slots__ = ("_chunk", "_page", "_room", "tree")
 
     def __init__(self, config: RadixConfig, block_size: int) -> None:
-        self.tree = RadixTree(block_size, config.evict)
+        self.tree = RadixTree(block_size)
         self._page = config.page_size
         self._chunk = config.chunked_prefill_size
         room = config.max_total_num_tokens
@@ -256,7 +218,6 @@ class RadixPool:
         computed_tokens: int,
         *,
         prompt_logprobs: bool = False,
-        priority: int = 0,
     ) -> int:
         """Run a request that fits; return the hit tokens of its prompt. ``keys``: hashes of all ``computed_tokens``.
 
@@ -266,26 +227,24 @@ class RadixPool:
         node = tree.match(keys, 0 if prompt_logprobs else self._whole_pages(prompt_tokens - 1))
         tree.lock(node)
         hits = done = node.end
-        inserted = 0
         while done < prompt_tokens:
             chunk = min(prompt_tokens - done, self._chunk or prompt_tokens)
             self._make_room(done, chunk + (self._page if self._page > 1 else 0))
             done += chunk
             if done < computed_tokens:
-                node = self._checkpoint(node, keys, done, inserted, priority)
-                inserted = node.end
+                node = self._checkpoint(node, keys, done)
         if computed_tokens > prompt_tokens:
             # Each decode step makes room for a page, whether it begins one or not: the last is the most demanding.
             begun = self._started_pages(computed_tokens - 1) - self._started_pages(prompt_tokens)
             self._make_room(prompt_tokens, begun + self._page)
-        node = self._checkpoint(node, keys, computed_tokens, inserted, priority)
+        node = self._checkpoint(node, keys, computed_tokens)
         if 0 < (whole := self._whole_pages(prompt_tokens)) < node.end:
-            tree.insert(keys, whole, whole, priority + 1)  # the prompt outlives its output
+            tree.insert(keys, whole)  # the prompt outlives its output
         tree.unlock(node)
         return hits
 
-    def _checkpoint(self, node: RadixNode, keys: Sequence[int], tokens: int, inserted: int, priority: int) -> RadixNode:
-        reached = self.tree.insert(keys, self._whole_pages(tokens), inserted, priority)
+    def _checkpoint(self, node: RadixNode, keys: Sequence[int], tokens: int) -> RadixNode:
+        reached = self.tree.insert(keys, self._whole_pages(tokens))
         self.tree.unlock(node)
         self.tree.lock(reached)
         return reached

@@ -4,7 +4,6 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sim.vllm.eviction import BELADY, EVICT_HELP, parse_evict
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from tracefile.commandline.configfile import flag_of
 from tracefile.records.errors import InputError
@@ -35,8 +34,6 @@ class EngineConfig:
     kv_groups: str | None = None
     """Groups of a hybrid model (``sim.vllm.kvgroups``); None: one of full attention. ``block_size`` is then the tokens
     between two block hashes."""
-    evict: str = "vllm"
-    """Policy of eviction with its settings, as ``--evict`` names it."""
     async_scheduling: bool = True
     """The engine composes the next step while one runs. The scheduler obeys the order in which it is called; it is the
     engine's loop that reads this."""
@@ -55,10 +52,6 @@ class EngineConfig:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
             )
-        if self.layout is not None and self.evict != "vllm":
-            raise InputError(f"evict: {self.evict}; expected vllm with several KV groups ({self.kv_groups})")
-        if parse_evict(self.evict, "evict").policy == BELADY:
-            raise InputError("evict: belady: it has to know the order of requests; expected sim curve, pool or misses")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < (self.max_model_len or 0):
             raise InputError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is too small without chunked prefill; expected "
@@ -122,17 +115,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_kv_groups(settings)
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
-    add_evict(settings)
     for flag in settings._group_actions:
         flag.help = f"{flag.help}" if "default" in f"{flag.help}" else f"{flag.help} (default: the engine's)"
 
 
 def add_kv_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--kv-groups", metavar="GROUPS", help=KV_GROUPS_HELP)
-
-
-def add_evict(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--evict", metavar="POLICY", help=f"{EVICT_HELP} (default vllm)")
 
 
 def given_engine_flags(arguments: argparse.Namespace) -> list[str]:

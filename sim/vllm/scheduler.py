@@ -15,7 +15,6 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.rules import blocks_for, blocks_needed, lookup_limit
-from tracefile.records.errors import InputError
 
 
 class Scheduled(NamedTuple):
@@ -64,8 +63,6 @@ class Scheduler:
     """Requests waiting and running on one pool. The rules are numbered as in docs/simulator.md."""
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.evict != "vllm":
-            raise InputError(f"evict: {config.evict}; expected vllm: only sim run, what-if and search take another")
         self.config = config
         self.pool = BlockPool(config.num_gpu_blocks, config.block_size, config.enable_prefix_caching)
         self.waiting: deque[Request] = deque()

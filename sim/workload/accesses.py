@@ -9,7 +9,6 @@ from measure.cache.chains import leading_places
 from measure.cache.interning import Interner, join_chains, pack_chains
 from sim.workload.arrivals import require_times
 from sim.workload.chain import engine_chains, hashed_batches, known_blocks
-from sim.workload.groups import Grouping, Groups, Members, PrefixChains
 from tracefile.files.reading import open_trace
 
 
@@ -18,18 +17,10 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
 
     Raises InputError without hashes, or if ``needs_times`` and one is missing.
     """
-    return read_grouped_accesses(trace, block_size, None, needs_times=needs_times)[0]
-
-
-def read_grouped_accesses(
-    trace: Path, block_size: int | None, grouping: Grouping | None, *, needs_times: bool = False
-) -> tuple[Accesses, Groups | None]:
-    """Read the chains as ``read_accesses``, and the groups of their requests; None: no grouping."""
-    interner, packed, hashes, whole = Interner(), [], [np.empty(0, np.uint64)], 0
+    interner, packed, whole = Interner(), [], 0
     columns: dict[str, list[np.ndarray]] = {name: [] for name in (*_NUMBERS, "known", "arrival_ms")}
     with open_trace(trace) as reader:
         chains = engine_chains(reader.meta, block_size)
-        members = Members(grouping, reader.meta.block_size or 1) if grouping else None
         for batch, batch_hashes in hashed_batches(reader):
             tokens = batch.numbers("prompt_tokens")
             rows = np.flatnonzero(tokens > 0)
@@ -46,26 +37,16 @@ def read_grouped_accesses(
                 columns[name].append(batch.numbers(name)[rows])
             columns["known"].append(known)
             columns["arrival_ms"].append(arrival_ms)
-            if members is not None:
-                hashes.append(keys)
-                members.add(batch, rows)
-    laid_out = KnownChains(
-        chains=join_chains(packed),
-        numbers=interner.distinct,
-        block_size=chains.block_size,
-        fine_block_size=chains.fine_block_size,
-        whole_chains=whole,
-        **{name: np.concatenate(parts) for name, parts in columns.items()},
+    return lay_out_accesses(
+        KnownChains(
+            chains=join_chains(packed),
+            numbers=interner.distinct,
+            block_size=chains.block_size,
+            fine_block_size=chains.fine_block_size,
+            whole_chains=whole,
+            **{name: np.concatenate(parts) for name, parts in columns.items()},
+        )
     )
-    accesses = lay_out_accesses(laid_out)
-    if members is None:
-        return accesses, None
-    order, full, known = laid_out.order, accesses.lookup_blocks, laid_out.known
-    firsts = (np.cumsum(known) - known)[order]
-    prompts = PrefixChains(
-        np.concatenate(hashes), firsts, np.minimum(known[order], full), full, accesses.unlimited_hits
-    )
-    return accesses, members.groups(prompts, order, accesses.block_size)
 
 
 _NUMBERS = ("prompt_tokens", "prompt_logprobs")

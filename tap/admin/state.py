@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from tap.ipc.messages import AdminSetup, TapStats
-from wire.client.proxies import proxy_of
 from wire.errors import WireError
 from wire.url import parse_url
 
@@ -70,12 +69,11 @@ class LiveState:
 
 
 async def takes_connections(origin: str) -> bool:
-    """Return whether a TCP connection to this server, or to its proxy, opens; nothing is sent on it."""
+    """Return whether a TCP connection to this server opens; nothing is sent on it."""
     try:
         address = parse_url(origin)
-        first = proxy_of(address) or address
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(first.host, first.port)
+            _, writer = await asyncio.open_connection(address.host, address.port)
     except (OSError, TimeoutError, WireError):
         return False
     writer.close()

@@ -388,10 +388,9 @@ def upstream_head(head: RequestHead, upstream: Upstream) -> bytes:
     headers = end_to_end(headers, head.names)
     if b"host" not in head.names:
         headers.insert(0, host)
-    headers += upstream.proxy_headers
     target = head.target if head.target.startswith(b"/") else origin_form(head.target)
     if target != b"*":
-        target = upstream.target_start + target
+        target = upstream.base_path + target
     return serialise_head(b"%b %b HTTP/1.1" % (head.method, target), headers)
 
 

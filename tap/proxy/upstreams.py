@@ -23,7 +23,6 @@ from tap.proxy.routing import (
 from tracefile.hashing.hashkey import HashKey, keyed_id
 from wire.client.connection import ServerConnection
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.client.proxies import forwarding
 from wire.requesthead import RequestHead
 from wire.tls import SYSTEM_TLS, Tls
 from wire.url import parse_url
@@ -55,8 +54,6 @@ class Upstream:
         self.origin = origin = parse_url(entry.url)
         self.name = str(origin)
         self.base_path = origin.base_path.encode()
-        start, self.proxy_headers = forwarding(origin)
-        self.target_start = start + self.base_path
         self.pool = ConnectionPool(
             origin,
             tls=tls,

@@ -129,7 +129,7 @@ def test_no_secret_and_no_content_is_left_behind(
     with arguments_watched(shown), running_tap(engine, out) as url:
         there = ("--url", f"{url}/v1", *secrets)
         chats = ("--api", "chat", "--dataset", "messages:../chats.jsonl", "--number", "4", "--tokenizer", "none")
-        run(loadgen, *there, "-o", "chats.jsonl", "--json-progress", "log.jsonl", *LOAD, *chats)
+        run(loadgen, *there, "-o", "chats.jsonl", *LOAD, *chats)
         run(loadgen, *there, "-o", "load.jsonl.zst", *LOAD, "--number", "3", "--prompt-tokens", "40")
         run(replay, "load.jsonl.zst", *there, "-o", "replayed.jsonl", "--reset-cache", "--json")
         monkeypatch.setenv("OPENAI_API_KEY", f"{MARK}-wrong")

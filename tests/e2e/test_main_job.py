@@ -143,7 +143,7 @@ def test_capture_replay_fit_predict_report(tmp_path: Path, engine_url: str) -> N
     assert {record.cached_tokens for record in cold.values()} == {0}
 
     model = tmp_path / "model.json"
-    job.run("sim", "fit", calibration, "--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "-o", model)
+    job.run("sim", "calibrate", calibration, "--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "-o", model)
     predicted_path = tmp_path / "predicted.jsonl"
     job.run("sim", "run", captured_path, "--latency-model", model, "--replay-sessions", "-o", predicted_path)
     predicted = records_of(predicted_path)

@@ -1,4 +1,4 @@
-"""SGLang's own policies of eviction over a served SGLang: cached tokens of every request against ours."""
+"""Evictions of a served SGLang: cached tokens of every request against ours."""
 
 import random
 from pathlib import Path
@@ -8,14 +8,12 @@ import pytest
 
 from scripts import sglang_engine
 from scripts.vllm_engine import ModelShape
-from sim.sglang.config import RADIX_POLICIES, RadixConfig
+from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixPool
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(580)]
 
 REQUESTS = 60
-SERVED = [policy for policy in RADIX_POLICIES if policy != "fifo"]
-"""Choices of ``--radix-eviction-policy``; "fifo" is known to the tree alone."""
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -31,13 +29,12 @@ def prompts(seed: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("policy", SERVED)
-def test_cached_tokens_are_those_of_a_served_sglang_under_its_own_policies(policy: str, tmp_path: Path) -> None:
+def test_cached_tokens_are_those_of_a_served_sglang(tmp_path: Path) -> None:
     if not sglang_engine.HOME.is_installed():
         pytest.skip("python -m scripts.sglang_engine install")
     rng, keys = random.Random(7), dict[tuple[int, ...], int]()
-    pool = RadixPool(RadixConfig(max_total_num_tokens=700, chunked_prefill_size=64, evict=policy), 1)
-    flags = ["--radix-eviction-policy", policy, "--max-total-tokens", "700", "--chunked-prefill-size", "64"]
+    pool = RadixPool(RadixConfig(max_total_num_tokens=700, chunked_prefill_size=64), 1)
+    flags = ["--max-total-tokens", "700", "--chunked-prefill-size", "64"]
     flags += ["--context-length", "512", "--max-running-requests", "4"]
     with (
         sglang_engine.running_sglang(ModelShape(), tmp_path / "log", extra=flags) as url,
@@ -45,13 +42,13 @@ def test_cached_tokens_are_those_of_a_served_sglang_under_its_own_policies(polic
     ):
         told, ours = [], []
         for prompt in prompts(3):
-            output_tokens, priority = rng.randrange(1, 9), rng.randrange(3)
+            output_tokens = rng.randrange(1, 9)
             sampling = {"max_new_tokens": output_tokens, "ignore_eos": True, "temperature": 0.0}
-            body = {"input_ids": prompt, "sampling_params": sampling, "priority": priority}
+            body = {"input_ids": prompt, "sampling_params": sampling}
             found = client.post("/generate", json=body).raise_for_status().json()
             told.append(found["meta_info"]["cached_tokens"])
             computed = [*prompt, *found["output_ids"][:-1]]
             chain = [keys.setdefault(tuple(computed[: end + 1]), len(keys)) for end in range(len(computed))]
-            ours.append(pool.run(chain, len(prompt), len(computed), priority=priority))
+            ours.append(pool.run(chain, len(prompt), len(computed)))
     assert pool.tree.evicted_nodes > REQUESTS
     assert ours == told

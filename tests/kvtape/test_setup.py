@@ -47,23 +47,21 @@ def test_init_writes_a_table_for_each_command_which_it_takes(
             "tap": [],
             "loadgen": [],
             "replay": ["a.jsonl"],
-            "sim fit": ["a.jsonl"],
             "sim calibrate": ["a.jsonl"],
             "sim run": ["a.jsonl", "-o", "b.jsonl"],
             "sim what-if": ["a.jsonl"],
             "sim sweep": ["grid.toml", "a.jsonl"],
             "sim search": ["a.jsonl", "--maximize", "rate", "--target", "ttft.p90<=1s"],
             "sim validate": ["a.jsonl"],
-            "sim watch": ["a.jsonl"],
             "kvtape doctor": [],
         }.items()
     }
     assert set(tables) == {"tap", "loadgen", "replay", "sim", "kvtape"}
-    assert set(tables["sim"]) == {"fit", "calibrate", "run", "what-if", "sweep", "search", "validate", "watch"}
+    assert set(tables["sim"]) == {"calibrate", "run", "what-if", "sweep", "search", "validate"}
     assert (taken["tap"]["upstream"], taken["tap"]["inject"]) == ([sim_server], ["auto"])
     assert (taken["loadgen"]["model"], taken["replay"]["url"]) == ("kvtape-sim", sim_server)
     assert taken["sim run"]["latency_model"] == [Path("model.json")]
-    assert (taken["sim fit"]["output"], taken["kvtape doctor"]["url"]) == (Path("model.json"), sim_server)
+    assert (taken["sim calibrate"]["output"], taken["kvtape doctor"]["url"]) == (Path("model.json"), sim_server)
     with pytest.raises(InputError, match=r"kvtape.toml: exists; expected --overwrite"):
         main(["init", "--url", sim_server, "-o", str(file)])
 

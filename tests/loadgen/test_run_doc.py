@@ -1,9 +1,8 @@
-"""docs/run.md names every field of a progress line, docs/metrics.md every field of a summary, and no other."""
+"""docs/metrics.md names every field of a summary, and no other."""
 
 import re
 from pathlib import Path
 
-from loadgen.runs.progress import ShardStatus, Status
 from loadgen.runs.summary import Summary
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -15,12 +14,6 @@ def fields_in(page: str, heading: str) -> set[str]:
     assert section is not None
     cells = re.findall(r"^\| (`.*?) \|", section[1], re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-
-
-def test_progress_fields() -> None:
-    assert fields_in("run.md", "Progress for programs") == set(Status.__struct_fields__)
-    told = (DOCS / "run.md").read_text()
-    assert all(f"`{name}`" in told for name in ShardStatus.__struct_fields__)
 
 
 def test_summary_fields() -> None:

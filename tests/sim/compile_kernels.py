@@ -30,12 +30,8 @@ if __name__ == "__main__":
         save_model(default_model(), model)
         run = ["run", TRACE, "--latency-model", str(model), "-o", f"{folder}/predicted.jsonl"]
         misses = ["misses", TRACE, "--num-gpu-blocks", "100"]  # the kernels of `sim pool`, too
-        evicting = [*run[:-1], f"{folder}/evicting.jsonl", "--evict", "lfu"]
         fleet = [*run[:-1], f"{folder}/fleet.jsonl", "--replicas", "2"]
-        commands = [
-            pool.submit(main, command)
-            for command in (run, evicting, misses, [*misses, "--evict", "lfu"], ["curve", TRACE], fleet)
-        ]
+        commands = [pool.submit(main, command) for command in (run, misses, ["curve", TRACE], fleet)]
         pool.submit(take_steps).result()
         for command in commands:
             command.result()

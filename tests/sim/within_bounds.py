@@ -43,10 +43,7 @@ SMALL = (
 HOST = ("--host-blocks", "1000", "--kv-bytes-per-token", "1000000", "--host-gb-per-s")
 CACHES = (
     *(["pool"], ["misses"], ["misses", "--by", "session"], ["curve"]),
-    *(["curve", "--by", "prefix"], ["curve", "--window", "10s"]),
-)
-POLICIES = tuple(
-    ["misses", "--by", "prefix", "--evict", policy] for policy in ("lfu", "slru", "ttl:after=5s", "belady")
+    *(["misses", "--by", "tenant"], ["pool", "--bound"], ["curve", "--window", "10s"]),
 )
 GROUPS = tuple(
     ["pool", "--kv-groups", groups]
@@ -54,11 +51,9 @@ GROUPS = tuple(
 )
 RUNS: tuple[list[str], ...] = (
     *([], ["--replay-sessions"], ["--no-async-scheduling", "--scheduling-policy", "priority"]),
-    *(["--evict", "lfu"], ["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"]),
-    *([*HOST, "0.1"], [*HOST, "25", "--tier-write", "evict", "--disk-blocks", "300"]),
-    *([*HOST, "0.1", "--tier-load", "layerwise"], ["--replicas", "3", "--route", "cost"]),
+    *(["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"], ["--replicas", "3", "--route", "cost"]),
+    *([*HOST, "0.1"], [*HOST, "25", "--disk-blocks", "300"]),
     ["--replicas", "2", "--route", "prefix", "--event", "kill:engine=2:at=50ms:back=90ms"],
-    ["--prefill-workers", "1", "--decode-workers", "2", "--kv-bytes-per-token", "1000000"],
 )
 
 
@@ -146,7 +141,6 @@ def captured_loads(commands: Commands) -> None:
     captures = sorted(CAPTURES.rglob("*.jsonl.zst"))
     for number, path in enumerate(captures):
         commands.cache(str(path), CACHES[number % len(CACHES)], 200)
-        commands.cache(str(path), POLICIES[number % len(POLICIES)], 200)
 
 
 @given(st.data(), st.integers(0, 1 << 32), st.sampled_from([1, 2, 5, 20, 60, 200]), st.sampled_from([0.0, 1.0, 30.0]))
@@ -154,7 +148,7 @@ def captured_loads(commands: Commands) -> None:
 def random_loads(commands: Commands, data: st.DataObject, seed: int, requests: int, spacing_ms: float) -> None:
     trace = commands.write(load(Random(seed), requests, spacing_ms))
     blocks = data.draw(st.sampled_from([4, 12, 40, 200, 3000]))
-    commands.cache(trace, data.draw(st.sampled_from([*CACHES, *POLICIES, *GROUPS])), blocks)
+    commands.cache(trace, data.draw(st.sampled_from([*CACHES, *GROUPS])), blocks)
     commands.run(trace, data.draw(st.sampled_from(RUNS)), blocks, data.draw(st.sampled_from([1, 2, 8])))
     commands.show(trace)
 
@@ -172,7 +166,7 @@ def unchained_loads(commands: Commands) -> None:
             [request(number, chain, 1, None, random.choice([1, 9, 30])) for number, chain in enumerate(chains)]
         )
         blocks = random.choice([40, 60, 200])
-        for words in (CACHES[seed % len(CACHES)], POLICIES[seed % len(POLICIES)], GROUPS[seed % len(GROUPS)]):
+        for words in (CACHES[seed % len(CACHES)], GROUPS[seed % len(GROUPS)]):
             commands.cache(trace, words, blocks)
         for words in ([], RUNS[seed % len(RUNS)]):
             commands.run(trace, words, blocks, random.choice([1, 2, 8]))
@@ -180,13 +174,13 @@ def unchained_loads(commands: Commands) -> None:
 
 def many_requests(commands: Commands) -> None:
     trace = commands.write(load(Random(1), 3000, 5.0))
-    for words in (*CACHES, POLICIES[0]):
+    for words in CACHES:
         commands.cache(trace, words, 300)
 
 
 def published_loads(commands: Commands) -> None:
     """Run the Mooncake hour, in the folder that KVTAPE_DATA names."""
-    for words in (["pool"], ["misses"], ["curve", "--by", "prefix"]):
+    for words in (["pool"], ["misses"], ["curve"]):
         commands.cache(str(Path(os.environ["KVTAPE_DATA"]) / "mooncake" / "conversation_trace.jsonl"), words, 10_001)
 
 

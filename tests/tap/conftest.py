@@ -33,6 +33,7 @@ from tap.supervisor.processes import RecorderProcess
 from tap.supervisor.service import recorder_socket, recording, runtime_folder
 from tap.supervisor.startup import recorder_setup, spoken_dialect
 from tests.warmstart import WarmProcess, warm_children, warm_process
+from tests.wire.timedclient import listen
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
 from wire.url import Origin
@@ -397,7 +398,7 @@ class Lab:
                     wanted=config.inject,
                 )
                 server = Server(relays.new_relay)
-                port = await server.listen("127.0.0.1", 0)
+                port = await listen(server)
                 yield RunningTap(port, link, relays, budget, server, recorder, ledger), upstream
                 await server.drain(5.0)
                 upstreams.close()

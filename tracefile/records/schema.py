@@ -40,9 +40,6 @@ HashAlgorithm = Literal["xxh3_64", "blake2b"]
 TraceFormat = Literal[
     "kvtape",
     "mooncake",
-    "bailian",
-    "weka",
-    "trie",
 ]
 """Formats that can be read."""
 

@@ -92,11 +92,6 @@ def test_reuse_at_zero_is_in_words_and_not_drawn_as_a_wall() -> None:
     assert "time" not in curves(CURVE, reuse={**found, "time_ms": nothing, "distance_blocks": nothing}).figures
 
 
-def test_a_sampled_curve_has_its_band() -> None:
-    hits = curves({**CURVE, "hit_tokens_low": [16, 16, 64], "hit_tokens_high": [16, 48, 96]}).figures["hits"]
-    assert [line["y"] for line in hits["data"]] == [[0.1, 0.1, 0.4], [0.1, 0.3, 0.6], [0.1, 0.2, 0.5]]
-
-
 def test_misses_by_cause() -> None:
     total = {**SHARE, "tokens": {**SHARE["tokens"], "behind_miss": 0}}
     groups = [{**total, "name": "<b>blue</b>"}, {**total, "name": "red", "input_tokens": 0}]

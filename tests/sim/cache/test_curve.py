@@ -121,7 +121,6 @@ def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixtur
         "hit_blocks": [3, 6, 7, 8, 9],
         "bound_blocks": [4, 8, 9, 9, 9],
         "hit_tokens": [12, 24, 28, 32, 36],
-        "use": [],
         "kv_bytes_per_token": None,
     }
     assert found["reuse"] is None
@@ -233,3 +232,16 @@ def test_a_prompt_whose_log_probabilities_are_asked_for_hits_nothing_and_serves_
             name = RequestId(f"r{number}")
             writer.write(Record(request_id=name, prompt_tokens=9, block_hashes=hashes, prompt_logprobs=scored))
     assert hit_curve(read_accesses(trace)).hit_blocks.tolist() == [1, 2]  # of the third request alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--cache-tokens", "99999999999999999999"], "--cache-tokens: '99999999999999999999'; expected numbers from 1"),
+        (["--cache-tokens", ""], "--cache-tokens"),
+        (["--block-size", "6"], "not a multiple"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(arguments: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        main(["curve", str(SIX), *arguments])

@@ -69,8 +69,6 @@ def test_zero_hits_of_a_short_system_prompt_are_explained(tmp_path: Path, capsys
     text = told(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3")
     assert "0 of 6,000 input tokens hit (0.00%), 20 requests" in text
     assert "rounding to the block 4,560 76.00% full:784 4,560" in text
-    assert "76.00% of input tokens were seen before, at most 240 in a row; a hit is a multiple of 784" in text
-    assert "rounding keeps 0% of them; blocks of 16 tokens in all groups would keep 100%" in text
     # A finer match unit does not help: inside a block only the end of a whole prompt is cached.
     text = told(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3+match=16")
     assert "window or state not kept 4,560 76.00% full:784 4,560" in text
@@ -93,16 +91,15 @@ def test_windows_that_are_not_kept_are_told(tmp_path: Path, capsys: pytest.Captu
     text = told(capsys, "misses", system_prompts(tmp_path), "--kv-groups", "full:16+window(64):16*3")
     assert "4,320 of 6,000 input tokens hit (72.00%)" in text
     assert "window or state not kept 240 4.00% window(64):16 240" in text  # the second request's
-    text = told(capsys, "curve", system_prompts(tmp_path), "--kv-groups", "full:32+window(64):16*3+eagle")
+    text = told(capsys, "misses", system_prompts(tmp_path), "--kv-groups", "full:32+window(64):16*3+eagle")
     assert "last block dropped" in text
-    assert text.count("%") > 20
 
 
 @pytest.mark.parametrize(("blocks", "hits"), [("inf", 36), ("5", 28)])
 def test_one_group_is_the_simple_pool(blocks: str, hits: int, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["pool", SIX, "--num-gpu-blocks", blocks, "--json"]
     simple = json.loads(told(capsys, *flags))
-    (grouped,) = json.loads(told(capsys, *flags, "--kv-groups", "full:4"))["counts"]
+    grouped = json.loads(told(capsys, *flags, "--kv-groups", "full:4"))["counts"]
     assert (simple["hit_tokens"], simple["rejected"]) == (grouped["hit_tokens"], grouped["rejected"])
     assert grouped["hit_tokens"] == hits
 

@@ -14,8 +14,9 @@ from sim.__main__ import main
 from sim.cache.misses import CAUSES, Prompts, attribute, describe, lay_out
 from sim.vllm.pool import BlockPool
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
-from sim.workload.groups import Grouping
+from sim.workload.groups import Grouping, short_names
 from tests.sim.oracles.sequential import plain_hits
+from tracefile import TraceWriter
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import RecordBatch
 from tracefile.records.errors import InputError
@@ -111,7 +112,8 @@ class SlowAttribution:
             return "evicted"
         if one.prompt_logprobs:
             return "prompt_logprobs"
-        return "last_token" if place == hits == ((one.prompt_tokens or 0) - 1) // 4 else "behind_miss"
+        assert place == hits == ((one.prompt_tokens or 0) - 1) // 4
+        return "last_token"
 
 
 def prompts(records: list[Record], by: Grouping | None = None) -> Prompts:
@@ -123,7 +125,7 @@ def prompts(records: list[Record], by: Grouping | None = None) -> Prompts:
 @given(traces(), st.integers(1, 12))
 def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int) -> None:
     by = Grouping(by="session")
-    found = attribute(prompts(records, by), usable, by)
+    found = attribute(prompts(records, by), usable)
     slow = SlowAttribution(records, usable)
     assert found.total.tokens == {**NOTHING, **slow.causes}
     counts = plain_hits(records, Chains(META), usable)
@@ -162,10 +164,6 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["total"]["tokens"] == causes | {"hit": 28}
     assert found["total"]["input_tokens"] == 61
     assert [(share["name"], share["requests"]) for share in found["cohorts"]] == [("turn unknown", 6)]
-    assert main(["misses", SIX, "--num-gpu-blocks", "5", "--by", "prefix", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [share["name"] for share in found["groups"]] == ["1", "9"]
-    assert found["evictions"] == [[0, 0], [2, 0]]
 
 
 def test_every_later_turn_is_in_one_cohort() -> None:
@@ -174,24 +172,51 @@ def test_every_later_turn_is_in_one_cohort() -> None:
     assert {share.name: share.requests for share in found.cohorts} == {"turn 1": 1, "turns 2+": 3, "turn unknown": 1}
 
 
-def test_the_command_prints_shares_and_who_evicted_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["misses", SIX, "--num-gpu-blocks", "5", "--by", "prefix"]) == 0
+TURNS = [[1], [5], [1, 2], [5, 6], [1, 2, 3], [5, 6, 7]]
+"""Prompts of two conversations in turn; with a letter a block, as ``record`` has them."""
+
+
+def conversations(path: Path, session: str | None) -> str:
+    with TraceWriter(path, META) as writer:
+        for number, letters in enumerate(TURNS):
+            one = record(number, [letter for letter in letters for _ in range(4)], 4 * len(letters), who=number % 2)
+            one.session_id = None if session is None else SessionId(f"{session}{number % 2}")
+            one.arrival_ms, one.e2e_ms = 10.0 * number, 5.0
+            writer.write(one)
+    return str(path)
+
+
+def test_the_command_prints_shares_and_who_evicted_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = conversations(tmp_path / "t.jsonl", "a-conversation-of-the-team-number-")
+    assert main(["misses", trace, "--num-gpu-blocks", "5", "--by", "session"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 usable blocks of 4 tokens: 61 prompt tokens of 6 requests, by cause"
-    assert lines[2].split()[:5] == ["all", "61", "45.90%", "26.23%", "13.11%"]
-    assert lines[-1].split() == ["2", "9", "2", "0"]
+    assert lines[0] == "4 usable blocks of 4 tokens: 48 prompt tokens of 6 requests, by cause"
+    assert lines[2].split()[:4] == ["all", "48", "41.67%", "50.00%"]
+    assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
+    assert lines[-1].split()[1] == "a-conversat…eam-number-1"
 
 
-def test_the_smaller_groups_are_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["misses", SIX, "--by", "prefix", "--groups", "1", "--json"]) == 0
+def test_sessions_are_inferred_where_the_trace_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["misses", conversations(tmp_path / "t.jsonl", None), "--by", "session"]) == 0
+    assert "sessions inferred from prefixes for 6 of 6 requests\n" in capsys.readouterr().out
+
+
+def test_the_smaller_groups_are_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = conversations(tmp_path / "t.jsonl", "s")
+    assert main(["misses", trace, "--by", "session", "--groups", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(share["name"], share["requests"]) for share in found["groups"]] == [("1", 4), ("1 others", 2)]
+    assert [(share["name"], share["requests"]) for share in found["groups"]] == [("s0", 3), ("1 others", 3)]
+
+
+def test_names_in_a_table_differ() -> None:
+    words = ["x" * 30 + "1", "x" * 30 + "2", "y" * 20 + "1" + "y" * 20, "y" * 20 + "2" + "y" * 20]
+    assert short_names(words) == ["xxxxxxxxxxx…xxxxxxxxxxx1", "xxxxxxxxxxx…xxxxxxxxxxx2", *words[2:]]
 
 
 def test_a_group_none_of_whose_requests_fits_is_shown() -> None:
     """A pool of 2 blocks, and a prompt of 12 tokens: the last group evicts nothing and asks for nothing."""
     by = Grouping(by="session")
-    found = attribute(prompts([record(0, [1] * 8, 8), record(1, [2] * 12, 12, who=1)], by), 2, by)
+    found = attribute(prompts([record(0, [1] * 8, 8), record(1, [2] * 12, 12, who=1)], by), 2)
     assert (found.rejected, found.evictions) == (1, [[0, 0], [0, 0]])
     assert sorted((share.name, share.requests) for share in found.groups) == [("s0", 1), ("s1", 0)]
     assert describe(found).splitlines()[-2:] == ["1  s1  0  0", "2  s0  0  0"]
@@ -203,7 +228,7 @@ def test_tenants_are_what_a_field_says() -> None:
     bare = record(1, [1] * 8, 8)
     for field, expected in (("headers.x-team", "blue"), ("lora", "adapter"), ("extra.customer", "7")):
         by = Grouping(by="tenant", tenant_field=field)
-        found = attribute(prompts([one, bare], by), None, by)
+        found = attribute(prompts([one, bare], by), None)
         assert [share.name for share in found.groups] == [expected, "unknown"]
 
 

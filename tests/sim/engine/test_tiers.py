@@ -1,19 +1,14 @@
 """Host memory and disk behind the pool: answers by hand, and laws of conservation."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, refuse_alone
-from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleet import FleetEngine
-from sim.engine.fleetplan import deployed, run_fleet, workers_plan
 from sim.engine.simstate import build_state
 from sim.engine.tiers import in_list, traffic_of
 from sim.kernels import layout
@@ -21,7 +16,6 @@ from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.kernels.tiers import LISTS
 from sim.latency.modelfile import make_model
-from sim.latency.terms import PREFILL_TOKENS
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import load
@@ -79,37 +73,6 @@ def test_the_leaf_goes_first_when_the_engine_was_idle() -> None:
     assert cached(state) == [0, 0, 8]
 
 
-def test_a_transfer_by_layers_stretches_the_step() -> None:
-    state = run(chained(*AGAIN), host_blocks=8, tier_load="layerwise")
-    assert cached(state) == [0, 0, 16]
-    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + 14.0)
-
-
-def test_a_transfer_by_layers_stretches_its_own_step_when_composed_ahead() -> None:
-    config = replace(CONFIG, num_gpu_blocks=10, async_scheduling=True)
-    decoding = Record(
-        request_id=RequestId("d"),
-        arrival_ms=190.0,
-        prompt_tokens=12,
-        output_tokens=5,
-        block_hashes=[BlockHash(block) for block in (9, 10, 11)],
-    )
-    chains = chained(*AGAIN[:2], (205.0, [1, 2, 3, 4], 4))
-    alone = plan_arrivals(Meta(block_size=4), [decoding], 4)
-    state = run(chains.followed_by(alone), config, host_blocks=12, tier_load="layerwise")
-    assert traffic_of([state]).loads == 1
-    steps = int(state.clock["num_steps"][0])
-    lasted_ms = state.timeline.ends_ms[:steps] - state.timeline.starts_ms[:steps]
-    assert state.timeline.rows[int(lasted_ms.argmax()), PREFILL_TOKENS] == 4
-
-
-def test_blocks_go_to_the_host_when_the_pool_evicts_them() -> None:
-    state = run(chained(*AGAIN), host_blocks=8, tier_write="evict")
-    assert cached(state) == [0, 0, 16]
-    assert traffic_of([state]).stored_blocks >= 3
-    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + 14.0 + 4.4)
-
-
 def test_a_disk_keeps_what_the_host_evicts() -> None:
     """The host has room for the second's blocks alone; the first's come from the disk, 3 ms a token and 5 ms."""
     deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 3, "disk_latency_ms": 5.0}
@@ -156,18 +119,16 @@ def shared_load(seed: int, requests: int) -> Arrivals:
     seed=st.integers(0, 10_000),
     host=st.sampled_from([16, 40, 400]),
     disk=st.sampled_from([0, 30, 400]),
-    write=st.sampled_from(["through", "evict"]),
-    how=st.sampled_from(["beside", "layerwise"]),
     ahead=st.booleans(),
 )
 def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
-    *, seed: int, host: int, disk: int, write: Any, how: Any, ahead: bool
+    *, seed: int, host: int, disk: int, ahead: bool
 ) -> None:
     config = EngineConfig(
         block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
     )
     arrivals = shared_load(seed, 40)
-    deployed = Deployment(**LINK, host_blocks=host, disk_blocks=disk, tier_write=write, tier_load=how)
+    deployed = Deployment(**LINK, host_blocks=host, disk_blocks=disk)
     state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
     assert (state.runs["outcome"] != layout.NO_OUTCOME).all()
     assert state.scheduler.pool.counts["num_free"][0] == config.usable_blocks
@@ -211,7 +172,6 @@ def assert_hits_are_possible(arrivals: Arrivals, state: SimState) -> None:
     [
         ({"disk_blocks": 5}, "--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too"),
         ({"host_blocks": 5}, "--kv-bytes-per-token: not told; expected the KV cache's bytes of a token"),
-        ({"prefill_workers": 1}, "--prefill-workers, --decode-workers: expected both or none"),
     ],
 )
 def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], said: str) -> None:
@@ -223,13 +183,6 @@ def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, An
 def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
     with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
         Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
-
-
-def test_a_tier_written_on_eviction_takes_vllms_policy_alone() -> None:
-    told = Deployment(**LINK, host_blocks=9, tier_write="evict")
-    told.check(CONFIG)
-    with pytest.raises(InputError, match="--evict: lfu; expected vllm beside --tier-write evict"):
-        told.check(replace(CONFIG, evict="lfu"))
 
 
 def test_a_header_tells_of_a_deployment_and_its_assumptions() -> None:
@@ -245,71 +198,7 @@ def test_a_link_of_no_bandwidth_is_refused() -> None:
         read("--host-gb-per-s", "0")
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["host-latency"], "--host-latency: without --host-blocks; expected both"),
-        (["kv-link-latency"], "--kv-link-latency: without --prefill-workers or --decode-workers; expected both"),
-    ],
-)
-def test_a_flag_of_a_layout_that_is_not_there_is_refused(given: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=f"^{message}$"):
-        refuse_alone(given)
-    refuse_alone([*given, "host-blocks", "disk-blocks", "prefill-workers"])
-
-
-@pytest.mark.parametrize("said", [{"replicas": "4"}, {"events": ["kill 0 at 5s"]}])
-def test_workers_are_the_engines(said: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected no --replicas and no --event"):
-        workers_plan(Deployment(prefill_workers=1, decode_workers=1, kv_bytes_per_token=1000), None, **said)
-
-
-@pytest.mark.parametrize("how", ["beside", "layerwise"])
-def test_a_prompt_is_computed_on_one_worker_and_its_output_on_another(how: Any) -> None:
-    """16 tokens: 5.6 ms on the prefill worker; 1 ms and 16 ms on the link; a step of the last token, 4.1 ms; then 5."""
-    records = [
-        Record(
-            request_id=RequestId("r"),
-            arrival_ms=0.0,
-            prompt_tokens=16,
-            output_tokens=3,
-            block_hashes=[BlockHash(block) for block in range(4)],
-        )
-    ]
-    arrivals, model = plan_arrivals(Meta(block_size=4), records, 4), make_model(COSTS, CONFIG)
-    deployed_as = Deployment(
-        prefill_workers=1,
-        decode_workers=1,
-        kv_bytes_per_token=1_000_000,
-        kv_link_gb_per_s=1.0,
-        kv_link_latency_ms=1.0,
-        tier_load=how,
-    )
-    plan = workers_plan(deployed_as, None)
-    engines = deployed([FleetEngine(name, CONFIG, model) for name in plan.names], deployed_as)
-    dispatch = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, plan, None)
-    (result,) = dispatch.fleet.results()
-    assert (result.outcome, result.output_tokens, result.cached_tokens) == ("ok", 3, 0)
-    assert result.record.upstream == "decode 0"
-    # Each worker's API server takes 1 ms.
-    assert result.ttft_ms == pytest.approx(1.0 + 5.6 + 1.0 + 1.0 + 16.0 + 4.1)
-    assert msgspec.json.decode(msgspec.json.encode(result.itl_ms)) == pytest.approx([5.0, 5.0])
-
-
-def test_workers_serve_every_request_and_move_every_prompt_once() -> None:
-    config = EngineConfig(block_size=4, num_gpu_blocks=200, max_num_seqs=8, max_num_batched_tokens=64)
-    arrivals, model = shared_load(5, 80), make_model(COSTS, config)
-    one = run_state(build_state(arrivals, config, model))
-    deployed_as = Deployment(prefill_workers=2, decode_workers=3, kv_bytes_per_token=1000)
-    plan = workers_plan(deployed_as, "session")
-    engines = deployed([FleetEngine(name, config, model) for name in plan.names], deployed_as)
-    fleet = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, plan, None).fleet
-    runs = fleet.state.runs
-    assert (runs["outcome"] != layout.NO_OUTCOME).all()
-    served = runs["outcome"] == layout.OK
-    assert (served == (one.runs["outcome"] == layout.OK))[~np.isfinite(arrivals.abort_after_ms)].all()
-    assert (fleet.life_of[served] >= 2).all()
-    moved = sum(int(life.state.scheduler.tier.state["loads"][0]) for life in fleet.lives)
-    assert moved >= served.sum()
-    for life in fleet.lives:
-        assert life.state.scheduler.pool.counts["num_free"][0] == config.usable_blocks
+def test_a_flag_of_a_layout_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^--host-latency: without --host-blocks; expected both$"):
+        refuse_alone(["host-latency"])
+    refuse_alone(["host-latency", "host-blocks", "disk-blocks"])

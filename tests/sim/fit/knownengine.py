@@ -1,6 +1,6 @@
 """Captures of a known engine in virtual time: designed loads and sessions, with noise and a speed of each capture.
 
-The simulator is the engine, so that ``sim fit`` and ``sim validate`` are judged for their statistics alone.
+The simulator is the engine, so that ``sim calibrate`` and ``sim validate`` are judged for their statistics alone.
 """
 
 from collections.abc import Iterable, Iterator

@@ -13,7 +13,7 @@ from sim.__main__ import main
 from sim.fit import audit
 from sim.fit.schedule import Admitted, Reconstruction
 from sim.workload.arrivals import Arrival
-from tracefile import InputError, Record, RequestId, TraceWriter
+from tracefile import Engine, InputError, Record, RequestId, TraceWriter
 
 SEED = 5
 
@@ -37,6 +37,9 @@ class Auditor:
             *("--num-gpu-blocks", str(engine.num_gpu_blocks), "--max-num-seqs", str(engine.max_num_seqs)),
             *("--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--no-async-scheduling"),
         ]
+
+    def tell(self, engine: Engine) -> None:
+        self._meta = msgspec.structs.replace(self._meta, engine=engine)
 
     def run(self, records: list[Record], *flags: str) -> int:
         with TraceWriter(self.trace, self._meta, overwrite=True) as writer:
@@ -82,26 +85,6 @@ def test_what_was_cached_before_the_capture(
     assert causes == {alone.request_id: "cached before the capture, or part of an output whose ids are unknown"}
 
 
-def test_an_order_that_the_clock_could_not_tell(
-    auditor: Auditor, captured_loads: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two requests of one prompt in one step: the second hits the first's blocks, whichever came to the tap first."""
-    engine = captured_loads.random_engine(SEED)
-    first, second = captured_loads.RandomLoad(SEED).records(1) * 2
-    twins = [
-        msgspec.structs.replace(first, request_id="a", arrival_ms=0.0),
-        msgspec.structs.replace(second, request_id="b", arrival_ms=0.0),
-    ]
-    a, b = sorted(captured_loads.captured(twins, engine), key=lambda record: record.request_id)
-    assert (a.cached_tokens, b.cached_tokens) == (0, 32 * ((a.prompt_tokens - 1) // 32))
-    late = msgspec.structs.replace(a, arrival_ms=0.2, ttft_ms=a.ttft_ms - 0.25)
-    audit = audited(auditor, [late, b], capsys)
-    assert [one["cause"] for one in audit["differences"]] == [
-        "order: agrees if first tokens of a step are in line as read",
-        "order: agrees if first tokens of a step are in line as read",
-    ]
-
-
 def test_a_request_that_the_settings_could_never_serve(
     auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,9 +125,10 @@ def test_a_share_is_from_0_to_1(auditor: Auditor, truth: list[Record]) -> None:
         auditor.run(truth, "--min-exact-share", "98")
 
 
-def test_a_setting_of_another_engine_is_refused(auditor: Auditor, truth: list[Record]) -> None:
-    with pytest.raises(InputError, match=r"^--page-size: .* is audited as vllm's; expected a trace of sglang$"):
-        auditor.run(truth, "--page-size", "4")
+def test_a_trace_of_sglang_is_refused(auditor: Auditor, truth: list[Record]) -> None:
+    auditor.tell(Engine(name="sglang"))
+    with pytest.raises(InputError, match="of SGLang; expected sim pool --engine sglang, which compares the hits"):
+        auditor.run(truth)
 
 
 def everyone(records: list[Record]) -> list[int]:

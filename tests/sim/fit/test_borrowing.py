@@ -135,25 +135,27 @@ def test_prompts_of_one_size_are_enough_beside_a_lender(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_tokens", "flags", "message"),
+    ("step_tokens", "terms", "message"),
     [
         (
             4096,
             [],
             "of other settings .max_num_batched_tokens 2048, fitted under 4096.; expected",
         ),
-        (2048, ["--term", "prefill_step_ms"], "--term, --api-server: given with --borrow-from"),
+        (2048, ["prefill_step_ms"], "--term, --api-server: given with --borrow-from"),
     ],
 )
 def test_a_lender_of_another_engine_or_shape_is_refused(
-    folder: Path, tmp_path: Path, step_tokens: int, flags: list[str], message: str
+    folder: Path, tmp_path: Path, step_tokens: int, terms: list[str], message: str
 ) -> None:
     lender = load_model(folder / "lender.json")
     save_model(
         msgspec.structs.replace(lender, engine=replace(lender.engine, max_num_batched_tokens=step_tokens)),
         tmp_path / "l.json",
     )
-    argv = ["fit", str(folder / "sessions.jsonl"), "--borrow-from", str(tmp_path / "l.json"), *flags]
+    (tmp_path / "shape.toml").write_text(f"[sim.calibrate]\nterm = {terms}\n")
+    argv = ["calibrate", str(folder / "sessions.jsonl"), "--borrow-from", str(tmp_path / "l.json")]
+    argv += ["--config", str(tmp_path / "shape.toml")]
     with pytest.raises(InputError, match=message):
         main([*argv, "-o", str(tmp_path / "m.json")])
 
@@ -161,4 +163,4 @@ def test_a_lender_of_another_engine_or_shape_is_refused(
 def test_a_lender_is_not_written_over(folder: Path) -> None:
     lender = str(folder / "lender.json")
     with pytest.raises(InputError, match=r"--output .*lender.json: an input of this command"):
-        main(["fit", str(folder / "sessions.jsonl"), "--borrow-from", lender, "-o", lender])
+        main(["calibrate", str(folder / "sessions.jsonl"), "--borrow-from", lender, "-o", lender])

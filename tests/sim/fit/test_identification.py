@@ -70,11 +70,11 @@ def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
     ("load", "lacking"),
     [
         (
-            "--prompt-tokens 16:500 --parallel-sessions 4",
+            "--prompt-tokens 16:500 --parallel 4",
             {"per_attention_token2_ms": "no cold prompt", "per_kv_token_ms": "outputs had"},
         ),
         (
-            "--prompt-tokens 64:9000 --parallel-sessions 1",
+            "--prompt-tokens 64:9000 --parallel 1",
             {
                 "per_decode_ms": "never more than 1 outputs",
                 # Received and computed are the same tokens in every request.
@@ -154,7 +154,7 @@ def test_the_next_step_is_another_capture_and_a_fit_of_all_in_new_files(
         assert lines[2].startswith(said)
         assert "-o client-9.jsonl.zst --pattern calibration" in lines[3]
         assert lines[3].endswith("--seed 8")
-        assert lines[5] == "  sim fit a.zst b.zst NEXT.jsonl.zst -o model-3.json"
+        assert lines[5] == "  sim calibrate a.zst b.zst NEXT.jsonl.zst -o model-3.json"
 
 
 def test_too_little_to_fit_says_what_to_send() -> None:

@@ -68,7 +68,7 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
     model, path = default_model(), capture(tmp_path / "c.jsonl", slower(default_model(), 0.8))
     save_model(model, tmp_path / "m.json")
     argv = [
-        "fit",
+        "calibrate",
         "--pace-from",
         str(path),
         "--latency-model",
@@ -88,10 +88,9 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-o", "x"], "TRACE: none; expected captures of one engine"),
+        (["-o", "x"], "CAPTURE: none; expected captures of one engine"),
         (["--pace-from", "c", "-o", "x"], "--pace-from: expected --pace-from CAPTURE --latency-model MODEL"),
-        (["t", "--pace-from", "c", "--latency-model", "m", "-o", "x"], "--pace-from: .* no TRACE"),
-        (["--pace-from", "c", "--latency-model", "m", "-o", "x", "--residuals"], "--residuals: given with --pace-from"),
+        (["t", "--pace-from", "c", "--latency-model", "m", "-o", "x"], "--pace-from: .* no CAPTURE"),
         (
             ["--pace-from", "c", "--latency-model", "m", "-o", "x", "--no-prefix-caching"],
             "--prefix-caching: given with --pace-from; expected one of them: the model keeps its terms",
@@ -100,7 +99,7 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
 )
 def test_half_a_request_for_a_pace_is_refused(argv: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        main(["fit", *argv])
+        main(["calibrate", *argv])
 
 
 def test_a_capture_of_several_engines_is_refused(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_a_capture_of_several_engines_is_refused(tmp_path: Path) -> None:
             writer.write(record)
     said = r"two\.jsonl: requests of 2 upstreams; expected a capture of one engine"
     with pytest.raises(InputError, match=said):
-        main(["fit", str(tmp_path / "two.jsonl"), "-o", str(tmp_path / "model.json"), "--num-gpu-blocks", "800"])
+        main(["calibrate", str(tmp_path / "two.jsonl"), "-o", str(tmp_path / "model.json"), "--num-gpu-blocks", "800"])
     with pytest.raises(InputError, match=said):
         capture_steps(meta, records, default_model(), "two.jsonl")
 

@@ -87,7 +87,7 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
             "drift_log_sd: 6; expected at most 5",
         ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_freedom": -1}', "drift_freedom: -1"),
-        (b"{}", "missing required field `parameters`; expected a model.json, as sim fit writes it"),
+        (b"{}", "missing required field `parameters`; expected a model.json, as sim calibrate writes it"),
     ],
 )
 def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:

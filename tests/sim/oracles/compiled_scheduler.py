@@ -11,8 +11,7 @@ from sim.engine.simstate import build_state
 from sim.engine.tiers import in_list
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
-from sim.kernels.blocks import KNOWN, NONE
-from sim.kernels.pool import QUEUE
+from sim.kernels.pool import KNOWN, NONE, QUEUE
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request

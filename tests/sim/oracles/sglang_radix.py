@@ -4,7 +4,7 @@
 
 Needs SGLang (tried with 0.5.23 and a CPU build of torch) and nothing of this project: tests run it under SGLang's own
 Python. A workload is either requests, one after the other, or operations on the bare tree:
-``{"room", "page_size", "chunk", "evict", "requests": [{"tokens", "prompt", "priority"}]}``, token ids of all that is
+``{"room", "page_size", "chunk", "requests": [{"tokens", "prompt"}]}``, token ids of all that is
 computed and how many of them are the prompt; ``{"page_size", "operations": [[name, tokens, number, hold]]}``. What the
 scheduler does between SGLang's calls is written out here.
 """
@@ -68,7 +68,7 @@ class Pool:
                 page_size=self.page,
                 tree_components=(ComponentType.FULL,),
                 tree_core_backend="python",
-                eviction_policy=evict,
+                eviction_policy="lru",
             )
         )
         self.evicted: list[tuple[int, int]] = []
@@ -94,7 +94,7 @@ class Pool:
             finished=lambda: False,
             extra_key=None,
             cache_salt=None,
-            priority=spec["priority"],
+            priority=0,
             session_id=None,
             session=None,
             kv_rotation_base=None,
@@ -145,8 +145,7 @@ class Pool:
 def run_requests(workload: dict[str, Any]) -> list[dict[str, Any]]:
     """The states after each request."""
     specs = workload["requests"]
-    room, evict = workload["room"], workload["evict"]
-    pool, states = Pool(workload["page_size"], workload["chunk"], room, len(specs), evict=evict), []
+    pool, states = Pool(workload["page_size"], workload["chunk"], workload["room"], len(specs)), []
     for number, spec in enumerate(specs):
         request, hits = pool.start(number, spec)
         pool.finish(request)

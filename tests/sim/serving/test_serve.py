@@ -391,7 +391,6 @@ def test_a_port_alone_listens_on_all_addresses() -> None:
         (("--listen", "127.0.0.1:66000"), "expected HOST:PORT"),
         (("--latency-model", "{dir}/model.json"), "{dir}/model.json: "),
         (("--latency-model", "{dir}/none.json"), "No such file"),
-        (("--tokenizer", "{dir}"), "--tokenizer {dir}: no tokenizer there"),
         (("--speed", "fast"), "--speed fast: expected a number above 0, or max"),
         (("--speed", "0"), "--speed 0"),
         (("--t0-ms", "-1"), "--t0-ms: -1.0"),

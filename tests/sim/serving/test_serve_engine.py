@@ -16,7 +16,7 @@ from sim.serving.fields import GenerationFields
 from sim.serving.output import Generation, Output
 from sim.serving.realtime import RealTimeEngine
 from sim.serving.service import Fleet, Service
-from sim.serving.vocabulary import PieceVocabulary
+from sim.serving.vocabulary import Vocabulary
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from tracefile import HashKey
@@ -142,7 +142,7 @@ def test_by_priority_the_urgent_one_overtakes_who_waits() -> None:
 def test_a_requests_priority_is_the_schedulers() -> None:
     service = Service(
         fleet=Fleet(MODEL, 1, parse_route("round-robin"), speed=None, noise_seed=None),
-        vocabulary=PieceVocabulary(),
+        vocabulary=Vocabulary(),
         model_name="tiny",
         max_model_len=64,
         version="",

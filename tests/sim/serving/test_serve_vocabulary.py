@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.serving.output import OutputLimits, draw_output
-from sim.serving.vocabulary import Message, PieceVocabulary
+from sim.serving.vocabulary import Message, Vocabulary
 
-VOCABULARY = PieceVocabulary()
+VOCABULARY = Vocabulary()
 PROMPT = np.arange(40, dtype="<u4").tobytes()
 
 

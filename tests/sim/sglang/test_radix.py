@@ -170,7 +170,6 @@ def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> No
         (["--kv-tokens", "0"], "--kv-tokens: 0; expected"),
         (["--kv-tokens", "64", "--num-gpu-blocks", "17"], "expected one of them"),
         (["--page-size", "4", "--chunked-prefill-size", "6"], "--chunked-prefill-size: 6; expected a multiple"),
-        (["--object-lru"], "--object-lru"),
     ],
 )
 def test_refuses_settings_that_no_engine_has(arguments: list[str], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.sglang.config import RADIX_POLICIES, RadixConfig
+from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixPool, RadixTree
 
 SCRIPT = Path(__file__).parents[1] / "oracles" / "sglang_radix.py"
@@ -55,16 +55,15 @@ def make_requests(seed: int) -> Load:
         max_total_num_tokens=rng.randrange(24, 90),
         page_size=page_size,
         chunked_prefill_size=chunk,
-        evict=rng.choice(RADIX_POLICIES),
     )
     pool = RadixPool(config, block_size)
-    requests: list[tuple[list[int], int, int, int]] = []
+    requests: list[tuple[list[int], int, int]] = []
     for _ in range(rng.randrange(10, 60)):
         keys = random_path(rng)
         computed = rng.randrange(1, len(keys) * block_size + 1)
         prompt = max(computed - rng.choice([0, 0, 1, 5, 12]), 1)
         if pool.fits(prompt, computed - prompt + 1):
-            requests.append((keys, prompt, computed, rng.randrange(3)))
+            requests.append((keys, prompt, computed))
     return {"block_size": block_size, "config": config, "requests": requests}
 
 
@@ -82,10 +81,9 @@ def as_tokens(load: Load) -> Load:
         "room": config.max_total_num_tokens,
         "page_size": config.page_size,
         "chunk": config.chunked_prefill_size,
-        "evict": config.evict,
         "requests": [
-            {"tokens": tokens_of(keys, size)[:computed], "prompt": prompt, "priority": priority}
-            for keys, prompt, computed, priority in load["requests"]
+            {"tokens": tokens_of(keys, size)[:computed], "prompt": prompt}
+            for keys, prompt, computed in load["requests"]
         ],
     }
 
@@ -93,8 +91,8 @@ def as_tokens(load: Load) -> Load:
 class Watched(RadixTree):
     """Remembers what was evicted as SGLang's side does: each node's last token and length."""
 
-    def __init__(self, block_size: int, evict: str = "lru") -> None:
-        super().__init__(block_size, evict)
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
         self.gone: list[list[int]] = []
 
     def evict(self, tokens: int) -> list[Any]:
@@ -117,8 +115,8 @@ def our_states(load: Load) -> list[Load]:
     tree, states = Watched(load["block_size"]), []
     if "requests" in load:
         pool = RadixPool(load["config"], load["block_size"])
-        pool.tree = tree = Watched(load["block_size"], load["config"].evict)
-        return [tree.state(pool.run(*request, priority=priority)) for *request, priority in load["requests"]]
+        pool.tree = tree = Watched(load["block_size"])
+        return [tree.state(pool.run(*request)) for request in load["requests"]]
     held: list[Any] = []
     for name, keys, number, hold in load["operations"]:
         hits = 0

@@ -1,1 +1,0 @@
-"""A latency model beside live traffic: pace, predicted TTFT beside seen, other cache sizes, drift."""
