@@ -150,17 +150,18 @@ def test_prompts_that_have_no_single_chain_are_recorded_without_and_counted(lab:
     }  # fmt: skip
 
 
-def test_model_override_and_salt_change_the_root(lab: Any) -> None:
+def test_model_override_lora_and_salt_change_the_root(lab: Any) -> None:
     async def scenario() -> None:
         script = answering(lambda body: {"choices": [], "usage": usage(4, 1)})
-        async with lab.tap(script, model="base") as (tap, _):
-            for fields in ({"model": "x"}, {"model": "y"}, {"model": "x", "cache_salt": "s"}):
+        async with lab.tap(script, model="base", loras=("adapter",)) as (tap, _):
+            for fields in ({"model": "x"}, {"model": "adapter"}, {"model": "x", "cache_salt": "s"}):
                 await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4], **fields})
 
     asyncio.run(scenario())
-    first, other, salted = lab.records
-    assert first.block_hashes == other.block_hashes == independent_chain(lab, "base", [1, 2, 3, 4])
-    assert (other.model, salted.block_hashes != first.block_hashes) == ("y", True)
+    first, adapted, salted = lab.records
+    assert first.block_hashes == independent_chain(lab, "base", [1, 2, 3, 4])
+    assert (adapted.lora, adapted.model, first.lora) == ("adapter", "adapter", None)
+    assert len({record.block_hashes[0] for record in (first, adapted, salted)}) == 3
 
 
 def test_a_body_larger_than_the_copy_is_relayed_whole_and_recorded_without_hashes(lab: Any) -> None:
