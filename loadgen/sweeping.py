@@ -25,10 +25,7 @@ from loadgen.runs.driving import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
 from loadgen.runs.summary import Ending
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan
-from measure.metrics.results import TraceMetrics
-from measure.metrics.statistics import statistic
 from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
-from measure.wording import duration_ms, rate
 from tracefile import InputError
 
 IDLE_WAIT_S = 60.0
@@ -101,7 +98,7 @@ class Sweep:
         plan.folder.mkdir(parents=True, exist_ok=True)
         for number, run in enumerate(plan.runs, 1):
             if run in to_do:
-                tell(f"run {number} of {len(plan.runs)}, {run.words()}")
+                tell(f"run {number} of {len(plan.runs)}, {run.name}")
                 self._make(run, number)
         failed = [entry for entry in self._entries.values() if entry.status != "done"]
         print(f"{len(plan.runs) - len(failed)} of {len(plan.runs)} runs are done; to compare them:")
@@ -189,8 +186,10 @@ class Sweep:
             return msgspec.structs.replace(entry, reason=outcome.stopped, duration_s=seconds)
         reason = failure_words(result) if exit_code(outcome) else str(result.lacking) if result.lacking else None
         if metrics is not None and reason is None:
-            self._missed = self._missed or not all(slo.met for slo in metrics.slos)
-            tell(f"  {result_words(metrics)}")
+            missed = [slo.slo for slo in metrics.slos if not slo.met]
+            self._missed = self._missed or bool(missed)
+            text = f"  {metrics.requests.completed:,} of {metrics.requests.n:,} requests in {seconds:g} s"
+            tell(f"{text}; SLO MISSED: {', '.join(missed)}" if missed else text)
         return msgspec.structs.replace(
             entry, status="done" if reason is None else "failed", reason=reason, duration_s=seconds
         )
@@ -198,16 +197,6 @@ class Sweep:
     def _keep(self, entry: SweepRun) -> None:
         self._entries[entry.run] = entry
         write_sweep(self._plan.folder, list(self._entries.values()))
-
-
-def result_words(metrics: TraceMetrics) -> str:
-    """Return what a run gave, for its end."""
-    ttft_ms, tokens = statistic(metrics.per_request["ttft_ms"], "p90"), metrics.workload.completion_tps.overall
-    text = f"{metrics.requests.completed:,} of {metrics.requests.n:,} requests"
-    text += "" if tokens is None else f"; {rate(tokens)} tok/s"
-    text += "" if ttft_ms is None else f"; TTFT p90 {duration_ms(ttft_ms)} ms"
-    missed = [slo.slo for slo in metrics.slos if not slo.met]
-    return f"{text}; SLO MISSED: {', '.join(missed)}" if missed else text
 
 
 def warm_up_of(config: LoadConfig, requests: int, trace: Path, number: int) -> LoadConfig:

@@ -49,11 +49,6 @@ class PlannedRun:
     def point(self) -> float:
         return self.rate or self.parallel or 0
 
-    def words(self) -> str:
-        """Return ``A parallel 8``, and from the second on the repeat."""
-        point = f"rate {self.rate:g}" if self.parallel is None else f"parallel {self.parallel}"
-        return f"{self.label} {point}{f' repeat {self.repeat}' if self.repeat > 1 else ''}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:

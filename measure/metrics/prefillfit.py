@@ -11,7 +11,7 @@ import numpy as np
 
 from measure.cohorts import own_traits
 from measure.metrics.requests import known
-from measure.metrics.results import HitCount, PrefillFit
+from measure.metrics.results import PrefillFit
 from measure.metrics.sessions import busy_periods
 from measure.quantiles import quantile
 from measure.resampling import FEWEST_UNITS, draw_weights, effective_units, interval
@@ -62,16 +62,6 @@ def fit_prefill(run: Run) -> PrefillFit | None:
         intercept_ms=quantile(np.sort(ttft_ms - slope * tokens), 0.5),
         tokens_per_s=1000.0 / slope if slope > 0 else None,
     )
-
-
-def saved_prefill_ms(fit: PrefillFit | None, reported: HitCount | None) -> float | None:
-    """Return the prefill of the tokens that the engine served from its cache; null: no line tells a token's price.
-
-    A line tells it if its requests found the engine idle, and its interval lies above 0.
-    """
-    if fit is None or reported is None or not fit.idle or fit.low is None or fit.low <= 0:
-        return None
-    return reported.tokens * fit.ms_per_1000_tokens / 1000.0 if reported.tokens else None
 
 
 class _Pairs:

@@ -35,6 +35,7 @@ CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
 NO_ROOM = -1
 OTHER_FLAGS = (
+    "html",
     "block_size",
     "by",
     "tenant_field",

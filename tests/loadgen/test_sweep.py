@@ -177,7 +177,7 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
     assert two.workload is not None
     assert one.workload.digest == two.workload.digest
     assert {record.request_id for record in first} == {record.request_id for record in second}
-    assert "loadgen sweep: run 3 of 4, B parallel 2\n  4 of 4 requests; " in printed.err
+    assert "loadgen sweep: run 3 of 4, B-p2-r1\n  4 of 4 requests in " in printed.err
     assert printed.out.splitlines()[0] == "4 of 4 runs are done; to compare them:"
     shown = json_of(report, ["show", str(folder)])
     assert [point["name"] for point in shown["points"]] == [f"{one} at concurrency {n}" for one in "AB" for n in (1, 2)]

@@ -1,15 +1,17 @@
 """A cache's numbers as pages: hits by size and by group, misses by cause, reuse, working set."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 
 from measure import wording
-from measure.cacheuse import CacheUse, CauseShare, Distribution, Window
 from report.pages.figures import DASHED, Trace, axis, figure, line, plain
 from report.pages.panels import Figure, Page, Panel, Table
+from sim.cache.results import Attribution, CauseShare, Reuse
+
+if TYPE_CHECKING:
+    from measure.cache.hitcurve import HitCurve
 
 MOST_POINTS: Final = 600
 """Of one line; more are thinned, evenly on the log axis."""
@@ -17,120 +19,42 @@ TELLING_SHARE: Final = 0.9
 """Of the hits of an unlimited cache: the size that the headline names."""
 
 
-class Reuse(msgspec.Struct, frozen=True):
-    """Distances between two accesses of a block, and the working set."""
-
-    block_size: int
-    levels: list[float]
-    time_ms: Distribution
-    distance_blocks: Distribution
-    window_ms: float
-    windows: list[Window]
-
-
-class Curve(msgspec.Struct, frozen=True):
-    """Hits by cache size at one block size."""
-
-    block_size: int
-    input_tokens: int
-    sizes: list[int]
-    """In blocks."""
-    hit_tokens: list[float]
-    use: list[CacheUse] = []
-    kv_bytes_per_token: int | None = None
-    """Null: not given, and no size is shown in GiB."""
-
-    def size_text(self, blocks: int) -> str:
-        return f"{blocks:,} blocks ({wording.cache_size(blocks * self.block_size, self.kv_bytes_per_token)})"
+def curve_page(trace: str, curve: "HitCurve", kv_bytes: int | None, reuse: Reuse | None) -> Page:
+    """Return the page of ``sim curve``; ``kv_bytes``: of a token's KV, if sizes are shown in memory."""
+    panels = [*_hit_panels(curve), *([] if reuse is None else _reuse_panels(reuse))]
+    return Page(
+        tool="sim curve",
+        title=trace,
+        defined="docs/curves.md",
+        headlines=[_sentence(curve, kv_bytes) if curve.max_hit_blocks else f"Prefix cache of {trace}"],
+        panels=panels,
+    )
 
 
-class Curves(msgspec.Struct, frozen=True):
-    """Result of ``sim curve``."""
-
-    trace: str
-    curves: list[Curve]
-    reuse: Reuse | None = None
-
-
-class Misses(msgspec.Struct, frozen=True):
-    """Result of ``sim misses``."""
-
-    trace: str
-    block_size: int
-    usable_blocks: int | None
-    """Null: unlimited."""
-    total: CauseShare
-    cohorts: list[CauseShare]
-    by: str | None
-    groups: list[CauseShare]
-    evictions: list[list[int]]
-
-
-def curve_page(result: Mapping[str, Any]) -> Page:
-    """Return the page of what ``sim curve --json`` prints."""
-    found = msgspec.convert(result, Curves)
-    named = {f"{curve.block_size}-token blocks": curve for curve in found.curves}
-    sentences = [_sentence(curve) for curve in found.curves if curve.sizes and max(curve.hit_tokens) > 0]
-    panels = [*_hit_panels(named), *([] if found.reuse is None else _reuse_panels(found.reuse))]
-    headlines = sentences or [f"Prefix cache of {found.trace}"]
-    return Page(tool="sim curve", title=found.trace, defined="docs/curves.md", headlines=headlines, panels=panels)
-
-
-def _sentence(curve: Curve) -> str:
+def _sentence(curve: "HitCurve", kv_bytes: int | None) -> str:
     """Return the cache that has 90 % of the hits there are."""
-    most = max(curve.hit_tokens)
-    index = next(index for index, hit in enumerate(curve.hit_tokens) if hit >= TELLING_SHARE * most)
-    held, unlimited = (wording.share(tokens / curve.input_tokens) for tokens in (curve.hit_tokens[index], most))
+    blocks = curve.size_for_share(TELLING_SHARE)
+    size = f"{blocks:,} blocks ({wording.cache_size(blocks * curve.block_size, kv_bytes)})"
+    held, unlimited = (wording.share(curve.rate_at(size)) for size in (blocks, len(curve.sizes)))
     return (
-        f"{TELLING_SHARE:.0%} of max hits at {curve.size_text(curve.sizes[index])} of {curve.block_size} tokens. "
+        f"{TELLING_SHARE:.0%} of max hits at {size} of {curve.block_size} tokens. "
         f"That is {held} of prompt tokens; an unlimited cache has {unlimited}."
     )
 
 
-def _hit_panels(named: Mapping[str, Curve]) -> Iterator[Panel]:
-    data: list[Trace] = []
-    for slot, (name, curve) in enumerate(named.items()):
-        data += _hit_lines(name, curve, slot) if curve.sizes else []
+def _hit_panels(curve: "HitCurve") -> Iterator[Panel]:
     title = "Hits by cache size"
-    if data:
+    if len(curve.sizes):
+        sizes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)).tolist()
+        x, y = [size * curve.block_size for size in sizes], [round(curve.rate_at(size), 6) for size in sizes]
         yield Panel(
             chapter=title,
             title=title,
             id="hits",
-            figure=_shares(data, "cache (tokens)", "hit tokens of prompt tokens"),
+            figure=_shares([_line("", x, y, 0)], "cache (tokens)", "hit tokens of prompt tokens"),
             caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
             "count where they are known.",
         )
-    for name, curve in named.items():
-        tables = [_group_table(curve, use) for use in curve.use]
-        if tables:
-            yield Panel(title=f"By group, {name}", tables=tables)
-
-
-def _hit_lines(name: str, curve: Curve, slot: int) -> Iterator[Trace]:
-    indexes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
-    x: list[float] = [curve.sizes[index] * curve.block_size for index in indexes]
-    yield _line(name, x, [round(curve.hit_tokens[index] / (curve.input_tokens or 1), 6) for index in indexes], slot)
-
-
-def _group_table(curve: Curve, use: CacheUse) -> Table:
-    columns = ["group", "tokens saved", "of saved", "hit rate", "requests", "sessions", "shared prefix, tokens"]
-    rows = [
-        [
-            group.name,
-            f"{group.hit_tokens:,}",
-            wording.share(group.hit_share),
-            wording.share(group.hit_rate),
-            f"{group.requests:,}",
-            *(wording.NOTHING if one is None else f"{one:,}" for one in (group.sessions, group.shared_tokens)),
-            wording.share(group.inserted_share),
-            wording.share(group.held_share),
-            group.example or wording.NOTHING,
-        ]
-        for group in use.groups
-    ]
-    caption = f"Prefill saved by a cache of {curve.size_text(use.blocks)}, by group"
-    return Table([*columns, "of inserted", "of held", "first request"], rows, caption)
 
 
 def _reuse_panels(found: Reuse) -> Iterator[Panel]:
@@ -179,9 +103,8 @@ _CAUSE_SLOTS: Final = {"hit": 3, "cold": 1, "evicted": 2, "prompt_logprobs": 5, 
 _LONGEST_NAME: Final = 24
 
 
-def misses_page(result: Mapping[str, Any]) -> Page:
-    """Return the page of what ``sim misses --json`` prints."""
-    found = msgspec.convert(result, Misses)
+def misses_page(trace: str, found: Attribution) -> Page:
+    """Return the page of ``sim misses``."""
     rows = [found.total, *(found.cohorts if len(found.cohorts) > 1 else []), *found.groups]
     shares = [share for share in rows if share.input_tokens]
     cells = [
@@ -211,7 +134,7 @@ def misses_page(result: Mapping[str, Any]) -> Page:
     )
     hit = wording.share_of(found.total.tokens["hit"], found.total.input_tokens)
     headline = f"{hit} of prompt tokens hit in {pool}"
-    return Page(tool="sim misses", title=found.trace, defined="docs/curves.md", headlines=[headline], panels=[panel])
+    return Page(tool="sim misses", title=trace, defined="docs/curves.md", headlines=[headline], panels=[panel])
 
 
 def _bars(shares: list[CauseShare]) -> Figure:
