@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from engines.facts import EngineFacts
-from tap.ipc.messages import Endpoint
-from tap.prompts.shape import read_shape
 from tests.fakes.vocabularies import write_model
 from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile import BlockHasher, Engine, keyed_id
@@ -377,21 +375,3 @@ def test_without_usage_the_tokenizer_counts_the_prompt(lab: Any, vocabulary: Pat
     assert record.prompt_tokens > 4
     assert len(record.block_hashes) == record.prompt_tokens // 4
     assert (record.output_tokens, record.cached_tokens) == (3, None)
-
-
-@pytest.mark.parametrize(
-    ("path", "asked", "found"),
-    [
-        ("/v1/completions", {"prompt_logprobs": 0}, True),
-        ("/v1/completions", {"echo": True, "logprobs": 0}, True),
-        ("/v1/completions", {"echo": True}, None),
-        ("/v1/completions", {"logprobs": 3}, None),
-        ("/v1/completions", {"prompt_logprobs": None, "echo": False, "logprobs": 1}, None),
-        ("/v1/chat/completions", {"echo": True}, True),  # vLLM's default of top_logprobs is 0, not null
-        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, None),
-    ],
-)
-def test_a_request_for_the_prompts_log_probabilities_is_known_by_its_fields(
-    path: Endpoint, asked: dict[str, Any], found: bool | None
-) -> None:
-    assert read_shape(path, json.dumps(asked).encode()).prompt_logprobs is found
