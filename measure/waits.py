@@ -1,6 +1,5 @@
 """Waits of a run's records: first token, end, between tokens."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,22 +78,6 @@ def distance(truth: Waits, other: Waits) -> Distance:
         sup=float(apart.max(initial=0.0)),
         horizon_ms=float(known_until) if np.isfinite(known_until) else None,
     )
-
-
-def logrank_p(truth: Waits, other: Waits) -> float | None:
-    """Return the two-sided p of the log-rank test over independent requests; null if there is no event to compare."""
-    if not truth.count(EVENT) or not other.count(EVENT):
-        return None
-    # As scipy.stats.logrank, whose import alone takes longer than a comparison of two usual traces.
-    came = truth.time_ms[truth.end == EVENT]
-    times, events = np.unique(np.concatenate([came, other.time_ms[other.end == EVENT]]), return_counts=True)
-    in_truth, in_other = (len(waits) - np.searchsorted(waits.time_ms, times) for waits in (truth, other))
-    at_risk = (in_truth + in_other).astype(np.float64)
-    spread = in_truth * in_other / at_risk**2 * events * (at_risk - events) / np.maximum(at_risk - 1, 1)
-    variance = float(np.sum(spread))
-    if variance == 0.0:  # all waits tie: nothing to test against
-        return None
-    return math.erfc(abs(len(came) - float(np.sum(in_truth * events / at_risk))) / math.sqrt(2 * variance))
 
 
 def _thinned(waits: Waits) -> Waits:

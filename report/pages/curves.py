@@ -1,4 +1,4 @@
-"""A cache's numbers as pages: hits by size and by group, misses by cause, reuse, working set."""
+"""A cache's numbers as pages: hits by size, misses by cause, reuse, working set."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from measure import wording
-from measure.cacheuse import CacheUse, CauseShare, Distribution, Window
+from measure.cacheuse import CauseShare, Distribution, Window
 from report.pages.figures import DASHED, Trace, axis, figure, line, plain
 from report.pages.panels import Figure, Page, Panel, Table
 
@@ -36,7 +36,6 @@ class Curve(msgspec.Struct, frozen=True):
     sizes: list[int]
     """In blocks."""
     hit_tokens: list[float]
-    use: list[CacheUse] = []
     kv_bytes_per_token: int | None = None
     """Null: not given, and no size is shown in GiB."""
 
@@ -61,9 +60,6 @@ class Misses(msgspec.Struct, frozen=True):
     """Null: unlimited."""
     total: CauseShare
     cohorts: list[CauseShare]
-    by: str | None
-    groups: list[CauseShare]
-    evictions: list[list[int]]
 
 
 def curve_page(result: Mapping[str, Any]) -> Page:
@@ -101,36 +97,12 @@ def _hit_panels(named: Mapping[str, Curve]) -> Iterator[Panel]:
             caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
             "count where they are known.",
         )
-    for name, curve in named.items():
-        tables = [_group_table(curve, use) for use in curve.use]
-        if tables:
-            yield Panel(title=f"By group, {name}", tables=tables)
 
 
 def _hit_lines(name: str, curve: Curve, slot: int) -> Iterator[Trace]:
     indexes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
     x: list[float] = [curve.sizes[index] * curve.block_size for index in indexes]
     yield _line(name, x, [round(curve.hit_tokens[index] / (curve.input_tokens or 1), 6) for index in indexes], slot)
-
-
-def _group_table(curve: Curve, use: CacheUse) -> Table:
-    columns = ["group", "tokens saved", "of saved", "hit rate", "requests", "sessions", "shared prefix, tokens"]
-    rows = [
-        [
-            group.name,
-            f"{group.hit_tokens:,}",
-            wording.share(group.hit_share),
-            wording.share(group.hit_rate),
-            f"{group.requests:,}",
-            *(wording.NOTHING if one is None else f"{one:,}" for one in (group.sessions, group.shared_tokens)),
-            wording.share(group.inserted_share),
-            wording.share(group.held_share),
-            group.example or wording.NOTHING,
-        ]
-        for group in use.groups
-    ]
-    caption = f"Prefill saved by a cache of {curve.size_text(use.blocks)}, by group"
-    return Table([*columns, "of inserted", "of held", "first request"], rows, caption)
 
 
 def _reuse_panels(found: Reuse) -> Iterator[Panel]:
@@ -182,7 +154,7 @@ _LONGEST_NAME: Final = 24
 def misses_page(result: Mapping[str, Any]) -> Page:
     """Return the page of what ``sim misses --json`` prints."""
     found = msgspec.convert(result, Misses)
-    rows = [found.total, *(found.cohorts if len(found.cohorts) > 1 else []), *found.groups]
+    rows = [found.total, *(found.cohorts if len(found.cohorts) > 1 else [])]
     shares = [share for share in rows if share.input_tokens]
     cells = [
         [
@@ -197,11 +169,6 @@ def misses_page(result: Mapping[str, Any]) -> Page:
     pool = "an unlimited pool" if found.usable_blocks is None else f"{found.usable_blocks:,} usable blocks"
     caption = f"{pool} of {found.block_size} tokens; shares of each row's prompt tokens"
     tables = [Table(["requests", "n", "prompt tokens", *causes], cells, caption)]
-    if found.evictions:
-        names = [group.name for group in found.groups]
-        counts = [[name, *(f"{n:,}" for n in row)] for name, row in zip(names, found.evictions, strict=True)]
-        caption = f"Evicted blocks that were requested again; row: the {found.by} that evicted them"
-        tables.append(Table(["evicted by ↓, requested again by →", *names], counts, caption))
     panel = Panel(
         title="Misses by cause",
         id="misses",

@@ -78,17 +78,9 @@ def _noise_lines(model: Model) -> list[str]:
 
 
 def _error_lines(model: Model) -> list[str]:
-    rows = [
-        [
-            errors["cohort"],
-            str(errors["requests"]),
-            f"{errors['median_abs']:.1%}",
-            f"{errors['bias']:+.1%}",
-        ]
-        for errors in model.diagnostics["errors"]
-    ]
-    lines = table_lines(["TTFT error in sample", "n", "median |e|", "bias"], rows, "<")
-    return lines + [
+    errors = model.diagnostics["errors"]
+    own = [f"TTFT in sample: median |e| {errors['median_abs']:.1%}, bias {errors['bias']:+.1%}"] if errors else []
+    return own + [
         f"baseline {name.replace('_', ' ')} ({baseline.formula}): median |e| {baseline.median_abs_error:.1%}, "
         f"p90 |e| {baseline.p90_abs_error:.1%}"
         for name, baseline in model.baselines.items()

@@ -25,7 +25,7 @@ from sim.fit.identification import (
 )
 from sim.fit.pace import describe_pace
 from sim.fit.regression import bootstrap, estimate_noise
-from sim.fit.residuals import baseline_errors, cohort_errors
+from sim.fit.residuals import baseline_errors, errors_in_sample
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
     Capture,
@@ -381,7 +381,7 @@ def _diagnostics(
         "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
         "terms": {" + ".join(("default", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
         "cached_agreement": _mean_agreement(captures),
-        "errors": [asdict(errors) for errors in cohort_errors(requests)],
+        "errors": errors_in_sample(requests),
     }
 
 

@@ -1,6 +1,5 @@
 """Survival against values worked out by hand, and against scipy's Kaplan–Meier on random samples."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from measure.resampling import draw_weights, interval, resample
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from measure.waits import distance, logrank_p
+from measure.waits import distance
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 
@@ -62,37 +61,6 @@ def censored_data(waits: Waits) -> Any:
 
 
 SAMPLES = st.lists(st.tuples(st.integers(1, 12), st.sampled_from([EVENT, CENSORED])), min_size=1, max_size=40)
-
-
-@settings(max_examples=80, deadline=None)
-@given(SAMPLES, SAMPLES)
-def test_the_log_rank_test_is_scipys(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
-    from scipy import stats
-
-    truth, other = waits_of(*first), waits_of(*second)
-    found = logrank_p(truth, other)
-    if not truth.count(EVENT) or not other.count(EVENT):
-        assert found is None
-        return
-    with np.errstate(invalid="ignore", divide="ignore"):
-        expected = stats.logrank(censored_data(truth), censored_data(other))
-    # Where all tie, scipy divides what rounding left by 0.
-    assert found is None or found == pytest.approx(expected.pvalue, rel=1e-9, abs=1e-300)
-    assert (found is None) == (not np.isfinite(expected.statistic))
-
-
-def test_the_log_rank_test_by_hand() -> None:
-    # At 1 half of those at risk are the first sample's, at 2 a third: 2 events where 5/6 were expected, variance 17/36.
-    found = logrank_p(waits_of((1, EVENT), (2, EVENT)), waits_of((3, EVENT), (4, EVENT)))
-    assert found == pytest.approx(math.erfc((7 / 6) / math.sqrt(2 * 17 / 36)))
-    assert logrank_p(waits_of((5, EVENT)), waits_of((5, EVENT))) is None
-
-
-def test_the_log_rank_test_needs_events_on_both_sides() -> None:
-    # Each has two at risk when the other's events come, so that a variance could be computed: 17/36 at least.
-    seen, given_up = waits_of((1, EVENT), (2, EVENT)), waits_of((3, CENSORED), (4, CENSORED))
-    assert logrank_p(seen, given_up) is None
-    assert logrank_p(given_up, seen) is None
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,6 +1,5 @@
 """Pages of ``sim curve`` and ``sim misses``: figures that plotly accepts, tables, names that stay text."""
 
-import re
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,7 +9,7 @@ from report.pages.curves import curve_page, misses_page
 from report.pages.panels import Page
 
 TRACE = "/data/monday.jsonl.zst"
-CURVE: dict[str, Any] = {"block_size": 16, "lookup_blocks": 9, "input_tokens": 160, "sizes": [1, 2, 3], "use": []}
+CURVE: dict[str, Any] = {"block_size": 16, "lookup_blocks": 9, "input_tokens": 160, "sizes": [1, 2, 3]}
 CURVE |= {"hit_blocks": [1, 2, 5], "hit_tokens": [16, 32, 80]}
 SHARE: dict[str, Any] = {
     "name": "all",
@@ -55,32 +54,6 @@ def test_the_headline_names_the_cache_with_90_percent_of_the_hits() -> None:
     assert (page.headlines, page.figures) == ([f"Prefix cache of {TRACE}"], {})
 
 
-def test_groups_are_shown_by_tokens_saved_and_sizes_in_memory() -> None:
-    group = {
-        "name": "<b>blue</b>",
-        "requests": 3,
-        "sessions": 2,
-        "shared_tokens": 32,
-        "example": "r7",
-        "hit_tokens": 80,
-        "hit_blocks": 5,
-        "inserted_blocks": 3,
-        "input_tokens": 160,
-    }
-    group |= {"hit_rate": 0.5, "hit_share": 1.0, "inserted_share": 0.25, "held_share": 0.125, "lookup_blocks": 9}
-    rest = {**group, "name": "4 others", "sessions": None, "shared_tokens": None, "example": None}
-    use = {"blocks": 3, "tokens": 48, "groups": [group, rest], "others": 4, "largest_other": 16}
-    page = curves({**CURVE, "use": [use], "kv_bytes_per_token": 2**20})
-    assert "at 3 blocks (48 tokens, 48.0 MiB)" in page.headlines[0]
-    html = render_page(page)
-    assert "<b>blue" not in html
-    row = html.split("&lt;b&gt;blue&lt;/b&gt;</th>")[1].split("</tr>")[0]
-    assert re.findall(r">([^<>\n]+)</td>", row) == [
-        *("80", "100 %", "50.0 %", "3", "2", "32", "25.0 %", "12.5 %", "r7"),
-    ]
-    assert "4 others" in html
-
-
 def test_reuse_at_zero_is_in_words_and_not_drawn_as_a_wall() -> None:
     times = {**QUANTILES, "quantiles": [0.0, 0.0, 2_000.0, 2_000.0, 5_000.0]}
     found = {**REUSE, "levels": [0.0, 0.25, 0.5, 0.75, 1.0], "time_ms": times, "distance_blocks": times}
@@ -92,28 +65,20 @@ def test_reuse_at_zero_is_in_words_and_not_drawn_as_a_wall() -> None:
     assert "time" not in curves(CURVE, reuse={**found, "time_ms": nothing, "distance_blocks": nothing}).figures
 
 
-def test_a_sampled_curve_has_its_band() -> None:
-    hits = curves({**CURVE, "hit_tokens_low": [16, 16, 64], "hit_tokens_high": [16, 48, 96]}).figures["hits"]
-    assert [line["y"] for line in hits["data"]] == [[0.1, 0.1, 0.4], [0.1, 0.3, 0.6], [0.1, 0.2, 0.5]]
-
-
 def test_misses_by_cause() -> None:
     total = {**SHARE, "tokens": {**SHARE["tokens"], "behind_miss": 0}}
-    groups = [{**total, "name": "<b>blue</b>"}, {**total, "name": "red", "input_tokens": 0}]
+    cohorts = [{**total, "name": "<b>turn 1</b>"}, {**total, "name": "turns 2+", "input_tokens": 0}]
     found = {
         "block_size": 16,
         "usable_blocks": None,
-        "by": "tenant",
-        "groups": groups,
-        "evictions": [[1, 20_000], [0, 3]],
+        "cohorts": cohorts,
     }
-    page = misses_page({"trace": TRACE, "total": total, "cohorts": [{**total, "name": "turn 1"}], **found})
+    page = misses_page({"trace": TRACE, "total": total, **found})
     figure = page.figures["misses"]
-    # A group without tokens has no shares, a cause without tokens no bar; one cohort alone is all requests again.
-    assert figure["layout"]["yaxis"]["ticktext"] == ["all", "‹b›blue‹/b›"]
+    # A cohort without tokens has no shares, a cause without tokens no bar.
+    assert figure["layout"]["yaxis"]["ticktext"] == ["all", "‹b›turn 1‹/b›"]
     assert [(bar["name"], bar["x"][0]) for bar in figure["data"]] == [("hit", 0.5), ("cold", 0.4), ("evicted", 0.1)]
     assert 0 not in [bar["meta"]["slot"] for bar in figure["data"]]
     html = render_page(page)
-    assert "<b>blue</b>" not in html
-    assert "20,000" in html
+    assert "<b>turn 1</b>" not in html
     assert page.headlines == ["50.0 % of prompt tokens hit in an unlimited pool"]
