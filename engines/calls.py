@@ -1,7 +1,7 @@
 """HTTP calls to an engine off the data plane, each bounded in bytes and in its whole time.
 
 An engine may respond without end, or a byte a second. A limit on each read bounds neither, so the time is one deadline
-from connecting to the last byte, and a body is read no further than its limit. Connections, TLS and proxies are the
+from connecting to the last byte, and a body is read no further than its limit. Connections and TLS are the
 data plane's own (``wire.client.pool``).
 """
 
@@ -12,7 +12,6 @@ from engines.dialect import Response
 from wire.client.connection import ResponseHead, ServerConnection
 from wire.client.dialing import speaks_tls
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.client.proxies import forwarding, proxy_of
 from wire.errors import LossKind
 from wire.head import header_values, serialise_head
 from wire.url import Origin, parse_url
@@ -25,7 +24,6 @@ MAX_IDS_BYTES = 16 << 20
 PROBE_S = 2.0
 BAD_REQUEST = 400
 """Status of nginx and others for plain HTTP on a port of TLS."""
-PROXY_AUTHENTICATION = 407
 NO_CERTIFICATE = b"SSL certificate"
 """In nginx's page for a client without a certificate, or with a wrong one: its handshake takes any."""
 CERTIFICATE_REFUSAL = "HTTP 400, no certificate that the server takes; expected --cert and --key with one"
@@ -113,16 +111,11 @@ class Calls:
         unheard = not isinstance(response, Response) or (
             response.status == BAD_REQUEST and b"HTTPS" in response.content
         )
-        if unheard and self._is_plain() and await speaks_tls(self._origin, PROBE_S):
+        if unheard and self._origin.scheme == "http" and await speaks_tls(self._origin, PROBE_S):
             raise CallError(OTHER_SCHEME)
         if not isinstance(response, Response):
             raise CallError(LOST.get(response, response.replace("_", " ")))
-        if response.status == PROXY_AUTHENTICATION:
-            raise CallError("HTTP 407 of the proxy; expected HTTP_PROXY=http://USER:PASSWORD@HOST:PORT that it takes")
         return response
-
-    def _is_plain(self) -> bool:
-        return self._origin.scheme == "http" and proxy_of(self._origin) is None
 
     def close(self) -> None:
         """Drop every connection."""
@@ -130,13 +123,11 @@ class Calls:
 
     def _request(self, path: str, body: bytes | None) -> bytes:
         # A compressed body could be large again: identity is asked for, and another coding refused.
-        start, proxy_headers = forwarding(self._origin)
         headers = [(b"Host", self._origin.host_header), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity")]
-        headers += proxy_headers
         if body is not None:
             headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
         method = b"GET" if body is None else b"POST"
-        line = b"%b %b%b HTTP/1.1" % (method, start, self._origin.target(path))
+        line = b"%b %b HTTP/1.1" % (method, self._origin.target(path))
         return serialise_head(line, (*headers, *self._access.headers)) + (body or b"")
 
     async def _exchange(self, kept: ServerConnection | None, request: bytes, max_bytes: int) -> Response | LossKind:

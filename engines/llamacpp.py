@@ -91,7 +91,6 @@ LLAMA_CPP = Dialect(
     reports_cached=reports_cached,
     displace=displace,
     reset_hint=" (it keeps prompts in memory besides its slots: start it with --cache-ram 0)",
-    injectable=frozenset({"usage"}),
     tokenizes_content=True,
     path=OWN_PATH,
     lengths=("n_predict",),

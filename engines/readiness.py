@@ -3,15 +3,12 @@
 Every call is harmless: no generation, so that no block enters the prefix cache or leaves it.
 """
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.dialect import Control, Dialect
 from engines.facts import PAGES, EngineFacts
 from engines.vllm import EMBEDDED_NAME
-from wire.client.proxies import ProxyError, proxy_of
-from wire.url import parse_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +72,6 @@ def target_words(url: str, model: str | None, facts: EngineFacts, found: Readine
     version = f" {engine.version}" if engine.version else ""
     name = EMBEDDED_NAME if engine.name == EMBEDDED_NAME else dialect.name
     words = [url, f"model {model or 'unknown'}", f"{name}{version}{evidence and f' ({evidence})'}"]
-    with contextlib.suppress(ProxyError):
-        words += [f"through {proxy}"] if (proxy := proxy_of(parse_url(url))) is not None else []
     words.append(f"engine blocks of {engine.block_size or 'unknown size'}")
     if found.reports_cached is None and dialect.cached_setting:
         words.append(f"cached tokens only if started with {dialect.cached_setting}")

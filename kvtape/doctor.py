@@ -23,8 +23,8 @@ from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
+from wire.completion import forms
 from wire.errors import WireError
-from wire.native import forms
 from wire.url import parse_listen
 
 if TYPE_CHECKING:

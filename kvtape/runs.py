@@ -1,6 +1,6 @@
 """Load and replays from Python: keywords are the flags of ``loadgen`` and ``replay``.
 
-A run forks shards, takes Ctrl-C and owns an event loop; inside a notebook's process all three would be in the way.
+A run forks workers, takes Ctrl-C and owns an event loop; inside a notebook's process all three would be in the way.
 """
 
 import os
@@ -23,7 +23,7 @@ LAST_LINES = 5
 
 
 def flag_words(flags: Mapping[str, FlagValue]) -> list[str]:
-    """Return a command line's words: ``parallel_sessions=8`` is ``--parallel-sessions=8``."""
+    """Return a command line's words: ``group_size=8`` is ``--group-size=8``."""
     words = []
     for name, value in flags.items():
         flag = flag_of(name)

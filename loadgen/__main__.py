@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracefile.commandline.ending import run_command
-from tracefile.records.latenames import LateModule, late_modules
+from tracefile.records.latenames import late_modules
 
 if TYPE_CHECKING:
     from loadgen import loadflags, loadrun, sweeping, sweepplan
-    from loadgen.datasets import building
 else:  # only the work of the chosen command, after its flags
     loadflags, loadrun, sweeping, sweepplan = late_modules("loadgen", "loadflags loadrun sweeping sweepplan")
-    building = LateModule("loadgen.datasets.building")
 
 
 def main(argv: Sequence[str]) -> int:
     chosen, rest = argv[:1], argv[1:]
-    if chosen == ["build-dataset"]:
-        return building.main(rest)
     if chosen == ["sweep"]:
         plan = sweepplan.parse_sweep(rest)
         return sweeping.run_sweep(plan)

@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,19 +31,6 @@ LABEL: Final = re.compile(r"[A-Za-z0-9][\w./-]*")
 """``/`` separates workloads: ``chat/A``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Label of the runs, and the flags in which they differ from other labels'."""
-
-    label: str
-    words: tuple[str, ...] = ()
-
-    @property
-    def stem(self) -> str:
-        """Return the label as file names have it."""
-        return self.label.replace("/", "-")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
     """Run that is to be made."""
@@ -62,11 +48,6 @@ class PlannedRun:
     @property
     def point(self) -> float:
         return self.rate or self.parallel or 0
-
-    def words(self) -> str:
-        """Return ``A parallel 8``, and from the second on the repeat."""
-        point = f"rate {self.rate:g}" if self.parallel is None else f"parallel {self.parallel}"
-        return f"{self.label} {point}{f' repeat {self.repeat}' if self.repeat > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +78,7 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
     parser = sweep_parser()
     argv = parser.configured(list(argv))  # each run gets the file's flags, whatever is in the file by then
     args = parser.parse_args(argv)
-    variants = _variants(args.variant) or [Variant(_label_of(args.output))]
+    variants = _variants(args.variant) or {_label_of(args.output): []}
     parallels, rates = _points("--parallel", args.parallel, int), _points("--rate", args.rate, float)
     if len(parallels) > 1 and len(rates) > 1:
         raise InputError("--parallel, --rate: several of both; expected several of one of them")
@@ -108,30 +89,28 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
             raise InputError(f"{flag}: {number}; expected {least} or more")
     by_rate = bool(rates) and len(parallels) <= 1
     words = _without_own(argv)
+    for flag, other in (("--json", "report show DIR --json"), ("--overwrite", "another folder, or its removal")):
+        if flag in words:
+            raise InputError(f"{flag}: of one load alone; expected {other}")
     words += ["--parallel", str(parallels[0])] if by_rate and parallels else []
     words += ["--rate", f"{rates[0]:.12g}"] if rates and not by_rate else []
     points = rates if by_rate else parallels
     runs = [
-        _planned(args.output, variant, point, repeat, words, by_rate=by_rate)
-        for variant, point, repeat in in_order(variants, points, args.repeat)
+        _planned(args.output, label, point, repeat, [*words, *variants[label]], by_rate=by_rate)
+        for label, point, repeat in in_order(list(variants), points, args.repeat)
     ]
     if any(run.config.pattern == "calibration" for run in runs):
         raise InputError("--pattern: calibration, which has its own concurrency; expected another pattern")
-    if any(run.config.run.resume for run in runs):
-        raise InputError("--resume: a sweep goes on by itself; expected the same command without it")
     command = shlex.join([*PROG.split(), *argv])
     return SweepPlan(folder=args.output, runs=tuple(runs), warm_up=args.warm_up, command=command)
 
 
-def in_order(
-    variants: Sequence[Variant], points: Sequence[float], repeats: int
-) -> Iterator[tuple[Variant, float, int]]:
-    """Yield variant, point and repeat of each run: A B, B A, A B …, and a point's order turned at each repeat."""
+def in_order(labels: Sequence[str], points: Sequence[float], repeats: int) -> Iterator[tuple[str, float, int]]:
+    """Yield label, point and repeat of each run: A B, B A, A B …, and a point's order turned at each repeat."""
     for repeat in range(1, repeats + 1):
         for number, point in enumerate(points):
-            turned = (number + repeat) % 2 == 0
-            for variant in reversed(variants) if turned else variants:
-                yield variant, point, repeat
+            for label in reversed(labels) if (number + repeat) % 2 == 0 else labels:
+                yield label, point, repeat
 
 
 def sweep_parser() -> Parser:
@@ -180,28 +159,30 @@ def _points(flag: str, text: str | None, kind: type[int] | type[float]) -> list[
     return found
 
 
-def _variants(texts: Sequence[str]) -> list[Variant]:
-    variants = [_variant(text) for text in texts]
-    for one, other in combinations(variants, 2):
-        if one.stem == other.stem:
-            raise InputError(f"--variant {other.label}: beside {one.label}; expected labels that differ")
-    return variants
+def _variants(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the flags of each label. Raises InputError."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        label, colon, flags = text.partition(":")
+        label, expected = label.strip(), "expected 'LABEL: FLAGS', such as 'A: --url http://a:8000'"
+        if not colon or not LABEL.fullmatch(label):
+            raise InputError(f"--variant: {text!r}; {expected}")
+        try:
+            words = shlex.split(flags)
+        except ValueError as error:
+            raise InputError(f"--variant: {text!r}: {error}; {expected}") from None
+        if (rest := _without_own(words)) != words:
+            word = next(word for word in words if word not in rest)
+            raise InputError(f"--variant {label}: {word}; expected it outside, for every label")
+        if (other := next((one for one in found if _stem(one) == _stem(label)), None)) is not None:
+            raise InputError(f"--variant {label}: beside {other}; expected labels that differ")
+        found[label] = words
+    return found
 
 
-def _variant(text: str) -> Variant:
-    label, colon, flags = text.partition(":")
-    expected = "expected 'LABEL: FLAGS', such as 'A: --url http://a:8000'"
-    if not colon or not LABEL.fullmatch(label.strip()):
-        raise InputError(f"--variant: {text!r}; {expected}")
-    try:
-        words = shlex.split(flags)
-    except ValueError as error:
-        raise InputError(f"--variant: {text!r}: {error}; {expected}") from None
-    rest = _without_own(words)
-    if rest != words:
-        word = next(word for word in words if word not in rest)
-        raise InputError(f"--variant {label.strip()}: {word}; expected it outside, for every label")
-    return Variant(label.strip(), tuple(words))
+def _stem(label: str) -> str:
+    """Return a label as file names have it."""
+    return label.replace("/", "-")
 
 
 def _label_of(folder: Path) -> str:
@@ -210,16 +191,13 @@ def _label_of(folder: Path) -> str:
     return found[0] if found else "runs"
 
 
-def _planned(
-    folder: Path, variant: Variant, point: float, repeat: int, words: Sequence[str], *, by_rate: bool
-) -> PlannedRun:
+def _planned(folder: Path, label: str, point: float, repeat: int, words: Sequence[str], *, by_rate: bool) -> PlannedRun:
     number = f"{point:.12g}"
-    name = f"{variant.stem}-{'rate' if by_rate else 'p'}{number}-r{repeat}"
-    argv = [*words, *variant.words, "--rate" if by_rate else "--parallel", number]
-    argv += ["-o", str(folder / f"{name}.jsonl.zst")]
+    name = f"{_stem(label)}-{'rate' if by_rate else 'p'}{number}-r{repeat}"
+    argv = [*words, "--rate" if by_rate else "--parallel", number, "-o", str(folder / f"{name}.jsonl.zst")]
     return PlannedRun(
         name=name,
-        label=variant.label,
+        label=label,
         parallel=None if by_rate else int(point),
         rate=point if by_rate else None,
         repeat=repeat,

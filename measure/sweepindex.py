@@ -6,8 +6,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tracefile.files.rows import read_rows, write_rows
+from tracefile.records.decoding import convert_object, parse_object
 from tracefile.records.errors import InputError
+from tracefile.storage.durable import replace_durably
+from tracefile.storage.lines import LineReader
 
 INDEX: Final = "sweep.jsonl"
 
@@ -40,8 +42,6 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 3339."""
     duration_s: Annotated[float, msgspec.Meta(ge=0)]
     """From the first send to the last end."""
-    sweep: str = ""
-    """Command line of the whole sweep. Empty: not told."""
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:
@@ -49,7 +49,15 @@ def read_sweep(folder: Path) -> list[SweepRun]:
     path = folder / INDEX
     if not path.is_file():
         raise InputError(f"{folder}: no {INDEX} is there; expected the folder of a sweep (loadgen sweep -o {folder})")
-    return [_checked(found, where) for found, where in read_rows(path, SweepRun, "run")]
+    runs: dict[str, SweepRun] = {}
+    with LineReader(path) as lines:
+        for line in lines:
+            where = f"{path}:{lines.number}"
+            run = _checked(convert_object(parse_object(line, where), SweepRun, where), where)
+            if run.run in runs:
+                raise InputError(f"{where}: run: {run.run!r} again; expected a name of its own")
+            runs[run.run] = run
+    return list(runs.values())
 
 
 def _checked(found: SweepRun, where: str) -> SweepRun:
@@ -62,4 +70,8 @@ def _checked(found: SweepRun, where: str) -> SweepRun:
 
 def write_sweep(folder: Path, runs: Sequence[SweepRun]) -> None:
     """Replace the index of a sweep's folder."""
-    write_rows(folder / INDEX, runs)
+    path = folder / INDEX
+    try:
+        replace_durably(path, b"".join(msgspec.json.encode(run) + b"\n" for run in runs))
+    except OSError as error:
+        raise InputError(f"{path}: cannot write ({error.strerror or error}); expected a writable folder") from error

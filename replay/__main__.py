@@ -2,19 +2,14 @@
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
-import argparse
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from loadgen.core.bodyfields import read_body_fields
-from loadgen.core.request import session_headers
-from loadgen.core.runflags import add_target_arguments, run_flags
-from loadgen.core.vocabulary import Vocabulary
+from loadgen.core.settings import RunSettings, add_run_arguments, add_target_arguments, run_settings
 from loadgen.runs.merging import refuse_lost_inputs
 from replay.config import ReplayApi, ReplayConfig, parse_loras
-from tracefile import open_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
@@ -34,24 +29,17 @@ examples:
 
 def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
-    args.output = Path(output_name(args.output, f"{stem_of(args.source)}-replay", resume=args.resume))
-    refuse_lost_inputs(args.output, [args.source])
+    args.trace = Path(output_name(args.output, f"{stem_of(args.source)}-replay"))
+    refuse_lost_inputs(args.trace, [args.source])
     made = {
-        "trace": args.output,
-        "nonce": nonce_of(args),
-        "run": run_flags(args),
+        "nonce": secrets.token_hex(8) if args.nonce is None else args.nonce,
         "output_substitution": not args.no_output_substitution,
-        "max_think_s": args.max_think,
         "start_s": args.start,
         "end_s": args.end,
-        "fields": read_body_fields(args),
-        "session_headers": session_headers(args.session_header),
         "loras": parse_loras(args.lora_map),
-        "vocabulary": Vocabulary(args.vocab_low, args.vocab_high),
-        "timeout_s": args.timeout,
-        "as_json": args.json,
     }
-    return ReplayConfig(**(same_named(ReplayConfig, args) | made))
+    given = same_named(RunSettings, args) | same_named(ReplayConfig, args)
+    return ReplayConfig(**(given | run_settings(args) | made))
 
 
 def stem_of(source: Path) -> str:
@@ -62,29 +50,17 @@ def stem_of(source: Path) -> str:
     return name or "trace"
 
 
-def nonce_of(args: argparse.Namespace) -> str:
-    if args.nonce is not None:
-        return str(args.nonce)
-    if args.resume and args.output.exists():
-        with open_trace(args.output) as reader:
-            workload = reader.meta.workload
-            if workload is not None and workload.nonce is not None:
-                return workload.nonce
-    return secrets.token_hex(8)
-
-
 def _parser() -> Parser:
     parser = Parser(prog="replay", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("source", type=Path, metavar="TRACE", help="the trace to send again")
     add_target_arguments(parser)
     _add_timing(parser)
-    _add_selection(parser)
     _add_content(parser)
-    _add_target(parser)
+    add_run_arguments(parser)
     return parser
 
 
-def _add_timing(parser: argparse.ArgumentParser) -> None:
+def _add_timing(parser: Parser) -> None:
     add = parser.add_argument_group("times").add_argument
     add(
         "--replay-sessions",
@@ -102,18 +78,11 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
         help="most requests in flight; later ones queue (default: none; required with --closed-loop)",
     )
     add("--speedup", type=float, default=1.0, help="divide arrival times and pauses by X, such as 2")
-    add("--max-think", type=duration, help="cut longer pauses within sessions to TIME, such as 5s")
-
-
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("part of the trace").add_argument
     add("--start", type=duration, help="only arrivals from TIME on, on the trace's clock, such as 10m (default 0)")
     add("--end", type=duration, help="only arrivals before TIME, such as 20m (default: all)")
-    add("--limit", type=int, help="only the first N of the selected requests, by arrival")
-    add("--repeat", type=int, default=1, help="send the selection N times; rounds share no prefix")
 
 
-def _add_content(parser: argparse.ArgumentParser) -> None:
+def _add_content(parser: Parser) -> None:
     add = parser.add_argument_group("content").add_argument
     add(
         "--api",
@@ -132,14 +101,8 @@ def _add_content(parser: argparse.ArgumentParser) -> None:
         metavar="WORD",
         help="seed of made-up tokens; the nonce in an earlier run's header sends its tokens again (default: random)",
     )
-
-
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("engine").add_argument
-    add(
-        "--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and check the reset"
-    )
-    add(
+    add("--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and check it")
+    parser.add_setting(
         "--lora-map",
         action="append",
         default=[],

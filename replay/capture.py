@@ -17,7 +17,7 @@ from tracefile import (
 )
 from tracefile.hashing.branches import Branch, own_branch, tail_key
 from tracefile.hashing.tokenchains import Branches, branches_of
-from tracefile.outputs import infer_outputs, inferred_outputs
+from tracefile.outputs import infer_outputs
 from tracefile.records.schema import HashSource, SessionSource
 
 
@@ -61,43 +61,43 @@ class Captured:
         return (record.prompt_tokens, record.output_tokens) == (self.prompt_tokens, self.output_tokens)
 
 
-def load_requests(
+def load_capture(
     survey: Survey,
     selection: Selection = ALL,
     *,
     shard: Shard = WHOLE,
     sessions: bool = False,
     output_substitution: bool = True,
-) -> list[Captured]:
-    """Requests of one shard, in order of arrival. ``output_substitution``: sharers of output blocks stay together."""
+) -> tuple[list[Captured], Branches | None]:
+    """Requests of one shard in order of arrival, and the branches of the trace.
+
+    ``output_substitution``: sharers of output blocks stay together. Null branches: the trace names only the block where
+    chains diverge.
+    """
     read: Callable[[], Iterator[Record]] = partial(read_kept, survey, selection)
     if sessions and survey.meta.block_size is not None and not survey.links_known:
         linked = infer_sessions(read(), survey.block_size).records
         read = partial(iter, linked)
-    if output_substitution:
+    has_branches = bool(survey.meta.hash and survey.meta.hash.branches)
+    branches = None
+    if output_substitution or has_branches:
         inferred, recorded = infer_outputs(survey.meta, read()), read
-        read = lambda: map(inferred.fill, recorded())  # noqa: E731
+        if output_substitution:
+            read = lambda: map(inferred.fill, recorded())  # noqa: E731
+        if has_branches:
+            with open_trace(survey.path) as reader:
+                branches = branches_of(map(inferred.fill, reader), survey.block_size)
     has = _membership(read, shard, survey.block_size, output_substitution=output_substitution)
-    own = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
-    own.sort(key=lambda request: request.offset_ms)
-    return own
+    mine = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
+    mine.sort(key=lambda request: request.offset_ms)
+    return mine, branches
 
 
 def read_kept(survey: Survey, selection: Selection) -> Iterator[Record]:
     with open_trace(survey.path) as reader:
         for record in reader:
-            if why_not(record, survey.meta.block_size) or selection.why_not(record):
-                continue
-            if survey.cut is None or (record.arrival_ms or 0.0, reader.line) <= survey.cut:
+            if not why_not(record, survey.meta.block_size) and not selection.why_not(record):
                 yield record
-
-
-def read_branches(survey: Survey) -> Branches | None:
-    """Return the branches of the whole trace; null: it tells to the block only where chains part."""
-    if survey.meta.hash is None or not survey.meta.hash.branches:
-        return None
-    with open_trace(survey.path) as reader:
-        return branches_of(map(inferred_outputs(reader).fill, reader), survey.block_size)
 
 
 def _membership(

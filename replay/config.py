@@ -7,37 +7,26 @@ from pathlib import Path
 from typing import Literal
 
 from engines.dialect import Dialect
-from engines.recognition import AUTO, CHOICES, Recognised, dialect_notes
-from loadgen.core.bodyfields import PLAIN, BodyFields
-from loadgen.core.request import SESSION_HEADER
-from loadgen.core.runflags import ONE_PROCESS, RunFlags
-from loadgen.core.vocabulary import ORDINARY, Vocabulary
-from loadgen.text.spoken import Api
+from engines.recognition import Recognised, dialect_notes
+from loadgen.core.settings import RunSettings, check_positive
+from loadgen.text.api_messages import Api
 from measure.wording import rounded_hits
 from replay.survey import Selection, Survey
 from tracefile import InputError
 
 ReplayApi = Literal[Api, "auto"]
-MOST_ROUNDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(RunSettings):
     """Settings of a run: the captured trace, its times and sharing, the target, and the trace to write."""
 
     source: Path
-    url: str
-    trace: Path
     nonce: str
     """Seed that keeps this run's tokens apart from other runs'."""
-    run: RunFlags = ONE_PROCESS
-    model: str = "auto"
     api: ReplayApi = "completions"
     """Completions take the tokens themselves; the others take words of the target's tokenizer. ``auto``: each request
     goes to the API that it was captured on."""
-    tokenizer: str = "auto"
-    """Path, ``engine`` or ``none``; ``auto``: the engine's if it has /tokenize."""
-    dialect: str = AUTO
     replay_sessions: bool = False
     """Follow-ups wait for the parent's end instead of the recorded time."""
     closed_loop: bool = False
@@ -49,41 +38,31 @@ class ReplayConfig:
     """Real outputs replace recorded ones in later prompts."""
     speedup: float = 1.0
     """Divisor of arrival offsets and think times."""
-    max_think_s: float | None = None
     start_s: float | None = None
     end_s: float | None = None
-    limit: int | None = None
-    repeat: int = 1
-    """Rounds of the trace, each with its own nonce."""
     reset_cache: bool = False
-    fields: BodyFields = PLAIN
-    """Fields of every body beside those of the capture."""
-    session_headers: tuple[str, ...] = (SESSION_HEADER,)
     loras: Mapping[str, str] = field(default_factory=dict)
     """Target's adapter by captured adapter; "": the base model."""
-    vocabulary: Vocabulary = ORDINARY
-    timeout_s: float | None = 600.0
-    overwrite: bool = False
-    as_json: bool = False
-    """Print the summary as one JSON object on stdout, its lines on stderr."""
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_window()
-        if self.dialect not in CHOICES:
-            raise InputError(f"--dialect: {self.dialect!r}; expected one of {', '.join(CHOICES)}")
+        RunSettings.__post_init__(self)
+        check_positive("--speedup", self.speedup)
+        check_positive("--parallel", self.parallel)
+        for flag, value in {"--start": self.start_s, "--end": self.end_s}.items():
+            if value is not None and not math.isfinite(value):
+                raise InputError(f"{flag}: {value:g}; expected seconds on the trace's clock")
+        if self.start_s is not None and self.end_s is not None and self.end_s <= self.start_s:
+            raise InputError(f"--end: {self.end_s:g}s, --start: {self.start_s:g}s; expected an end after the start")
         if self.closed_loop and self.parallel is None:
             raise InputError("--closed-loop: without --parallel; expected how many at a time")
         if self.closed_loop and self.speedup != 1.0 and not self.replay_sessions:
             raise InputError("--speedup: with --closed-loop, which keeps no times; expected one of the two")
-        if self.max_think_s is not None and not self.replay_sessions:
-            raise InputError("--max-think: without --replay-sessions, which alone waits for pauses; expected both")
         if not self.nonce:
             raise InputError("--nonce: empty; expected a word")
 
     @property
     def selection(self) -> Selection:
-        return Selection(self.start_s, self.end_s, self.limit)
+        return Selection(self.start_s, self.end_s)
 
     @property
     def pattern(self) -> str:
@@ -96,37 +75,15 @@ class ReplayConfig:
         words += ["cold prompts"] if self.cold_prompts else []
         return [*words, *self.fields.words(), f"nonce {self.nonce}"]
 
-    def _check_numbers(self) -> None:
-        for flag, value in {
-            "--speedup": self.speedup,
-            "--limit": self.limit,
-            "--parallel": self.parallel,
-            "--repeat": self.repeat,
-            "--timeout": self.timeout_s,
-        }.items():
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{flag}: {value:g}; expected a number above 0")
-        if self.max_think_s is not None and not 0 <= self.max_think_s < math.inf:
-            raise InputError(f"--max-think: {self.max_think_s:g}; expected 0 or more")
-        if self.repeat > MOST_ROUNDS:
-            raise InputError(f"--repeat: {self.repeat}; expected at most {MOST_ROUNDS}")
-
-    def _check_window(self) -> None:
-        for flag, value in {"--start": self.start_s, "--end": self.end_s}.items():
-            if value is not None and not math.isfinite(value):
-                raise InputError(f"{flag}: {value:g}; expected seconds on the trace's clock")
-        if self.start_s is not None and self.end_s is not None and self.end_s <= self.start_s:
-            raise InputError(f"--end: {self.end_s:g}s, --start: {self.start_s:g}s; expected an end after the start")
-
 
 def parse_loras(pairs: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    loras: dict[str, str] = {}
     for pair in pairs:
         captured, equals, target = pair.partition("=")
         if not equals or not captured:
             raise InputError(f"--lora-map: {pair!r}; expected CAPTURED=TARGET")
-        found[captured] = target
-    return found
+        loras[captured] = target
+    return loras
 
 
 def require_hashes(survey: Survey, config: ReplayConfig) -> None:
@@ -164,8 +121,6 @@ def advance_notes(survey: Survey, dialect: Dialect, config: ReplayConfig) -> lis
             f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
             "what is still cached when a prefix comes again differs from the capture"
         )
-    if config.repeat > 1 and survey.span_ms == 0.0 and not config.closed_loop:
-        notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
     if survey.beyond_limit:
         notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
     exact = survey.meta.hash is not None and survey.meta.hash.branches and config.api == "completions"

@@ -115,38 +115,28 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     sent: int
-    earlier: int
     left_out: Mapping[str, int]
     not_sent: Mapping[str, int]
     """By the failure before them, or the end of the run."""
 
     def check_integrity(self) -> None:
-        accounted = self.sent + self.earlier + sum(self.left_out.values()) + sum(self.not_sent.values())
+        accounted = self.sent + sum(self.left_out.values()) + sum(self.not_sent.values())
         assert accounted == self.requests, f"{accounted} of {self.requests} requests accounted for"
 
 
-def account_of(
-    survey: Survey, fidelity: Fidelity, *, rounds: int, sent: int, stopped: str | None, earlier: int = 0
-) -> Account:
+def account_of(survey: Survey, fidelity: Fidelity, *, sent: int, stopped: str | None) -> Account:
     """Account of a run that is over. Raises InputError if requests are missing for an unknown reason."""
     not_sent = {f"after {failure}": count for failure, count in fidelity.not_sent.items()}
-    missing = survey.kept * rounds - sent - earlier - sum(not_sent.values())
+    missing = survey.kept - sent - sum(not_sent.values())
     if missing and stopped is None:
         raise InputError(f"{survey.path}: {missing} requests were neither sent nor left out; expected it to hold still")
     if missing:
         not_sent[f"cut short ({stopped})"] = missing
-    return Account(
-        requests=survey.total * rounds,
-        sent=sent,
-        earlier=earlier,
-        left_out={reason: count * rounds for reason, count in sorted(survey.left_out.items())},
-        not_sent=not_sent,
-    )
+    return Account(requests=survey.total, sent=sent, left_out=dict(sorted(survey.left_out.items())), not_sent=not_sent)
 
 
 def account_lines(account: Account) -> list[str]:
-    earlier = f", {account.earlier} by an earlier run" if account.earlier else ""
-    lines = [f"requests            {account.requests} in the trace, {account.sent} sent{earlier}"]
+    lines = [f"requests            {account.requests} in the trace, {account.sent} sent"]
     for title, reasons in (("left out", account.left_out), ("not sent", account.not_sent)):
         if reasons:
             told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())

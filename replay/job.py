@@ -1,26 +1,155 @@
-"""A replay as a job: data for its shards, and each shard's requests planned, built with their tokens, described."""
+"""A replay as a job: each worker's requests planned, built with their tokens, followed up and described."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from engines.dialect import DialectName
+from engines.dialect import Dialect, DialectName
 from engines.recognition import DIALECTS
+from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
-from loadgen.core.draws import TokenIds
-from loadgen.core.job import Shard
-from loadgen.core.plan import Plan, Response, Send
+from loadgen.core.draws import GENERATOR, TokenIds
+from loadgen.core.job import Plan, Response, Send, Shard
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.text.prompts import ChatPrompt
-from replay.capture import Captured, load_requests, read_branches
+from replay.capture import Captured, load_capture
 from replay.config import ReplayConfig
-from replay.rounds import Replay, Round, link_requests, make_replay
+from replay.expansion import Expansion
+from replay.fidelity import Fidelity
+from replay.substitution import OutputSubstitution, reused_blocks
 from replay.survey import Survey
-from replay.text import Exchange, TextTarget, goes_on, open_text
+from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text
 from tracefile import BlockHash, Record, RequestId
+from tracefile.hashing.tokenchains import Branches
+
+FOLLOWERS = "followers"
+"""Finding that counts requests that waited for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Place of a request in a session-paced replay."""
+
+    anchor: RequestId | None
+    """Nearest sent ancestor that had ended before this arrival; null: a root."""
+    think_ms: float
+    """From the anchor's end; 0 for a root."""
+
+
+ROOT = Link(None, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Common data of the requests of a replay, or of a worker's part of it."""
+
+    config: ReplayConfig
+    model: str
+    requests: Sequence[Captured]
+    links: Mapping[RequestId, Link]
+    """Empty: no request waits for another."""
+    block_size: int
+    dialect: Dialect = VLLM
+    width: int | None = None
+    """Open sessions of a closed loop; null: none, or an open loop."""
+    branches: Branches | None = None
+    """Null: the capture names only the block where chains diverge."""
+    text: TextReplay | None = None
+    """Null: token ids are sent."""
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    ends_ms: dict[RequestId, float] = field(default_factory=dict)
+
+    @cached_property
+    def expansion(self) -> Expansion:
+        config = self.config
+        return Expansion(self.block_size, config.nonce, config.vocabulary, config.cold_prompts)
+
+    @cached_property
+    def words(self) -> Expansion | None:
+        """Expansion of hashes to words; null: none is sent in words."""
+        if self.text is None:
+            return None
+        return Expansion(self.block_size, self.config.nonce, self.text.vocabulary(), self.config.cold_prompts)
+
+    @cached_property
+    def substitution(self) -> OutputSubstitution:
+        reused = reused_blocks(self.requests, self.block_size)
+        enabled = self.config.output_substitution
+        return OutputSubstitution(self.expansion, reused, self.branches, enabled=enabled)
+
+    @cached_property
+    def followers(self) -> Mapping[RequestId, Sequence[Captured]]:
+        followers: dict[RequestId, list[Captured]] = defaultdict(list)
+        for request in self.requests:
+            anchor = self.link(request).anchor
+            if anchor is not None:
+                followers[anchor].append(request)
+        return dict(followers)
+
+    def link(self, captured: Captured) -> Link:
+        return self.links.get(captured.request_id, ROOT)
+
+    def behind(self, captured: Captured) -> Iterator[Captured]:
+        """All requests that wait for this one, and for those."""
+        waiting = list(self.followers.get(captured.request_id, ()))
+        while waiting:
+            following = waiting.pop()
+            yield following
+            waiting += self.followers.get(following.request_id, ())
+
+    def words_for(self, captured: Captured) -> Expansion | None:
+        return None if self.text is None or self.text.form_of(captured) is None else self.words
+
+    def prompt(self, captured: Captured) -> TokenIds:
+        """Tokens of a prompt, or the words in their places."""
+        words = self.words_for(captured)
+        if words is None and not self.config.cold_prompts:
+            blocks: npt.NDArray[np.uint32] = self.substitution.blocks(captured.hashes, captured.request_id).ravel()
+            tail = self.substitution.tail(captured, captured.prompt_tokens - len(blocks))
+        else:
+            source = words or self.expansion
+            blocks = source.blocks(captured.hashes, captured.request_id).ravel()
+            tail = source.tail(captured.prompt_tokens - len(blocks), captured.request_id)
+        return np.concatenate([blocks, tail])
+
+    def hashes(self, captured: Captured) -> list[BlockHash] | None:
+        """Null: the capture has none."""
+        if not captured.has_hashes:
+            return None
+        if self.config.cold_prompts:
+            return [self.expansion.rekeyed(block_hash, captured.request_id) for block_hash in captured.hashes]
+        return list(captured.hashes)
+
+    def digest_share(self) -> int:
+        """Sum of one SHA-256 per request; equal digests: equal prompts, save model name and real outputs."""
+        config = self.config
+        head = hashlib.sha256(
+            f"{GENERATOR} replay {config.cold_prompts} {config.output_substitution} "
+            f"{config.speedup} {config.parallel if config.closed_loop else None} {self.block_size} "
+            f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}"
+            f"{config.fields if config.fields.given else ''}{config.nonce}".encode()
+        )
+        return sum(int.from_bytes(self._digest(head.copy(), captured), "little") for captured in self.requests)
+
+    def _digest(self, digest: "hashlib._Hash", captured: Captured) -> bytes:
+        link = self.link(captured)
+        lengths = (captured.prompt_tokens, captured.output_tokens, len(captured.hashes), captured.n or 0)
+        form = None if self.text is None else self.text.form_of(captured)
+        api = None if form is None else form.api
+        words = (captured.request_id, link.anchor, captured.session_id, captured.priority, captured.lora, api)
+        branch = "" if captured.branch is None else tuple(captured.branch)
+        digest.update(f"{words} {captured.stream}{branch}".encode())
+        digest.update(struct.pack("<dd4q", captured.offset_ms, link.think_ms, *lengths))
+        digest.update(struct.pack(f"<{len(captured.hashes)}Q", *captured.hashes))
+        return digest.digest()
 
 
 @dataclass(slots=True)
@@ -45,9 +174,9 @@ class Slot:
 
 @dataclass(slots=True)
 class Replayed:
-    """Request of one round."""
+    """Request of a replay."""
 
-    round: Round
+    run: Replay
     captured: Captured
     slot: Slot | None = None
     before: Exchange | None = None
@@ -55,37 +184,30 @@ class Replayed:
     chat: ChatPrompt | None = None
     output_hashes: list[BlockHash] | None = None
 
-    def due_ms(self) -> float:
-        run = self.round.run
-        return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
-
     def send(self, due_ms: float | None) -> Send:
         """``due_ms`` null: as soon as there is room."""
         return Send(due_ms, self.build, self.follow_ups, self.describe)
 
     def build(self) -> PlannedRequest:
-        captured, run = self.captured, self.round.run
-        blocks = self.round.blocks(captured).ravel()
-        tail = self.round.tail(captured, captured.prompt_tokens - len(blocks))
-        self.prompt = np.concatenate([blocks, tail])
+        captured, run = self.captured, self.run
+        self.prompt = run.prompt(captured)
         choices = captured.n or 1
         per_choice = -(-captured.output_tokens // choices)
         shape = self._model() | run.dialect.shape_fields(
             n=captured.n, priority=captured.priority, prompt_logprobs=captured.prompt_logprobs
         )
-        request_id, session_id = self.round.request_id(captured.request_id), self.round.session_id(captured.session_id)
         path, body = self._body(self.prompt, per_choice, shape)
         return PlannedRequest(
-            request_id=request_id,
+            request_id=captured.request_id,
             path=path,
-            headers=request_headers(request_id, session_id, run.config.session_headers),
+            headers=request_headers(captured.request_id, captured.session_id, run.config.session_headers),
             body=body,
             model=str(shape["model"]),
             max_tokens=per_choice,
             prompt_tokens=captured.prompt_tokens,
             stream=captured.stream,
-            session_id=session_id,
-            parent_id=None if captured.parent_id is None else self.round.request_id(captured.parent_id),
+            session_id=captured.session_id,
+            parent_id=captured.parent_id,
             turn=captured.turn,
             n=captured.n,
             priority=captured.priority if run.config.fields.priority is None else run.config.fields.priority,
@@ -93,14 +215,15 @@ class Replayed:
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
         """Requests that waited for this one (none after a failure), and the next root of its slot."""
-        run, captured = self.round.run, self.captured
-        self.round.ends_ms[captured.request_id] = response.end_ms
+        run, captured = self.run, self.captured
+        run.ends_ms[captured.request_id] = response.end_ms
         exchange = self._exchange(response)
         self._substitute(response)
         followers: list[Send] = []
         if response.ok:
-            waited = run.followers.get(captured.request_id, ())
-            followers = [Replayed(self.round, each, self.slot, exchange).send(run.think_ms(each)) for each in waited]
+            for each in run.followers.get(captured.request_id, ()):
+                due_ms = run.link(each).think_ms / run.config.speedup
+                followers.append(Replayed(run, each, self.slot, exchange).send(due_ms))
         else:
             behind = sum(1 for _ in run.behind(captured))
             run.fidelity.leave(behind, response.record.error or response.record.status)
@@ -108,17 +231,20 @@ class Replayed:
 
     def describe(self, response: Response) -> Record:
         """Record with the capture's ids and hashes, as far as they match the request."""
-        captured = self.captured
+        captured, run = self.captured, self.run
         self.prompt = self.chat = None
-        self._count(response)
-        hashes = self.round.hashes(captured)
-        parent_end_ms = None if captured.parent_id is None else self.round.ends_ms.get(captured.parent_id)
+        run.fidelity.add(captured, response.record)
+        in_ids = run.words_for(captured) is None
+        without_ids = in_ids and response.ok and response.token_ids is None
+        run.fidelity.without_ids += without_ids and bool(captured.output_hashes)
+        hashes = run.hashes(captured)
+        parent_end_ms = None if captured.parent_id is None else run.ends_ms.get(captured.parent_id)
         arrival_ms = response.record.arrival_ms
         return msgspec.structs.replace(
             response.record,
             session_source=captured.session_source,
             lora=captured.lora,
-            prompt_logprobs=(captured.prompt_logprobs and bool(self.round.run.dialect.prompt_logprobs)) or None,
+            prompt_logprobs=(captured.prompt_logprobs and bool(run.dialect.prompt_logprobs)) or None,
             block_hashes=hashes,
             output_block_hashes=self.output_hashes,
             hash_source=captured.hash_source if hashes is not None else None,
@@ -126,77 +252,60 @@ class Replayed:
         )
 
     def _model(self) -> dict[str, object]:
-        run, lora = self.round.run, self.captured.lora
+        run, lora = self.run, self.captured.lora
         adapter = "" if lora is None else run.config.loras.get(lora, lora)
         return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
 
     def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
-        run, stream = self.round.run, self.captured.stream
+        run, stream, fields = self.run, self.captured.stream, self.run.config.fields
         if run.text is None or run.text.form_of(self.captured) is None:
-            extra = {**shape, **run.config.fields.patch("completions")}
+            extra = {**shape, **fields.patch()}
             body = completions_body(run.model, prompt, tokens, stream=stream, extra=extra, dialect=run.dialect)
             return run.dialect.path, body
         self.chat = run.text.prompt(self.captured, prompt, self.before)
-        return self.chat.path, run.text.body(
-            self.chat, run.model, tokens, stream=stream, shape=shape, fields=run.config.fields
-        )
+        return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape, fields=fields)
 
     def _exchange(self, response: Response) -> Exchange | None:
         """Exchange for prompts that continue this output; null: none may."""
-        config = self.round.run.config
+        config = self.run.config
         if self.chat is None:
             return None
-        self.chat.settle(response)
+        self.chat.resolve(response)
         goes_on_from_it = config.output_substitution and not config.cold_prompts and response.ok
         return Exchange(self.captured, self.chat, response) if goes_on_from_it else None
 
     def _substitute(self, response: Response) -> None:
         """Use the real output tokens in later prompts; set the output hashes valid in this run."""
-        captured, recorded = self.captured, self.captured.output_hashes
+        run, captured, recorded = self.run, self.captured, self.captured.output_hashes
         if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
             return
         if self.chat is not None:
             # Only requests that waited for this output continue it; others that carry its hashes have words there.
-            waiting = self.round.run.followers.get(captured.request_id, ())
+            waiting = run.followers.get(captured.request_id, ())
             if not captured.as_long(response.record):
                 return
-            if self.round.run.config.output_substitution and any(goes_on(each, captured) for each in waiting):
-                self.output_hashes = self.round.own(recorded)
+            if run.config.output_substitution and any(goes_on(each, captured) for each in waiting):
+                self.output_hashes = list(recorded)
                 return
-        if self.chat is not None or self.round.run.config.cold_prompts:
-            self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
+        if self.chat is not None or run.config.cold_prompts:
+            self.output_hashes = [run.expansion.rekeyed(each, captured.request_id) for each in recorded]
             return
-        true = self.round.substitution.answered(
+        self.output_hashes = run.substitution.answered(
             captured.request_id, recorded, self.prompt, response.token_ids, captured.tail
-        )
-        self.output_hashes = self.round.own(true)
-
-    def _count(self, response: Response) -> None:
-        fidelity = self.round.run.fidelity
-        fidelity.add(self.captured, response.record)
-        in_ids = self.round.words_for(self.captured) is None
-        fidelity.without_ids += (
-            in_ids and response.ok and response.token_ids is None and bool(self.captured.output_hashes)
         )
 
 
 def plan_sends(replay: Replay) -> Iterator[Send]:
     """Yield the roots in order of time, in a closed loop in recorded order; other requests follow from them."""
-    roots = roots_of(replay)
+    config = replay.config
+    roots = (Replayed(replay, captured) for captured in replay.requests if replay.link(captured).anchor is None)
     if replay.width is None:
         for root in roots:
-            yield root.send(None if replay.config.closed_loop else root.due_ms())
+            yield root.send(None if config.closed_loop else root.captured.offset_ms / config.speedup)
         return
     for root in islice(roots, replay.width):
         root.slot = Slot(roots)
         yield root.send(0.0)
-
-
-def roots_of(replay: Replay) -> Iterator[Replayed]:
-    for number in range(replay.config.repeat):
-        for captured in replay.requests:
-            if replay.link(captured).anchor is None and (number, captured.request_id) not in replay.over:
-                yield Replayed(replay.round(number), captured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,102 +320,74 @@ class ReplayJob:
     """Null: token ids are sent."""
 
     def open(self, shard: Shard) -> "OpenReplay":
-        config = self.config
-        requests = load_requests(
+        config, dialect = self.config, DIALECTS[self.dialect]
+        requests, branches = load_capture(
             self.survey,
             config.selection,
             shard=shard,
             sessions=config.replay_sessions,
             output_substitution=config.output_substitution and not config.cold_prompts,
         )
-        replay = make_replay(
-            config,
-            self.model,
-            requests,
-            link_requests(requests) if config.replay_sessions else {},
-            self.survey.block_size,
-            dialect=DIALECTS[self.dialect],
-            width=slots_of(config, shard),
-            period_ms=self.survey.span_ms,
-            branches=read_branches(self.survey) if self.text is None else None,
-            text=None if self.text is None else open_text(self.text, DIALECTS[self.dialect], self.survey.block_size),
+        in_sessions = config.closed_loop and config.replay_sessions
+        replay = Replay(
+            config=config,
+            model=self.model,
+            requests=requests,
+            links=link_requests(requests) if config.replay_sessions else {},
+            block_size=self.survey.block_size,
+            dialect=dialect,
+            width=shard.part_of(config.parallel) if in_sessions else None,
+            branches=branches if self.text is None else None,
+            text=None if self.text is None else open_text(self.text, dialect, self.survey.block_size),
         )
         return OpenReplay(replay)
 
 
 @dataclass(slots=True)
 class OpenReplay:
-    """A shard's part of a replay, ready to be sent."""
+    """A worker's part of a replay, ready to be sent."""
 
     replay: Replay
-    _left: int | None = None
-    """Requests left after resumption; null: all."""
 
     def plan(self) -> Plan:
         return plan_sends(self.replay)
 
     def planned(self) -> int:
-        whole = len(self.replay.requests) * self.replay.config.repeat
-        return whole if self._left is None else self._left
+        return len(self.replay.requests)
 
     def last_send_ms(self) -> float | None:
         config = self.replay.config
         if config.closed_loop or not self.replay.requests:
             return None
-        last_ms = max(request.offset_ms for request in self.replay.requests)
-        return (last_ms + (config.repeat - 1) * self.replay.period_ms) / config.speedup
+        return max(request.offset_ms for request in self.replay.requests) / config.speedup
 
     def digest_share(self) -> int:
         return self.replay.digest_share()
 
-    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Omit roots that ended with all their followers, up to the first failure."""
-        replay = self.replay
-        kept: set[RequestId] = set()
-        gone = 0
-        for root in list(roots_of(replay)):
-            sent = sent_to_the_end(replay, root, ended)
-            if not sent:
-                continue
-            replay.over.add((root.round.number, root.captured.request_id))
-            kept.update(sent)
-            tree = 1 + sum(1 for _ in replay.behind(root.captured))
-            replay.fidelity.leave(tree - len(sent), "a failure in the earlier run")
-            gone += tree
-        self._left = self.planned() - gone
-        return kept
-
     def findings(self) -> dict[str, int]:
-        fidelity = self.replay.fidelity
-        fidelity.substituted_blocks = sum(each.substitution.substituted_blocks for each in self.replay.rounds.values())
-        fidelity.missed_blocks = sum(each.substitution.missed_blocks for each in self.replay.rounds.values())
-        links = self.replay.links.values()
-        text = {} if self.replay.text is None else self.replay.text.findings()
-        return fidelity.findings() | text | {FOLLOWERS: sum(link.anchor is not None for link in links)}
+        replay = self.replay
+        replay.fidelity.substituted_blocks = replay.substitution.substituted_blocks
+        replay.fidelity.missed_blocks = replay.substitution.missed_blocks
+        text = {} if replay.text is None else replay.text.findings()
+        followers = sum(link.anchor is not None for link in replay.links.values())
+        return replay.fidelity.findings() | text | {FOLLOWERS: followers}
 
 
-FOLLOWERS = "followers"
-"""Finding that counts requests that waited for another."""
+def link_requests(requests: Sequence[Captured]) -> dict[RequestId, Link]:
+    """Link every request to its anchor, from the parents that the records name.
+
+    A child that came before its parent had ended did not wait for it: its anchor is the next ancestor, or it is a root.
+    So is the child of a request that cannot be sent. A join waits for its recorded parent, the last one to end.
+    """
+    known = {request.request_id: request for request in requests}
+    return {request_id: _link(request, known) for request_id, request in known.items()}
 
 
-def slots_of(config: ReplayConfig, shard: Shard) -> int | None:
-    """Open sessions of a shard in a closed loop of sessions; null: another mode."""
-    if not config.closed_loop or not config.replay_sessions or config.parallel is None:
-        return None
-    return len(range(shard.index, config.parallel, shard.count))
-
-
-def sent_to_the_end(replay: Replay, root: Replayed, ended: Mapping[RequestId, bool]) -> list[RequestId]:
-    """Requests of a root's tree if all were sent; else none."""
-    sent: list[RequestId] = []
-    waiting = [root.captured]
-    while waiting:
-        captured = waiting.pop()
-        request_id = root.round.request_id(captured.request_id)
-        well = ended.get(request_id)
-        if well is None:
-            return []
-        sent.append(request_id)
-        if well:
-            waiting += replay.followers.get(captured.request_id, ())
-    return sent
+def _link(request: Captured, known: Mapping[RequestId, Captured]) -> Link:
+    parent_id = request.parent_id
+    while parent_id is not None and parent_id in known:
+        ancestor = known[parent_id]
+        if ancestor.end_ms is not None and ancestor.end_ms <= request.offset_ms:
+            return Link(parent_id, request.offset_ms - ancestor.end_ms)
+        parent_id = ancestor.parent_id
+    return ROOT

@@ -3,9 +3,9 @@
 The trace is read once and no record is kept. An invalid record is an InputError that names the line and the field.
 """
 
+import math
 import os
 import sys
-from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,15 +30,13 @@ RULES: tuple[Rule, ...] = (check_signs, check_hashes)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """``--start``, ``--end`` and ``--limit``."""
+    """``--start`` and ``--end``."""
 
     start_s: float | None = None
     """On the trace's clock; null: from its beginning. What arrived before is left out, its follow-ups are not: they
     find their context in the cache as far as others' prompts put it there."""
     end_s: float | None = None
     """End, exclusive; null: the trace's end."""
-    limit: int | None = None
-    """First requests by arrival; null: all."""
 
     def why_not(self, record: Record) -> str | None:
         arrival_ms = record.arrival_ms or 0.0
@@ -62,11 +60,8 @@ class Survey:
     total: int
     kept: int
     left_out: Counter[str]
-    cut: tuple[float, int] | None
-    """Arrival and line of the last request within ``--limit``; null: no limit."""
     first_ms: float
-    last_ms: float
-    """Last sent end or arrival, on the trace's clock."""
+    """First sent arrival, on the trace's clock."""
     has_hashes: bool
     links_known: bool
     loras: frozenset[str]
@@ -78,10 +73,6 @@ class Survey:
     @property
     def block_size(self) -> int:
         return self.meta.block_size or 1
-
-    @property
-    def span_ms(self) -> float:
-        return self.last_ms - self.first_ms
 
 
 def survey_trace(path: str | os.PathLike[str], selection: Selection = ALL) -> Survey:
@@ -95,19 +86,18 @@ def survey_trace(path: str | os.PathLike[str], selection: Selection = ALL) -> Su
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         seen.check_parents(reader)
-        return seen.survey(reader, selection, trace_digest(path))
+        return seen.survey(reader, trace_digest(path))
 
 
 class _Seen:
-    """A survey as it grows: ids, lines and arrivals of all, records of none."""
+    """A survey as it grows: ids and lines of all, records of none."""
 
     def __init__(self, block_size: int | None) -> None:
         self._block_size = block_size
         self._lines: dict[RequestId, int] = {}
         self._parents: dict[RequestId, RequestId] = {}
-        self._arrivals_ms = array("d")
-        self._ends_ms = array("d")
-        self._at = array("q")
+        self._kept = 0
+        self._first_ms = math.inf
         self._latest_ms: float | None = None
         """Of all arrivals, selected or not."""
         self.left_out: Counter[str] = Counter()
@@ -133,9 +123,8 @@ class _Seen:
         if reason is not None:
             self.left_out[reason] += 1
             return
-        self._arrivals_ms.append(record.arrival_ms or 0.0)
-        self._ends_ms.append((record.arrival_ms or 0.0) + (record.e2e_ms or 0.0))
-        self._at.append(reader.line)
+        self._kept += 1
+        self._first_ms = min(self._first_ms, record.arrival_ms or 0.0)
         self._hashed = self._hashed or record.block_hashes is not None
         self._linked = self._linked or record.parent_id is not None
         if record.lora is not None:
@@ -159,25 +148,18 @@ class _Seen:
                 file=sys.stderr,
             )
 
-    def survey(self, reader: TraceReader, selection: Selection, source_digest: str) -> Survey:
-        """Cut to ``--limit``; raises InputError if nothing is left to send."""
-        order = sorted(range(len(self._at)), key=lambda index: (self._arrivals_ms[index], self._at[index]))
-        beyond = order[selection.limit :] if selection.limit is not None else []
-        if beyond:
-            self.left_out["beyond --limit"] = len(beyond)
-            del order[selection.limit :]
-        if not order:
+    def survey(self, reader: TraceReader, source_digest: str) -> Survey:
+        """Raises InputError if nothing is left to send."""
+        if not self._kept:
             raise InputError(f"{reader.path}: no request that can be sent; {self._why_none()}")
         return Survey(
             path=reader.path,
             meta=reader.meta,
             source_digest=source_digest,
             total=len(self._lines),
-            kept=len(order),
+            kept=self._kept,
             left_out=self.left_out,
-            cut=(self._arrivals_ms[order[-1]], self._at[order[-1]]) if beyond else None,
-            first_ms=self._arrivals_ms[order[0]],
-            last_ms=max(self._ends_ms[index] for index in order),
+            first_ms=self._first_ms,
             has_hashes=self._hashed,
             links_known=self._linked,
             loras=frozenset(self._loras),

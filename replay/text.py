@@ -15,21 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from engines.dialect import Dialect
 from loadgen.core.bodyfields import BodyFields
 from loadgen.core.draws import TokenIds
-from loadgen.core.plan import Response
+from loadgen.core.job import Response
 from loadgen.core.vocabulary import Vocabulary
+from loadgen.text.api_messages import PATHS, SentMessage, TextApi, conversation_body
 from loadgen.text.chattemplate import Order, order_of
 from loadgen.text.prompts import ChatPrompt, TextForm
-from loadgen.text.spoken import PATHS, SentMessage, TextApi, conversation_body
 from loadgen.text.targettext import TargetText, TextMaker, open_text_maker
 from replay.capture import Captured
-from replay.expansion import Expansion
 
-UNSAID = SentMessage("user", "", length=0)
+EMPTY_MESSAGE = SentMessage("user", "", length=0)
 FINDINGS = "text."
 UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
     "chat": frozenset(),
@@ -110,14 +107,14 @@ class TextReplay:
 
     @property
     def name(self) -> str:
-        return f"{self.api} {self.text_maker.target.fingerprint(rendered=True)}"
+        return f"{self.api} {self.text_maker.target.fingerprint(with_ids=True)}"
 
     def form_of(self, captured: Captured) -> TextForm | None:
         api = text_api_of(captured.endpoint) if self.api == "auto" else self.api
         return None if api is None else self.forms[api]
 
     def findings(self) -> dict[str, int]:
-        return self.counts.findings() | self.text_maker.truth.findings()
+        return self.counts.findings() | self.text_maker.counts.findings()
 
     def body(
         self,
@@ -131,7 +128,7 @@ class TextReplay:
     ) -> bytes:
         """With the fields of the captured shape that the API has."""
         api = prompt.form.api
-        known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]} | fields.patch(api)
+        known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]} | fields.patch()
         return conversation_body(
             api, model, prompt.conversation, tokens, stream=stream, extra=known, dialect=prompt.form.dialect
         )
@@ -148,7 +145,7 @@ class TextReplay:
             self.counts.made_up += prompt is None
             if prompt is not None:
                 return prompt
-        fitted = self._fit(captured, numbers, [UNSAID])
+        fitted = self._fit(captured, numbers, [EMPTY_MESSAGE])
         if fitted is None:
             # Unknown template: as many words as there were tokens, without a promise of exact lengths.
             return ChatPrompt(form, [self._user(numbers)])
@@ -159,14 +156,14 @@ class TextReplay:
         """Continue a real output; null: the capture did not, or the length is unknown."""
         if not goes_on(captured, before.captured):
             return None
-        spoken = before.prompt.answered(before.response, 0)
-        fitted = self._fit(captured, numbers, [*before.prompt.conversation, spoken, UNSAID])
-        return None if fitted is None else before.prompt.going_on(before.response, [self._user(fitted.numbers)], 0)
+        output = before.prompt.answered(before.response)
+        fitted = self._fit(captured, numbers, [*before.prompt.conversation, output, EMPTY_MESSAGE])
+        return None if fitted is None else before.prompt.going_on(before.response, [self._user(fitted.numbers)])
 
     def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[SentMessage]) -> "Fitted | None":
         """Choose words of the last message that keep their places; null: lengths unknown."""
         gaps = self.text_maker.gaps(order_of(conversation))
-        start = self.text_maker.head_length(conversation, len(conversation) - 1)
+        start = self.text_maker.length(conversation, len(conversation) - 1)
         if gaps is None or start is None:
             return None
         ending = len(gaps.ids[-1])
@@ -183,7 +180,7 @@ class TextReplay:
         return Fitted(start, said)
 
     def _user(self, numbers: TokenIds) -> SentMessage:
-        return SentMessage("user", self.text_maker.target.words.text(numbers), numbers, length=len(numbers))
+        return self.text_maker.message("user", numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +198,6 @@ class Exchange:
     captured: Captured
     prompt: ChatPrompt
     response: Response
-
-
-def words_for(captured: Captured, expansion: Expansion) -> TokenIds:
-    blocks = expansion.blocks(captured.hashes, captured.request_id).ravel()
-    return np.concatenate([blocks, expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)])
 
 
 def goes_on(captured: Captured, before: Captured) -> bool:
@@ -226,4 +218,4 @@ def text_api_of(endpoint: str | None) -> TextApi | None:
 
 
 def orders(turns: int) -> list[Order]:
-    return [(("user", 0), *([("assistant", 0), ("user", 0)] * before)) for before in range(turns)]
+    return [("user", *("assistant", "user") * before) for before in range(turns)]

@@ -23,7 +23,6 @@ from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 from tracefile.storage.output import output_name, refuse_inputs
 from wire.errors import WireError
-from wire.tls import server_context
 from wire.url import parse_listen
 
 if TYPE_CHECKING:
@@ -119,14 +118,6 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )
     add("--workers", type=_workers, default=1, metavar="N", help="relaying processes that share the port")
     add("--route", type=_route, default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP}, of several upstreams")
-    add(
-        "--health-check",
-        type=_page,
-        metavar="PATH",
-        help="page of the upstreams, such as /health, that is asked for; one that fails gets no requests",
-    )
-    add("--tls-cert", metavar="FILE", help="serve clients over HTTPS with this PEM chain; read again on SIGHUP")
-    add("--tls-key", metavar="FILE", help="PEM key of --tls-cert, if in another file")
     add(
         "--drain",
         type=duration,
@@ -243,25 +234,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 def _add_settings(made: Parser) -> None:
     add = made.add_setting
-    add(
-        "--admin-name",
-        action="append",
-        default=[],
-        type=str.lower,
-        metavar="NAME",
-        dest="admin_names",
-        help="host name of the admin pages; may be repeated; IP addresses, localhost, names without a dot and names in "
-        ".svc, .cluster.local and .internal need none",
-    )
     add("--file-mode", type=_mode, default="0600", metavar="MODE", help="permissions of the trace and its other files")
-    add(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="NAME",
-        dest="loras",
-        help="served model name of a LoRA adapter: its blocks match no other model's; may be repeated",
-    )
     add(
         "--max-body-mb",
         type=_megabytes,
@@ -277,14 +250,6 @@ def _add_settings(made: Parser) -> None:
         metavar="MB",
         dest="queue_bytes",
         help="memory for bodies that wait for the recorder; beyond it records are dropped and counted",
-    )
-    add(
-        "--wait",
-        type=duration,
-        metavar="TIME",
-        dest="wait_s",
-        help="end with an error if no upstream accepts connections in this time, such as 10m (default: wait for ever; "
-        "clients get 503 meanwhile)",
     )
 
 
@@ -333,12 +298,6 @@ def _address(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _page(text: str) -> str:
-    if not text.startswith("/") or not text.isascii() or " " in text:
-        raise _refusal(text, "a path, such as /health")
-    return text
-
-
 def _route(text: str) -> str:
     routing.live_route(text)
     return text
@@ -374,7 +333,6 @@ def read_settings(argv: Sequence[str]) -> Settings:
         raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
     named = distinct_origins((f"--upstream {url}", url) for url in args.upstream)
     words = {word for text in args.inject for word in text.split(",")}
-    _check_certificate(args.tls_cert, args.tls_key)
     _check_rotation(args)
     if args.tokenizer not in (AUTO, *NAMED_TOKENIZERS):
         args.tokenizer = str(tokenizer_folder(Path(args.tokenizer), others=", `engine`, `bytes` or `ids`"))
@@ -385,21 +343,8 @@ def read_settings(argv: Sequence[str]) -> Settings:
         "inject": _injections(words, args.dialect),
         "inject_auto": AUTO in words,
         "keep_headers": tuple(dict.fromkeys(args.keep_headers)),
-        "admin_names": tuple(args.admin_names),
-        "loras": tuple(args.loras),
     }
     return Settings(**(same_named(Settings, args) | made))
-
-
-def _check_certificate(cert: str | None, key: str | None) -> None:
-    if cert is None:
-        if key is not None:
-            raise InputError(f"--tls-key {key}: without --tls-cert; expected both, or neither")
-        return
-    try:
-        server_context(cert, key)
-    except WireError as error:
-        raise InputError(str(error)) from None
 
 
 def _check_rotation(args: argparse.Namespace) -> None:
@@ -412,7 +357,9 @@ def _check_rotation(args: argparse.Namespace) -> None:
 
 
 def _checked_trace(args: argparse.Namespace) -> str:
-    path = output_name(args.output, "tap", resume=args.resume)
+    if args.output is None and args.resume:
+        raise InputError("--resume: without --output; expected the trace to go on with")
+    path = output_name(args.output, "tap")
     refuse_inputs(path, _inputs(args))
     if args.overwrite and args.resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
@@ -431,7 +378,7 @@ def _checked_trace(args: argparse.Namespace) -> str:
 def _inputs(args: argparse.Namespace) -> list[Path]:
     tokenizer = None if args.tokenizer in (AUTO, *NAMED_TOKENIZERS) else args.tokenizer
     files = (args.key_file or hashkey.key_path(), args.upstreams_file, tokenizer)
-    return [Path(path) for path in (*files, args.ca, args.cert, args.key, args.tls_cert, args.tls_key) if path]
+    return [Path(path) for path in (*files, args.ca, args.cert, args.key) if path]
 
 
 def _injections(words: set[str], dialect: DialectName | None) -> frozenset[Injection]:

@@ -32,8 +32,6 @@ LEFT_OUT = (
     (r"--dialect (llamacpp|sglang)", "wants the engine's own API"),
     (r"kvtape (init|completion|doctor --config)", "looks for an engine here, or writes to the home: tests/kvtape"),
     (r"127\.0\.0\.1:9001|:9001/", "wants a tap's admin port: tests/tap/admin"),
-    (r"build-dataset", "wants a data set's own file: tests/loadgen/datasets"),
-    (r"loadgen .*--resume", "wants a run that was cut: tests/loadgen"),
     (r"--upstreams|--upstream \S+ --upstream|http://router:|--workers 2", "wants several engines: tests/tap"),
 )
 """Command lines that no test runs, and why; their flags are parsed."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from kvtape.completion import commands, parser_of
-from tracefile.commandline.parser import FLAGS, VERSION
+from tracefile.commandline.parser import VERSION, removed
 
 COMMANDS = list(commands())
+FLAGS = {f"{command} {flag}": text for command, flags in removed("flags").items() for flag, text in flags.items()}
 PROGRAMS = ["kvtape", "tap", "loadgen", "replay", "sim", "report", "tracefile"]
 
 

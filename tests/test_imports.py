@@ -33,8 +33,7 @@ MORE = {
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
     "tracefile": [
-        *("records", "commandline", "hashing", "storage"),
-        *("importers", "files", "study", ""),
+        *("records", "commandline", "hashing", "storage", "files", "study", ""),
     ],
     "measure": ["machinecode", "cache", "", "metrics"],
     "wire": ["", "client"],

@@ -95,10 +95,10 @@ def test_the_import_is_light_and_every_name_is_there() -> None:
 
 
 def test_keywords_become_flags() -> None:
-    flags: dict[str, Any] = {"parallel_sessions": 8, "cold_prompts": True, "resume": False, "model": None}
+    flags: dict[str, Any] = {"group_size": 8, "cold_prompts": True, "json": False, "model": None}
     words = flag_words({**flags, "slo": ["a<=1", "b<=2"], "rate": 0.5, "output": Path("a b.jsonl")})
     assert words == [
-        *("--parallel-sessions=8", "--cold-prompts", "--slo=a<=1", "--slo=b<=2"),
+        *("--group-size=8", "--cold-prompts", "--slo=a<=1", "--slo=b<=2"),
         *("--rate=0.5", "--output=a b.jsonl"),
     ]
 

@@ -83,20 +83,8 @@ def test_tests_to_copy_exist() -> None:
     copied = {
         name: re.findall(r"`(test_\w+)`", step) for name, step in re.findall(r"`(tests/\S+\.py)`([^`].*\n?.*)", text)
     }
-    assert sum(map(len, copied.values())) >= 3
+    assert sum(map(len, copied.values())) >= 2
     assert not [name for path, names in copied.items() for name in names if name not in (ROOT / path).read_text()]
-
-
-def glossary() -> set[str]:
-    """Terms and synonyms of docs/glossary.md."""
-    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
-    return {term for row in rows for cell in row.split(" | ") for term in re.split(r"[\s,;()/]+", cell)}
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page != MADE_OF_HELP], ids=name_of)
-def test_abbreviations_are_in_the_glossary(page: Path) -> None:
-    used = {found.removesuffix("s") for found in re.findall(r"\b[A-Z][A-Z0-9]+s?\b", without_code(page.read_text()))}
-    assert not used - glossary()
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:

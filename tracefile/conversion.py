@@ -16,8 +16,8 @@ import msgspec
 
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
-from tracefile.exporters import LOST, Account, mooncake_lines, usual_block_size
 from tracefile.files.digest import refuse_pipe
+from tracefile.files.mooncake import LOST, mooncake_lines, usual_block_size
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
 from tracefile.hashing.downsampling import downsample
@@ -212,13 +212,13 @@ def _write(config: Config, step: Step) -> int:
 
 def _export(config: Config, step: Step) -> int:
     """Write Mooncake's lines, and print which facts they do not hold."""
-    account = Account()
-    lines = mooncake_lines(step.records(), step.first_meta, config.traces[0], account)
+    differences: Counter[str] = Counter()
+    lines = list(mooncake_lines(step.records(), step.first_meta, config.traces[0], differences))
     write_lines(config.output, lines, inputs=config.traces, overwrite=config.overwrite)
     _say(config, LOST)
-    for difference, count in (+account.differences).items():
-        _say(config, f"{count:,} requests {difference}")
-    return account.kept
+    for difference, number in (+differences).items():
+        _say(config, f"{number:,} requests {difference}")
+    return len(lines)
 
 
 def _say(config: Config, message: str) -> None:

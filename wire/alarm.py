@@ -11,32 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 Clock = Callable[[], int]
 """Nanoseconds on a monotonic clock."""
 
-TIMERFD_EARLY_NS = 200_000
-LOOP_EARLY_NS = 500_000
 NS_PER_S = 1_000_000_000
 
 
-class Waker(Protocol):
-    """Wakes the loop near a time; ``early_ns``: how much earlier it must be set."""
-
-    early_ns: int
-
-    def wake_in(self, wait_ns: int | None) -> None:
-        """Call back in about that time; null: not at all. Replaces the time set before."""
-
-    def close(self) -> None:
-        """Stop calling back."""
-
-
 class LoopWaker:
-    """The loop's own timer, of milliseconds."""
+    """Wakes the loop near a time, by the loop's own timer, of milliseconds."""
 
-    early_ns = LOOP_EARLY_NS
+    early_ns = 500_000
+    """How much earlier it must be set."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -44,6 +30,7 @@ class LoopWaker:
         self._timer: asyncio.TimerHandle | None = None
 
     def wake_in(self, wait_ns: int | None) -> None:
+        """Call back in about that time; null: not at all. Replaces the time set before."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if wait_ns is None else self._loop.call_later(wait_ns / NS_PER_S, self._ring)
@@ -59,19 +46,19 @@ class _TimerSpec(ctypes.Structure):
 
 
 class TimerfdWaker:
-    """Linux's timer as a file descriptor, of nanoseconds."""
+    """The same by Linux's timer as a file descriptor, of nanoseconds."""
 
-    early_ns = TIMERFD_EARLY_NS
+    early_ns = 200_000
 
     def __init__(self, ring: Callable[[], None]) -> None:
         """Raises OSError or AttributeError on a system without timerfd."""
         self._ring = ring
-        self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._spec = _TimerSpec()
+        self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._wake)
 
     def wake_in(self, wait_ns: int | None) -> None:
@@ -91,7 +78,7 @@ class TimerfdWaker:
         self._ring()
 
 
-def new_waker(ring: Callable[[], None]) -> Waker:
+def new_waker(ring: Callable[[], None]) -> LoopWaker | TimerfdWaker:
     """Return the most precise waker of this system."""
     if sys.platform == "linux":
         try:
@@ -104,17 +91,11 @@ def new_waker(ring: Callable[[], None]) -> Waker:
 class Alarm:
     """Calls ``ring`` once the clock has reached the time set last."""
 
-    def __init__(
-        self,
-        ring: Callable[[], None],
-        clock: Clock = time.perf_counter_ns,
-        waker: Callable[[Callable[[], None]], Waker] | None = None,
-    ) -> None:
-        """``waker``: null: the most precise of this system."""
+    def __init__(self, ring: Callable[[], None], clock: Clock = time.perf_counter_ns) -> None:
         self._ring = ring
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._waker = (waker or new_waker)(self._wake)
+        self._waker = new_waker(self._wake)
         self._at_ns: int | None = None
         self._soon: asyncio.Handle | None = None
 
@@ -122,9 +103,7 @@ class Alarm:
         """Ring at ``at_ns``, which may be past; null: not at all. Replaces the time set before."""
         if at_ns == self._at_ns:
             return
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
+        self._not_soon()
         self._at_ns = at_ns
         if at_ns is None:
             self._waker.wake_in(None)
@@ -135,6 +114,11 @@ class Alarm:
         self.set(None)
         self._waker.close()
 
+    def _not_soon(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+
     def _wait(self, wait_ns: int) -> None:
         if wait_ns <= self._waker.early_ns:
             self._soon = self._loop.call_soon(self._wake)
@@ -142,9 +126,7 @@ class Alarm:
             self._waker.wake_in(wait_ns - self._waker.early_ns)
 
     def _wake(self) -> None:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
+        self._not_soon()
         if self._at_ns is None:
             return
         wait_ns = self._at_ns - self._clock()

@@ -20,35 +20,6 @@ LLAMA_CPP = frozenset({"/completion", "/infill"})
 GENERATING = LLAMA_CPP | {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
 """Endpoints that answer with tokens, and say when they are done."""
 
-
-def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
-    """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.
-
-    ``reads``: as in ``BodyRead``, when and what.
-    An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
-    """
-    if stream:
-        return parse_stream(reads, _event_taker(endpoint))
-    body = reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads)
-    return parse_whole(body, _body_taker(endpoint))
-
-
-def _event_taker(endpoint: str) -> EventTaker:
-    if endpoint == "/v1/messages":
-        return messages_event_taker()
-    if endpoint in LLAMA_CPP:
-        return take_native_event
-    return take_responses_event if endpoint == "/v1/responses" else take_data
-
-
-def _body_taker(endpoint: str) -> EventTaker:
-    if endpoint == "/v1/messages":
-        return take_whole_message
-    if endpoint in LLAMA_CPP:
-        return take_whole_native
-    return take_whole_response if endpoint == "/v1/responses" else take_data
-
-
 FINISH_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 """``stop_type`` in the completions' words."""
 
@@ -110,3 +81,25 @@ def _take_end(completion: Completion, event: NativeEvent) -> None:
         completion.finish_reason = FINISH_REASONS.get(event.stop_type or "", event.stop_type)
         if completion.token_ids is not None and len(completion.token_ids) != made:
             completion.token_ids = None
+
+
+TAKERS: dict[str, tuple[EventTaker, EventTaker]] = {
+    **dict.fromkeys(LLAMA_CPP, (take_native_event, take_whole_native)),
+    "/v1/responses": (take_responses_event, take_whole_response),
+    "/v1/messages": (messages_event_taker(), take_whole_message),
+}
+"""Takers of a streamed event and of a whole body. Each stream of messages has its own, which keeps what was told."""
+
+
+def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
+    """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.
+
+    ``reads``: as in ``BodyRead``, when and what.
+    An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
+    """
+    take_event, take_body = TAKERS.get(endpoint, (take_data, take_data))
+    if endpoint == "/v1/messages":
+        take_event = messages_event_taker()
+    if stream:
+        return parse_stream(reads, take_event)
+    return parse_whole(reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads), take_body)

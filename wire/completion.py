@@ -10,6 +10,8 @@ of far more or of fewer tokens than that (an engine that sends several at a time
 proportion to its events. A few more are left with the first read: tokens without text, such as the one that stops.
 """
 
+import importlib
+import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +19,6 @@ import msgspec
 
 from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
 from wire.jsonsize import LARGE_BYTES, fits_in_memory
-from wire.native import compiled
 
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
@@ -80,7 +81,24 @@ def take_usual_events(completion: Completion, data: bytes, texts: list[str]) -> 
     return 0, 0
 
 
-usual_events = compiled(take_usual_events, "wire.usualevents")
+PURE = os.environ.get("KVTAPE_PURE", "0") not in ("", "0")
+"""``KVTAPE_PURE=1`` leaves the compiled form unused; ``pip install`` builds it where it finds a compiler."""
+
+
+def _usual_events() -> Callable[[Completion, bytes, list[str]], tuple[int, int]]:
+    try:
+        return take_usual_events if PURE else importlib.import_module("wire.usualevents").take_usual_events
+    except ImportError:
+        return take_usual_events
+
+
+usual_events = _usual_events()
+"""The compiled form of ``take_usual_events``, which reads the events as ``take_data`` would; without one, Python's."""
+
+
+def forms() -> str:
+    """Return the form in use: ``compiled`` or ``python``."""
+    return "python" if usual_events is take_usual_events else "compiled"
 
 
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
@@ -273,7 +291,7 @@ class EventStream:
             data = data.removeprefix(BYTE_ORDER_MARK)
         *blocks, last = data.split(b"\n\n")
         rest += last
-        events = [block[6:] if block[:6] == b"data: " and b"\n" not in block else event_data(block) for block in blocks]
+        events = map(event_data, blocks)
         return [event for event in events if event is not None]
 
     def _with_lf(self, data: bytes) -> bytes:

@@ -114,19 +114,6 @@ class ChunkedBody:
     ``lenient``: as nginx reads a response's. Lines may end in LF, sizes be padded; trailers that are none are left out.
     """
 
-    __slots__ = (
-        "_between",
-        "_error",
-        "_left",
-        "_lenient",
-        "_line",
-        "_state",
-        "_trailer_bytes",
-        "complete",
-        "dense",
-        "odd",
-    )
-
     def __init__(self, *, lenient: bool = False) -> None:
         self._lenient = lenient
         self._state: Literal["size", "data", "data_end", "trailer", "done"] = "size"

@@ -10,7 +10,6 @@ it as it was: engines that learn of the cache at the end name all three there (a
 say the prompt's parts once, at the start.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,37 +30,26 @@ class MessagesUsage(msgspec.Struct):
     output_tokens: int | None = None
 
 
-class Block(msgspec.Struct):
-    """A content block, whole or at its start."""
+class Part(msgspec.Struct):
+    """A content block, whole or at its start, or what an event adds to it or to the message."""
 
     type: str | None = None
     text: str | None = None
     name: str | None = None
-
-
-class BlockDelta(msgspec.Struct):
-    """Addition of an event to a block, or to the message."""
-
-    text: str | None = None
     thinking: str | None = None
     partial_json: str | None = None
     stop_reason: str | None = None
 
 
 class MessageObject(msgspec.Struct):
-    """A message, without its content."""
+    """A message, whole or as a stream opens it."""
 
     model: str | None = None
     stop_reason: str | None = None
     usage: MessagesUsage | None = None
     type: str | None = None
     error: Any = None
-
-
-class WholeMessage(MessageObject):
-    """A message that was not streamed."""
-
-    content: list[Block] | None = None
+    content: list[Part] | None = None
 
 
 class MessagesEvent(msgspec.Struct):
@@ -69,53 +57,29 @@ class MessagesEvent(msgspec.Struct):
 
     type: str | None = None
     message: MessageObject | None = None
-    content_block: Block | None = None
-    delta: BlockDelta | None = None
+    content_block: Part | None = None
+    delta: Part | None = None
     usage: MessagesUsage | None = None
 
 
 _decode_event = msgspec.json.Decoder(MessagesEvent).decode
-_decode_whole = msgspec.json.Decoder(WholeMessage).decode
-
-
-@dataclass(slots=True)
-class PromptParts:
-    """The prompt's three parts as told so far."""
-
-    uncached: int | None = None
-    read: int | None = None
-    written: int | None = None
-
-    def take(self, completion: Completion, usage: MessagesUsage) -> None:
-        """Add what this usage says; what it does not say stays as it was."""
-        self.uncached = _later(self.uncached, usage.input_tokens)
-        self.read = _later(self.read, usage.cache_read_input_tokens)
-        self.written = _later(self.written, usage.cache_creation_input_tokens)
-        if self.uncached is not None:
-            completion.prompt_tokens = self.uncached + (self.read or 0) + (self.written or 0)
-        completion.cached_tokens = self.read
-        completion.output_tokens = _later(completion.output_tokens, usage.output_tokens)
-
-
-def _later(known: int | None, told: int | None) -> int | None:
-    counted = token_count(told)
-    return known if counted is None else counted
+_decode_whole = msgspec.json.Decoder(MessageObject).decode
 
 
 def messages_event_taker() -> EventTaker:
     """The taker of one response's streamed events."""
-    parts = PromptParts()
+    told = MessagesUsage()
 
     def take(completion: Completion, data: bytes, texts: list[str]) -> int:
         event = _decode_event(data)
         if event.type == "content_block_delta":
-            return _take_delta(event.delta, texts)
+            return _take_part(event.delta, texts)
         if event.type == "content_block_start":
-            return _take_start(event.content_block, texts)
+            return _take_part(event.content_block, texts)
         if event.message is not None:
-            _take_message(completion, event.message, parts)
+            _take_message(completion, event.message, told)
         if event.type == "message_delta":
-            _take_end(completion, event, parts)
+            _take_end(completion, event, told)
         elif event.type == "message_stop":
             completion.done = True
         elif event.type == "error":
@@ -128,42 +92,46 @@ def messages_event_taker() -> EventTaker:
 def take_whole_message(completion: Completion, data: bytes, texts: list[str]) -> int:
     """The taker of a whole body."""
     message = _decode_whole(data)
-    _take_message(completion, message, PromptParts())
+    _take_message(completion, message, MessagesUsage())
     if message.type == "error" or message.error is not None:
         completion.error_kind = "stream_error"
     texts += [block.text for block in message.content or () if block.type == "text" and block.text]
     return 0
 
 
-def _take_delta(delta: BlockDelta | None, texts: list[str]) -> int:
-    if delta is None:
+def _take_part(part: Part | None, texts: list[str]) -> int:
+    """Add the text of a block's start or delta; returns whether it carried a token."""
+    if part is None:
         return 0
-    if delta.text:
-        texts.append(delta.text)
-    return 1 if delta.text or delta.thinking or delta.partial_json else 0
+    if part.text:
+        texts.append(part.text)
+    return 1 if part.text or part.thinking or part.partial_json or part.name else 0
 
 
-def _take_start(block: Block | None, texts: list[str]) -> int:
-    if block is None:
-        return 0
-    if block.text:
-        texts.append(block.text)
-    return 1 if block.text or block.name else 0
-
-
-def _take_message(completion: Completion, message: MessageObject, parts: PromptParts) -> None:
+def _take_message(completion: Completion, message: MessageObject, told: MessagesUsage) -> None:
     completion.model = message.model or completion.model
     completion.finish_reason = _finish_reason(message.stop_reason)
     if message.usage is not None:
-        parts.take(completion, message.usage)
+        _take_usage(completion, message.usage, told)
 
 
-def _take_end(completion: Completion, event: MessagesEvent, parts: PromptParts) -> None:
+def _take_end(completion: Completion, event: MessagesEvent, told: MessagesUsage) -> None:
     if event.delta is not None and event.delta.stop_reason is not None:
         completion.finish_reason = _finish_reason(event.delta.stop_reason)
     if event.usage is not None:
-        parts.take(completion, event.usage)
+        _take_usage(completion, event.usage, told)
 
 
 def _finish_reason(stop_reason: str | None) -> str | None:
     return None if stop_reason is None else FINISH_REASONS.get(stop_reason, stop_reason)
+
+
+def _take_usage(completion: Completion, usage: MessagesUsage, told: MessagesUsage) -> None:
+    """Add what this usage says to what was told; what it does not say stays as it was."""
+    for name in told.__struct_fields__:
+        if (count := token_count(getattr(usage, name))) is not None:
+            setattr(told, name, count)
+    read, written = told.cache_read_input_tokens, told.cache_creation_input_tokens
+    if told.input_tokens is not None:
+        completion.prompt_tokens = told.input_tokens + (read or 0) + (written or 0)
+    completion.cached_tokens, completion.output_tokens = read, told.output_tokens

@@ -32,12 +32,6 @@ class ResponsesUsage(msgspec.Struct):
     input_tokens_details: InputTokensDetails | None = None
 
 
-class IncompleteDetails(msgspec.Struct):
-    """Reason for an incomplete response."""
-
-    reason: str | None = None
-
-
 class RawMessage(msgspec.Struct):
     """A prompt or an answer with its token ids, as vLLM adds them where ``enable_response_messages`` asks for it."""
 
@@ -50,7 +44,7 @@ class ResponseObject(msgspec.Struct):
     model: str | None = None
     status: str | None = None
     usage: ResponsesUsage | None = None
-    incomplete_details: IncompleteDetails | None = None
+    incomplete_details: dict[str, Any] | None = None
     error: Any = None
     input_messages: list[RawMessage] | None = None
     output_messages: list[RawMessage] | None = None
@@ -77,19 +71,12 @@ class WholeResponse(ResponseObject):
     output: list[OutputItem] | None = None
 
 
-class AddedItem(msgspec.Struct):
-    """The item that an event adds to the output, as far as it tells of tokens."""
-
-    type: str | None = None
-    name: str | None = None
-
-
 class ResponsesEvent(msgspec.Struct):
     """Streamed event."""
 
     type: str | None = None
     delta: Any = None
-    item: AddedItem | None = None
+    item: OutputItem | None = None
     response: ResponseObject | None = None
     error: Any = None
 
@@ -145,8 +132,8 @@ def _finish_reason(response: ResponseObject) -> str | None:
     """In the words of the completions: ``stop``, ``length``, else the response's own. Null while it goes on."""
     if response.status == "completed":
         return "stop"
-    if response.incomplete_details is not None and response.incomplete_details.reason is not None:
-        reason = response.incomplete_details.reason
+    reason = (response.incomplete_details or {}).get("reason")
+    if isinstance(reason, str):
         return "length" if reason == MAX_OUTPUT_TOKENS else reason
     return response.status if response.status in {"failed", "cancelled", "incomplete"} else None
 

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
 from wire.head import serialise_head
@@ -59,31 +59,6 @@ HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 
 class ClientConnection(asyncio.BufferedProtocol):
     """A client's connection. Requests that come while one is being answered wait, up to a bound."""
-
-    __slots__ = (
-        "_advancing",
-        "_body",
-        "_body_since",
-        "_buffer",
-        "_closing",
-        "_error_type",
-        "_handler",
-        "_head",
-        "_idle_since",
-        "_lingering",
-        "_loop",
-        "_new_handler",
-        "_on_break",
-        "_on_closed",
-        "_on_opened",
-        "_open",
-        "_reading_paused",
-        "_response_begun",
-        "_turns",
-        "_watcher",
-        "_write_paused",
-        "transport",
-    )
 
     def __init__(
         self,
@@ -411,14 +386,6 @@ class Server:
     @property
     def num_connections(self) -> int:
         return len(self._connections)
-
-    async def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port. Raises OSError if the address is taken or not ours."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
-        self._sweep()
-        sockets = cast(Any, self._listener).sockets  # asyncio has them in a tuple, uvloop in a list
-        return int(sockets[0].getsockname()[1])
 
     async def listen_on(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections from a socket that is bound already; with ``tls`` HTTPS."""

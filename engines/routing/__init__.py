@@ -1,8 +1,8 @@
 """Choice of an engine for a request: the same functions in the simulated fleet, in ``sim serve`` and in the tap."""
 
-from engines.routing.policies import POLICIES, PolicyKind, PolicySettings
+from engines.routing.load import by_rendezvous, engine_seed
+from engines.routing.policies import POLICIES, PolicyKind
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
-from engines.routing.rendezvous import by_rendezvous, engine_seed
 from engines.routing.router import Knowledge, Learner, Router
 from engines.routing.routes import ROUTE_HELP, Route, make_router, parse_route
 
@@ -13,7 +13,6 @@ __all__ = [
     "Learner",
     "Policy",
     "PolicyKind",
-    "PolicySettings",
     "Route",
     "RoutedEngine",
     "RoutedRequest",

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engines.routing.load import least_costly
-from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
+from engines.routing.records import RoutedEngine, RoutedRequest, RoutingCosts
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 
@@ -57,30 +57,22 @@ def prefill_ms(costs: RoutingCosts, tokens: float, depth: float) -> float:
     return tokens * (costs.per_prefill_token_ms + costs.per_attention_token2_ms * (depth + tokens / 2))
 
 
-def predicted_ttfts_ms(
-    request: RoutedRequest, engines: Sequence[RoutedEngine], adapter_load_tokens: float = 0.0
-) -> list[float]:
+def predicted_ttfts_ms(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> list[float]:
     """Return the TTFT that each engine's costs predict for a request sent to it now.
 
     The API server's time, then the prefill outstanding there and that of the prompt's uncached tokens, in steps that
     decode the other requests, too. The router does not see how far a prefill has come: an outstanding one counts
-    whole until its first token. Its attention is that of a prompt of mean length. ``adapter_load_tokens``: prefill
-    tokens that loading a missing LoRA adapter takes as long as.
+    whole until its first token. Its attention is that of a prompt of mean length.
     """
     prompt_tokens, block_tokens = request.prompt_tokens, request.block_tokens
-    found = [
+    return [
         predicted_ttft_ms(engine.costs, engine, prompt_tokens, max(1.0, prompt_tokens - engine.overlap * block_tokens))
         for engine in engines
     ]
-    if request.adapter is not None:
-        for place, engine in enumerate(engines):
-            if request.adapter not in engine.adapters:
-                found[place] += adapter_load_tokens * engine.costs.per_prefill_token_ms
-    return found
 
 
 def predicted_ttft_ms(costs: RoutingCosts, engine: RoutedEngine, prompt_tokens: int, uncached: float) -> float:
-    """Return the TTFT of a prompt on an engine with these costs, its adapter resident; the simulator compiles it."""
+    """Return the TTFT of a prompt on an engine with these costs; the simulator compiles it."""
     outstanding, requests = engine.prefill_tokens, engine.requests
     token_ms, token2_ms = costs.per_prefill_token_ms, costs.per_attention_token2_ms
     ms = costs.frontend_base_ms + prompt_tokens * (
@@ -94,10 +86,6 @@ def predicted_ttft_ms(costs: RoutingCosts, engine: RoutedEngine, prompt_tokens: 
     return ms + ceil((outstanding + uncached) / costs.step_tokens) * step_ms
 
 
-def earliest_first_token(adapter_load_tokens: float) -> Policy:
-    """Return the policy of the least predicted TTFT; of equals, the fewest requests."""
-
-    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        return least_costly(predicted_ttfts_ms(request, engines, adapter_load_tokens), request, engines)
-
-    return choose
+def earliest_first_token(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    """Return the engine of the least predicted TTFT; of equals, the fewest requests."""
+    return least_costly(predicted_ttfts_ms(request, engines), request, engines)

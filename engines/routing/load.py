@@ -1,10 +1,10 @@
-"""Policies that look at the requests in flight alone: in turn, at random, least loaded, the better of two."""
+"""Policies that ask no cache: in turn, least loaded, and the session's own engine by rendezvous hash."""
 
 from collections.abc import Sequence
 
 import xxhash
 
-from engines.routing.records import Policy, RoutedEngine, RoutedRequest
+from engines.routing.records import RoutedEngine, RoutedRequest
 
 
 def round_robin(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
@@ -31,29 +31,23 @@ def least_costly(costs: Sequence[float], request: RoutedRequest, engines: Sequen
     return equals[least_loaded(request, [engines[place] for place in equals])]
 
 
-def random_choice(seed: int) -> Policy:
-    """Return a policy that draws an engine by request number and seed: the same again for a seed."""
-
-    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        return _drawn(request.number, seed) % len(engines)
-
-    return choose
+def engine_seed(name: str) -> int:
+    """Return the seed of an engine's hashes in ``by_rendezvous``."""
+    return xxhash.xxh3_64_intdigest(name.encode())
 
 
-def power_of_two(seed: int) -> Policy:
-    """Return a policy that draws two engines and takes the one with fewer requests, of equals the first drawn."""
-
-    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        count = len(engines)
-        if count == 1:
-            return 0
-        drawn = _drawn(request.number, seed)
-        first = drawn % count
-        second = (first + 1 + (drawn >> 32) % (count - 1)) % count
-        return second if engines[second].requests < engines[first].requests else first
-
-    return choose
+def by_rendezvous(seeds: Sequence[int], session: bytes) -> list[int]:
+    """Return the places as a session prefers them: by hash of session and engine, so that no other session moves."""
+    weights = [xxhash.xxh3_64_intdigest(session, seed) for seed in seeds]
+    return sorted(range(len(seeds)), key=weights.__getitem__, reverse=True)
 
 
-def _drawn(number: int, seed: int) -> int:
-    return xxhash.xxh3_64_intdigest(number.to_bytes(8, "little"), seed)
+def session_hash(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    """Return the engine of the session; without one, that of the first block; without blocks, the next in turn."""
+    key = request.session
+    if key is None:
+        if not request.blocks:
+            return round_robin(request, engines)
+        key = b"block %d" % request.blocks[0]
+    weights = [xxhash.xxh3_64_intdigest(key, engine.seed) for engine in engines]
+    return weights.index(max(weights))

@@ -1,67 +1,69 @@
-"""Policies by name, and the settings that make them."""
+"""Policies by name, and those of a user's file."""
 
-from collections.abc import Callable
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from engines.routing.costs import earliest_first_token
-from engines.routing.load import least_loaded, power_of_two, random_choice, round_robin
-from engines.routing.prefix import longest_prefix, overlap_against_load
-from engines.routing.records import Policy
-from engines.routing.rendezvous import bounded_hash, session_hash
-from engines.routing.sessions import SessionStatistics
+from engines.routing.load import least_loaded, round_robin, session_hash
+from engines.routing.prefix import longest_prefix
+from engines.routing.records import Policy, RoutedEngine, RoutedRequest
 from engines.routing.workload import WorkloadAware
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySettings:
-    """Numbers that policies are made from; each policy reads its own. Their names are those of ``--route``."""
-
-    seed: int = 0
-    """random, power-of-two: seed of the draws."""
-    load_factor: float = 1.25
-    """bounded: requests that an engine may hold, over its share."""
-    overlap_weight: float = 1.0
-    """overlap: weight of the prefill against the tokens held."""
-    adapter_load_tokens: float = 1000.0
-    """overlap, cost, workload: prefill tokens that loading a missing LoRA adapter takes as long as."""
-    adapter_slots: int = 1
-    """tap: LoRA adapters that an engine keeps, vLLM's ``max_loras``; simulated engines tell their own."""
-    statistics: SessionStatistics | None = None
-    """workload: statistics of a trace to begin with. None: learnt from the requests alone."""
+from tracefile.records.errors import InputError, failure_words
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
     """A policy that a flag may name."""
 
-    make: Callable[[PolicySettings], Policy]
+    make: Callable[[], Policy]
     """Makes it for one router: a policy's state is never shared."""
     uses_cache: bool = False
     """It reads ``RoutedEngine.overlap``: the router needs to know the engines' caches."""
-    uses_active: bool = False
-    """It reads ``RoutedEngine.repeated_tokens``: the router keeps the blocks of the requests in flight."""
-
-
-def _stateless(policy: Policy) -> Callable[[PolicySettings], Policy]:
-    return lambda _: policy
 
 
 POLICIES: dict[str, PolicyKind] = {
-    "round-robin": PolicyKind(_stateless(round_robin)),
-    "random": PolicyKind(lambda settings: random_choice(settings.seed)),
-    "least-loaded": PolicyKind(_stateless(least_loaded)),
-    "power-of-two": PolicyKind(lambda settings: power_of_two(settings.seed)),
-    "session": PolicyKind(_stateless(session_hash)),
-    "bounded": PolicyKind(lambda settings: bounded_hash(settings.load_factor)),
-    "prefix": PolicyKind(_stateless(longest_prefix), uses_cache=True),
-    "overlap": PolicyKind(
-        lambda settings: overlap_against_load(settings.overlap_weight, settings.adapter_load_tokens),
-        uses_cache=True,
-        uses_active=True,
-    ),
-    "cost": PolicyKind(lambda settings: earliest_first_token(settings.adapter_load_tokens), uses_cache=True),
-    "workload": PolicyKind(
-        lambda settings: WorkloadAware(settings.statistics, settings.adapter_load_tokens),
-        uses_cache=True,
-    ),
+    "round-robin": PolicyKind(lambda: round_robin),
+    "least-loaded": PolicyKind(lambda: least_loaded),
+    "session": PolicyKind(lambda: session_hash),
+    "prefix": PolicyKind(lambda: longest_prefix, uses_cache=True),
+    "cost": PolicyKind(lambda: earliest_first_token, uses_cache=True),
+    "workload": PolicyKind(WorkloadAware, uses_cache=True),
 }
+
+
+def user_policy(path: str, function: str) -> PolicyKind:
+    """Return the policy ``function`` of a Python file. Raises InputError if it cannot be loaded."""
+    name = f"{path}:{function}" if function else path
+    policy = _loaded(name, path, function)
+
+    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+        place = policy(request, engines)
+        if type(place) is not int or not 0 <= place < len(engines):
+            raise InputError(f"--route {name}: returned {place!r}; expected a place from 0 to {len(engines) - 1}")
+        return place
+
+    return PolicyKind(lambda: choose, uses_cache=True)
+
+
+def _loaded(name: str, path: str, function: str) -> Callable[..., Any]:
+    if not function.isidentifier() or not Path(path).is_file():
+        raise InputError(
+            f"--route {name}: expected FILE.py:FUNCTION, a function of (request, engines) in a Python file"
+        )
+    spec = importlib.util.spec_from_file_location(f"kvtape_route_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        found: Callable[..., Any] = getattr(module, function)
+        inspect.signature(found).bind(None, ())
+    except (Exception, SystemExit) as error:
+        words = f"{failure_words(error)}: {' '.join(str(error).split())}"
+        raise InputError(f"--route {name}: {words}; expected a function of (request, engines)") from None
+    return found

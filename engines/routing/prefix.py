@@ -1,16 +1,18 @@
-"""Policies that weigh the cached prefix of a prompt against an engine's load."""
+"""A router's own index of the prefixes that it sent, and the policy of the longest cached prefix."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Container, Sequence
 
-from engines.routing.load import least_costly, least_loaded
-from engines.routing.records import Policy, RoutedEngine, RoutedRequest, uncached_tokens
+from engines.routing.load import least_loaded
+from engines.routing.records import RoutedEngine, RoutedRequest
 
 IMBALANCE_REQUESTS = 8
-"""``prefix``: requests that an engine may have more than another …"""
+"""Requests that an engine may have more than another …"""
 IMBALANCE_RATIO = 1.5
 """… or as a ratio; beyond both, load decides and not the prefix. SGLang's router: 64 and 1.5."""
 LEAST_MATCH = 0.3
-"""``prefix``: least share of a prompt's full blocks that one engine must have cached."""
+"""Least share of a prompt's full blocks that one engine must have cached."""
 
 
 def longest_prefix(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
@@ -26,25 +28,47 @@ def longest_prefix(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> i
     return min(holders, key=lambda place: (requests[place], place))
 
 
-def overlap_against_load(overlap_weight: float, adapter_load_tokens: float = 0.0) -> Policy:
-    """Return the policy of Dynamo's KV router: least of prefill × ``overlap_weight`` + tokens held, both in tokens.
+def _leading(blocks: Sequence[int], held: Container[int]) -> int:
+    """Return the number of leading blocks that are held; of a chain, those held come first."""
+    return bisect_left(blocks, True, key=lambda key: key not in held)
 
-    Tokens held are those of the requests in flight with this one, a shared prefix once. An engine's prefill is what is
-    outstanding plus the prompt's uncached tokens, and ``adapter_load_tokens`` where the
-    request's LoRA adapter is not resident. Of equals, the fewest requests.
+
+class PrefixIndex:
+    """Blocks that each engine is taken to hold: the ``capacity_blocks`` used last, leaf before root.
+
+    A request's blocks count from ``lag_s`` after it was sent. The index knows what the router sent, not what an engine
+    evicted. A chain's root is always used after its leaves, so an engine that holds a key holds all keys before it.
     """
 
-    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
-        costs = [tokens_at_stake(engine, uncached_tokens(request, engine), overlap_weight) for engine in engines]
-        if request.adapter is not None:
-            for place, engine in enumerate(engines):
-                if request.adapter not in engine.adapters:
-                    costs[place] += overlap_weight * adapter_load_tokens
-        return least_costly(costs, request, engines)
+    def __init__(self, engines: int, *, capacity_blocks: int, lag_s: float = 0.0) -> None:
+        self._capacity, self._lag_s = capacity_blocks, lag_s
+        self._used: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(engines)]
+        """Keys of each engine, the longest unused first."""
+        self._coming: deque[tuple[float, int, Sequence[int]]] = deque()
 
-    return choose
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
+        """Return, by place, the leading blocks that the engine is taken to hold."""
+        while self._coming and self._coming[0][0] <= now_s:
+            _, place, came = self._coming.popleft()
+            self._use(place, came)
+        return [_leading(blocks, used) for used in self._used]
 
+    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+        """Learn that a request with these blocks went to an engine; times may not go back."""
+        if self._lag_s:
+            self._coming.append((now_s + self._lag_s, place, blocks))
+        else:
+            self._use(place, blocks)
 
-def tokens_at_stake(engine: RoutedEngine, uncached: float, overlap_weight: float) -> float:
-    """Return tokens that ``overlap_against_load`` compares; the simulator compiles it."""
-    return overlap_weight * (engine.prefill_tokens + uncached) + engine.held_tokens - engine.repeated_tokens
+    def forget(self, place: int) -> None:
+        """Empty an engine's part, requests on their way included."""
+        self._coming = deque(coming for coming in self._coming if coming[1] != place)
+        self._used[place].clear()
+
+    def _use(self, place: int, blocks: Sequence[int]) -> None:
+        used = self._used[place]
+        for key in reversed(blocks):
+            used[key] = None
+            used.move_to_end(key)
+        while len(used) > self._capacity:
+            used.popitem(last=False)

@@ -4,7 +4,7 @@ Three users fill them: the simulated fleet (*fleet*), ``sim serve --engines`` (*
 Nothing here is an engine's inside: a router counts the requests that it sent and keeps an index of its own.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -30,8 +30,6 @@ class RoutedRequest(msgspec.Struct, frozen=True, gc=False):
     """Most tokens asked for (``max_tokens``). None: not told."""
     turn: int | None = None
     """Turn of its session from 1 on. fleet: of the trace; serve, tap: None, the router counts the turns it saw."""
-    adapter: str | None = None
-    """LoRA adapter. fleet: the record's ``lora``; serve, tap: None unless told. None: the base model."""
 
 
 class RoutingCosts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -68,8 +66,6 @@ class RoutedEngine(msgspec.Struct, gc=False):
     """KV cache in blocks of the request's keys. fleet, serve: usable blocks; tap: of its metrics. 0: not known."""
     costs: RoutingCosts = TOKENS_ALONE
     """fleet: of its latency model; serve: of the served model.json; tap: of the route's ``model``."""
-    speed: float = 1.0
-    """Speed relative to the others of a mixed fleet, in ``costs`` already. 1: not told."""
     healthy: bool = True
     """False: ejected by health checks, draining or not started. Policies see it only where no engine is healthy."""
     requests: int = 0
@@ -78,12 +74,8 @@ class RoutedEngine(msgspec.Struct, gc=False):
     """Prompt tokens sent and not yet followed by a first token, less those that the index said were cached."""
     held_tokens: float = 0.0
     """Prompt tokens of the requests sent and not ended, cached ones included."""
-    repeated_tokens: float = 0.0
-    """Those among them, and of the request in hand, that another request in flight there holds. tap: 0, not known."""
     overlap: int = 0
     """Leading keys of the request in hand that the engine holds, by the router's knowledge of caches; 0: none known."""
-    adapters: Collection[str] = ()
-    """LoRA adapters resident, as far as the router knows: the last ones it sent there."""
 
 
 Policy = Callable[[RoutedRequest, Sequence[RoutedEngine]], int]

@@ -1,21 +1,16 @@
-"""State of a router: requests sent and not ended, prefill outstanding, adapters sent, and the choice among engines."""
+"""State of a router: requests sent and not ended, prefill outstanding, and the choice among engines."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from engines.routing.adapters import AdapterSlots
-from engines.routing.index import ActiveBlocks
+from engines.routing.load import engine_seed
 from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts, uncached_tokens
-from engines.routing.rendezvous import engine_seed
-
-ADAPTER_SLOTS = 8
-"""LoRA adapters that an engine is taken to keep where its setting (vLLM's ``max_loras``) is not known."""
 
 
 class Knowledge(Protocol):
-    """A router's knowledge of the engines' caches: an index of its own, the engines' events, or the caches themselves.
+    """A router's knowledge of the engines' caches: an index of its own, or the caches themselves.
 
     None in place of it: no knowledge, every overlap is 0.
     """
@@ -64,15 +59,8 @@ class Router:
         knowledge: Knowledge | None = None,
         capacity_blocks: int = 0,
         costs: Sequence[RoutingCosts] = (),
-        speeds: Sequence[float] = (),
-        adapter_slots: int = ADAPTER_SLOTS,
-        active: ActiveBlocks | None = None,
     ) -> None:
-        """``knowledge``: None where the policy does not use it. ``costs``: one for each engine; empty: tokens alone.
-
-        ``speeds``: relative ones; empty: all equal. ``adapter_slots``: LoRA adapters that an engine is taken to keep.
-        ``active``: None where the policy does not use repeated tokens.
-        """
+        """``knowledge``: None where the policy does not use it. ``costs``: one for each engine; empty: tokens alone."""
         self.engines = [
             RoutedEngine(
                 place=place,
@@ -80,17 +68,13 @@ class Router:
                 seed=engine_seed(name),
                 capacity_blocks=capacity_blocks,
                 costs=costs[place] if costs else TOKENS_ALONE,
-                speed=speeds[place] if speeds else 1.0,
             )
             for place, name in enumerate(names)
         ]
-        self._policy, self._knowledge, self._active = policy, knowledge, active
+        self._policy, self._knowledge = policy, knowledge
         self._learner = policy if isinstance(policy, Learner) else None
         self._candidates = self.engines
         self._sent: dict[int, _Sent] = {}
-        self._adapters = [AdapterSlots(adapter_slots) for _ in names]
-        for engine, slots in zip(self.engines, self._adapters, strict=True):
-            engine.adapters = slots.resident
 
     def choose(self, request: RoutedRequest) -> int:
         """Return the place in the fleet of the engine that gets the request; nothing is counted yet."""
@@ -98,9 +82,6 @@ class Router:
             overlaps = self._knowledge.overlaps(request.blocks, request.arrival_s)
             for engine, overlap in zip(self.engines, overlaps, strict=True):
                 engine.overlap = overlap
-        if self._active is not None:
-            for engine, blocks in zip(self.engines, self._active.repeated(request.blocks), strict=True):
-                engine.repeated_tokens = blocks * request.block_tokens
         return self._candidates[self._policy(request, self._candidates)].place
 
     def sent(self, request: RoutedRequest, place: int) -> None:
@@ -111,10 +92,6 @@ class Router:
         engine.requests += 1
         engine.prefill_tokens += account.prefill_tokens
         engine.held_tokens += account.held_tokens
-        if self._active is not None:
-            self._active.add(place, request.blocks)
-        if request.adapter is not None:
-            self._adapters[place].use(request.adapter)
         if self._knowledge is not None:
             self._knowledge.sent(place, request.blocks, request.arrival_s)
         if self._learner is not None:
@@ -135,8 +112,6 @@ class Router:
             engine.requests -= 1
             engine.prefill_tokens -= account.prefill_tokens
             engine.held_tokens -= account.held_tokens
-            if self._active is not None:
-                self._active.remove(account.place, account.request.blocks)
             if not engine.requests:  # sums of floats drift; an idle engine owes nothing
                 engine.prefill_tokens = engine.held_tokens = 0.0
             if self._learner is not None:
@@ -148,8 +123,7 @@ class Router:
         self._candidates = [engine for engine in self.engines if engine.healthy] or self.engines
 
     def lost_cache(self, place: int) -> None:
-        """Forget the blocks and adapters of an engine that died, restarted or was reset."""
-        self._adapters[place].clear()
+        """Forget the blocks of an engine that died, restarted or was reset."""
         if self._knowledge is not None:
             self._knowledge.forget(place)
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Final
 
 import msgspec
@@ -10,10 +9,73 @@ import msgspec
 from engines.routing.costs import predicted_ttfts_ms, prefill_ms
 from engines.routing.load import least_costly
 from engines.routing.records import RoutedEngine, RoutedRequest, uncached_tokens
-from engines.routing.sessions import SessionStatistics
 
 MAX_RESTING = 1 << 17
 """Rests that are remembered; of more the longest count as ends."""
+MAX_TURN = 64
+"""Turns counted apart; later ones together."""
+PRIOR_SESSIONS = 4.0
+"""Weight of the mean over all turns in the estimate for one turn, in sessions."""
+TURNS_AHEAD = 3
+"""Turns that a router looks ahead."""
+
+
+class _Mean:
+    """Mean of the values so far; the first of them is the prior."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, prior: float) -> None:
+        self.value, self.count = prior, 1
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / self.count
+
+
+class SessionStatistics:
+    """Learnt from sessions as they go on and end; begun from weak priors."""
+
+    def __init__(self) -> None:
+        self._turns = [[0, 0] for _ in range(MAX_TURN + 1)]
+        """By turn: sessions that ended with it, and that went on."""
+        self.all_turns = [0, 0]
+        self.rest_s = _Mean(10.0)
+        """Time from a turn's end to the next turn's arrival: tools and people."""
+        self.service_s = _Mean(2.0)
+        """Time from a request's sending to its end."""
+        self.growth_tokens = _Mean(500.0)
+        """Prompt tokens that a turn adds to the one before."""
+
+    def count(self, turn: int, *, went_on: bool) -> None:
+        """Count a turn whose session went on to another one, or ended with it."""
+        self._turns[min(turn, MAX_TURN)][went_on] += 1
+        self.all_turns[went_on] += 1
+
+    def another_turn(self, turn: int) -> float:
+        """Return the probability that a session goes on after its turn ``turn``, from 1 on."""
+        overall = (self.all_turns[True] + 1.0) / (sum(self.all_turns) + 2.0)
+        ended, went_on = self._turns[min(turn, MAX_TURN)]
+        return (went_on + PRIOR_SESSIONS * overall) / (went_on + ended + PRIOR_SESSIONS)
+
+    def turns_ahead(self, turn: int) -> float:
+        """Return the expected number of turns after ``turn``, of the next ``TURNS_AHEAD``."""
+        expected, reached = 0.0, 1.0
+        for later in range(turn, turn + TURNS_AHEAD):
+            reached *= self.another_turn(later)
+            expected += reached
+        return expected
+
+    @property
+    def patience_s(self) -> float:
+        """Rest after which a session counts as ended: four mean rests, 2 % of exponential ones."""
+        return 4.0 * self.rest_s.value
+
+    @property
+    def active_share(self) -> float:
+        """Share of a living session's time in which a request of it is in flight."""
+        whole = self.service_s.value + self.rest_s.value
+        return self.service_s.value / whole if whole > 0.0 else 1.0
 
 
 class _Session(msgspec.Struct, gc=False):
@@ -61,10 +123,8 @@ class WorkloadAware:
     without a session has no further turns, so the TTFT alone decides.
     """
 
-    def __init__(self, statistics: SessionStatistics | None = None, adapter_load_tokens: float = 0.0) -> None:
-        """``statistics``: of a trace of the same workload, to go on from; None: learnt from the requests alone."""
-        self.statistics = SessionStatistics() if statistics is None else deepcopy(statistics)
-        self._adapter_load_tokens = adapter_load_tokens
+    def __init__(self) -> None:
+        self.statistics = SessionStatistics()
         self._sessions: dict[bytes, _Session] = {}
         self._resting: deque[tuple[float, bytes]] = deque()
         """Begin of each rest, the longest first; a session that has come back meanwhile rests no more."""
@@ -72,7 +132,7 @@ class WorkloadAware:
 
     def __call__(self, request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
         self._give_up(request.arrival_s)
-        costs = predicted_ttfts_ms(request, engines, self._adapter_load_tokens)
+        costs = predicted_ttfts_ms(request, engines)
         if request.session is not None:
             self._add_later_turns(costs, request, engines, self._sessions.get(request.session, _NEW))
         return least_costly(costs, request, engines)
@@ -104,40 +164,26 @@ class WorkloadAware:
             self._resting.append((now_s, request.session))
             self._count(session, session.place, self.statistics.another_turn(session.turn))
 
-    def check_integrity(self) -> None:
-        for place, residents in self._residents.items():
-            living = [session for session in self._sessions.values() if session.place == place]
-            assert abs(residents.sessions - sum(session.weight for session in living)) < 1e-6
-            assert abs(residents.own_tokens - sum(session.weight * session.own_tokens for session in living)) < 1e-3
-        assert {name for name, session in self._sessions.items() if not session.in_flight} <= {
-            name for _, name in self._resting
-        }
-
     def _add_later_turns(
         self, costs: list[float], request: RoutedRequest, engines: Sequence[RoutedEngine], session: _Session
     ) -> None:
         """Add, for each engine, the prefill that others lose, and the wait and lost prefill of later turns."""
-        statistics, residents = self.statistics, self._residents
+        statistics, prompt_tokens = self.statistics, request.prompt_tokens
         ahead = statistics.turns_ahead(request.turn or session.turn + 1)
-        prompt_tokens, growth_tokens = request.prompt_tokens, statistics.growth_tokens.value
         own_tokens = max(0.0, prompt_tokens - session.shared_tokens)
-        turns_active = ahead * statistics.active_share
         for place, engine in enumerate(engines):
-            there = residents[engine.place]
+            there = self._residents[engine.place]
             living, tokens = there.sessions, there.own_tokens
             if session.weight and session.place == engine.place:
                 living, tokens = living - session.weight, tokens - session.weight * session.own_tokens
-            later_ms = 0.0
-            if living > 0.0:
-                later_ms = turns_active * living * prefill_ms(engine.costs, growth_tokens, prompt_tokens)
+            turn_ms = prefill_ms(engine.costs, statistics.growth_tokens.value, prompt_tokens)
+            costs[place] += ahead * statistics.active_share * max(0.0, living) * turn_ms
             room = engine.capacity_blocks * request.block_tokens
-            if room and tokens > 0.0:
+            if room:
                 new_tokens = uncached_tokens(request, engine)
-                later_ms += min(1.0, tokens / room) * prefill_ms(engine.costs, new_tokens, 0.0)
-            if 0.0 < room < tokens + own_tokens:
-                lost = 1.0 - room / (tokens + own_tokens)
-                later_ms += ahead * lost * prefill_ms(engine.costs, prompt_tokens, 0.0)
-            costs[place] += later_ms
+                costs[place] += min(1.0, max(0.0, tokens) / room) * prefill_ms(engine.costs, new_tokens, 0.0)
+                lost = max(0.0, 1.0 - room / max(room, tokens + own_tokens))
+                costs[place] += ahead * lost * prefill_ms(engine.costs, prompt_tokens, 0.0)
 
     def _count(self, session: _Session, place: int, weight: float) -> None:
         """Move a session's weight to the residents of ``place``."""

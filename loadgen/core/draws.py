@@ -40,7 +40,6 @@ class Stream(IntEnum):
     ARRIVAL_BOOST = 10
     ARRIVAL_ACCEPTANCE = 11
     STAGE_ORDER = 12
-    GROUP_GAP = 13
 
 
 def draw(seed: int, stream: Stream, *counters: int) -> int:

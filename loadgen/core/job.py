@@ -1,13 +1,65 @@
-"""Jobs: the content of a run in a form that can be sent to its processes, and opened in each shard."""
+"""Plans and jobs: requests with their times and follow-ups, and a load in a form that each worker opens for itself.
 
-from collections.abc import Collection, Mapping
+Sends of an open loop have no follow-ups; a session is a chain of them; branches are a ``then`` with several.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loadgen.core.plan import Plan
-from tracefile import RequestId
+import msgspec
+
+from loadgen.core.request import PlannedRequest
+from tracefile import Record
 
 DIGEST_BITS = 256
+
+
+class Response(msgspec.Struct, frozen=True):
+    """Result of a request."""
+
+    record: Record
+    end_ms: float
+    """End from t = 0."""
+    token_ids: list[int] | None
+    """Null: the engine did not return them."""
+    prompt_token_ids: list[int] | None
+    """As the engine saw them; null: not returned."""
+    text: str
+    """Kept in memory only."""
+
+    @property
+    def ok(self) -> bool:
+        """True if the response is complete; a failed turn ends its session."""
+        return self.record.status == "ok"
+
+
+def nothing_more(response: Response) -> Sequence["Send"]:
+    return ()
+
+
+def as_it_is(response: Response) -> Record:
+    return response.record
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Request with its time."""
+
+    due_ms: float | None
+    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the limit on requests in flight has
+    room, in the order of the plan; that moment is its scheduled time."""
+    build: Callable[[], PlannedRequest]
+    """Makes the request; called once, shortly before it is due."""
+    then: Callable[[Response], Sequence["Send"]] = nothing_more
+    """Gives the follow-ups; called once the request has ended, in whatever way."""
+    describe: Callable[[Response], Record] = as_it_is
+    """Gives the record, with the data of the plan (hashes, sessions); called after ``then``."""
+    until_ms: float | None = None
+    """Latest start from t = 0; later: not sent, no record. Null: sent however late."""
+
+
+Plan = Iterable[Send]
+"""Sends in order of ``due_ms``; may be made lazily."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +73,10 @@ class Shard:
     def has(self, group: int) -> bool:
         return group % self.count == self.index
 
+    def part_of(self, limit: int | None) -> int | None:
+        """Return this part's share of a limit; null: no limit. The shares of all parts add up to it."""
+        return None if limit is None else len(range(self.index, limit, self.count))
+
 
 WHOLE = Shard(0, 1)
 
@@ -32,16 +88,13 @@ class OpenJob(Protocol):
         """The shard's sends, roots in order of time. Called once."""
 
     def planned(self) -> int | None:
-        """Number of requests to come, without resumed ones; null: unknown."""
+        """Number of requests to come; null: unknown."""
 
     def last_send_ms(self) -> float | None:
         """Time of the last send that the plan knows, think times included; null: responses decide."""
 
     def digest_share(self) -> int:
         """Sum of one SHA-256 per session, modulo 2**256; the shares of all shards add up to the run's digest."""
-
-    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Leave ended sessions out of the plan, before ``plan``; return their requests. ``ended``: True: ended well."""
 
     def findings(self) -> dict[str, int]:
         """Counts that add up over shards; read at the end."""

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engines.access import HEADER_NAME, OWN_HEADERS
 from tracefile import InputError, RequestId, SessionId
-from wire.client.proxies import forwarding
 from wire.errors import WireError
 from wire.url import Origin, parse_url
 
@@ -23,14 +21,6 @@ BYTES_PER_REQUEST_BYTE = 64
 """Bound for what a response repeats of its request: a prompt's ids, text and instructions, some of them thrice."""
 LOGPROBS_TIMES = 8
 """Factor of both where log probabilities may be asked for: with 20 others, a token's event has 3 KB."""
-
-
-def session_headers(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of ``--session-header``, or the usual one; raises InputError for a name that none may have."""
-    for name in names or ():
-        if not HEADER_NAME.fullmatch(name) or name.lower() in OWN_HEADERS:
-            raise InputError(f"--session-header: {name!r}; expected the name of a header that requests do not have yet")
-    return tuple(names or (SESSION_HEADER,))
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,14 +69,13 @@ class RequestWriter:
 
     def __init__(self, origin: Origin, access: Headers = ()) -> None:
         self._origin = origin
-        self._target_start, proxy_headers = forwarding(origin)
-        self._headers = (*access, *proxy_headers)
+        self._headers = access
         self._starts: dict[str, bytes] = {}
 
     def write(self, request: PlannedRequest) -> bytes:
         start = self._starts.get(request.path)
         if start is None:
-            line = b"POST %b%b HTTP/1.1" % (self._target_start, self._origin.target(request.path))
+            line = b"POST %b HTTP/1.1" % self._origin.target(request.path)
             headers = map(b": ".join, ((b"Host", self._origin.host_header), *self._headers))
             start = self._starts[request.path] = b"\r\n".join((line, *headers))
         length = b"Content-Length: %d" % len(request.body)

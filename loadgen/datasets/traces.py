@@ -4,14 +4,12 @@ A request that goes on from another is a later turn of its session: of its promp
 answer before is new. Of several that go on from the same one, the first does; the others begin sessions of their own.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.datasets.rows import decode, rows
-from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from tracefile import InputError, Record, RequestId, TraceFormat, open_trace
-from tracefile.importers.trie import EXPECTED, TrieRow, TrieTurn, trie_turns
+from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn
+from tracefile import Record, RequestId, TraceFormat, open_trace
 
 WITHOUT_SESSIONS: tuple[TraceFormat, ...] = ("mooncake",)
 
@@ -36,17 +34,12 @@ class Growing:
         self.last, self.tokens = record.request_id, record.context_tokens()
 
 
-def read_trace(*formats: TraceFormat) -> Callable[[Path, DatasetOptions], Iterator[DatasetSession]]:
-    """Reader of traces of these formats; none: any."""
-
-    def read(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-        with open_trace(path) as reader:
-            if formats and reader.format not in formats:
-                raise InputError(f"{path}: a {reader.format} trace; expected {' or '.join(formats)}")
-            known = (record for record in reader if record.prompt_tokens)
-            yield from _alone(known) if reader.format in WITHOUT_SESSIONS else _grouped(known)
-
-    return read
+def read_trace(path: Path, count: CountTokens | None) -> Iterator[DatasetSession]:
+    """Sessions of a trace in any form that ``open_trace`` reads."""
+    del count
+    with open_trace(path) as reader:
+        known = (record for record in reader if record.prompt_tokens)
+        yield from _alone(known) if reader.format in WITHOUT_SESSIONS else _grouped(known)
 
 
 def _alone(records: Iterable[Record]) -> Iterator[DatasetSession]:
@@ -68,18 +61,3 @@ def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
         session.add(record)
         by_last[record.request_id] = session
     return (session.turns for session in sessions)
-
-
-def read_trie(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-    """Sessions of a trie workload, with its tools' latencies."""
-    for where, row in rows(path):
-        yield [_turn(turn) for turn in trie_turns(decode(row, TrieRow, where, EXPECTED), where)]
-
-
-def _turn(turn: TrieTurn) -> DatasetTurn:
-    return DatasetTurn(
-        turn.new_tokens,
-        from_tool=turn.tool_latency_ms is not None,
-        output_tokens=turn.output_tokens,
-        think_ms=turn.tool_latency_ms or 0.0,
-    )

@@ -6,9 +6,10 @@ that changes this is the exact process, not an approximation in steps.
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,59 +36,35 @@ PARTS = 1_000_000
 """Parts of an arrival: expected arrivals are counted in whole millionths."""
 EXPECTED = "t_s and rate, both numbers of 0 or more, times in order"
 COLUMNS = ("t_s", "rate")
+INLINE = re.compile(r"[\d.]+:[\d.]+(?:,[\d.]+:[\d.]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class RateProfile:
-    """Pieces in order of time; the last one never ends."""
+    """Rates that hold until the next one begins; the last one never ends."""
 
     starts_s: Floats
     rates: Floats
-    """Arrivals a second where each piece starts."""
-    slopes: Floats
-    """Change of the rate, a second."""
     expected: Floats
-    """Arrivals expected before each piece."""
+    """Arrivals expected before each rate begins."""
 
     def times_us(self, counts: Counts) -> Counts:
         """Return the times when ``counts`` millionths of arrivals are expected; omit counts that are never reached."""
         wanted = counts / PARTS
         piece = np.searchsorted(self.expected, wanted, side="right") - 1
-        rate, slope, beyond = self.rates[piece], self.slopes[piece], wanted - self.expected[piece]
-        # The root of slope/2·t² + rate·t = beyond, in the form that does not cancel; 0/0 where nothing is beyond.
-        over = rate + np.sqrt(np.maximum(rate * rate + 2 * slope * beyond, 0.0))
-        ever = (over > 0) | (beyond == 0)
-        after = np.divide(2 * beyond, over, out=np.zeros_like(beyond), where=over > 0)
+        rate, beyond = self.rates[piece], wanted - self.expected[piece]
+        after = np.divide(beyond, rate, out=np.zeros_like(beyond), where=rate > 0)
+        ever = (rate > 0) | (beyond == 0)
         times_us: Counts = np.rint((self.starts_s[piece] + after)[ever] * 1e6).astype(np.int64)
         return times_us
 
 
-def flat(rate_per_s: float) -> RateProfile:
-    return profile([(0.0, rate_per_s)])
-
-
-def ramp(start_per_s: float, end_per_s: float, seconds: float) -> RateProfile:
-    return profile([(0.0, start_per_s), (seconds, end_per_s)])
-
-
-def staircase(start_per_s: float, end_per_s: float, steps: int, step_s: float) -> RateProfile:
-    climb = (end_per_s - start_per_s) / (steps - 1)
-    return stepped([(step * step_s, start_per_s + step * climb) for step in range(steps)])
-
-
-def stepped(points: Sequence[tuple[float, float]]) -> RateProfile:
-    corners = [(time, rate) for (start, rate), (end, _) in pairwise(points) for time in (start, end)]
-    return profile([*corners, points[-1]])
-
-
-def profile(points: Sequence[tuple[float, float]]) -> RateProfile:
-    """A straight line from each (time, rate) to the next; no arrivals before the first, the last rate after it."""
-    times = np.array([0.0, points[0][0], *(time for time, _ in points)])
-    rates = np.array([0.0, 0.0, *(rate for _, rate in points)])
-    lengths = np.diff(times)
-    slopes = np.divide(np.diff(rates), lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    expected = np.concatenate([[0.0], np.cumsum((rates[:-1] + rates[1:]) / 2 * lengths)])
-    return RateProfile(times, rates, np.append(slopes, 0.0), expected)
+def rate_profile(points: Sequence[tuple[float, float]]) -> RateProfile:
+    """Rates from each (time, rate) on; no arrivals before the first."""
+    starts = np.array([0.0, *(time for time, _ in points)])
+    rates = np.array([0.0, *(rate for _, rate in points)])
+    expected = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(starts))])
+    return RateProfile(starts, rates, expected)
 
 
 class RatePoint(msgspec.Struct):
@@ -97,42 +74,48 @@ class RatePoint(msgspec.Struct):
     rate: float
 
 
-def read_rate_series(path: Path) -> tuple[tuple[float, float], ...]:
+def read_rate_series(text: str) -> tuple[tuple[float, float], ...]:
+    """Return (seconds, rate) in order of time, from ``T:R,T:R…`` or a file's path. Raises InputError."""
     points: list[tuple[float, float]] = []
-    with LineReader(path, expected=f"CSV or JSONL with columns {' and '.join(COLUMNS)}") as lines:
-        for where, found in _rows(path, lines):
-            try:
-                point = msgspec.convert(found, RatePoint, strict=False)
-            except msgspec.ValidationError as error:
-                raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
-            late = bool(points) and point.t_s <= points[-1][0]
-            if not (0 <= point.t_s < math.inf and 0 <= point.rate < math.inf) or late:
-                raise InputError(f"{where}: t_s {point.t_s:g}, rate {point.rate:g}; expected {EXPECTED}")
-            points.append((point.t_s, point.rate))
+    for where, row in _inline(text) if INLINE.fullmatch(text) else _rows(Path(text)):
+        try:
+            point = msgspec.convert(row, RatePoint, strict=False)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+        late = bool(points) and point.t_s <= points[-1][0]
+        if not (0 <= point.t_s < math.inf and 0 <= point.rate < math.inf) or late:
+            raise InputError(f"{where}: t_s {point.t_s:g}, rate {point.rate:g}; expected {EXPECTED}")
+        points.append((point.t_s, point.rate))
     if not any(rate for _, rate in points):
-        raise InputError(f"{path}: no rate above 0; expected {EXPECTED}")
+        raise InputError(f"--rate-series: {text}: no rate above 0; expected {EXPECTED}")
     if points[-1][0] == 0:
-        raise InputError(f"{path}: one point at 0; expected where the series ends, too, or --rate")
+        raise InputError(f"--rate-series: {text}: one point at 0; expected where the series ends, too, or --rate")
     return tuple(points)
 
 
-def _rows(path: Path, lines: LineReader) -> Iterator[tuple[str, Any]]:
+def _inline(text: str) -> Iterator[tuple[str, Any]]:
+    for pair in text.split(","):
+        yield f"--rate-series: {pair}", dict(zip(COLUMNS, pair.split(":"), strict=True))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     header: list[str] | None = None
-    for line in lines:
-        where = f"{path}:{lines.number}"
-        if line.lstrip().startswith(b"{"):
-            try:
-                yield where, msgspec.json.decode(line)
-            except NOT_JSON as error:
-                raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
-            continue
-        cells = [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig", "replace")]))]
-        if header is not None:
-            yield where, dict(zip(header, cells, strict=False))
-        elif not set(COLUMNS) <= set(cells):
-            raise InputError(f"{where}: columns {', '.join(cells)}; expected {' and '.join(COLUMNS)}")
-        else:
-            header = cells
+    with LineReader(path, expected=f"CSV or JSONL with columns {' and '.join(COLUMNS)}") as lines:
+        for line in lines:
+            where = f"{path}:{lines.number}"
+            if line.lstrip().startswith(b"{"):
+                try:
+                    yield where, msgspec.json.decode(line)
+                except NOT_JSON as error:
+                    raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+                continue
+            cells = [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig", "replace")]))]
+            if header is not None:
+                yield where, dict(zip(header, cells, strict=False))
+            elif not set(COLUMNS) <= set(cells):
+                raise InputError(f"{where}: columns {', '.join(cells)}; expected {' and '.join(COLUMNS)}")
+            else:
+                header = cells
 
 
 def evenly() -> Chunks:
@@ -157,13 +140,6 @@ def at_rate(spaced: Chunks, profile: RateProfile) -> Chunks:
             yield times_us
         if len(times_us) < len(counts):
             return
-
-
-def bursts(size: int, every_s: float) -> Chunks:
-    """``size`` at once, every ``every_s`` seconds, the first at 0."""
-    for start in count(0, CHUNK):
-        turns = np.arange(start, start + CHUNK, dtype=np.int64) // size
-        yield np.rint(turns * (every_s * SECOND_US)).astype(np.int64)
 
 
 def before(chunks: Chunks, number: int | None, seconds: float | None) -> Chunks:

@@ -7,10 +7,10 @@ import numpy as np
 
 from loadgen.core.draws import TokenIds, tokens_of
 from loadgen.plan.shapes import SessionShape
+from loadgen.text.api_messages import SentMessage
 from loadgen.text.chattemplate import Order
-from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
+from loadgen.text.messages import PlannedMessage, SyntheticMessage
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt
-from loadgen.text.spoken import SentMessage
 from loadgen.text.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher, RequestId
 from tracefile.hashing.branches import BranchFinder
@@ -63,14 +63,7 @@ class ChatOpening:
 
 
 def prefix_of(session: SessionShape, tokens: int) -> PlannedMessage:
-    return SyntheticMessage("system", (Piece(session.prefix_key, tokens),))
-
-
-def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage]:
-    said = list(session.turns[0].messages())
-    if session.prefix is None:
-        return said
-    return [prefix_of(session, prefix_tokens), *said]
+    return SyntheticMessage("system", session.prefix_key, tokens)
 
 
 def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Order]:
@@ -83,10 +76,7 @@ def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Orde
 
 
 def _orders(session: SessionShape, prefix_tokens: int) -> Iterator[Order]:
-    order: Order = tuple((said.role, 0) for said in opening_of(session, prefix_tokens))
-    yield order
-    for turn in session.turns[1:]:
-        said = turn.messages()
-        calls = sum(isinstance(message, SyntheticMessage) and message.role == "tool" for message in said)
-        order = (*order, ("assistant", calls), *((message.role, 0) for message in said))
+    order: Order = () if session.prefix is None or not prefix_tokens else ("system",)
+    for index, turn in enumerate(session.turns):
+        order = (*order, *(("assistant",) if index else ()), *(message.role for message in turn.messages()))
         yield order

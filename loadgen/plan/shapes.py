@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgen.core.draws import Stream
-from loadgen.text.messages import PlannedMessage, SyntheticMessage, drawn_user
+from loadgen.text.messages import PlannedMessage, SyntheticMessage, VerbatimMessage
 from tracefile.hashing.splitmix64 import mix64
 
 SESSION_FORM = struct.Struct("<QdQQ")
@@ -23,12 +23,11 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     think_ms: float
     """From the end of the turn before; 0 for a first turn."""
-    said: Sequence[PlannedMessage] = ()
-    """Messages before the output (tool results, a dataset's text, a system message in a first turn). Empty: one user
-    message from ``prompt_key``. ``prompt_tokens`` is their length as far as it is known."""
+    quoted: Sequence[VerbatimMessage] = ()
+    """A dataset's messages before the output. Empty: one user message of ``prompt_tokens`` from ``prompt_key``."""
 
     def messages(self) -> Sequence[PlannedMessage]:
-        return self.said or drawn_user(self.prompt_key, self.prompt_tokens)
+        return self.quoted or (SyntheticMessage("user", self.prompt_key, self.prompt_tokens),)
 
     @property
     def stand_in_key(self) -> int:
@@ -54,17 +53,7 @@ def session_digest(header: bytes, session: SessionShape) -> int:
     parts = [header, SESSION_FORM.pack(session.index, due_ms, prefix_key, len(session.turns))]
     for turn in session.turns:
         parts.append(TURN_FORM.pack(turn.prompt_tokens, turn.prompt_key, turn.output_tokens, turn.think_ms))
-        if turn.said:
-            parts += [_said_bytes(said) for said in turn.said]
+        for quoted in turn.quoted:
+            text = msgspec.json.encode(quoted.message)
+            parts += [struct.pack("<Q", len(text)), text]  # with its length: two messages cannot read as one
     return int.from_bytes(hashlib.sha256(b"".join(parts)).digest(), "big")
-
-
-def _said_bytes(said: PlannedMessage) -> bytes:
-    """With its length, so that two messages cannot read as one."""
-    if isinstance(said, SyntheticMessage):
-        pieces = [(piece.key, piece.tokens) for piece in said.pieces]
-        call = None if said.call is None else (said.call.key, said.call.tokens)
-        found = msgspec.json.encode((said.role, pieces, call))
-    else:
-        found = msgspec.json.encode(said.message)
-    return struct.pack("<Q", len(found)) + found

@@ -1,6 +1,6 @@
-"""Shards' parts as one trace: in finish order, under one header, with requests in flight counted over all of them.
+"""Workers' parts as one trace: in finish order, under one header, with requests in flight counted over all of them.
 
-Each shard writes its own trace (``run.jsonl.shard0.jsonl``). The merged trace replaces the target once it is on the
+Each worker writes its own trace (``run.jsonl.part0.jsonl``). The merged trace replaces the target once it is on the
 disk; then the parts are removed. Lines pass through unchanged: memory holds two numbers for each request.
 """
 
@@ -34,12 +34,12 @@ class Times(msgspec.Struct, frozen=True):
 _times = msgspec.json.Decoder(Times)
 
 
-def part_of(trace: Path, shard: int) -> Path:
-    return trace.with_name(f"{trace.name}.shard{shard}.jsonl")
+def part_of(trace: Path, worker: int) -> Path:
+    return trace.with_name(f"{trace.name}.part{worker}.jsonl")
 
 
 def parts_of(trace: Path) -> list[Path]:
-    named = re.compile(re.escape(trace.name) + r"\.shard(\d+)\.jsonl")
+    named = re.compile(re.escape(trace.name) + r"\.part(\d+)\.jsonl")
     found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
@@ -52,7 +52,7 @@ def refuse_lost_inputs(trace: Path, inputs: Iterable[Path | None]) -> None:
 
 
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
-    """Merge the parts into ``trace`` (maybe a part), remove them. Raises InputError; then every part still exists."""
+    """Merge the parts into ``trace``, and remove them. Raises InputError; then every part still exists."""
     in_flight = InFlight.of(parts)
     file = new_whole_file(trace, overwrite=True)
     try:
@@ -61,8 +61,7 @@ def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
     finally:
         file.abandon()
     for part in parts:
-        if part != trace:
-            part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return count
 
 

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from engines.facts import EngineFacts, PrefixCounters
-from loadgen.core.runflags import RunFlags
+from loadgen.core.settings import RunSettings
 from loadgen.runs.outcome import RunOutcome, exit_code
-from loadgen.text.prefixtruth import TruthReport
+from loadgen.text.prompt_token_check import PromptTokenReport
 from measure.metrics.results import TraceMetrics
 from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.runs import STATUSES, Run, load_run
 from tracefile import InputError
-from wire.native import forms
+from wire.completion import forms
 
 CPU_LIMIT = 0.9
 SHORT_S = 2.0
@@ -27,7 +26,7 @@ class ProcessUse(msgspec.Struct, frozen=True):
     """CPU use of one process of the client."""
 
     process: str
-    """``shard 0`` (plans, builds, reads, records), ``sender 0`` (sends) …"""
+    """``worker 0`` …"""
     where: str
     cpu_s: float
     cpu: float
@@ -42,8 +41,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """File that was written. Empty: none, as no request was answered."""
     digest: str
     """Workload's: equal digests, equal planned traffic."""
-    sent_digest: str | None
-    """Of the sent bodies: equal if responses were too. Null: a process died with its share."""
     interrupted: str | None
     """Reason; null: not cut short."""
     failures: list[str]
@@ -58,9 +55,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
     forms: str
-    """``compiled`` or ``python``: the parser of events, which has both forms (``wire/native.py``)."""
+    """``compiled`` or ``python``: the parser of events, which has both forms (``wire/completion.py``)."""
     findings: dict[str, int]
-    prefix_truth: TruthReport | None = None
+    prompt_check: PromptTokenReport | None = None
     """Check of prompts in the target's tokens; null: not checked."""
     counters_before: PrefixCounters | None
     counters_after: PrefixCounters | None
@@ -88,58 +85,27 @@ class Ending:
 
 def end_run(
     outcome: RunOutcome,
-    trace: Path,
-    flags: RunFlags,
+    settings: RunSettings,
     *,
     pattern: str,
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
-    prefix_truth: TruthReport | None = None,
+    prompt_check: PromptTokenReport | None = None,
 ) -> Ending:
     """Measure the run's trace and sum the run up. ``facts``: the engine's before and after it."""
+    trace = settings.trace
     run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended and outcome.kept else None
-    metrics, lacking = _measured(run, flags)
-    notes = [*length_notes(run, outcome, facts[0].engine.max_model_len), *notes]
-    summary = summarize(outcome, metrics, pattern=pattern, trace=trace, facts=facts, notes=notes)
-    return Ending(outcome, msgspec.structs.replace(summary, prefix_truth=prefix_truth), lacking)
-
-
-def _measured(run: Run | None, flags: RunFlags) -> tuple[TraceMetrics | None, InputError | None]:
-    if run is None:
-        return None, None
+    metrics, lacking = None, None
     try:
-        return measure_run(run, slos=flags.slos), None
+        metrics = None if run is None else measure_run(run, slos=settings.slos)
     except InputError as error:
-        return measure_run(run), error
-
-
-def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list[str]:
-    """Note on refused requests that ask for more tokens than ``most``, the engine's ``max_model_len``."""
-    refused = outcome.tally.errors["http_400"]
-    if run is None or most is None or not refused:
-        return []
-    asked = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
-    longer = min(int(((run.status == STATUSES.index("error")) & (asked > most)).sum()), refused)
-    told = f"longer than the engine's max_model_len of {most:,} tokens, prompt and output together"
-    return [f"{longer} of {refused} requests refused with HTTP 400 are {told}"] if longer else []
-
-
-def summarize(
-    outcome: RunOutcome,
-    metrics: TraceMetrics | None,
-    *,
-    pattern: str,
-    trace: Path,
-    facts: tuple[EngineFacts, EngineFacts],
-    notes: list[str],
-) -> Summary:
-    """``facts``: the engine's before and after the run."""
+        metrics, lacking = None if run is None else measure_run(run), error
     tally, processes = outcome.tally, processes_of(outcome)
-    return Summary(
+    most = facts[0].engine.max_model_len
+    summary = Summary(
         pattern=pattern,
         trace=str(trace) if outcome.kept else "",
         digest=outcome.digest,
-        sent_digest=outcome.sent_digest,
         interrupted=outcome.stopped,
         failures=outcome.failures,
         seconds=round(outcome.seconds, 3),
@@ -151,18 +117,31 @@ def summarize(
         processes=processes,
         forms=forms(),
         findings=outcome.findings,
+        prompt_check=prompt_check,
         counters_before=facts[0].counters,
         counters_after=facts[1].counters,
-        notes=[*busy_notes(processes, outcome.seconds), *notes],
+        notes=[*busy_notes(processes, outcome.seconds), *length_notes(run, outcome, most), *notes],
     )
+    return Ending(outcome, summary, lacking)
+
+
+def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list[str]:
+    """Note on refused requests that ask for more tokens than ``most``, the engine's ``max_model_len``."""
+    refused = outcome.tally.errors["http_400"]
+    if run is None or most is None or not refused:
+        return []
+    asked = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
+    longer = min(int(((run.status == STATUSES.index("error")) & (asked > most)).sum()), refused)
+    reason = f"longer than the engine's max_model_len of {most:,} tokens, prompt and output together"
+    return [f"{longer} of {refused} requests refused with HTTP 400 are {reason}"] if longer else []
 
 
 def processes_of(outcome: RunOutcome) -> list[ProcessUse]:
+    seconds = outcome.seconds
     return [
-        ProcessUse(f"{name} {index}", shard.where, round(cpu_s, 3), round(cpu_s / outcome.seconds, 4))
-        for index, shard in enumerate(outcome.shards)
-        for name, cpu_s in (("shard", shard.shard_cpu_s), ("sender", shard.sender_cpu_s))
-        if outcome.seconds
+        ProcessUse(f"worker {index}", where, round(cpu_s, 3), round(cpu_s / seconds, 4))
+        for index, (where, cpu_s) in enumerate(outcome.cpu_s)
+        if seconds
     ]
 
 
@@ -191,26 +170,15 @@ def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
 
 
 def _counted(summary: Summary) -> list[str]:
+    busiest = max((process.cpu for process in summary.processes), default=0.0)
+    held = "" if summary.metrics is None else f"; {summary.metrics.client.held} queued by the concurrency limit"
     lines = [
-        f"client              {_cpu(summary)} of a core{_held(summary.metrics)}",
+        f"client              {busiest:.0%} of a core{held}",
         f"trace               {summary.trace or 'none: no request was answered'}",
         f"workload            {summary.digest}",
-        f"sent                {summary.sent_digest or 'unknown: a process died'}",
     ]
     before, after = summary.counters_before, summary.counters_after
     if before is not None and after is not None:
         hits, queries = after.hits - before.hits, after.queries - before.queries
         lines.append(f"engine's counters   {hits} of {queries} tokens looked up were hits")
     return lines
-
-
-def _held(metrics: TraceMetrics | None) -> str:
-    return f"; {metrics.client.held} queued by the concurrency limit" if metrics is not None else ""
-
-
-def _cpu(summary: Summary) -> str:
-    """Busiest process of each kind; the JSON has all."""
-    used = [
-        (name, [use.cpu for use in summary.processes if use.process.startswith(name)]) for name in ("shard", "sender")
-    ]
-    return ", ".join(f"{name} {max(cpus):.0%}" for name, cpus in used if cpus) or "nothing"

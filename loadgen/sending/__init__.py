@@ -1,1 +1,1 @@
-"""A shard and its sender: requests built ahead of need, written at their times, and what came of them recorded."""
+"""Sending of a plan: requests built ahead of need, written at their times, and their responses recorded."""

@@ -10,131 +10,82 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.core.draws import TokenIds
-from loadgen.text.spoken import Call, SentMessage, chat_messages
+from loadgen.text.api_messages import SentMessage, chat_messages
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.text.words import Words
 
 MARK = 3
-"""Words that mark a place: enough not to occur by chance."""
+"""Words that mark a message: enough not to occur by chance."""
 
-Order = tuple[tuple[str, int], ...]
-"""Role and number of tool calls of each message."""
+Order = tuple[str, ...]
+"""Role of each message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The template's own tokens for one order: before, between and behind the places where something is said."""
+    """The template's own tokens for one order: before, between and behind the messages' content."""
 
     ids: tuple[tuple[int, ...], ...]
     spaced: tuple[bool, ...]
-    """True for each place behind a space."""
-    written: tuple[bool, ...]
-    """True for each place that the template writes; some have no room for a call."""
-
-    @property
-    def tokens(self) -> int:
-        return sum(map(len, self.ids))
+    """True for each message behind a space."""
 
 
 def order_of(conversation: Sequence[SentMessage]) -> Order:
-    return tuple((message.role, len(message.calls)) for message in conversation)
+    return tuple(message.role for message in conversation)
 
 
 def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
-    """Learn the template's tokens for this order of roles; raises TokenizerError if they cannot be told."""
+    """Learn the template's tokens for this order of roles; raises TokenizerError if they cannot be known."""
     first, second = (_cut(tokenizer, words, order, offset) for offset in (0, len(words.texts) // 2))
     if first != second:
         raise TokenizerError("what its chat template writes depends on what is said")
     return first
 
 
-def places(conversation: Sequence[SentMessage]) -> list[SentMessage | Call]:
-    found: list[SentMessage | Call] = []
-    for message in conversation:
-        found += (message, *message.calls)
-    return found
-
-
-def compose(words: Words, gaps: Gaps, conversation: Sequence[SentMessage]) -> TokenIds | None:
-    """Tokens of the conversation; null: unknown in part."""
+def compose(
+    words: Words, gaps: Gaps, conversation: Sequence[SentMessage], before: int | None = None
+) -> TokenIds | None:
+    """Tokens of the conversation, or of what is before message number ``before``; null: unknown in part."""
+    head = conversation[:before]
     parts: list[TokenIds] = [np.asarray(gaps.ids[0], dtype=np.uint32)]
-    for place, gap, spaced, written in zip(places(conversation), gaps.ids[1:], gaps.spaced, gaps.written, strict=True):
-        if written:
-            said = _said_ids(words, place, spaced)
-            if said is None:
-                return None
-            parts.append(said)
-        parts.append(np.asarray(gap, dtype=np.uint32))
+    for message, gap, spaced in zip(head, gaps.ids[1:], gaps.spaced, strict=False):
+        ids = message.ids if message.numbers is None else words.ids(message.numbers, spaced=spaced)
+        if ids is None:
+            return None
+        parts += [ids, np.asarray(gap, dtype=np.uint32)]
     return np.concatenate(parts)
 
 
-def compose_head(words: Words, gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
-    """Tokens before message number ``message``; null: unknown in part."""
-    return compose(words, _head(gaps, conversation, message), conversation[:message])
-
-
-def head_length(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> int | None:
-    return composed_length(_head(gaps, conversation, message), conversation[:message])
-
-
-def _head(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> Gaps:
-    before = len(places(conversation[:message]))
-    return Gaps(gaps.ids[: before + 1], gaps.spaced[:before], gaps.written[:before])
-
-
-def composed_length(gaps: Gaps, conversation: Sequence[SentMessage]) -> int | None:
-    total = gaps.tokens
-    for place, written in zip(places(conversation), gaps.written, strict=True):
-        if not written:
-            continue
-        length = len(place.numbers) if isinstance(place, Call) else place.length
-        if length is None:
-            return None
-        total += length
-    return total
-
-
-def _said_ids(words: Words, place: SentMessage | Call, spaced: bool) -> TokenIds | None:
-    if place.numbers is not None:
-        return words.ids(place.numbers, spaced=spaced)
-    return place.ids if isinstance(place, SentMessage) else None
+def composed_length(gaps: Gaps, conversation: Sequence[SentMessage], before: int | None = None) -> int | None:
+    """Length of what ``compose`` gives; known also where its tokens are not."""
+    head = conversation[:before]
+    lengths = [message.length for message in head]
+    if None in lengths:
+        return None
+    return sum(map(len, gaps.ids[: len(head) + 1])) + sum(length for length in lengths if length is not None)
 
 
 def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
-    marked = _marked(words, order, offset)
+    marked = [_marked(words, role, offset + MARK * index) for index, role in enumerate(order)]
     token_ids = tokenizer.encode_chat(chat_messages(marked))
     gaps: list[tuple[int, ...]] = []
     spaced: list[bool] = []
-    written: list[bool] = []
     behind = 0
-    for place in places(marked):
-        assert place.numbers is not None  # marked
-        plain, after_space = words.ids(place.numbers).tolist(), words.ids(place.numbers, spaced=True).tolist()
+    for message in marked:
+        assert message.numbers is not None
+        plain, after_space = (words.ids(message.numbers, spaced=each).tolist() for each in (False, True))
         at = _find(token_ids, (plain, after_space), behind)
-        if at is None and isinstance(place, SentMessage):
-            raise TokenizerError(f"its chat template changes or leaves out what the {place.role} says")
-        written.append(at is not None)
-        spaced.append(at is not None and token_ids[at] == after_space[0] != plain[0])
-        gaps.append(() if at is None else tuple(token_ids[behind:at]))
-        behind = behind if at is None else at + MARK
-    return Gaps((*gaps, tuple(token_ids[behind:])), tuple(spaced), tuple(written))
+        if at is None:
+            raise TokenizerError(f"its chat template changes or leaves out what the {message.role} says")
+        spaced.append(token_ids[at] == after_space[0] != plain[0])
+        gaps.append(tuple(token_ids[behind:at]))
+        behind = at + MARK
+    return Gaps((*gaps, tuple(token_ids[behind:])), tuple(spaced))
 
 
-def _marked(words: Words, order: Order, offset: int) -> list[SentMessage]:
-    count = 0
-
-    def mark() -> tuple[str, TokenIds]:
-        nonlocal count
-        numbers = (np.arange(MARK, dtype=np.uint32) + np.uint32(offset + MARK * count)) % len(words.texts)
-        count += 1
-        return words.text(numbers), numbers
-
-    conversation = []
-    for role, calls in order:
-        text, numbers = mark()
-        made = tuple(Call(*mark()) for _ in range(calls))
-        conversation.append(SentMessage(role, text, numbers, calls=made))
-    return conversation
+def _marked(words: Words, role: str, offset: int) -> SentMessage:
+    numbers = (np.arange(MARK, dtype=np.uint32) + np.uint32(offset)) % len(words.texts)
+    return SentMessage(role, words.text(numbers), numbers)
 
 
 def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], behind: int) -> int | None:

@@ -1,36 +1,21 @@
 """Messages before the engine's tokens are known: drawn by key and length, or verbatim.
 
-Equal pieces in equal places are equal tokens: messages share tokens by drawing from the same key.
+Messages of equal keys begin with equal tokens: a shorter one is the beginning of a longer one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Role = Literal["system", "user", "assistant", "tool"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """``tokens`` tokens drawn from ``key``; a shorter piece of the same key is the beginning of a longer one."""
-
-    key: int
-    tokens: int
+Role = Literal["system", "user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticMessage:
-    """A message whose content is its pieces, one after another; what a chat template adds is not in its length."""
+    """A message of ``tokens`` tokens drawn from ``key``; what a chat template adds is not in its length."""
 
     role: Role
-    pieces: Sequence[Piece]
-    call: Piece | None = None
-    """Of a ``tool`` message: the arguments of the call that it answers, which go into the assistant's message before it
-    after the model's response. Null: the shortest call there is."""
-
-    @property
-    def tokens(self) -> int:
-        return sum(piece.tokens for piece in self.pieces)
+    key: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +37,3 @@ class VerbatimMessage:
 
 
 PlannedMessage = SyntheticMessage | VerbatimMessage
-
-
-def drawn_user(key: int, tokens: int) -> tuple[PlannedMessage, ...]:
-    return (SyntheticMessage("user", (Piece(key, tokens),)),)

@@ -1,14 +1,32 @@
-"""The target's tokenizer, asked before a run: what a text, a conversation or a row of ids is to it."""
+"""The target's tokenizer, local or the engine's own over HTTP; asked before a run, where each answer costs no time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from engines.control import ControlClient
+from engines.dialect import Control
+from engines.tokenization import (
+    APPLY_TEMPLATE,
+    DETOKENIZE,
+    TOKENIZE,
+    DetokenizedText,
+    Rendered,
+    TokenIds,
+    chat_question,
+    text_question,
+    tokenizer_problem,
+)
 from engines.tokenizer import load_tokenizer, tokenizer_folder
+from loadgen.text.api_messages import Message
+from tracefile import InputError
+from tracefile.records.decoding import NOT_JSON
 
-Message = dict[str, Any]
+Response = TypeVar("Response")
+EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}
+AUTO, ENGINE, NONE = "auto", "engine", "none"
 
 
 class TokenizerError(Exception):
@@ -47,30 +65,73 @@ class LocalTokenizer:
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self.encode(self.render_chat(messages, generation_prompt=True))
-
-    def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
-        """Return a conversation's text, up to the start of the assistant's output or within its last message."""
         if not self._model.chat_template:
             raise TokenizerError("its tokenizer has no chat template")
         try:
-            text: str = self._model.apply_chat_template(
-                [_with_parsed_calls(message) for message in messages],
-                add_generation_prompt=generation_prompt,
-                continue_final_message=not generation_prompt,
-                tokenize=False,
-            )
+            text: str = self._model.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template may raise anything: a refused role is its own kind of error
             raise TokenizerError(f"its chat template refuses such messages ({type(error).__name__})") from error
+        return self.encode(text)
+
+
+class EngineTokenizer:
+    """Asks one engine. Raises TokenizerError if it cannot be asked at all."""
+
+    name = "engine"
+
+    def __init__(self, control: Control, model: str) -> None:
+        self._control, self._model = control, model
+        # llama.cpp reads another field, and finds no tokens in a request without it.
+        self._takes_content = tokenizer_problem(control, model, as_content=False) is not None
+        problem = tokenizer_problem(control, model, as_content=True) if self._takes_content else None
+        if problem is not None:
+            raise TokenizerError(f"the engine's {problem}")
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text, special=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = self._ask(DETOKENIZE, {"model": self._model, "tokens": list(token_ids)}, DetokenizedText).known
+        if text is None:
+            raise TokenizerError("the engine's /detokenize answers with no text")
         return text
 
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        question = chat_question({"model": self._model, "messages": list(messages)})
+        if not self._takes_content:
+            return self._ask(TOKENIZE, question, TokenIds).tokens
+        return self._encode(self._ask(APPLY_TEMPLATE, question, Rendered).prompt, special=True)
 
-def _with_parsed_calls(message: Message) -> Message:
-    """Parse a call's arguments, which templates expect as a mapping and the API carries as a string."""
-    calls = message.get("tool_calls")
-    return message if not calls else {**message, "tool_calls": [_parsed(call) for call in calls]}
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        question = text_question(text, special=special, as_content=self._takes_content)
+        return self._ask(TOKENIZE, {"model": self._model, **question}, TokenIds).tokens
+
+    def _ask(self, path: str, question: Mapping[str, Any], kind: type[Response]) -> Response:
+        try:
+            response = self._control.post(path, msgspec.json.encode(question))
+        except InputError as error:
+            raise TokenizerError(f"the engine's {path} cannot be asked") from error
+        if not response.is_success:
+            raise TokenizerError(f"the engine's {path} gave {response.status_text}")
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except NOT_JSON as error:
+            raise TokenizerError(f"the engine's {path} answers with {EXPECTED[path]}") from error
 
 
-def _parsed(call: Message) -> Message:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}
+def find_tokenizer(source: str, control: ControlClient, model: str) -> LocalTokenizer | EngineTokenizer:
+    """Raises TokenizerError if there is none and none was required."""
+    if source == NONE:
+        raise TokenizerError("no tokenizer was asked: --tokenizer none")
+    if source not in (AUTO, ENGINE):
+        return LocalTokenizer(Path(source))
+    try:
+        return EngineTokenizer(control, model)
+    except TokenizerError as error:
+        if source == AUTO:
+            raise
+        raise InputError(f"--tokenizer: engine: {error}; expected a path to the model's tokenizer") from None
+
+
+def path_of(source: str) -> Path | None:
+    return None if source in (AUTO, ENGINE, NONE) else Path(source)

@@ -6,21 +6,9 @@ from measure.cohorts import ALL, MAIN, cohort_order
 from measure.runs import UNKNOWN
 from measure.survival import CENSORED
 from measure.waits import first_token_waits
-from report.compare.cells import Cell
 from report.compare.comparison import Compared
 from report.compare.results import Metric
-from report.pages.figures import (
-    DASHED,
-    Trace,
-    axis,
-    figure,
-    line,
-    points,
-    rounded,
-    survival_band,
-    survival_line,
-    thinned,
-)
+from report.pages.figures import DASHED, Survival, Trace, axis, figure, line, points, rounded, survival_figure, thinned
 from report.pages.panels import Figure
 
 
@@ -106,27 +94,20 @@ def arrival_figure(compared: Compared) -> Figure:
 
 
 def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_title: str) -> Figure:
-    cells = {
-        label: compared.cells[label, cohort, metric]
-        for label in compared.runs
-        if (label, cohort, metric) in compared.cells and len(compared.cells[label, cohort, metric].waits)
-    }
-    slots = _slots(compared)
-    start_ms = 0.8 * min((float(cell.curve.time_ms[0]) for cell in cells.values()), default=1.0)
-    start_ms = max(start_ms, 1e-3)
-    bands = [
-        trace for label, cell in cells.items() for trace in survival_band(label, cell.curve, slots[label], start_ms)
+    truths = {pair.truth for pair in compared.result.pairs.values()}
+    drawn = [
+        Survival(
+            name=label,
+            curve=cell.curve,
+            n=len(cell.waits),
+            slot=slot,
+            width=3.4 if label in truths else 2.2,
+            dash=DASHED if compared.runs[label].meta.source == "sim" else "solid",
+        )
+        for label, slot in _slots(compared).items()
+        if (cell := compared.cells.get((label, cohort, metric))) is not None and len(cell.waits)
     ]
-    lines = [_line(compared, label, cell, slots[label], start_ms) for label, cell in cells.items()]
-    y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
-    return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
-
-
-def _line(compared: Compared, label: str, cell: Cell, slot: int, start_ms: float) -> Trace:
-    judges = label in {pair.truth for pair in compared.result.pairs.values()}
-    predicted = compared.runs[label].meta.source == "sim"
-    look = {"width": 3.4 if judges else 2.2, "dash": DASHED if predicted else "solid"}
-    return survival_line(label, cell.curve, len(cell.waits), slot, start_ms, **look)
+    return survival_figure(drawn, x_title, y_title)
 
 
 def _slots(compared: Compared) -> dict[str, int]:

@@ -19,11 +19,8 @@ from measure.thresholds import (
     is_uncertain,
     parse_threshold,
 )
-from measure.wording import listed, share, signed_percent
-from report.compare.cells import (
-    MIN_CELL,
-    gated_error,
-)
+from measure.wording import listed, share
+from report.compare.cells import MIN_CELL, gated_error
 from report.compare.ensembles import BASELINE_CELL, LAST_CAPTURE, counted_cohorts
 from report.compare.results import (
     LEVELS,
@@ -256,8 +253,6 @@ def exit_code(gates: Iterable[GateResult]) -> int:
     return verdict_code(failed="FAILED" in states, uncertain=TOO_UNCERTAIN in states)
 
 
-_SAME_WAY: Final = 0.8
-"""Share of the cohorts whose errors have one sign, from which the whole engine is faster or slower."""
 _FEWEST_COHORTS: Final = 3
 ENOUGH_CAPTURES: Final = 3
 """Captures of one load whose spread tells how well their mean is known."""
@@ -314,39 +309,21 @@ def _calibrations(result: Comparison) -> str:
 def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequence[str]) -> Iterator[str]:
     pair = result.pairs[label]
     repeats = [one for name in result.repeats if (one := result.pairs[name]).truth == pair.truth]
-    limits = IN_SATURATION if forecast.saturated else BELOW_SATURATION
     if forecast.other_settings:
         yield f"the engine is not the fitted one: {listed(forecast.other_settings)}; fit captures of this engine"
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"
-    shift = _shift(pair, missed[0])
-    if shift is not None:
-        way = "slower" if shift < 0.0 else "faster"
-        yield (
-            f"nearly every cohort was {way} than forecast ({signed_percent(shift)} at {missed[0]} in the middle): the "
-            "engine, its machine or their background load changed since the fit; capture and fit again"
-        )
+    if len(cells := counted_cohorts(pair.cohorts)) >= _FEWEST_COHORTS:
+        errors = [getattr(cell.ttft, missed[0]) for cell in cells.values()]
+        slower = [error.signed_error < 0.0 for error in errors if error is not None and error.signed_error is not None]
+        if slower and (all(slower) or not any(slower)):
+            way = "slower" if slower[0] else "faster"
+            yield (
+                f"every cohort was {way} than forecast: the engine, its machine or their background load changed since "
+                "the fit; capture and fit again"
+            )
     if len(repeats) + 1 < ENOUGH_CAPTURES:
         yield (
             "a noisy machine shows the same: capture this load again, three times in all, and pass it as "
             "--repeat each time; errors are then against the mean of the captures"
         )
-    if repeats:
-        errors = [error for level in missed for error in _errors(pair, level)]
-        apart = max((error.repeat_spread for error in errors if error.repeat_spread is not None), default=0.0)
-        if apart > min(limits[level] for level in missed):
-            yield f"captures of this load differ by up to {share(apart)}: capture on an idle machine"
-
-
-def _shift(pair: Pair, level: str) -> float | None:
-    """Return the middle signed error if nearly all cohorts err in one direction; None: they do not, or are few."""
-    errors = sorted(error.signed_error for error in _errors(pair, level) if error.signed_error is not None)
-    slower = sum(error < 0.0 for error in errors)
-    if len(errors) < _FEWEST_COHORTS or max(slower, len(errors) - slower) < _SAME_WAY * len(errors):
-        return None
-    return errors[(len(errors) - 1) // 2]
-
-
-def _errors(pair: Pair, level: str) -> list[QuantileError]:
-    cells = (getattr(cohort.ttft, level) for cohort in counted_cohorts(pair.cohorts).values())
-    return [cell for cell in cells if cell is not None]

@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-import numpy as np
-
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.metrics.client import measure_client
 from measure.metrics.health import check_lag
 from measure.resampling import CONFIDENCE, FEWEST_UNITS
 from measure.runs import Run
-from measure.wording import factor, listed, rounded_hits, share, signed_percent
+from measure.wording import factor, listed, share, signed_percent
 from report.compare.results import Duration, Forecast, Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
-from tracefile.records.schema import HashInfo
 
 _NAMED = ("p50", "p90", "p99")
 
@@ -143,12 +140,7 @@ _FEW_SESSIONS = 20
 def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
     notes = [note for run in runs.values() for note in _of_run(run)]
     for label, pair in pairs.items():
-        notes += [
-            *_of_pair(label, pair),
-            *_of_blocks(runs[pair.truth], pair),
-            *_of_engines(runs[pair.truth], runs[label]),
-            *_of_keys(runs[pair.truth].meta.hash, runs[label].meta.hash, pair),
-        ]
+        notes += [*_of_pair(label, pair), *_of_engines(runs[pair.truth], runs[label])]
     few = {label: units for label, trace in traces.items() if (units := _units(trace)) < _FEW_SESSIONS}
     if few:
         named = ", ".join(f"{label} {units}" for label, units in few.items())
@@ -157,13 +149,6 @@ def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: M
             f"under {FEWEST_UNITS}."
         )
     return notes
-
-
-def _of_keys(truth: HashInfo | None, other: HashInfo | None, pair: Pair) -> list[str]:
-    keys = [told.key_id for told in (truth, other) if told is not None and told.key_id is not None]
-    if pair.joined or len(set(keys)) < 2:
-        return []
-    return [f"The two are under keys {keys[0]} and {keys[1]}: no id and no hash of the one is in the other."]
 
 
 def _of_run(run: Run) -> list[str]:
@@ -199,15 +184,6 @@ def _of_pair(label: str, pair: Pair) -> list[str]:
     if pair.kind == "error" and cached.exact_share is not None and cached.exact_share < 0.99:
         notes.append(f"{label}: cached tokens disagree with {pair.truth}; read its latencies with that in mind.")
     return notes
-
-
-def _of_blocks(truth: Run, pair: Pair) -> list[str]:
-    """Return the reason of cached tokens that differ, if it is the size of the trace's blocks."""
-    size, exact_share = truth.meta.block_size or 1, pair.cohorts["all"].cached.exact_share
-    inside = int(np.count_nonzero((truth.cached_tokens > 0) & (truth.cached_tokens % size > 0)))
-    if not inside or exact_share is None or exact_share == 1.0:
-        return []
-    return [f"{truth.label}: {rounded_hits(inside, size)}."]
 
 
 def _of_engines(truth: Run, other: Run) -> list[str]:

@@ -4,7 +4,7 @@ A trace's ``meta`` says what it is: ``slot`` (the label's place in the order giv
 and ``part`` (line, band or points). Solid lines are measured, dashed ones predicted; a truth is drawn thick.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -122,27 +122,40 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < np.inf
 
 
-def survival_line(name: str, curve: Curve, n: int, slot: int, start_ms: float, **look: Any) -> Trace:
-    """Draw a curve from ``start_ms`` on, a log axis's begin; ``n``: waits in the sample."""
-    return line(
-        [round_finite(start_ms), *rounded(curve.time_ms)],
-        [1.0, *rounded(curve.survival)],
-        slot,
-        name=name,
-        legendgroup=name,
-        line={"shape": "hv"},
-        hovertemplate=f"{plain(name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {n:,})<extra></extra>",
-        **look,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """A label's curve in a figure."""
+
+    name: str
+    curve: Curve
+    n: int | None = None
+    """Waits in the sample. None: the caption tells it."""
+    slot: int
+    width: float = 2.2
+    dash: str = "solid"
+    stops: bool = False
+    """The curve ends with requests still waiting."""
 
 
-def survival_band(name: str, curve: Curve, slot: int, start_ms: float) -> list[Trace]:
-    """Draw a curve's band; none if it has none."""
-    if np.isnan(curve.low).all():
-        return []
-    x = [round_finite(start_ms), *rounded(curve.time_ms)]
-    low, high = ([1.0, *rounded(edge)] for edge in (curve.low, curve.high))
-    return band(x, low, high, slot, legendgroup=name, line={"shape": "hv", "width": 0})
+def survival_figure(drawn: Sequence[Survival], x_title: str, y_title: str) -> Figure:
+    """Draw curves and their bands; the first are below, so that wide ones hide no equal curve."""
+    start_ms = max(0.8 * min((float(one.curve.time_ms[0]) for one in drawn), default=1.0), 1e-3)
+    bands, lines, ends = list[Trace](), list[Trace](), list[Trace]()
+    for one in drawn:
+        x, named = [round_finite(start_ms), *rounded(one.curve.time_ms)], dict[str, Any](legendgroup=one.name)
+        y, low, high = ([1.0, *rounded(edge)] for edge in (one.curve.survival, one.curve.low, one.curve.high))
+        if not np.isnan(one.curve.low).all():
+            bands += band(x, low, high, one.slot, line={"shape": "hv", "width": 0}, **named)
+        count = "" if one.n is None else f" (n = {one.n:,})"
+        hover = f"{plain(one.name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms{count}<extra></extra>"
+        look = named | {"name": one.name, "line": {"shape": "hv"}, "hovertemplate": hover}
+        lines.append(line(x, y, one.slot, width=one.width, dash=one.dash, **look))
+        if one.stops:
+            hover = "the capture's end: %{y:.1%} would wait longer<extra></extra>"
+            cross = {"size": 11, "symbol": "x"}
+            ends.append(points(x[-1:], y[-1:], one.slot, cross, showlegend=False, hovertemplate=hover, **named))
+    y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
+    return figure([*bands, *lines, *ends], axis(x_title, type="log"), y_axis)
 
 
 def thinned(n: int, most: int = _MOST_POINTS) -> IntArray:

@@ -33,11 +33,12 @@
   }
 
   function layout(figure, width) {
-    const narrow = width < 700;
+    const narrow = width < 700, named = figure.data.filter((trace) => trace.name && trace.showlegend !== false);
     return {
       ...figure.layout, xaxis: axis(figure.layout, "x", narrow), yaxis: axis(figure.layout, "y", narrow),
       margin: { l: 58, r: 12, t: 34, b: 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
+      showlegend: narrow && named.length > 6 ? false : figure.layout.showlegend,  // the tables have the colours
       legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom", font: { size: narrow ? 11 : 13 } },
       modebar: { color: colour("--muted"), activecolor: colour("--accent"), bgcolor: "rgba(0,0,0,0)" },
       hovermode: "closest", hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--ink") } },

@@ -13,15 +13,9 @@ from report.trace.cache import size_panel
 from report.trace.measured import Measured
 from report.trace.overtime import load_panels, session_panel
 from report.trace.prefixes import prefix_panel
-from report.trace.shapes import shape_panels
 from report.trace.waits import wait_panel
 
-CACHE, WAITS, TIME, SHAPE = (
-    "What the prefix cache does",
-    "Waiting for the first token",
-    "The run over time",
-    "Shape of the workload",
-)
+CACHE, WAITS, TIME = "What the prefix cache does", "Waiting for the first token", "The run over time"
 MOST_CARDS: Final = 8
 """Two lines of a screen."""
 
@@ -54,7 +48,6 @@ def _drawn_panels(measured: Measured) -> Iterator[Panel]:
         CACHE: [prefix_panel(measured), size_panel(measured)],
         WAITS: [wait_panel(measured)],
         TIME: [*load_panels(measured), session_panel(measured)],
-        SHAPE: shape_panels(measured),
     }
     for title, (first, *others) in chapters.items():
         yield replace(first, chapter=title)

@@ -13,9 +13,9 @@ from measure.waits import first_token_waits
 from report.compare.cells import Cell, describe, measure
 from report.compare.panels import interval_text, quantile_text
 from report.compare.results import LEVELS
-from report.pages.figures import Curve, axis, figure, survival_band, survival_line
+from report.pages.figures import Curve, Survival, survival_figure
 from report.pages.panels import Cell as TableCell
-from report.pages.panels import Panel, Row, Table
+from report.pages.panels import Figure, Panel, Row, Table
 from report.trace.measured import Measured
 
 MOST_RESAMPLED: Final = 20_000
@@ -49,20 +49,12 @@ def wait_panel(measured: Measured) -> Panel:
     )
 
 
-def _figure(cells: Mapping[str, Cell], slots: Mapping[str, int]) -> dict[str, object]:
-    start_ms = max(0.8 * min(float(cell.curve.time_ms[0]) for cell in cells.values()), 1e-3)
-    named = {f"{name} ({len(cell.waits):,})": (cell, slots[name]) for name, cell in cells.items()}
-    data = [
-        trace
-        for name, (cell, slot) in named.items()
-        for trace in survival_band(name, _thinned(cell.curve), slot, start_ms)
+def _figure(cells: Mapping[str, Cell], slots: Mapping[str, int]) -> Figure:
+    drawn = [
+        Survival(name=f"{name} ({len(cell.waits):,})", curve=_thinned(cell.curve), n=len(cell.waits), slot=slots[name])
+        for name, cell in cells.items()
     ]
-    data += [
-        survival_line(name, _thinned(cell.curve), len(cell.waits), slot, start_ms)
-        for name, (cell, slot) in named.items()
-    ]
-    y_axis = axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
-    return figure(data, axis("time since arrival (ms)", type="log"), y_axis)
+    return survival_figure(drawn, "time since arrival (ms)", "still without a first token")
 
 
 def _thinned(curve: Curve) -> Curve:

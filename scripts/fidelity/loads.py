@@ -39,7 +39,7 @@ ORDER = (
 COLD_UTILIZATION = 0.6
 """Of each load without its cache, by the probe: below saturation."""
 SHORT, LONG, OUTPUTS, AT_ONCE, REPEATS = 64, 8192, 64, 16, 3
-BURST_EVERY_S, SESSIONS_S, TURNS = 8.0, 60, 5
+BURST_EVERY_S, BURST_S, SESSIONS_S, TURNS = 8.0, 0.01, 60, 5
 COLD_SESSION, COLD_SINGLE, ANSWER = 10_600, 2_270, 40
 """Tokens of a middle prompt and output of the session gate and of the others."""
 LONGEST_PROMPT = 24_000
@@ -151,10 +151,16 @@ def sized_round(probe: Probe, scheduler: Sequence[str], cache_tokens: int, conte
         f"--prompt-tokens 64:256 --output-tokens 16:64 --rate {sessions:g} --duration {SESSIONS_S}s --seed {SEED + 4}",
         # 330 requests: the one p99 here that is not the slowest few.
         "poisson-long": f"--pattern poisson {single} --rate {singles:g} --number 330 --seed {SEED + 6}",
-        "burst": f"--pattern burst {single} --burst-size {burst} --burst-every {BURST_EVERY_S:g}s --duration 48s "
-        f"--seed {SEED + 7}",
+        "burst": f"{bursts(burst)} {single} --seed {SEED + 7}",
     }
     return Round(loads=loads, scheduler=tuple(scheduler))
+
+
+def bursts(size: int) -> str:
+    """Flags of six bursts of about ``size`` requests at once."""
+    starts = [BURST_EVERY_S * burst for burst in range(6)]
+    rates = [f"{start:g}:{size / BURST_S:g},{start + BURST_S:g}:0" for start in starts]
+    return f"--pattern series --rate-series {','.join([*rates, f'{6 * BURST_EVERY_S:g}:0'])}"
 
 
 def sessions_in_a_round(calibration: str) -> int:

@@ -13,24 +13,20 @@ from wire.loop import run
 decode = msgspec.json.Decoder().decode
 
 
-async def send(session: aiohttp.ClientSession, load: ClientLoad, number: int, out: TextIO) -> None:
+async def send(session: aiohttp.ClientSession, url: str, body: bytes, number: int, out: TextIO) -> None:
     """Send a request and read its response, event by event."""
-    request_id = f"r{number}"
-    headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+    headers = {"Content-Type": "application/json", "X-Request-Id": f"r{number}"}
     read_ns: list[int] = []
-    tokens: list[int] = []
     rest = b""
     sent_ns = time.perf_counter_ns()
-    async with session.post(f"{load.url}/v1/completions", data=load.body(number), headers=headers) as response:
+    async with session.post(url, data=body, headers=headers) as response:
         response.raise_for_status()
         async for data in response.content.iter_any():
             at_ns = time.perf_counter_ns()
             *events, rest = (rest + data).split(b"\n\n")
-            found = sum(map(tokens_of, events))
-            if found:
+            if sum(map(tokens_of, events)):
                 read_ns.append(at_ns)
-                tokens.append(found)
-    keep(out, request_id, sent_ns, read_ns, tokens)
+    keep(out, f"r{number}", sent_ns, read_ns)
 
 
 def tokens_of(event: bytes) -> int:
@@ -44,12 +40,12 @@ def tokens_of(event: bytes) -> int:
 
 async def closed_loop(session: aiohttp.ClientSession, load: ClientLoad, out: TextIO) -> None:
     """So many requests in flight until the time is over."""
+    url, bodies = f"{load.url}/v1/completions", load.bodies()
     end_s = time.perf_counter() + load.duration_s
 
-    async def user(first: int) -> None:
-        number = first
+    async def user(number: int) -> None:
         while time.perf_counter() < end_s:
-            await send(session, load, number, out)
+            await send(session, url, bodies[number % len(bodies)], number, out)
             number += load.parallel
 
     await asyncio.gather(*(user(number) for number in range(load.parallel)))
@@ -57,20 +53,17 @@ async def closed_loop(session: aiohttp.ClientSession, load: ClientLoad, out: Tex
 
 async def open_loop(session: aiohttp.ClientSession, load: ClientLoad, out: TextIO) -> None:
     """Each request at its time."""
+    url, bodies = f"{load.url}/v1/completions", load.bodies()
     async with asyncio.TaskGroup() as tasks:
-        for number, due_ns in load.due_ns(time.perf_counter_ns()):
-            wait_s = (due_ns - time.perf_counter_ns()) / 1e9
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            tasks.create_task(send(session, load, number, out))
+        for number, due_ns in enumerate(load.due_ns(time.perf_counter_ns())):
+            await asyncio.sleep(max(0.0, (due_ns - time.perf_counter_ns()) / 1e9))
+            tasks.create_task(send(session, url, bodies[number % len(bodies)], number, out))
 
 
 async def main() -> None:
-    """The load, over as many connections as it needs."""
     load = read_load()
-    connector = aiohttp.TCPConnector(limit=0)
-    with load.out.open("w") as out:
-        async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        with load.open() as out:
             await (closed_loop if load.rate is None else open_loop)(session, load, out)
 
 

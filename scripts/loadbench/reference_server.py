@@ -3,31 +3,35 @@
 It is light, so that it limits no measurement: requests are found by three searches, not parsed; pieces go to the
 kernel by ``write(2)``, because an event loop's own write may wait for the end of its turn.
 
-    python -m scripts.loadbench.reference_server --ttft-ms 20:80 --gap-ms 10
+    python -m scripts.loadbench.reference_server '{"ttft_low_ms": 20, "ttft_high_ms": 80, "gap_ms": 10}'
+
+Its log is the ground truth for a client. All times are of the monotonic clock that every process of a machine shares
+(``time.perf_counter_ns``). The server notes the last byte of a request and the write of the first token, so a client's
+TTFT error is never negative: it is the way there and back through the kernel, and the client's delay.
 """
 
-import argparse
 import asyncio
 import contextlib
 import heapq
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import cast
+from typing import NamedTuple, cast
 
 import httpx
 import msgspec
 
-from scripts.loadbench.server_log import NS_PER_MS, Pace, Served, ServerLog
+from loadgen.core.draws import below, text_key
 from wire.alarm import Alarm
 from wire.loop import run as run_loop
 from wire.process import module_command, module_environment
 
+NS_PER_MS = 1_000_000
 BACKLOG = 4096
 DEFAULT_TOKENS = 16
 TAIL = 512
@@ -38,16 +42,58 @@ _REQUEST_ID = re.compile(rb"\r\nx-request-id: *([!-~]+)", re.IGNORECASE)
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 
 FIRST_ID = 1000
-MODEL = "truth"
-ENVELOPE = {
-    "id": "cmpl-0123456789abcdef0123456789abcdef",
-    "object": "text_completion",
-    "created": 1_700_000_000,
-    "model": MODEL,
-}
+ENVELOPE = {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_completion", "created": 1, "model": "truth"}
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Times and pieces of the server's responses: its command line, as JSON."""
+
+    ttft_low_ms: float = 0.0
+    ttft_high_ms: float = 0.0
+    """From a request's last byte to the first write, drawn by request id."""
+    gap_ms: float = 0.0
+    """Between two writes; 0: all at once."""
+    tokens_per_write: int = 1
+    """Events of later writes; the first write has one."""
+    prompt_tokens: int = 256
+    """Usage's prompt tokens: the server does not read prompts."""
+
+    def ttft_ns(self, request_id: str) -> int:
+        low_ns, high_ns = (round(bound * NS_PER_MS) for bound in (self.ttft_low_ms, self.ttft_high_ms))
+        return low_ns + below(text_key(request_id), high_ns - low_ns + 1)
+
+
+class Served(msgspec.Struct, array_like=True):
+    """Request as the server saw it, in ns of the monotonic clock; null: it did not come to that."""
+
+    request_id: str
+    """Its ``X-Request-Id``, else its number, ``#7``."""
+    received_ns: int
+    """Start of the read with its last byte."""
+    due_ns: int
+    first_write_ns: int | None
+    """Just before the first token's bytes went to the kernel."""
+    last_write_ns: int | None
+    """Just before the stream's end, likewise."""
+    tokens: int
+    writes: int
+    """Pieces of the complete stream."""
+
+    @property
+    def ttft_ns(self) -> int | None:
+        return None if self.first_write_ns is None else self.first_write_ns - self.received_ns
+
+
+class ServerLog(msgspec.Struct, frozen=True):
+    """Log of the server after a run."""
+
+    served: list[Served]
+    cpu_ns: int
+    started_ns: int
+    read_ns: int
 
 
 @lru_cache(maxsize=256)
@@ -65,14 +111,8 @@ def token_ids(tokens: int) -> Iterable[int]:
 
 
 def _event(index: int, *, last: bool) -> bytes:
-    choice = {
-        "index": 0,
-        "text": f" t{index}",
-        "logprobs": None,
-        "finish_reason": "length" if last else None,
-        "stop_reason": None,
-        "token_ids": [FIRST_ID + index],
-    }
+    choice = {"index": 0, "text": f" t{index}", "logprobs": None, "finish_reason": "length" if last else None}
+    choice |= {"stop_reason": None, "token_ids": [FIRST_ID + index]}
     return _chunk({**ENVELOPE, "choices": [choice], "usage": None})
 
 
@@ -89,18 +129,9 @@ def _chunk(event: dict[str, object]) -> bytes:
 class _Stream:
     """Response being written."""
 
-    def __init__(self, connection: "_Connection", request_id: str, received_ns: int, tokens: int) -> None:
-        self.connection, self.request_id, self.received_ns, self.tokens = connection, request_id, received_ns, tokens
-        self.pieces: tuple[bytes, ...] = ()
+    def __init__(self, connection: "_Connection", served: Served, pieces: Sequence[bytes]) -> None:
+        self.connection, self.served, self.pieces = connection, served, pieces
         self.next_piece = 0
-        self.due_ns = 0
-        self.first_ns: int | None = None
-        self.last_ns: int | None = None
-
-    def served(self) -> Served:
-        return Served(
-            self.request_id, self.received_ns, self.due_ns, self.first_ns, self.last_ns, self.tokens, len(self.pieces)
-        )
 
 
 class ReferenceServer:
@@ -109,7 +140,7 @@ class ReferenceServer:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._gap_ns = round(pace.gap_ms * NS_PER_MS)
-        self._streams: list[_Stream] = []
+        self._served: list[Served] = []
         self._due: list[tuple[int, int, _Stream]] = []
         self._pushed = 0
         self._alarm = Alarm(self._ring)
@@ -121,23 +152,21 @@ class ReferenceServer:
         return int(next(iter(listener.sockets)).getsockname()[1])
 
     def log(self) -> ServerLog:
-        served = [stream.served() for stream in self._streams]
-        return ServerLog(served, time.process_time_ns(), self._started_ns, perf_counter_ns())
+        return ServerLog(self._served, time.process_time_ns(), self._started_ns, perf_counter_ns())
 
     def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
         found = _REQUEST_ID.search(head)
-        request_id = found[1].decode("ascii") if found else f"#{len(self._streams)}"
+        request_id = found[1].decode("ascii") if found else f"#{len(self._served)}"
         wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
         tokens = max(1, int(wanted[1])) if wanted else DEFAULT_TOKENS
-        stream = _Stream(connection, request_id, received_ns, tokens)
-        stream.pieces = stream_pieces(self._pace, tokens)
-        self._streams.append(stream)
-        ttft_ns = self._pace.ttft_ns(request_id)
-        stream.due_ns = received_ns + ttft_ns
-        if ttft_ns == 0:
+        pieces, due_ns = stream_pieces(self._pace, tokens), received_ns + self._pace.ttft_ns(request_id)
+        served = Served(request_id, received_ns, due_ns, None, None, tokens, len(pieces))
+        self._served.append(served)
+        stream = _Stream(connection, served, pieces)
+        if due_ns == received_ns:
             self._go_on(stream)
         else:
-            self._push(stream.due_ns, stream)
+            self._push(due_ns, stream)
 
     def _push(self, due_ns: int, stream: _Stream) -> None:
         self._pushed += 1
@@ -151,20 +180,19 @@ class ReferenceServer:
 
     def _go_on(self, stream: _Stream) -> None:
         """Write the next piece, or all that are left; schedule the following one."""
-        pieces, number, connection = stream.pieces, stream.next_piece, stream.connection
-        last = len(pieces) if self._gap_ns == 0 else number + 1
-        while number < last:
+        pieces, served = stream.pieces, stream.served
+        last = len(pieces) if self._gap_ns == 0 else stream.next_piece + 1
+        for number in range(stream.next_piece, last):
             now_ns = perf_counter_ns()
-            if not connection.write(pieces[number]):
+            if not stream.connection.write(pieces[number]):
                 return
             if number == 0:
-                stream.first_ns = now_ns
-            number += 1
-            if number == len(pieces):
-                stream.last_ns = now_ns
-        stream.next_piece = number
-        if number < len(pieces):
-            self._push(stream.due_ns + number * self._gap_ns, stream)
+                served.first_write_ns = now_ns
+            if number == len(pieces) - 1:
+                served.last_write_ns = now_ns
+        stream.next_piece = last
+        if last < len(pieces):
+            self._push(served.due_ns + last * self._gap_ns, stream)
 
 
 class _Connection(asyncio.Protocol):
@@ -228,10 +256,8 @@ class _Connection(asyncio.Protocol):
             self._server.serve(self, head, body, at_ns)
         elif head.startswith(b"GET /log"):
             self._whole(200, msgspec.msgpack.encode(self._server.log()))
-        elif head.startswith(b"GET /v1/models"):
-            self._whole(200, b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % MODEL.encode())
-        elif head.startswith((b"GET /health", b"GET / ")):
-            self._whole(200, b"{}")
+        elif head.startswith((b"GET /v1/models", b"GET / ")):
+            self._whole(200, b'{"object":"list","data":[{"id":"truth","object":"model"}]}')
         else:
             self._whole(404, b"{}")
 
@@ -241,51 +267,21 @@ class _Connection(asyncio.Protocol):
 
 
 async def _serve(pace: Pace) -> None:
+    """Serve until standard input ends: the parent has closed it or died."""
     server = ReferenceServer(pace)
-    bound = await server.listen()
-    print(f"http://127.0.0.1:{bound}", flush=True)
-    await _until_input_ends()
-
-
-async def _until_input_ends() -> None:
-    """End of standard input: the parent has closed it or died."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    print(f"http://127.0.0.1:{await server.listen()}", flush=True)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
             ended.set()
 
-    with contextlib.suppress(PermissionError):  # a file or /dev/null has no end to wait for: until it is killed
-        loop.add_reader(0, read)
+    loop.add_reader(0, read)
     await ended.wait()
 
 
-def parse_pace(argv: Sequence[str] | None = None) -> Pace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ttft-ms", type=_range_ms, default="0", metavar="MS", help="N or MIN:MAX, drawn by id (0)")
-    parser.add_argument("--gap-ms", type=float, default=0.0, metavar="MS", help="between two writes (0: all at once)")
-    parser.add_argument("--tokens-per-write", type=int, default=1, metavar="N", help="after the first (1)")
-    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="prompt tokens of usage (256)")
-    args = parser.parse_args(argv)
-    low_ms, high_ms = args.ttft_ms
-    return Pace(
-        ttft_low_ms=low_ms,
-        ttft_high_ms=high_ms,
-        gap_ms=args.gap_ms,
-        tokens_per_write=args.tokens_per_write,
-        prompt_tokens=args.prompt_tokens,
-    )
-
-
-def _range_ms(text: str) -> tuple[float, float]:
-    low, _, high = text.partition(":")
-    return float(low), float(high or low)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerProcess:
+class ServerProcess(NamedTuple):
     """Running server."""
 
     url: str
@@ -296,9 +292,9 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def reference_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def reference_server(pace: Pace, *, prefix: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """Run the server within the block; ``prefix``: command before it, such as ``taskset``."""
-    command = [*prefix, *module_command("scripts.loadbench.reference_server", *flags)]
+    command = [*prefix, *module_command("scripts.loadbench.reference_server", msgspec.json.encode(pace).decode())]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=module_environment())
     assert process.stdin is not None
@@ -309,14 +305,8 @@ def reference_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -
             raise RuntimeError(f"{command!r} did not start")
         yield ServerProcess(url)
     finally:
-        process.stdin.close()  # its sign to end
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        process.communicate()  # closes its input, its sign to end
 
 
 if __name__ == "__main__":
-    run_loop(_serve(parse_pace()))
+    run_loop(_serve(msgspec.json.decode(sys.argv[1], type=Pace)))

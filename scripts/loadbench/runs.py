@@ -1,142 +1,213 @@
 """Runs of a client on a case: on its core, against a server on another core, compared with that server's own times."""
 
+import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from scripts.loadbench.cases import Case
-from scripts.loadbench.reference_server import reference_server
-from scripts.loadbench.server_log import (
-    Sample,
-    ServerLog,
-    Times,
-    count_between,
-    quantile,
-    received_ns,
-    steady_part,
-    ttft_errors_ms,
-)
-from scripts.loadbench.subjects import Subject
-from scripts.loadbench.tree import TreeCost, TreeWatch
+from measure.quantiles import quantile as order_statistic
+from scripts.loadbench.clientload import ClientLoad
+from scripts.loadbench.reference_server import Pace, Served, ServerLog, reference_server
+from tracefile import keyed_id, load_key, load_trace
 
-END_S = 120.0
+ROOT = Path(__file__).parents[2]
+STEADY = (0.2, 0.95)
+"""Part of a run for rates: all clients have started and none has ended."""
+
+Times = npt.NDArray[np.int64]
+Sample = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Load, and how the server answers it."""
+
+    name: str
+    output_tokens: int
+    prompt_tokens: int = 256
+    rate: float | None = None
+    """Requests a second at equal gaps; null: ``parallel`` in flight all the time."""
+    parallel: int = 64
+    duration_s: float
+    server: Pace
+
+
+AT_ONCE = Pace(tokens_per_write=16)
+PACED = Pace(ttft_low_ms=20.0, ttft_high_ms=80.0, gap_ms=10.0)
+
+
+def cases(duration_s: float) -> list[Case]:
+    """Two as fast as the client can, two at a rate; each of about that length."""
+    return [
+        Case(name="short", output_tokens=16, duration_s=duration_s, server=AT_ONCE),
+        Case(name="long", output_tokens=256, duration_s=duration_s, server=AT_ONCE),
+        Case(name="rate50", output_tokens=64, rate=50.0, duration_s=2 * duration_s, server=PACED),
+        Case(name="rate200", output_tokens=64, rate=200.0, duration_s=2 * duration_s, server=PACED),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Client under measurement."""
+
+    name: str
+    command: Callable[[Case, str, Path], list[str]]
+    """The command line for a case, a server's URL and a folder to write to."""
+    ttft_ns: Callable[[Path, Iterable[str]], dict[str, float]]
+    """What it reports of the first token, by the request ids that the server saw, out of its folder."""
+
+
+def kvtape() -> Client:
+    """``loadgen`` with complete recording: hashes, records, trace."""
+    return Client("kvtape", _kvtape, _trace_ttfts)
+
+
+def reference(name: str, module: str) -> Client:
+    """A client that stands beside this file."""
+
+    def command(case: Case, url: str, folder: Path) -> list[str]:
+        load = ClientLoad(
+            url=url,
+            out=str(folder / "requests.jsonl"),
+            duration_s=case.duration_s,
+            rate=case.rate,
+            parallel=case.parallel,
+            prompt_tokens=case.prompt_tokens,
+            output_tokens=case.output_tokens,
+        )
+        return [sys.executable, "-m", f"scripts.loadbench.{module}", msgspec.json.encode(load).decode()]
+
+    return Client(name, command, _reference_ttfts)
+
+
+def _kvtape(case: Case, url: str, folder: Path) -> list[str]:
+    when = ["--parallel", str(case.parallel)]
+    if case.rate is not None:
+        when = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
+    return [
+        *(sys.executable, "-m", "loadgen", "--url", url, "-o", str(folder / "trace.jsonl"), "--model", "truth"),
+        *("--duration", f"{case.duration_s:g}s", *when, "--json"),
+        *("--prompt-tokens", str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)),
+    ]
+
+
+def _trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
+    """A trace has ids keyed; the key is the one that loadgen used."""
+    if not (folder / "trace.jsonl").exists():
+        return {}
+    key = load_key()
+    ttfts = {str(record.request_id): record.ttft_ms for record in load_trace(folder / "trace.jsonl")[1]}
+    pairs = ((name, ttfts.get(keyed_id(key, "request", name))) for name in request_ids)
+    return {name: ttft_ms * 1e6 for name, ttft_ms in pairs if ttft_ms is not None}
+
+
+def _reference_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
+    if not (folder / "requests.jsonl").exists():
+        return {}
+    lines = (json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines())
+    return {line["request_id"]: line["ttft_ns"] for line in lines if line["ttft_ns"] is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Measured run; null where the case or the client does not tell."""
 
-    subject: str
+    client: str
     case: str
     requests: int
     """That the server saw to their end."""
     requests_per_s: float
     events_per_s: float
-    cpu_us_per_request: float | None
-    """Of all the client's processes, from the first request until they are gone: what was put off is in it."""
-    client_cpu: float | None
-    """In cores, over the steady part."""
+    cpu_us_per_request: float
+    """Of all the client's processes, their start and end included."""
     server_cpu: float
     """Of the server, in cores, over its whole life: near 1, it was what was measured."""
-    server_late_p99_ms: float | None
-    told: int
-    """Requests whose TTFT the client told."""
     ttft_error_p50_ms: float | None
     ttft_error_p99_ms: float | None
-    lag_p50_ms: float | None
-    """Of arrivals at the server against equal gaps, from the earliest of them."""
     lag_p99_ms: float | None
+    """Of arrivals at the server against equal gaps, from the earliest of them."""
     first_request_s: float | None
     """From the client's launch to its first request at the server."""
-    pss_mb: float
-    rss_mb: float
-    processes: int
     complaint: str | None
     """The end of what the client wrote to stderr, if it failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Run as it happened."""
-
-    log: ServerLog
-    ttfts_ns: dict[str, float]
-    """The client's own word, by request id."""
-    launched_ns: int
-    cost: TreeCost
-    complaint: str | None
-
-
-def measure(subject: Subject, case: Case, folder: Path, *, client_core: int, server_core: int) -> Measured:
-    """Run one client on one case; its files go to ``folder``."""
+def measure(client: Client, case: Case, folder: Path) -> Measured:
+    """Run one client on one case, on core 1, the server on core 0; its files go to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    with reference_server(case.server, prefix=("taskset", "-c", str(server_core))) as server:
-        command = ["taskset", "-c", str(client_core), *subject.command(case, server.url, folder)]
+    with reference_server(case.server, prefix=("taskset", "-c", "0")) as server:
+        command = ["taskset", "-c", "1", *client.command(case, server.url, folder)]
         launched_ns = time.perf_counter_ns()
-        code, cost, errors = _run(command, subject, folder, memory=case.saturating)
+        with (folder / "stderr").open("w") as errors:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+            _, status, usage = os.wait4(process.pid, 0)
+        code = process.returncode = os.waitstatus_to_exitcode(status)
         log = server.log()
-    ttfts_ns = subject.ttft_ns(folder, [one.request_id for one in log.served])
-    complaint = None if code == 0 else f"exit {code}: {errors[-300:]}"
-    return figures_of(subject.name, case, Ran(log, ttfts_ns, launched_ns, cost, complaint))
+    ttfts_ns = client.ttft_ns(folder, [one.request_id for one in log.served])
+    complaint = None if code == 0 else f"exit {code}: {(folder / 'stderr').read_text()[-300:]}"
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return figures_of(client.name, case, log, ttfts_ns, launched_ns=launched_ns, cpu_s=cpu_s, complaint=complaint)
 
 
-def _run(command: Sequence[str], subject: Subject, folder: Path, *, memory: bool) -> tuple[int, TreeCost, str]:
-    environment = {**os.environ, **subject.environment}
-    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
-        watch = TreeWatch(process.pid, memory=memory)
-        try:
-            code = process.wait(timeout=END_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            code = process.wait()
-        cost = watch.stop()
-    return code, cost, (folder / "stderr").read_text()
-
-
-def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
-    """A run's figures."""
-    log, cost = ran.log, ran.cost
+def figures_of(
+    client: str,
+    case: Case,
+    log: ServerLog,
+    ttfts_ns: Mapping[str, float],
+    *,
+    launched_ns: int,
+    cpu_s: float,
+    complaint: str | None = None,
+) -> Measured:
+    """``ttfts_ns``: the client's own word, by request id."""
     ended = [one for one in log.served if one.last_write_ns is not None]
-    received = received_ns(ended)
-    start_ns, end_ns = steady_part(received)
-    steady = count_between(received, start_ns, end_ns)
-    seconds = (end_ns - start_ns) / 1e9
-    rate = steady / seconds if seconds else 0.0
-    cpu_s = cost.cpu_between(start_ns, end_ns)
-    whole_s = cost.cpu_between(int(received.min()), cost.at_ns[-1]) if len(received) and cost.at_ns else None
-    errors_ms = ttft_errors_ms(ended, ran.ttfts_ns)
-    lag_ms = np.empty(0) if case.rate is None else lags_ms(received, case.rate)
-    lateness_ms = np.array([one.lateness_ns for one in ended if one.lateness_ns is not None]) / 1e6
+    received = np.array([one.received_ns for one in ended], dtype=np.int64)
+    rate, errors_ms = steady_rate(received), ttft_errors_ms(ended, ttfts_ns)
     return Measured(
-        subject=subject,
+        client=client,
         case=case.name,
         requests=len(ended),
         requests_per_s=rate,
         events_per_s=rate * case.output_tokens,
-        cpu_us_per_request=whole_s * 1e6 / len(ended) if whole_s is not None else None,
-        client_cpu=cpu_s / seconds if cpu_s is not None and seconds else None,
+        cpu_us_per_request=cpu_s * 1e6 / max(1, len(ended)),
         server_cpu=log.cpu_ns / max(1, log.read_ns - log.started_ns),
-        server_late_p99_ms=quantile(lateness_ms, 0.99),
-        told=len(errors_ms),
         ttft_error_p50_ms=quantile(errors_ms, 0.5),
         ttft_error_p99_ms=quantile(errors_ms, 0.99),
-        lag_p50_ms=quantile(lag_ms, 0.5),
-        lag_p99_ms=quantile(lag_ms, 0.99),
-        first_request_s=(int(received.min()) - ran.launched_ns) / 1e9 if len(received) else None,
-        pss_mb=cost.pss_mb,
-        rss_mb=cost.rss_mb,
-        processes=cost.processes,
-        complaint=ran.complaint,
+        lag_p99_ms=None if case.rate is None else quantile(lags_ms(received, case.rate), 0.99),
+        first_request_s=(int(received.min()) - launched_ns) / 1e9 if len(received) else None,
+        complaint=complaint,
     )
+
+
+def steady_rate(received: Times) -> float:
+    """Requests a second in the steady part; 0 if there is none."""
+    if len(received) < 2:
+        return 0.0
+    first, last = int(received.min()), int(received.max())
+    start, end = (round(first + share * (last - first)) for share in STEADY)
+    return int(np.count_nonzero((received >= start) & (received < end))) * 1e9 / max(1, end - start)
+
+
+def ttft_errors_ms(served: Iterable[Served], reported_ns: Mapping[str, float]) -> Sample:
+    """Client TTFT − server TTFT of each request that both know."""
+    pairs = ((reported_ns.get(one.request_id), one.ttft_ns) for one in served)
+    return np.array([(ours - theirs) / 1e6 for ours, theirs in pairs if ours is not None and theirs is not None])
 
 
 def lags_ms(received: Times, rate: float) -> Sample:
     """Return the delay of each arrival against equal gaps; the earliest has delay 0."""
     ahead_ns = np.sort(received) - np.arange(len(received)) * 1e9 / rate
     return (ahead_ns - ahead_ns.min()) / 1e6 if len(ahead_ns) else ahead_ns
+
+
+def quantile(sample: Sample, level: float) -> float | None:
+    return order_statistic(np.sort(sample), level) if len(sample) else None

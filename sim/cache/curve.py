@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from measure.cache import accesses as accesses_of
     from measure.cache import hitcurve, stackdepth
     from measure.cache.hitcurve import HitCurve
-    from report.pages import curves as pages
+    from sim.cache import pages
     from sim.cache import reuse as reusing
     from sim.workload import accesses as workload_accesses
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
-    reusing = LateModule("sim.cache.reuse")
-    pages = LateModule("report.pages.curves")
+    pages, reusing = late_modules("sim.cache", "pages reuse")
     workload_accesses = LateModule("sim.workload.accesses")
 
 
@@ -71,14 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     curve = hitcurve.hit_curve(accesses)
     reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
     html = page_path(arguments, [arguments.trace])
-    if arguments.json or html is not None:
-        told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
-        reused = None if reuse is None else asdict(reuse)
-        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told], "reuse": reused}
     if html is not None:
-        write_page(html, pages.curve_page(result))
+        write_page(html, pages.curve_page(str(arguments.trace), curve, kv_bytes, reuse))
+    if arguments.json:
+        told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
+        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
+        print(json.dumps({**result, "reuse": None if reuse is None else asdict(reuse)}))
+        return 0
     lines = [describe(curve, cache_tokens, kv_bytes), *([] if reuse is None else reusing.describe_reuse(reuse))]
-    print(json.dumps(result) if arguments.json else "\n".join(lines))
+    print("\n".join(lines))
     return 0
 
 

@@ -34,7 +34,7 @@ from tracefile.records.errors import InputError
 CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
 NO_ROOM = -1
-OTHER_FLAGS = ("block_size", "bound")
+OTHER_FLAGS = ("html", "block_size", "bound")
 """Flags of one group of full attention."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 CAUSES = {

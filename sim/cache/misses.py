@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from measure.cacheuse import CauseShare
 from measure.table import table_lines
 from report.output import add_page_argument, page_path, write_page
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
+from sim.cache.results import Attribution, CauseShare
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
 from tracefile.files.reading import open_trace
@@ -26,15 +26,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from measure.cache import interning
-    from report.pages import curves as pages
-    from sim.cache import hybrid, sequential_pool
+    from sim.cache import hybrid, pages, sequential_pool
     from sim.cache.sequential_pool import Requests, SequentialPool
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     interning = LateModule("measure.cache.interning")
-    pages = LateModule("report.pages.curves")
-    hybrid, sequential_pool = late_modules("sim.cache", "hybrid sequential_pool")
+    hybrid, pages, sequential_pool = late_modules("sim.cache", "hybrid pages sequential_pool")
 
 
 CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
@@ -51,20 +49,6 @@ class Prompts:
     cohort: IntArray
     """Place in ``COHORTS`` of each request."""
     block_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
-    """Prompt tokens of a trace by cause."""
-
-    block_size: int
-    usable_blocks: int | None
-    """Null: unlimited."""
-    rejected: int
-    """Requests that alone do not fit the pool: they touch nothing and are in no sum."""
-    total: CauseShare
-    cohorts: list[CauseShare]
-    """By turn; cohorts without requests are left out."""
 
 
 EPILOG = """\
@@ -92,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     html = page_path(arguments, [arguments.trace])
     print(json.dumps(found_json) if arguments.json else describe(found))
     if html is not None:
-        write_page(html, pages.misses_page(found_json))
+        write_page(html, pages.misses_page(str(arguments.trace), found))
     return 0
 
 

@@ -4,16 +4,14 @@ Requests are taken by arrival. An access is a full prompt block. Blocks that a r
 like the curve's, but not asked for. A block without a known hash never comes again.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from measure.cache.accesses import Accesses, Piece
 from measure.cache.interning import leading
 from measure.cache.stackdepth import AccessDepths, access_depths, untouched
-from measure.cacheuse import Distribution, Window
 from measure.quantiles import quantile_place
 from measure.table import table_lines
+from sim.cache.results import Distribution, Reuse, Window
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
@@ -23,22 +21,6 @@ SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
 WINDOWS_SHOWN = 20
 _COUNTS = ("requests", "accesses", "distinct_blocks", "new_blocks", "seen_blocks")
 """Columns of a window."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """Reuse of one trace's blocks."""
-
-    block_size: int
-    requests: int
-    accesses: int
-    first_accesses: int
-    """Of blocks never touched before; the others are what the distributions are over."""
-    levels: tuple[float, ...]
-    time_ms: Distribution
-    distance_blocks: Distribution
-    window_ms: float
-    windows: list[Window]
 
 
 def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:

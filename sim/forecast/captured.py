@@ -59,10 +59,6 @@ class Captured:
         return bool(self.meta.workload and self.meta.workload.cold_prompts)
 
     @property
-    def has_turns(self) -> bool:
-        return any(record.parent_id is not None or (record.turn or 1) > 1 for record in self.records)
-
-    @property
     def part_hashed(self) -> str:
         """Words on the requests whose hits are known, where these are too few; empty: they are not."""
         hashed = sum(record.block_hashes is not None for record in self.records)

@@ -102,7 +102,7 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
     state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
     state.runs["parent"] = fleet.state.runs["parent"]
     counts = np.concatenate([rows[number] for number in busiest])
-    point = PointRun(state, counts, costs[place][: counts.shape[1]], fleet.traffic)
+    point = PointRun(state, counts, costs[place][: counts.shape[1]])
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)

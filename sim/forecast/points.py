@@ -15,13 +15,13 @@ from measure.wording import listed
 from report.grid.points import LATENCY, Measure, Setting, Span
 from sim.forecast import ensemble, saturation
 from sim.forecast import summary as summing
-from sim.forecast.captured import Captured, Load, plan
+from sim.forecast.captured import Load, plan, read_captured
 from sim.forecast.fleets import forecast_load, point_of
 from sim.forecast.limits import measure_name
 from sim.forecast.results import Curve, ForecastPoint
 from sim.forecast.saturation import PointRun
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
-from sim.latency.modelfile import Model, model_digest
+from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig
 from tracefile.records.arrays import FloatArray
@@ -54,31 +54,61 @@ class PointValues:
     """None with one member."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastConfig:
+    """Settings of every command that forecasts a capture."""
+
+    trace: Path
+    model: Path
+    paced: bool | None = None
+    """None: if the trace knows its sessions."""
+    members: int = 32
+    seed: int = 0
+
+
+def config_of(arguments: argparse.Namespace) -> ForecastConfig:
+    return ForecastConfig(
+        trace=arguments.trace,
+        model=arguments.latency_model,
+        paced=arguments.replay_sessions,
+        members=checked_members(arguments.members),
+        seed=arguments.seed,
+    )
+
+
 class PointForecast:
     """Forecasts of scenarios of a capture; sent once to each process."""
 
-    def __init__(self, captured: Captured, model: Model, seed: int) -> None:
-        self._captured, self._model, self._seed = captured, model, seed
-        self.cohorts = summing.cohorts_of(captured.records)
+    def __init__(
+        self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = (), kv_groups: str | None = None
+    ) -> None:
+        """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
+        self.config, self.model = config, load_model(config.model)
+        self.captured = read_captured(config.trace, self.model, paced=config.paced, kv_groups=kv_groups)
+        self.cohorts = summing.cohorts_of(self.captured.records)
         self._base: tuple[PointRun, EngineConfig] | None = None
         """Run of the capture without noise, and its engine."""
+        for limit in limits:
+            if (limit.cohort or ALL) not in self.cohorts:
+                cohort = limit.cohort
+                raise InputError(f"{flag} {limit.text}: the trace has no requests of {cohort}; expected another cohort")
 
     def __call__(
         self, task: Task, *, threads: int | None = 1, done: Callable[[], object] = lambda: None
     ) -> PointValues:
         """Return values by measure; with several members also demand, curves, and what no capture supports."""
         scenario, count = task
-        load = plan(self._captured, scenario)
+        load = plan(self.captured, scenario)
         assumptions = list(load.deployment.assumptions())
         if count == 1:
-            found = forecast_load(load, [self._model], seed=self._seed, threads=threads)
-            horizon_ms = np.inf if self._captured.paced or not _ends_late(found, load) else load.horizon_ms
+            found = forecast_load(load, [self.model], seed=self.config.seed, threads=threads)
+            horizon_ms = np.inf if self.captured.paced or not _ends_late(found, load) else load.horizon_ms
             values, beyond, _ = summing.measures_of(found, self.cohorts, horizon_ms)
             return PointValues(values, beyond, assumptions=assumptions)
-        drawn = ensemble.members(self._model, count, self._seed)
-        found = forecast_load(load, drawn, seed=self._seed, threads=threads, done=done)
-        point, demand = point_of(load, self._model)
-        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
+        drawn = ensemble.members(self.model, count, self.config.seed)
+        found = forecast_load(load, drawn, seed=self.config.seed, threads=threads, done=done)
+        point, demand = point_of(load, self.model)
+        horizon_ms = load.horizon_ms if demand.is_saturated and not self.captured.paced else np.inf
         values, beyond, by_cohort = summing.measures_of(found, self.cohorts, horizon_ms)
         return PointValues(
             values,
@@ -87,7 +117,7 @@ class PointForecast:
             demand.is_saturated,
             self._warnings(scenario, load, point),
             assumptions,
-            list(saturation.borrowed_parameters(self._model, point)),
+            list(saturation.borrowed_parameters(self.model, point)),
             summing.curves_of(by_cohort, horizon_ms),
         )
 
@@ -95,13 +125,40 @@ class PointForecast:
         """Return conditions that no capture showed; of the capture itself those beyond the fit."""
         if scenario == AS_CAPTURED:
             self._base = point, load.engine
-            opened = saturation.open_parameters(self._model, point)
-            return [*opened, *saturation.beyond_fit(point, self._model)]
+            opened = saturation.open_parameters(self.model, point)
+            return [*opened, *saturation.beyond_fit(point, self.model)]
         if self._base is None:
-            as_captured = plan(self._captured, AS_CAPTURED)
-            self._base = point_of(as_captured, self._model)[0], as_captured.engine
+            as_captured = plan(self.captured, AS_CAPTURED)
+            self._base = point_of(as_captured, self.model)[0], as_captured.engine
         base, engine = self._base
-        return list(saturation.extrapolations(self._model, base, point, engine, load.engine))
+        return list(saturation.extrapolations(self.model, base, point, engine, load.engine))
+
+    def about(self, own: ForecastPoint | None = None) -> dict[str, Any]:
+        """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
+        captured, model = self.captured, self.model
+        measured = None if own is not None else summing.measured_point(captured, self.cohorts)
+        if measured is not None and plan(captured, AS_CAPTURED).serves:
+            values = self((AS_CAPTURED, self.config.members), threads=None)
+            own = summing.with_errors(make_point("", {}, values), measured)
+        trust = None if own is None else summing.trust_in(own)
+        sentences = [verdict_sentence(self.config.model, model, captured.digest, captured.meta)]
+        return {
+            "source": self.config.trace.name,
+            "headlines": [],
+            "verdicts": ["; ".join([*sentences, *([] if trust is None else [trust.sentence])])],
+            "trusted": trust is None or trust.trusted,
+            "notes": [
+                *filter(None, [captured.part_hashed]),
+                *engine_warning(model, captured.meta, captured.engine),
+                *ensemble.no_draws(model),
+            ],
+            "trace_digest": captured.digest,
+            "model_digest": model_digest(model),
+            "paced": captured.paced,
+            "cohorts": {name: len(indexes) for name, indexes in self.cohorts.items()},
+            "seed": self.config.seed,
+            "members": self.config.members,
+        }
 
 
 def _ends_late(found: ensemble.Forecast, load: Load) -> bool:
@@ -128,7 +185,7 @@ def make_point(
         name=name,
         settings=dict(settings),
         measures=measures,
-        meets=served and (within is None or within >= CONFIDENCE),
+        meets=None if within is None else served and within >= CONFIDENCE,
         marks=["saturated"] if found.saturated else [],
         warnings=list(found.warnings),
         assumptions=list(found.assumptions),
@@ -144,65 +201,6 @@ def with_mark(point: ForecastPoint, *marks: str) -> ForecastPoint:
 def latency_of(limits: Sequence[Threshold]) -> str:
     """Return the measure beside throughput: of the first limit on a time, else TTFT p90."""
     return next((measure_name(limit) for limit in limits if limit.unit == "ms"), LATENCY)
-
-
-def check_cohorts(flag: str, limits: Sequence[Threshold], captured: Captured) -> None:
-    """Raise InputError for a limit on requests that the trace does not have."""
-    known = summing.cohorts_of(captured.records)
-    for limit in limits:
-        if (limit.cohort or ALL) not in known:
-            cohort = limit.cohort
-            raise InputError(f"{flag} {limit.text}: the trace has no requests of {cohort}; expected another cohort")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastConfig:
-    """Settings of every command that forecasts a capture."""
-
-    trace: Path
-    model: Path
-    paced: bool | None = None
-    """None: if the trace knows its sessions."""
-    members: int = 32
-    seed: int = 0
-
-
-def config_of(arguments: argparse.Namespace) -> ForecastConfig:
-    return ForecastConfig(
-        trace=arguments.trace,
-        model=arguments.latency_model,
-        paced=arguments.replay_sessions,
-        members=checked_members(arguments.members),
-        seed=arguments.seed,
-    )
-
-
-def provenance(
-    config: ForecastConfig, forecast: PointForecast, captured: Captured, model: Model, own: ForecastPoint | None
-) -> dict[str, Any]:
-    """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
-    if own is None and (measured := summing.measured_point(captured, forecast.cohorts)) is not None:
-        load = plan(captured, AS_CAPTURED)
-        if load.serves:
-            values = forecast((AS_CAPTURED, config.members), threads=None)
-            own = summing.with_errors(make_point("", {}, values), measured)
-    trust = None if own is None else summing.trust_in(own)
-    sentences = [verdict_sentence(config.model, model, captured.digest, captured.meta)]
-    return {
-        "verdicts": ["; ".join([*sentences, *([] if trust is None else [trust.sentence])])],
-        "trusted": trust is None or trust.trusted,
-        "notes": [
-            *filter(None, [captured.part_hashed]),
-            *engine_warning(model, captured.meta, captured.engine),
-            *ensemble.no_draws(model),
-        ],
-        "trace_digest": captured.digest,
-        "model_digest": model_digest(model),
-        "paced": captured.paced,
-        "cohorts": {name: len(indexes) for name, indexes in forecast.cohorts.items()},
-        "seed": config.seed,
-        "members": config.members,
-    }
 
 
 def borrowed_sentences(model: Model, found: Sequence[PointValues]) -> list[str]:

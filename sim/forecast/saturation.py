@@ -11,7 +11,6 @@ import numpy as np
 
 from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state, loop_of
-from sim.engine.tiers import TierTraffic, traffic_of
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
@@ -52,14 +51,12 @@ class PointRun:
     counts: FloatArray
     """Counts by step and term: a row's terms, in the order of ``TERMS``."""
     costs: FloatArray
-    traffic: TierTraffic | None = None
-    """Of the memory behind the pool."""
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None = None) -> PointRun:
     state = run_state(build_state(arrivals, config, model, deployment=deployment), loop_of(config))
     counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
-    return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]), traffic_of([state]))
+    return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
 
 
 def demand_of(

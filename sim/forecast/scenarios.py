@@ -16,13 +16,7 @@ from sim.vllm.kvgroups import read_groups
 from tracefile import InputError
 from tracefile.commandline.parser import Parser, seed
 
-RARE = (
-    "max-model-len",
-    "host-gb-per-s",
-    "host-latency",
-    "disk-gb-per-s",
-    "disk-latency",
-)
+RARE = ("max-model-len", "host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency")
 """Axes whose values a file of ``--config`` or a grid gives alone."""
 MOST_SCENARIOS = 200
 BASELINE = "as captured"

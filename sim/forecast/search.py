@@ -7,7 +7,7 @@ value tried on its easy side holds.
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,7 @@ from measure.cohorts import ALL, cohort_title
 from measure.thresholds import Threshold
 from report.grid.points import THROUGHPUT, title_of, value_text
 from report.output import add_page_argument, page_path, put_page
-from sim.forecast.captured import Captured, plan, read_captured
+from sim.forecast.captured import Captured, plan
 from sim.forecast.limits import measure_name, parse_limit
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint, Outcome
 from sim.forecast.scenarios import (
@@ -29,7 +29,6 @@ from sim.forecast.scenarios import (
     add_scenario_flags,
     scenarios_of,
 )
-from sim.latency.modelfile import load_model
 from sim.vllm.config import MOST
 from tracefile import InputError
 from tracefile.commandline.parser import Parser
@@ -56,39 +55,6 @@ REPLICAS: Final = (1, 16)
 """Searched unless asked otherwise."""
 NEIGHBOURS: Final = 2
 """Steps to either side of an answer that are tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Values from an easy end to a hard one, by steps of ``tolerance`` of themselves, or of one if they are counts."""
-
-    easy: float
-    hard: float
-    tolerance: float
-    counts: bool
-
-    def step(self, value: float) -> float:
-        step = self.tolerance * value
-        return max(1.0, math.floor(step)) if self.counts else step
-
-    def middle(self, one: float, other: float) -> float | None:
-        """Between the two on a logarithmic scale; None: they are next to each other."""
-        if abs(one - other) <= self.step(min(one, other)) * (1.0 + 1e-9):
-            return None
-        middle = self.rounded(math.sqrt(one * other))
-        return None if middle in (one, other) else middle
-
-    def neighbours(self, value: float) -> list[float]:
-        """Values up to ``NEIGHBOURS`` steps from ``value``, within the ends."""
-        low, high = sorted((self.easy, self.hard))
-        around = [value + sign * number * self.step(value) for number in range(1, NEIGHBOURS + 1) for sign in (-1, 1)]
-        return [self.rounded(min(max(one, low), high)) for one in around]
-
-    def rounded(self, value: float) -> float:
-        return float(round(value)) if self.counts else float(f"{value:.5g}")
-
-    def in_order(self, values: list[float]) -> list[float]:
-        return sorted(values, reverse=self.easy > self.hard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,16 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
-    model = load_model(config.model)
-    captured = read_captured(config.trace, model, paced=config.paced)
-    points.check_cohorts("--target", [question.target], captured)
+    forecast = points.PointForecast(config, "--target", [question.target])
+    captured, done = forecast.captured, counted(range(sys.maxsize), "forecasts")
     low, high = question.between or _widest(captured, question)
     smallest, name = question.quantity != RATE, measure_name(question.target)
-    scale = Scale(*((high, low) if smallest else (low, high)), tolerance=question.tolerance, counts=smallest)
+    scale = values_between(low, high, question.tolerance, counts=smallest)[:: -1 if smallest else 1]
     for end in (low, high):
         plan(captured, _at(question, end))  # refuses settings before any forecast
-    forecast, done = points.PointForecast(captured, model, config.seed), counted(range(sys.maxsize), "forecasts")
-    about = points.provenance(config, forecast, captured, model, None)
+    about = forecast.about() | {"source": f"{config.trace.name}, {question.scenario.name}"}
     tried: dict[float, ForecastPoint] = {}
 
     def holds(value: float) -> bool:
@@ -170,13 +134,11 @@ def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
     answer: float | None = None
     try:
         answer = bisect(scale, holds)
-        outcome = "none holds" if answer is None else "all hold" if answer == scale.hard else "found"
+        outcome = "none holds" if answer is None else "all hold" if answer == scale[-1] else "found"
     except KeyboardInterrupt:
         print(f"sim search: interrupted; {len(tried)} values are done", file=sys.stderr)
     some = [points.with_mark(tried[value], "chosen") if value == answer else tried[value] for value in sorted(tried)]
     found = ForecastGrid(
-        source=f"{config.trace.name}, {question.scenario.name}",
-        headlines=[],
         axes=[question.quantity],
         latency=name,
         throughput=THROUGHPUT,
@@ -258,27 +220,38 @@ def _between(text: str, quantity: str) -> tuple[float, float]:
     return low, high
 
 
-def bisect(scale: Scale, holds: Callable[[float], bool]) -> float | None:
-    """Return the hardest value that holds with every easier one that was tried; None: the easy end does not hold."""
-    tried = {scale.easy: holds(scale.easy)}
-    if not tried[scale.easy]:
-        return None
-    tried.setdefault(scale.hard, scale.hard in tried or holds(scale.hard))
+def values_between(low: float, high: float, tolerance: float, *, counts: bool) -> list[float]:
+    """Return values from ``low`` to ``high``, by steps of ``tolerance`` of themselves, or of one if they are counts."""
+    found, value = [low], low
     while True:
-        good, bad = edge(scale, tried)
-        value = None if bad is None else scale.middle(good, bad)
-        if value is None:
-            value = next((one for one in scale.neighbours(good) if one not in tried), None)
-        if value is None:
-            return good
-        tried[value] = holds(value)
+        step = tolerance * value
+        value = value + max(1.0, math.floor(step)) if counts else float(f"{value + step:.5g}")
+        if value >= high:
+            return [*found, high]
+        found.append(value)
 
 
-def edge(scale: Scale, tried: dict[float, bool]) -> tuple[float, float | None]:
-    """Return the last value before which all values tried from the easy end hold, and the next one, which does not."""
-    good = scale.easy
-    for value in scale.in_order(list(tried)):
-        if not tried[value]:
-            return good, value
-        good = value
+def bisect(values: Sequence[float], holds: Callable[[float], bool]) -> float | None:
+    """Return the last value that holds with every one before it that was tried; None: the first does not hold."""
+    tried = {0: holds(values[0])}
+    if not tried[0]:
+        return None
+    tried[len(values) - 1] = holds(values[-1])
+    while True:
+        good, bad = edge(tried)
+        around = [good + sign * number for number in range(1, NEIGHBOURS + 1) for sign in (-1, 1)]
+        wanted = [(good + bad) // 2] if bad is not None and bad > good + 1 else around
+        place = next((one for one in wanted if 0 <= one < len(values) and one not in tried), None)
+        if place is None:
+            return values[good]
+        tried[place] = holds(values[place])
+
+
+def edge(tried: Mapping[int, bool]) -> tuple[int, int | None]:
+    """Return the last place before which all that were tried hold, and the next one, which does not."""
+    good = 0
+    for place in sorted(tried):
+        if not tried[place]:
+            return good, place
+        good = place
     return good, None

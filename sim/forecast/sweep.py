@@ -20,12 +20,11 @@ from measure.metrics.flags import add_gpus_argument, checked_gpus
 from measure.thresholds import Threshold
 from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, effect_text, pareto_set, title_of, value_text
 from report.output import add_page_argument, page_path, put_page
-from sim.forecast.captured import Captured, plan_as, read_captured
+from sim.forecast.captured import Captured, plan_as
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.limits import parse_limit
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint
 from sim.forecast.scenarios import AXES, Scenario, add_forecast_flags
-from sim.latency.modelfile import Model, load_model
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import results
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from report.grid import panels
     from sim.forecast import points
-    from sim.forecast.points import ForecastConfig, PointValues, Task
+    from sim.forecast.points import ForecastConfig, PointForecast, PointValues, Task
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     panels = LateModule("report.grid.panels")
@@ -109,10 +108,7 @@ def _choice(arguments: argparse.Namespace) -> Choice:
 
 def sweep(config: "ForecastConfig", grid: Grid, choice: Choice) -> ForecastGrid:
     """Forecast all points, and some of them by an ensemble."""
-    model = load_model(config.model)
-    captured = read_captured(config.trace, model, paced=config.paced)
-    points.check_cohorts("--slo", choice.slos, captured)
-    swept = SweptPoints(config, grid, choice, captured, model)
+    swept = SweptPoints(points.PointForecast(config, "--slo", choice.slos), grid, choice)
     swept.forecast([(swept.base, config.members), *((one, 1) for one in swept.scenarios.values())])
     while wanted := swept.to_refine():
         swept.forecast([(swept.scenarios[key], config.members) for key in wanted])
@@ -128,8 +124,9 @@ def key_of(scenario: Scenario) -> str:
 class SweptPoints:
     """Points of a grid and today's: their forecasts, and the choice among them."""
 
-    def __init__(self, config: "ForecastConfig", grid: Grid, choice: Choice, captured: Captured, model: Model) -> None:
-        self._config, self._grid, self._choice, self._captured, self._model = config, grid, choice, captured, model
+    def __init__(self, work: "PointForecast", grid: Grid, choice: Choice) -> None:
+        self._work, self._grid, self._choice = work, grid, choice
+        captured = work.captured
         self.base = _with_own_values(captured, grid)
         self.scenarios = {key_of(one): one for one in (*grid.scenarios, self.base)}
         self._today = key_of(self.base)
@@ -142,10 +139,9 @@ class SweptPoints:
         self._latency = points.latency_of(choice.slos)
 
     def forecast(self, tasks: "Sequence[Task]") -> None:
-        work = points.PointForecast(self._captured, self._model, self._config.seed)
         done = counted(range(len(tasks)), "points" if tasks[-1][1] == 1 else "points near the frontier")
         forecasts = {}
-        for task, values in results(work, tasks, procs=self._choice.procs):
+        for task, values in results(self._work, tasks, procs=self._choice.procs):
             forecasts[key_of(task[0]), task[1]] = values
             next(done, None)
         next(done, None)
@@ -210,14 +206,11 @@ class SweptPoints:
             "ttft.all.p99",
             "queue.p90",
         ]
-        forecast = points.PointForecast(self._captured, self._model, self._config.seed)
-        about = points.provenance(self._config, forecast, self._captured, self._model, None)
+        about = self._work.about()
         if len({_load(scenario) for scenario in self.scenarios.values()}) > 1:
             among = "all, as today's load has one point" if all(self._same_load.values()) else "points at today's load"
             about["notes"].append(f"loads differ: the choice is among {among}, the Pareto set among all")
         return ForecastGrid(
-            source=self._config.trace.name,
-            headlines=[],
             axes=[axis.name for axis, values in self._grid.axes.items() if len(values) > 1],
             latency=self._latency,
             throughput=PER_GPU,
@@ -264,7 +257,7 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
     waits = {
         key: wait
         for key, (_, wait) in _places(some, latency).items()
-        if some[key].meets and some[key].same_load and wait <= slowest
+        if some[key].meets is not False and some[key].same_load and wait <= slowest
     }
     if not waits:
         return None

@@ -15,7 +15,7 @@ from measure.thresholds import TOO_UNCERTAIN, Threshold
 from report.grid.points import LEVELS, THROUGHPUT, effect_text, reading_of, span_text, value_text
 from report.output import add_page_argument, page_path, put_page
 from report.pages.panels import Check, Figure, Page, Panel
-from sim.forecast.captured import Captured, plan_as, read_captured
+from sim.forecast.captured import Captured, plan_as
 from sim.forecast.limits import KEYS, judge, parse_limit, ttft
 from sim.forecast.results import EffectGate, ForecastGrid, ForecastPoint, Kind
 from sim.forecast.scenarios import (
@@ -27,7 +27,7 @@ from sim.forecast.scenarios import (
     parse_base,
     scenarios_of,
 )
-from sim.latency.modelfile import PRICED_SETTINGS, Model, load_model
+from sim.latency.modelfile import PRICED_SETTINGS, Model
 from tracefile import InputError
 from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.parser import Parser
@@ -35,6 +35,8 @@ from tracefile.commandline.progress import counted
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from report.grid import panels
     from report.pages import figures
     from sim.cache import hybrid
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from sim.forecast import summary as summing
     from sim.forecast.points import ForecastConfig, PointValues
 else:  # numpy and a page's libraries, which the flags need not
+    np = LateModule("numpy")
     panels, figures = LateModule("report.grid.panels"), LateModule("report.pages.figures")
     hybrid = LateModule("sim.cache.hybrid")
     points, summing = late_modules("sim.forecast", "points summary")
@@ -98,10 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> tuple[ForecastGrid, bool]:
     """Return the points, the measured one first, and whether all are there: Ctrl-C keeps finished ones."""
-    model = load_model(config.model)
-    groups = asked.base.settings.get("kv_groups")
-    captured = read_captured(config.trace, model, paced=config.paced, kv_groups=groups)
-    forecast = points.PointForecast(captured, model, config.seed)
+    forecast = points.PointForecast(config, kv_groups=asked.base.settings.get("kv_groups"))
+    captured, model = forecast.captured, forecast.model
     measured = summing.measured_point(captured, forecast.cohorts)
     plans = list(_plans(captured, asked, measured))
     made = [] if measured is None else [measured]
@@ -129,12 +130,10 @@ def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> tuple[Forecas
             raise
         print(f"sim what-if: interrupted; {len(values)} of {len(plans)} forecasts are done", file=sys.stderr)
     own = next((point for point in made if point.kind == "capture" and measured is not None), None)
-    about = points.provenance(config, forecast, captured, model, own)
+    about = forecast.about(own)
     about["verdicts"] += points.borrowed_sentences(model, values)
     about["notes"] += _notes(captured, model, asked)
     result = ForecastGrid(
-        source=config.trace.name,
-        headlines=[],
         axes=[],
         throughput=THROUGHPUT,
         columns=[
@@ -252,7 +251,7 @@ def _survival_panel(result: ForecastGrid, cohort: str) -> Panel:
         chapter=title,
         title=title,
         id="survival-" + "".join(letter if letter.isalnum() else "-" for letter in cohort),
-        figure=survival_figure(result.points, cohort),
+        figure=survival_curves(result.points, cohort),
         caption=f"TTFT survival of {result.cohorts[cohort]:,} requests. Solid: measured; dashed: forecasts, with their "
         "members' band. A cross: the capture would have ended here with requests still waiting.",
         tables=[panels.point_table(result.points, [ttft(cohort, level) for level in LEVELS], [])],
@@ -263,25 +262,17 @@ DASHES: Final = ("2px,3px", "10px,3px", "10px,3px,2px,3px")
 """Scenarios in turn, each unlike the base's: equal curves both show."""
 
 
-def survival_figure(some: Sequence[ForecastPoint], cohort: str) -> Figure:
+def survival_curves(some: Sequence[ForecastPoint], cohort: str) -> Figure:
     """Draw the points' curves: the measured and the base's wide and below, so that none hides an equal curve."""
-    data: list[dict[str, Any]] = []
+    drawn = []
     for slot, point in enumerate(some[:MOST_DRAWN]):
-        curve = point.curves.get(cohort)
-        if curve is None:
-            continue
-        x, measured, scenario = curve.time_ms, point.kind == "measured", point.kind == "scenario"
-        if not measured:
-            data += figures.band(x, curve.low, curve.high, slot, line={"shape": "hv"})
-        width = 2.0 if scenario else 3.0 if measured else 4.5
-        dash = "solid" if measured else DASHES[slot % 3] if scenario else figures.DASHED
-        hover = "%{fullData.name}: %{y:.1%} after %{x:,.0f} ms<extra></extra>"
-        named = {"name": point.name, "line": {"shape": "hv"}, "hovertemplate": hover}
-        data.append(figures.line(x, curve.survival, slot, width=width, dash=dash, **named))
-        if curve.stops:
-            hover = "the capture's end: %{y:.1%} would wait longer<extra></extra>"
-            look = {"size": 11, "symbol": "x"}
-            end = {"showlegend": False, "hovertemplate": hover}
-            data.append(figures.points(x[-1:], curve.survival[-1:], slot, look, **end))
-    y_axis = figures.axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
-    return figures.figure(data, figures.axis("TTFT (ms)", type="log"), y_axis)
+        curve, measured, scenario = point.curves.get(cohort), point.kind == "measured", point.kind == "scenario"
+        if curve is not None:
+            edges = (curve.time_ms, curve.survival, curve.low, curve.high)
+            shown = figures.Curve(*map(np.array, edges))
+            shown = replace(shown, low=np.full(len(curve.low), np.nan)) if measured else shown
+            width = 2.0 if scenario else 3.0 if measured else 4.5
+            dash = "solid" if measured else DASHES[slot % 3] if scenario else figures.DASHED
+            look = figures.Survival(name=point.name, curve=shown, slot=slot, width=width, dash=dash, stops=curve.stops)
+            drawn.append(look)
+    return figures.survival_figure(drawn, "TTFT (ms)", "still without a first token")

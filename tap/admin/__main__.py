@@ -6,9 +6,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
-from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from measure.exposition import MEDIA_TYPE, exposition
 from tap.admin.metrics import tap_metrics
 from tap.admin.state import LiveState, probe_upstreams
-from tap.admin.view import snapshot
+from tap.admin.view import live_page
 from tap.ipc.answer import Answer
 from tap.ipc.messages import AdminSetup, Channel, Ready, TapStats
 from wire.head import Header
@@ -35,7 +34,7 @@ OK: Final = b"200 OK"
 HEADERS: Final[Sequence[Header]] = (
     (
         b"Content-Security-Policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        b"default-src 'none'; style-src 'self'; img-src data:; "
         b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
     (b"X-Content-Type-Options", b"nosniff"),
@@ -43,7 +42,6 @@ HEADERS: Final[Sequence[Header]] = (
     (b"Cross-Origin-Resource-Policy", b"same-origin"),
     (b"Cache-Control", b"no-store"),
 )
-PRIVATE_DOMAINS: Final = (".localhost", ".svc", ".cluster.local", ".internal")
 
 
 class Page(NamedTuple):
@@ -60,15 +58,13 @@ class Pages:
     def __init__(self, state: LiveState, clock: Callable[[], float] = time.monotonic) -> None:
         self._state, self._clock = state, clock
         self._made: dict[bytes, tuple[float, Page]] = {}
-        assets = {name: (files("tap.admin") / name).read_bytes() for name in ("page.html", "page.css", "page.js")}
+        style = (files("tap.admin") / "page.css").read_bytes()
         self._makers: Mapping[bytes, Callable[[], Page]] = {
             b"/healthz": lambda: Page(OK, JSON, b'{"status":"ok"}'),
             b"/readyz": self._readiness,
             b"/metrics": lambda: Page(OK, MEDIA_TYPE.encode(), exposition(tap_metrics(state))),
-            b"/live.json": lambda: Page(OK, JSON, msgspec.json.encode(snapshot(state))),
-            b"/": lambda: Page(OK, b"text/html; charset=utf-8", assets["page.html"]),
-            b"/page.css": lambda: Page(OK, b"text/css", assets["page.css"]),
-            b"/page.js": lambda: Page(OK, b"text/javascript", assets["page.js"]),
+            b"/": lambda: Page(OK, b"text/html; charset=utf-8", live_page(state)),
+            b"/page.css": lambda: Page(OK, b"text/css", style),
         }
 
     def answer(self, head: RequestHead, client: ClientConnection) -> Answer:
@@ -82,13 +78,11 @@ class Pages:
             return Page(b"404 Not Found", b"text/plain", b"no such page\n")
         if head.method not in (b"GET", b"HEAD"):
             return Page(b"405 Method Not Allowed", b"text/plain", b"expected GET\n")
-        # Probes tell nothing, and may come by any name.
-        reason = None if path in (b"/healthz", b"/readyz") else refusal(head, self._state.setup.names)
-        if reason is not None:
-            return Page(b"403 Forbidden", b"text/plain", f"{reason}\n".encode())
-        made_s, page = self._made.get(path, (float("-inf"), Page(b"", b"", b"")))
+        if head.values(b"origin"):  # no page has a script that asks: it is another site's
+            return Page(b"403 Forbidden", b"text/plain", b"Origin: another site; expected none\n")
         now_s = self._clock()
-        if now_s - made_s >= SHARED_S or path == b"/readyz":
+        made_s, page = self._made.get(path, (float("-inf"), None))
+        if page is None or now_s - made_s >= SHARED_S or path == b"/readyz":
             page = maker()
             self._made[path] = now_s, page
         return page
@@ -97,34 +91,6 @@ class Pages:
         reasons = self._state.reasons_against()
         facts = {"ready": not reasons, "reasons": reasons, "not_recording": self._state.reasons_not_recording()}
         return Page(b"503 Service Unavailable" if reasons else OK, JSON, msgspec.json.encode(facts))
-
-
-def refusal(head: RequestHead, names: Collection[str]) -> str | None:
-    """Return the reason against a request, by its Host and Origin; null: none. ``names``: hosts that are ours.
-
-    A page of a stranger can point its own name at this address (DNS rebinding) and then read what it finds. It cannot
-    own an address, nor a name that public DNS does not have.
-    """
-    host = b"".join(head.values(b"host")).decode("latin-1").lower()
-    if host and not _is_ours(_host_name(host), names):
-        return "Host: unknown name; expected an IP address, localhost, or a name of admin-name in the --config file"
-    for origin in head.values(b"origin"):
-        if origin.partition(b"://")[2].decode("latin-1").lower() != host:
-            return "Origin: another site; expected requests of these pages themselves"
-    return None
-
-
-def _host_name(host: str) -> str:
-    """Return a Host header's name or address, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
-
-
-def _is_ours(name: str, names: Collection[str]) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(ip_address(name))
-    return "." not in name or name in names or name.endswith(PRIVATE_DOMAINS)
 
 
 _messages: Final = msgspec.msgpack.Decoder(AdminSetup | TapStats)

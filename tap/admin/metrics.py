@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from measure.exposition import Families
-from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts
+from measure.histogram import GAP_S, WAIT_S
 from tap.admin.state import LiveState
 from tap.ipc.messages import Progress, TapStats, WorkerStats
 
@@ -45,9 +45,6 @@ def tap_metrics(state: LiveState) -> Iterator[Metric]:
     yield from _worker_metrics(sorted(state.stats.worker_stats, key=lambda one: one.worker))
     serving = [((name,), reason is None) for name, reason in state.reasons_against_upstreams().items()]
     yield TAP.gauge("upstream_serving", "1 if the upstream gets new sessions.", serving, ["upstream"])
-    overheads: list[tuple[Sequence[str], HistogramCounts]] = [((part,), one) for part, one in state.overheads().items()]
-    text = "Time spent in the tap, response parts of a sample."
-    yield TAP.histogram("overhead_seconds", text, OVERHEAD_S, overheads, ["part"])
     yield from _recorder_metrics(state.stats.progress)
 
 

@@ -1,69 +1,71 @@
-"""Snapshot of the tap's state for the live page."""
+"""The live page: tables of the tap's state, which the browser asks for again every two seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import NamedTuple
 
 from measure import wording
-from measure.histogram import OVERHEAD_S, WAIT_S, HistogramCounts, quantile_bound
-from tap.admin.state import KEPT_MINUTES, LiveState
+from measure.histogram import GAP_S, WAIT_S, HistogramCounts, quantile_bound
+from tap.admin.state import LiveState
 from tap.ipc.messages import Progress, TapStats
 
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="2">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{trace} · kvtape tap</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="page.css">
+<h1>tap {trace} <span class="{kind}">{status}</span></h1>
+<p>{engine} · {at}</p>
+{reasons}
+<main>
+{tables}
+</main>
+<p>This page shows times, counts and hashes under a secret key: no prompt, output, client or session.
+<a href="metrics">metrics</a> <a href="readyz">readyz</a> <a href="healthz">healthz</a></p>
+</html>
+"""
 
-class Fact(msgspec.Struct, frozen=True):
-    """A named number of the recorder or the processes."""
+
+class Fact(NamedTuple):
+    """A named number."""
 
     name: str
     value: str
     alarm: bool = False
 
 
-class Tile(msgspec.Struct, frozen=True):
-    """A number of the first row, with its last minutes."""
-
-    title: str
-    value: str
-    detail: str
-    line: list[float] = []
-    """A value a second, oldest first; []: no line."""
-    alarm: bool = False
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The page at one moment."""
-
-    trace: str
-    engine: str
-    ready: bool
-    """Ready to serve and to record."""
-    status: str
-    reasons: list[str]
-    at: str
-    """Wall clock, HH:MM:SS UTC."""
-    tiles: list[Tile]
-    recorder: list[Fact]
-    processes: list[Fact]
-    drops: list[Fact]
-
-
-def snapshot(state: LiveState) -> Snapshot:
+def live_page(state: LiveState) -> bytes:
     unready, unrecorded = state.reasons_against(), state.reasons_not_recording()
     stats = state.stats or TapStats(upstreams=[], workers=0)
-    return Snapshot(
-        trace=Path(state.setup.trace).name,
-        engine=engine_text(stats),
-        ready=not (unready or unrecorded),
+    drops = [Fact(reason, wording.count(count), True) for reason, count in sorted(stats.dropped.items())]
+    tables = {
+        "Traffic": traffic_facts(state, stats),
+        "Records": recorder_facts(stats.progress),
+        "Dropped, by reason": drops or [Fact("none", "0")],
+        "Processes": process_facts(state, stats),
+    }
+    return PAGE.format(
+        trace=escape(Path(state.setup.trace).name),
         status="not ready" if unready else "not recording" if unrecorded else "ready",
-        reasons=unready + unrecorded,
+        kind="bad" if unready or unrecorded else "good",
+        engine=escape(engine_text(stats)),
         at=datetime.now(UTC).strftime("%H:%M:%S UTC"),
-        tiles=tiles(state, stats),
-        recorder=recorder_facts(stats.progress),
-        processes=process_facts(state, stats),
-        drops=[Fact(reason, wording.count(count), True) for reason, count in sorted(stats.dropped.items())],
-    )
+        reasons="".join(f'<p class="bad">{escape(reason)}</p>' for reason in unready + unrecorded),
+        tables="\n".join("".join(_table(title, facts)) for title, facts in tables.items()),
+    ).encode()
+
+
+def _table(title: str, facts: Sequence[Fact]) -> Iterator[str]:
+    yield f"<table><caption>{title}</caption>"
+    for name, value, alarm in facts:
+        yield f"<tr><th>{escape(name)}</th><td{' class=bad' if alarm else ''}>{escape(value)}</td></tr>"
+    yield "</table>"
 
 
 def engine_text(stats: TapStats) -> str:
@@ -75,47 +77,21 @@ def engine_text(stats: TapStats) -> str:
     return " · ".join(filter(None, words))
 
 
-def tiles(state: LiveState, stats: TapStats) -> list[Tile]:
-    workers, line = stats.worker_stats, state.line
-
-    def rate(name: str) -> str:
-        return wording.rate(state.rate(name))
-
-    traffic = f"{wording.size(state.rate('bytes_in'))}/s in, {wording.size(state.rate('bytes_out'))}/s out"
-    connections = wording.count(sum(one.connections for one in workers))
-    cached, prompt = state.growth("cached_tokens"), state.growth("prompt_tokens")
+def traffic_facts(state: LiveState, stats: TapStats) -> list[Fact]:
+    workers, numbers = stats.worker_stats, stats.progress.numbers
     queue, limit = sum(one.queue_bytes for one in workers), sum(one.queue_limit_bytes for one in workers)
-    waiting = f"queue {wording.size(queue)}" + (f" of {wording.size(limit)}" if limit else "")
-    dropped = sum(stats.dropped.values())
+    cached = wording.share_of(numbers.cached_tokens, numbers.prompt_tokens) if numbers.cached_tokens else "not reported"
     return [
-        Tile("Requests a second", rate("requests"), traffic, line("requests")),
-        Tile(
-            "In flight",
-            wording.count(sum(one.in_flight for one in workers)),
-            f"{connections} client connections",
-            state.levels(),
-        ),
-        Tile(
-            "Output tokens a second",
-            rate("output_tokens"),
-            f"{rate('prompt_tokens')} prompt tokens a second",
-            line("output_tokens"),
-        ),
-        _ttft_tile(state.ttft()),
-        Tile(
-            "Prompt tokens cached",
-            wording.share_of(cached, prompt),
-            f"as the engine reports, last {KEPT_MINUTES} minutes" if cached else "the engine reports none",
-        ),
-        Tile("Records dropped", wording.count(dropped), waiting, line("dropped"), dropped > 0),
+        Fact("Requests a second", wording.rate(state.requests_a_second)),
+        Fact("Requests in flight", wording.count(sum(one.in_flight for one in workers))),
+        Fact("Client connections", wording.count(sum(one.connections for one in workers))),
+        Fact("Prompt tokens", wording.count(numbers.prompt_tokens)),
+        Fact("of them cached", cached),
+        Fact("Output tokens", wording.count(numbers.output_tokens)),
+        Fact("TTFT p50 · p90", _bounds_text(WAIT_S, numbers.ttft)),
+        Fact("Gap between reads p50 · p90", _bounds_text(GAP_S, numbers.gaps)),
+        Fact("Copies on their way", f"{wording.size(queue)} of {wording.size(limit)}", queue * 2 > limit > 0),
     ]
-
-
-def _ttft_tile(ttft: HistogramCounts) -> Tile:
-    if not ttft.count:
-        return Tile("TTFT p50", "–", f"no first token in the last {KEPT_MINUTES} minutes")
-    p90 = f"p90 {_bound_text(WAIT_S, ttft, 0.9)}, last {KEPT_MINUTES} minutes"
-    return Tile("TTFT p50", _bound_text(WAIT_S, ttft, 0.5), p90)
 
 
 def recorder_facts(progress: Progress) -> list[Fact]:
@@ -149,7 +125,7 @@ def process_facts(state: LiveState, stats: TapStats) -> list[Fact]:
     if stats.worker_stats:
         delay_ms = 1e3 * max(one.loop_delay_s for one in stats.worker_stats)
         facts.append(Fact("Event loop late by at most", wording.duration(delay_ms)))
-    return facts + _overhead_facts(state)
+    return facts
 
 
 def upstream_facts(state: LiveState, stats: TapStats) -> list[Fact]:
@@ -168,29 +144,15 @@ def upstream_facts(state: LiveState, stats: TapStats) -> list[Fact]:
     return facts
 
 
-_OVERHEADS: Final = {
-    "request_head": "Added to a request's head",
-    "response_head": "Added to a response's head",
-    "chunk": "Added to a read of a stream",
-}
-
-
-def _overhead_facts(state: LiveState) -> list[Fact]:
-    parts = state.overheads()
-    return [
-        Fact(
-            f"{title}, p50 · p99",
-            f"{_bound_text(OVERHEAD_S, counts, 0.5)} · {_bound_text(OVERHEAD_S, counts, 0.99)}",
-        )
-        for part, title in _OVERHEADS.items()
-        if (counts := parts.get(part)) is not None and counts.count
-    ]
-
-
-def _bound_text(bounds: Sequence[float], counts: HistogramCounts, level: float) -> str:
-    bound_s = quantile_bound(bounds, counts, level)
-    sign = "≤" if bound_s <= bounds[-1] else ">"
-    return f"{sign} {wording.duration(1e3 * min(bound_s, bounds[-1]))}"
+def _bounds_text(bounds: Sequence[float], counts: HistogramCounts) -> str:
+    """Return the buckets of the median and of p90, in words; a dash without values."""
+    if not counts.count:
+        return "–"
+    found = [quantile_bound(bounds, counts, level) for level in (0.5, 0.9)]
+    return " · ".join(
+        f"{'≤' if bound_s <= bounds[-1] else '>'} {wording.duration(1e3 * min(bound_s, bounds[-1]))}"
+        for bound_s in found
+    )
 
 
 def _restarts_text(restarts: int) -> str:

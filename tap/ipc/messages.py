@@ -73,8 +73,6 @@ class RecordNumbers(msgspec.Struct, array_like=True, kw_only=True):
     """Seconds to the first token. Buckets: ``WAIT_S``."""
     gaps: HistogramCounts = msgspec.field(default_factory=no_counts)
     """Seconds between reads with tokens. Buckets: ``GAP_S``."""
-    request_head: HistogramCounts = msgspec.field(default_factory=no_counts)
-    """Seconds from a request's head to its write upstream, with connecting. Buckets: ``OVERHEAD_S``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -106,11 +104,6 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     uploaded: int = 0
     upload_failed: int = 0
     """Failed tries to upload a segment; it stays and is tried again."""
-    refused_counts: int = 0
-    """Records with a count of the client or the engine that cannot be true."""
-    responses: dict[str, int] = {}
-    """Complete responses of generations (``all``), ``streams`` among them, and those that lack something:
-    ``streams_without_usage``, ``without_cached_tokens``, ``without_token_times``."""
     writing: bool = True
     """The last flush reached the files."""
     numbers: RecordNumbers = msgspec.field(default_factory=RecordNumbers)
@@ -163,13 +156,11 @@ class ExchangeCopy(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     response_whole: bool = True
     """False: only the beginning is there, the bound cut the rest."""
     last_reads: list[tuple[int, bytes]] = []
-    """If the bound cut: the last reads, which hold the usage."""
+    """If the bound cut: the last reads, which hold a stream's usage."""
     outcome: Status = "ok"
     error_kind: str | None = None
     upstream: str = ""
     """Origin of the upstream that served it. Empty: it reached none."""
-    sent_ns: int | None = None
-    """Time at which the request's head was written to the upstream. Null: never."""
     injected: list[Injection] = []
     """Additions of the relay to the request."""
 
@@ -201,8 +192,6 @@ class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
     url: str
     slot: int = 0
     """Index of its counts and keys in shared memory, the same while the tap runs."""
-    healthy: bool = True
-    """By its checks; True without checks."""
     dialect: DialectName | None = None
     """Engine whose fields ``--inject`` may add to its requests. Null: none may be added."""
 
@@ -229,8 +218,6 @@ class Reload(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Send new requests to these upstreams; removed ones finish theirs."""
 
     upstreams: list[UpstreamEntry]
-    certificate: bool = False
-    """Read the certificate again."""
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -266,7 +253,7 @@ class UpstreamStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """Numbers of a worker since its start. An empty histogram may come without buckets."""
+    """Numbers of a worker since its start."""
 
     worker: int
     """Number of the worker, the same after a restart."""
@@ -283,10 +270,6 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     queue_limit_bytes: int = 0
     loop_delay_s: float = 0.0
     """Largest delay of the event loop since the last push."""
-    response_head: HistogramCounts = msgspec.field(default_factory=no_counts)
-    """Seconds spent on a response's head, of a sample. Buckets: ``OVERHEAD_S``, here and below."""
-    chunk: HistogramCounts = msgspec.field(default_factory=no_counts)
-    """Seconds from a read of a response body to its write to the client, of a sample."""
     upstreams: list[UpstreamStats] = []
     misrouted: dict[str, int] = {}
     """Requests for which the policy raised, by the exception's type."""
@@ -299,8 +282,6 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     """The bound TCP socket to serve pages on, inherited."""
     trace: str
     """Path, for the heading of the page."""
-    names: list[str] = []
-    """Host names under which the pages are asked for, in lower case."""
 
 
 class TapStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -308,8 +289,6 @@ class TapStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=T
 
     upstreams: list[str]
     """Origins of new requests."""
-    unhealthy_upstreams: list[str] = []
-    """Those among them whose checks fail."""
     workers: int
     workers_up: int = 0
     worker_restarts: int = 0

@@ -26,12 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstreams_file: str | None
     route: str
     """Policy of ``engines.routing``, or a user's own: FILE.py:FUNCTION."""
-    health_check: str | None
-    """Page of the upstreams. Null: upstreams are judged by their connections and responses alone."""
     listen: tuple[str, int]
-    tls_cert: str | None
-    """Certificate of the clients' port. Null: plain HTTP."""
-    tls_key: str | None
     access: Access
     """Of the tap's own calls; its TLS of relayed requests, too."""
     workers: int
@@ -57,8 +52,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str | None
     model: str | None
     """Model name in place of the upstream's and the requests'. Null: theirs."""
-    loras: tuple[str, ...]
-    """Names of models that are LoRA adapters."""
     max_body_bytes: int
     """Largest body that is copied, and read, decoded."""
     queue_bytes: int
@@ -71,10 +64,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Null: by the engine's metrics, else vllm."""
     engine_facts: bool
     admin: tuple[str, int] | None
-    admin_names: tuple[str, ...]
-    """Host names for the admin port, besides those that no stranger can own."""
-    wait_s: float | None
-    """Time for a first upstream to accept connections. Null: as long as it takes."""
     file_mode: int
     """Permissions of the files that are made."""
     drain_s: float

@@ -12,10 +12,12 @@ from tap.recorder.recording import RecordMaker
 from tracefile.commandline.progress import counted
 from tracefile.files.writing import new_writer
 from tracefile.hashing.hashkey import load_key
-from tracefile.importers.wallclock import midnight_ns
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashInfo, Meta
 from tracefile.sessions import SessionIndex
+
+DAY_NS = 86_400 * 10**9
+"""Midnight, UTC, is t = 0: rows come as requests end, and every file of a day has the same."""
 
 
 def read_log(args: Namespace) -> int:
@@ -30,7 +32,7 @@ def read_log(args: Namespace) -> int:
     first = next(exchanges, None)
     if first is None:
         raise InputError(f"{args.log}: no request in it; expected rows with a prompt, messages or input")
-    epoch_ns = midnight_ns(first.arrival_ns) if rows.has_times else 0
+    epoch_ns = first.arrival_ns - first.arrival_ns % DAY_NS if rows.has_times else 0
     meta = Meta(
         source="tap",
         model=args.model,
@@ -41,7 +43,7 @@ def read_log(args: Namespace) -> int:
         extra={"read_from": "log"},
     )
     hasher = prompt_hasher(key, args.tokenizer, args.algorithm, args.block_size, branches=branches)
-    maker = RecordMaker(key, hasher, epoch_ns=epoch_ns, hash_model=args.model, loras=frozenset())
+    maker = RecordMaker(key, hasher, epoch_ns=epoch_ns, hash_model=args.model)
     sessions = SessionIndex(args.block_size)
     unhashed: Counter[str] = Counter()
     with new_writer(args.output, meta, inputs=[args.log], overwrite=args.overwrite) as writer:

@@ -6,6 +6,7 @@ row with the body in one of ``BODIES`` and further columns by the names below.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tap.ipc.messages import Endpoint, ExchangeCopy
-from tracefile.importers.wallclock import iso_unix_ns
 from tracefile.records.decoding import NOT_JSON, first_told
 from tracefile.records.errors import InputError
 from tracefile.storage.lines import LineReader
@@ -165,10 +165,13 @@ def _moment(row: Mapping[str, Any], names: Sequence[str], where: str) -> int | N
     value = first_told(row, names)
     if value is None or isinstance(value, bool):
         return None
-    if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
-        return iso_unix_ns(value, where)
-    if not isinstance(value, int | float | str):
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise InputError(f"{where}: {value!r}; expected a time as 2026-11-22T10:00:00Z") from None
+        value = round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1e6)
+    if not isinstance(value, int | float):
         raise InputError(f"{where}: {names[0]}: {value!r}; expected a time")
-    number = float(value)
-    unit = next((10**power for power in (9, 6, 3) if number < 10 ** (20 - power)), 1)
-    return round(number * unit)
+    unit = next((10**power for power in (9, 6, 3) if value < 10 ** (20 - power)), 1)
+    return round(value * unit)

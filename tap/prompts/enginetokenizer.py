@@ -1,7 +1,7 @@
 """The engine's own tokenizer over HTTP, from the recorder process: ``--tokenizer engine``.
 
-Equal prompts are asked once, a failed one not again, and an engine that does not answer, or has no such path, is left
-alone for a while. A prompt without ids counts as unhashed, by the kind of failure.
+Equal prompts are asked once, and an engine that does not answer, or has no such path, is left alone for a while. A
+prompt without ids counts as unhashed, by the kind of failure.
 """
 
 import secrets
@@ -16,18 +16,15 @@ import xxhash
 from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, LateError
 from engines.dialect import DialectName
-from engines.facts import first_model
 from engines.recognition import DIALECTS
-from engines.tokenization import APPLY_TEMPLATE, PROBE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
+from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.tokenizer import MAX_TEXT_CHARS, RecentIds
-from tracefile.boundedmap import BoundedMap
 
 TIMEOUT_S = 2.0
 PAUSE_S = 10.0
 """Time for which an engine that cannot be asked is left alone."""
 MAX_IDS = 2_000_000
-MAX_FAILURES = 10_000
 NOT_FOUND = 404
 """Status of a missing path, and of a model that the engine does not serve."""
 NO_SUCH_SERVICE = frozenset({401, 403, 405, 501})
@@ -55,7 +52,6 @@ class EngineTokenizer:
         self._timeout_s, self._pause_s = timeout_s, pause_s
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(MAX_IDS)
-        self._failures: BoundedMap[bytes, str] = BoundedMap(MAX_FAILURES)
         self._refusals: set[str] = set()
         self._tokenizing: set[str] = set()
         """Engines that have tokenized before: their 404 is about one question."""
@@ -93,28 +89,24 @@ class EngineTokenizer:
     def _ask(self, path: str, payload: bytes, kind: type[Answer]) -> Answer:
         if len(payload) > MAX_TEXT_CHARS:
             raise UntokenizableError("prompt_too_long")
-        digest = xxhash.xxh3_128_digest(path.encode() + payload, self._seed)
-        failed = self._failures.get(digest)
-        if failed is not None:
-            raise UntokenizableError(failed)
         if monotonic() < self._resume_at.get(self._url, 0.0):
             raise UntokenizableError("engine_tokenizer_paused")
         try:
             response = self._calls().post(path, payload)
         except LateError:
-            raise self._failure(digest, "timeout", pause=True) from None
+            raise self._failure("timeout", pause=True) from None
         except CallError:
-            raise self._failure(digest, "unreachable", pause=True) from None
+            raise self._failure("unreachable", pause=True) from None
         if response.status != 200:
             self._say_refusal(path, response.refusal)
             status = response.status
-            pause = status in NO_SUCH_SERVICE or (status == NOT_FOUND and not self._tokenizes())
-            raise self._failure(digest, f"http_{status}", pause=pause)
+            pause = status in NO_SUCH_SERVICE or (status == NOT_FOUND and self._url not in self._tokenizing)
+            raise self._failure(f"http_{status}", pause=pause)
         self._tokenizing.add(self._url)
         try:
             return msgspec.json.decode(response.content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise self._failure(digest, "unreadable", pause=False) from None
+            raise self._failure("unreadable", pause=False) from None
 
     def _calls(self) -> BlockingCalls:
         calls = self._clients.get(self._url)
@@ -122,30 +114,14 @@ class EngineTokenizer:
             calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s, self._access)
         return calls
 
-    def _tokenizes(self) -> bool:
-        """Return whether the engine has the path: it tokenized before, or does so for the first model that it lists."""
-        if self._url not in self._tokenizing:
-            question = text_question(PROBE, special=False, as_content=self._as_content)
-            try:
-                model = first_model(self._calls().get("/v1/models").text)
-                named = {} if model is None else {"model": model}
-                response = self._calls().post(TOKENIZE, msgspec.json.encode({**named, **question}))
-            except CallError:
-                return False
-            if response.is_success:
-                self._tokenizing.add(self._url)
-        return self._url in self._tokenizing
-
     def _say_refusal(self, path: str, refusal: str) -> None:
         """Print a refusal for want of a key, once; the account has its status only."""
         if refusal and refusal not in self._refusals:
             self._refusals.add(refusal)
             print(f"tap: upstream {self._url}{path}: {refusal}; UNTIL THEN RECORDS HAVE NO HASHES", file=sys.stderr)
 
-    def _failure(self, digest: bytes, reason: str, *, pause: bool) -> UntokenizableError:
-        """Return the error to raise; the question is not asked again, and with ``pause`` none is for a while."""
+    def _failure(self, reason: str, *, pause: bool) -> UntokenizableError:
+        """Return the error to raise; with ``pause`` the engine is asked nothing for a while."""
         if pause:
             self._resume_at[self._url] = monotonic() + self._pause_s
-        reason = f"engine_tokenizer_{reason}"
-        self._failures[digest] = reason
-        return UntokenizableError(reason)
+        return UntokenizableError(f"engine_tokenizer_{reason}")

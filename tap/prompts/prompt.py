@@ -1,14 +1,15 @@
 """Token ids of a request's prompt, by the best available source, and their block hashes."""
 
-import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines.tokenizer import load_tokenizer
+from tap.prompts.byteblocks import ByteBlocks
 from tap.prompts.chatmessages import (
+    TEXT_PARTS,
     UntokenizableError,
     has_inline_system,
     messages_chat,
@@ -18,7 +19,6 @@ from tap.prompts.chatmessages import (
     template_tools,
 )
 from tap.prompts.enginetokenizer import EngineTokenizer
-from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messages_before
 from tap.prompts.shape import MAX_NAME_CHARS, RequestShape, token_ids
 from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
@@ -27,96 +27,14 @@ from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource, Reque
 
 BYTES_PER_TOKEN = 4
 """Ratio of English and code under a vocabulary of 100,000, for engines that report no usage."""
-MAX_BLOCKS = 1_000_000
-MAX_LENGTHS = 16
-"""Block lengths remembered after a block: unrelated prompts differ in them at the very start."""
-
-_Node = Hashable
-"""Hash of a block, or the start of a chain."""
 
 
-class ByteBlocks:
-    """Block hashes without a tokenizer: blocks of UTF-8 bytes, as many as the prompt has token blocks.
-
-    Text seen first is cut evenly: block i ends at byte ``i · block_size · bytes / tokens``, rounded to half a block
-    size. Boundaries, once cut, stay: a later prompt follows the known blocks as far as its bytes equal theirs, and only
-    its remainder is cut anew. So equal prefixes have equal hashes whatever the lengths of the prompts; where sharing
-    ends is true to the mean bytes per token only. The least recently followed blocks are forgotten, leaves first.
-    """
-
-    def __init__(self, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
-        self._block_size = block_size
-        self._quantum = max(1, block_size // 2)
-        self._max_blocks = max_blocks
-        self._lengths: dict[_Node, tuple[int, ...]] = {}
-        """Lengths in bytes of the blocks known after a node, the latest first. Least recently used nodes first."""
-
-    def hash_blocks(self, hasher: BlockHasher, start: Hashable, text: bytes, tokens: int) -> list[BlockHash]:
-        """Return the ``tokens // block_size`` hashes, fewer if ``text`` has fewer bytes than tokens."""
-        count = min(tokens, len(text)) // self._block_size
-        chain, position = self._follow(hasher, start, text, count)
-        boundaries = self._boundaries(len(text), tokens, position, len(chain), count)
-        for end in boundaries:
-            node: _Node = chain[-1] if chain else start
-            self._remember(node, end - position)
-            chain.append(self._hash(hasher, chain, text[position:end]))
-            position = end
-        self._touch([start, *chain])
-        return chain
-
-    def _follow(self, hasher: BlockHasher, start: _Node, text: bytes, count: int) -> tuple[list[BlockHash], int]:
-        chain: list[BlockHash] = []
-        position = 0
-        while len(chain) < count:
-            node = chain[-1] if chain else start
-            for length in self._lengths.get(node, ()):
-                if position + length > len(text):
-                    continue
-                found = self._hash(hasher, chain, text[position : position + length])
-                if found in self._lengths:
-                    chain.append(found)
-                    position += length
-                    break
-            else:
-                break
-        return chain, position
-
-    def _boundaries(self, size: int, tokens: int, position: int, done: int, count: int) -> list[int]:
-        left_bytes, left_tokens = size - position, tokens - done * self._block_size
-        ends = []
-        previous = position
-        for index in range(1, count - done + 1):
-            exact = position + index * self._block_size * left_bytes // max(left_tokens, 1)
-            rounded = position + (exact - position) // self._quantum * self._quantum
-            end = rounded if previous < rounded <= size else min(previous + 1, size)
-            if end <= previous:
-                break
-            ends.append(end)
-            previous = end
-        return ends
-
-    def _hash(self, hasher: BlockHasher, chain: list[BlockHash], block: bytes) -> BlockHash:
-        digest = hashlib.shake_128(block).digest(4 * self._block_size)
-        ids = memoryview(digest).cast("I").tolist()
-        return hasher.extend(chain[-1] if chain else None, ids)[0]
-
-    def _remember(self, node: _Node, length: int) -> None:
-        known = self._lengths.get(node, ())
-        self._lengths[node] = (length, *(other for other in known if other != length))[:MAX_LENGTHS]
-
-    def _touch(self, path: list[_Node]) -> None:
-        """Make the path the latest used, its start last, so that a leaf is forgotten first."""
-        for node in reversed(path):
-            self._lengths[node] = self._lengths.pop(node, ())
-        while len(self._lengths) > self._max_blocks:
-            del self._lengths[next(iter(self._lengths))]
-
-    def check_integrity(self) -> None:
-        assert len(self._lengths) <= self._max_blocks
-        for lengths in self._lengths.values():
-            assert len(lengths) <= MAX_LENGTHS
-            assert len(set(lengths)) == len(lengths)
-            assert all(length > 0 for length in lengths)
+def has_media(body: Mapping[str, Any]) -> bool:
+    """Return whether a chat holds images, audio or files: their ids are the engine's own."""
+    messages = body.get("messages")
+    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in parts)
 
 
 class TextPrompt(NamedTuple):
@@ -193,17 +111,14 @@ class HashedPrompt(NamedTuple):
     """Estimate without any count: a quarter of the text's bytes."""
     token_ids: Sequence[int] | None = None
     """Held for the chain over the output."""
-    solved: bool = False
-    """The count was fitted to the engine's, and checks nothing."""
     unhashed: str | None = None
     """Reason for no hashes; it holds no content."""
 
 
 class ChainStart(NamedTuple):
-    """Start of a chain beside the key: two requests share blocks only if all three are equal."""
+    """Start of a chain beside the key: two requests share blocks only if both are equal."""
 
     model: str
-    lora: str | None
     cache_salt: str | None
 
 
@@ -226,7 +141,6 @@ class PromptHasher:
         self.block_size = block_size
         self._tokenizer = tokenizer
         self._byte_blocks = byte_blocks
-        self._media_sizes = MediaSizes()
         self._answers = answers
         """True: outputs are tokenized too where the engine did not send their ids."""
         self._branches = branches
@@ -234,9 +148,7 @@ class PromptHasher:
         self._turn_to = turn_to
 
         def new_hasher(start: ChainStart) -> BlockHasher:
-            return BlockHasher(
-                key, algorithm, block_size, model=start.model, lora=start.lora, cache_salt=start.cache_salt
-            )
+            return BlockHasher(key, algorithm, block_size, model=start.model, cache_salt=start.cache_salt)
 
         self._new_hasher = new_hasher
         self._kept_hasher = lru_cache(maxsize=256)(new_hasher)
@@ -255,7 +167,7 @@ class PromptHasher:
     ) -> HashedPrompt:
         """Return the chain of the request's prompt: from the engine's own ids, else ids as sent, else the text.
 
-        ``usage_tokens``: the engine's count, null if not reported; it scales byte blocks and gives the length of media.
+        ``usage_tokens``: the engine's count, null if not reported; it scales byte blocks.
         """
         try:
             form = prompt_form(shape)
@@ -265,9 +177,8 @@ class PromptHasher:
                 return HashedPrompt(unhashed=error.reason)
             return self._of_ids(start, engine_ids, "engine")
         try:
-            holders = media_messages(form.body) if isinstance(form, ChatPrompt) else []
-            if isinstance(form, ChatPrompt) and holders:
-                return self._with_media(start, form, holders, usage_tokens)
+            if isinstance(form, ChatPrompt) and has_media(form.body):
+                raise UntokenizableError("multimodal")  # the engine's ids of two images are the same
             if engine_ids is not None:
                 return self._of_ids(start, engine_ids, "engine")
             return self._of_form(start, form, usage_tokens)
@@ -323,18 +234,6 @@ class PromptHasher:
         hasher = self._hasher(start)
         hashes = blocks.hash_blocks(hasher, hasher.root, data, tokens or 0)
         return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
-
-    def _with_media(
-        self, start: ChainStart, form: ChatPrompt, holders: Sequence[int], usage_tokens: int | None
-    ) -> HashedPrompt:
-        if self._tokenizer is not None:
-            found = ids_with_media(self._tokenizer, self._media_sizes, form.body, holders, usage_tokens)
-            made = self._of_ids(start, found.ids, "tokenizer")
-            return made._replace(solved=found.solved) if found.whole else HashedPrompt(made.hashes, made.source)
-        if self._byte_blocks is None:
-            raise UntokenizableError("multimodal")
-        text = _text(ChatPrompt(messages_before(form.body, holders[0]))) if holders[0] else ""
-        return HashedPrompt(self._of_bytes(self._byte_blocks, start, text, None).hashes, "bytes")
 
 
 def prompt_hasher(

@@ -21,9 +21,6 @@ LIMITS = {
 }
 """Names of the limit on output tokens by endpoint, by precedence. Others: ``max_tokens``."""
 
-LEAST_COUNTS = {"max_tokens": 0, "n": 1}
-"""Least values that a request can mean."""
-
 SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
 
 _decode = msgspec.json.Decoder().decode
@@ -53,8 +50,6 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: bool | None = None
     """Null: not asked for."""
     cache_salt: str | None = None
-    refused: dict[str, int] = {}
-    """Counts that no request can have, such as a ``max_tokens`` of -1, as they were sent; their fields are null."""
 
 
 def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
@@ -68,25 +63,18 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
     if not isinstance(fields, dict):
         raise UnreadableBodyError
     tools = fields.get("tools")
-    counts = {"max_tokens": _limit(endpoint, fields), "n": _integer(fields, "n" if "n" in fields else "n_cmpl")}
-    refused = {
-        name: count
-        for name, count in counts.items()
-        if count is not None and not LEAST_COUNTS[name] <= count <= MOST_TOKENS
-    }
-    choices = counts["n"]
+    choices = _count(_integer(fields, "n" if "n" in fields else "n_cmpl"), least=1)
     return RequestShape(
         endpoint=endpoint,
         body=fields,
         model=short_name(fields.get("model")),
         stream=fields.get("stream") is True,
-        max_tokens=None if "max_tokens" in refused else counts["max_tokens"],
+        max_tokens=_count(_limit(endpoint, fields), least=0),
         priority=_integer(fields, "priority"),
         tools=len(tools) if isinstance(tools, list) and tools else None,
-        n=None if choices == 1 or "n" in refused else choices,
+        n=None if choices == 1 else choices,
         prompt_logprobs=_asks_prompt_logprobs(endpoint, fields) or None,
         cache_salt=_text(fields, "cache_salt"),
-        refused=refused,
     )
 
 
@@ -133,6 +121,11 @@ def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
         if limit is not None:
             return None if name == "n_predict" and limit < 0 else limit  # llama.cpp's words for no limit
     return None
+
+
+def _count(value: int | None, *, least: int) -> int | None:
+    """Return a count that a request can mean; null for any other."""
+    return value if value is not None and least <= value <= MOST_TOKENS else None
 
 
 def _asks_prompt_logprobs(endpoint: Endpoint, fields: Mapping[str, Any]) -> bool:

@@ -4,8 +4,8 @@ import re
 import secrets
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import xxhash
@@ -84,24 +84,20 @@ class TokenizerStages(msgspec.Struct, frozen=True):
     pre_tokenizer: dict[str, Any] | None = None
 
 
-class Cut(NamedTuple):
-    """Places at which texts may be cut."""
-
-    patterns: tuple[re.Pattern[str], ...]
-    """Applied in order, each to the rest of the previous, as the encoder matches its added tokens."""
-    ids: dict[str, int]
-
-
 class SegmentCache:
     """Encodes texts piece by piece, each piece once: a chat that sends its whole past again costs its new text only.
 
     A tokenizer first cuts a text at its added tokens (``<|im_end|>`` and the like), then normalises, splits and encodes
-    each piece by itself. So a text's ids are its pieces' ids and the added tokens' between them, where ``find_cut``
-    finds that nothing reaches across. The least recently used digests of pieces go first.
+    each piece by itself. So a text's ids are its pieces' ids and the added tokens' between them, where
+    nothing reaches across (``cutting_tokens``). The least recently used digests of pieces go first.
     """
 
-    def __init__(self, cut: Cut, encode: Encode, max_ids: int = MAX_IDS) -> None:
-        self._cut, self._encode = cut, encode
+    def __init__(self, groups: Sequence[Mapping[str, int]], encode: Encode, max_ids: int = MAX_IDS) -> None:
+        """``groups``: added tokens at which texts are cut, each group within the pieces between those before it."""
+        self._added = {content: number for group in groups for content, number in group.items()}
+        # The longest token at a place: an alternative counts before those behind it.
+        self._cuts = [re.compile("|".join(map(re.escape, sorted(group, key=len, reverse=True)))) for group in groups]
+        self._encode = encode
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(max_ids)
         self.encoded_chars = 0
@@ -109,12 +105,8 @@ class SegmentCache:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for piece in pieces(text, self._cut.patterns):
-            added = self._cut.ids.get(piece)
-            if added is not None:
-                ids.append(added)
-            else:
-                ids += self._ids_of(piece)
+        for piece in _pieces(text, self._cuts):
+            ids += [self._added[piece]] if piece in self._added else self._ids_of(piece)
         return ids
 
     def _ids_of(self, piece: str) -> Sequence[int]:
@@ -126,40 +118,38 @@ class SegmentCache:
         return self.recent.put(digest, self._encode(piece))
 
 
-def pieces(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    if not patterns:
+def _pieces(text: str, cuts: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    if not cuts:
         if text:
             yield text
         return
     at = 0
-    for match in patterns[0].finditer(text):
-        yield from pieces(text[at : match.start()], patterns[1:])
+    for match in cuts[0].finditer(text):
+        yield from _pieces(text[at : match.start()], cuts[1:])
         yield match.group()
         at = match.end()
-    yield from pieces(text[at:], patterns[1:])
+    yield from _pieces(text[at:], cuts[1:])
 
 
-def find_cut(tokenizer_json: str | bytes) -> Cut | None:
-    """Return the exact cuts of a tokenizer (the text of its ``tokenizer.json``); null: none.
+def cutting_tokens(tokenizer_json: str | bytes) -> list[dict[str, int]] | None:
+    """Return the tokens at which texts may be cut, of the text of a ``tokenizer.json``; null: none is exact.
 
     Across a cut reaches an added token that takes or needs the white space beside it (``lstrip``, ``rstrip``,
     ``single_word``), a pre-tokenizer that treats the first piece differently (``prepend_scheme: first``), and any
-    unknown kind. Tokens matched in the normalised text are cut at only where the normaliser changes nothing.
+    unknown kind. Tokens matched in the normalised text are cut at only where there is no normaliser.
     """
     tokenizer = msgspec.json.decode(tokenizer_json, type=TokenizerStages)
     normalizers = list(_steps(tokenizer.normalizer, "normalizers"))
-    pre_tokenizers = list(_steps(tokenizer.pre_tokenizer, "pretokenizers"))
-    if not all(step.get("type") in _LOCAL_NORMALIZERS for step in normalizers):
+    if tokenizer.model.dropout or not all(step.get("type") in _LOCAL_NORMALIZERS for step in normalizers):
         return None
-    if tokenizer.model.dropout or not all(_is_local_pre_tokenizer(step) for step in pre_tokenizers):
+    if not all(map(_is_local_pre_tokenizer, _steps(tokenizer.pre_tokenizer, "pretokenizers"))):
         return None
     added = [token for token in tokenizer.added_tokens if token.content]
     if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return None
     raw = {token.content: token.id for token in added if not token.normalized}
     normalized = {token.content: token.id for token in added if token.normalized and not normalizers}
-    groups = [group for group in (raw, normalized) if group]
-    return Cut(tuple(literals_pattern(group) for group in groups), raw | normalized)
+    return [group for group in (raw, normalized) if group]
 
 
 def _steps(stage: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
@@ -178,25 +168,6 @@ def _is_local_pre_tokenizer(step: Mapping[str, Any]) -> bool:
     return step.get("type") in _LOCAL_PRE_TOKENIZERS
 
 
-def literals_pattern(literals: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for the longest of some literals at the leftmost place, sharing common beginnings."""
-    root: dict[str, Any] = {}
-    for literal in literals:
-        node = root
-        for char in literal:
-            node = node.setdefault(char, {})
-        node[""] = {}
-    return re.compile(_alternatives(root))
-
-
-def _alternatives(node: Mapping[str, Any]) -> str:
-    branches = [re.escape(char) + _alternatives(below) for char, below in node.items() if char]
-    if not branches:
-        return ""
-    joined = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
-    return f"{joined}?" if "" in node else joined
-
-
 class Tokenizer(Protocol):
     """Text and conversations to token ids; both methods raise UntokenizableError."""
 
@@ -209,8 +180,6 @@ class Tokenizer(Protocol):
 
 MAX_TEXT_CHARS = 4 << 20
 """Longest text that is tokenized, a million tokens: a character costs a tokenizer up to 90 bytes and a microsecond."""
-PROBE = "a"
-"""Text of every vocabulary, to find the special tokens around a text."""
 
 
 class TransformersTokenizer:
@@ -221,8 +190,6 @@ class TransformersTokenizer:
         self._encode: Callable[[str], Sequence[int]] = self._encode_whole
         self.segments: SegmentCache | None = None
         """Null: this tokenizer cannot be cut exactly, and encodes each text whole."""
-        self._around: tuple[list[int], list[int]] | None = None
-        """Special tokens before and after a text; null: they depend on the text."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
             self._use_backend(backend)
@@ -236,27 +203,17 @@ class TransformersTokenizer:
             ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return ids
 
-        cut = find_cut(backend.to_str())
-        self.segments = None if cut is None else SegmentCache(cut, encode)
+        added = cutting_tokens(backend.to_str())
+        self.segments = None if added is None else SegmentCache(added, encode)
         self._encode = encode if self.segments is None else self.segments.encode
-        self._around = _around(encode(PROBE), self._encode_specially(PROBE))
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         if len(text) > MAX_TEXT_CHARS:
             raise UntokenizableError("prompt_too_long")
-        if not add_special_tokens:
-            return self._encode(text)
-        if self._around is None:
-            return self._encode_specially(text)
-        before, after = self._around
-        return [*before, *self._encode(text), *after]
+        return self._encode_whole(text, special=True) if add_special_tokens else self._encode(text)
 
-    def _encode_whole(self, text: str) -> Sequence[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def _encode_specially(self, text: str) -> Sequence[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=True)["input_ids"]
+    def _encode_whole(self, text: str, *, special: bool = False) -> Sequence[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
@@ -283,15 +240,6 @@ class TransformersTokenizer:
         except ValueError:
             raise UntokenizableError("no_chat_template") from None
         return str(template)
-
-
-def _around(plain: Sequence[int], special: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """Return the ids before and after ``plain`` in ``special``; null if it is not there in one piece."""
-    size = len(plain)
-    for at in range(len(special) - size + 1):
-        if list(special[at : at + size]) == list(plain):
-            return list(special[:at]), list(special[at + size :])
-    return None
 
 
 def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Relay that asks the engine for more than the client did, and removes the additions from the response.
 
+Streams alone are asked for more: a response that is one JSON text has its usage, and its Content-Length precedes it.
 The request waits for its last byte, since a member to change can stand anywhere in it; the size of the recorder's copy
-bounds the wait. A stream passes read by read. A response that is one JSON text is held until it is complete, because
-its Content-Length precedes it. The recorder gets every byte as the engine sent it.
+bounds the wait. The stream passes read by read. The recorder gets every byte as the engine sent it.
 """
 
 from collections import Counter
@@ -15,14 +15,13 @@ from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.messages import Endpoint
 from tap.ipc.settings import Injection
-from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
+from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members
 from tap.proxy.recorderlink import RecorderLink
-from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
+from tap.proxy.relay import Relay, Relays, RoutedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from wire.client.connection import ResponseHead, ServerConnection
-from wire.errors import LossKind
 from wire.head import Header, header_values
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection
@@ -31,10 +30,6 @@ CHAT = "/v1/chat/completions"
 INJECTABLE = frozenset({"/v1/completions", CHAT})
 _PROMPT = {"/v1/completions": ("prompt", "prompt_embeds"), CHAT: ("messages",)}
 _NOT_ASKED = (b"false", b"null")
-
-
-def can_inject(dialect: DialectName, injection: Injection) -> bool:
-    return injection in DIALECTS[dialect].injectable
 
 
 def inject(
@@ -48,25 +43,23 @@ def inject(
     """
     if endpoint not in INJECTABLE:
         return body, frozenset()
-    short = shorten(body)
-    text = short.text
-    members = object_members(text)
+    members = object_members(body)
     if not any(name in members for name in _PROMPT[endpoint]):
         return body, frozenset()  # the engine's error would quote the additions
+    if _value(body, members, "stream") != b"true":
+        return body, frozenset()
     edits: dict[Injection, Edit] = {}
-    if "usage" in wanted and (edit := _ask_for_usage(text, members, endpoint, dialect)):
+    if "usage" in wanted and (edit := _ask_for_usage(body, members, endpoint, dialect)):
         edits["usage"] = edit
-    if "token-ids" in wanted and (edit := _ask_for_ids(text, members, endpoint, dialect)):
+    if "token-ids" in wanted and (edit := _ask_for_ids(body, members, endpoint, dialect)):
         edits["token-ids"] = edit
-    return apply_edits(body, short.original([*edits.values()])), frozenset(edits)
+    return apply_edits(body, [*edits.values()]), frozenset(edits)
 
 
 def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
-    """Return the edit that asks for a stream's usage; a response that is no stream has it."""
-    if not can_inject(dialect, "usage") or _value(body, members, "stream") != b"true":
+    """Return the edit that asks for a stream's usage."""
+    if "usage" not in DIALECTS[dialect].injectable:
         return None
-    if dialect == "llamacpp" and endpoint != CHAT:
-        return None  # its completion streams end in their usage unasked
     if "stream_options" not in members:
         return _append(body, b'"stream_options":{"include_usage":true}')
     options = members["stream_options"].value
@@ -87,14 +80,12 @@ def _include_usage(body: bytes, options: Span) -> Edit | None:
 
 
 def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
-    if not can_inject(dialect, "token-ids") or _value(body, members, "echo") not in (b"", *_NOT_ASKED):
+    if "token-ids" not in DIALECTS[dialect].injectable:
+        return None
+    if _value(body, members, "echo") not in (b"", *_NOT_ASKED):
         return None  # vLLM leaves the echoed prompt's text out where it returns ids
-    streams = _value(body, members, "stream") not in (b"", *_NOT_ASKED)
-    if endpoint == CHAT and streams:
-        if dialect == "sglang":
-            return None  # it refuses such requests
-        if _value(body, members, "parallel_tool_calls") == b"false":
-            return None  # vLLM then empties events of further calls, which look like events that exist for ids alone
+    if endpoint == CHAT and _value(body, members, "parallel_tool_calls") == b"false":
+        return None  # vLLM then empties events of further calls, which look like events that exist for ids alone
     if "return_token_ids" in members:
         return _switch_on(body, members["return_token_ids"])
     return _append(body, b'"return_token_ids":true')
@@ -120,22 +111,6 @@ SIGNED = frozenset(
 """Headers that sign or digest the body: it must stay unchanged."""
 
 
-@dataclass(slots=True)
-class HeldResponse:
-    """A response that is held until it is complete."""
-
-    head: ResponseHead
-    headers: list[Header]
-    is_stream: bool
-    """Server-sent events with a Content-Length, not one JSON text."""
-    pieces: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.pieces)
-
-
 @dataclass(eq=False)
 class InjectingRelays(Relays):
     """Relays that inject into requests, as each one's upstream allows."""
@@ -152,8 +127,7 @@ class InjectingRelays(Relays):
         if reason is not None:
             self.count_passed_by(reason)
             return super().new_relay(head, client)
-        kind = InjectingRelay if self.relayed % TIMED_EVERY else TimedInjectingRelay
-        relay = kind(self, head, client, endpoint)
+        relay = InjectingRelay(self, head, client, endpoint)
         relay.begin()
         return relay
 
@@ -193,10 +167,10 @@ def new_relays(
     return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=frozenset(wanted))
 
 
-class InjectingRelay(Relay):
-    """Relay of a request whose body may be changed, and of its response."""
+class InjectingRelay(RoutedRelay):
+    """Relay of a request whose body may be changed, and of its response; it is held to its end."""
 
-    __slots__ = ("_body", "_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size")
+    __slots__ = ("_body", "_endpoint", "_filter", "_reframes")
 
     _relays: InjectingRelays
 
@@ -205,16 +179,11 @@ class InjectingRelay(Relay):
     ) -> None:
         super().__init__(relays, head, client)
         self._endpoint = endpoint
-        self._raws: list[bytes] | None = []
-        """Reads of the request while it waits for its end. Null: it is sent."""
-        self._pieces: list[bytes] = []
-        """The same reads without chunk framing."""
-        self._size = 0
+        self._lacking_bytes = relays.max_body_bytes + 1
         self._body: bytes | None = None
         """The complete request, until its upstream is known and reached."""
         self._filter: ResponseFilter | None = None
         """Null: the response passes unchanged."""
-        self._held: HeldResponse | None = None
         self._reframes = False
         """The response is chunked anew: a chunk for each read that leaves bytes."""
 
@@ -224,25 +193,25 @@ class InjectingRelay(Relay):
     # The request, from the client.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        if self._raws is None:
-            super().request_body(raw, data)
-            return
-        self._raws.append(raw)
-        self._pieces.append(data)
-        self._size += len(data)
-        if self._copy is not None:
-            self._copy.request_body(data)
-        if self._size > self._relays.max_body_bytes:
-            self._pass_by("request_larger_than_the_copy", self._raws)
-        elif self._copy is not None and self._copy.dropped is not None:
-            self._pass_by("copies_full", self._raws)
+        was_held = self._lacking_bytes > 0
+        super().request_body(raw, data)
+        if was_held and not self._lacking_bytes:
+            self._relays.count_passed_by("request_larger_than_the_copy")
+        elif was_held and self._copy is not None and self._copy.dropped is not None:
+            self._relays.count_passed_by("copies_full")
+            self._choose_and_send()
 
     def request_end(self) -> None:
+        if self._lacking_bytes:
+            self._body = b"".join(self._data)
         super().request_end()
-        if self._raws is None or self._ended:
-            return
-        self._body = b"".join(self._pieces)
-        self._send(self._raws)
+
+    def _wait(self) -> None:
+        """Wait for the end, however long it takes."""
+
+    def _choose(self) -> None:
+        if self._relays.upstreams.reads_prompt:
+            super()._choose()
 
     def _start(self, server: ServerConnection) -> None:
         """Add what the upstream that was reached takes: another one may be another engine."""
@@ -261,40 +230,20 @@ class InjectingRelay(Relay):
                 self._head, self._unsent = with_length(self._head, len(asking)), [asking]
         super()._start(server)
 
-    def _pass_by(self, reason: str, raws: list[bytes]) -> None:
-        self._relays.count_passed_by(reason)
-        self._send(raws)
-
-    def _send(self, raws: list[bytes]) -> None:
-        self._unsent, self._raws = list(raws), None
-        upstreams = self._relays.upstreams
-        if upstreams.reads_prompt:
-            self._assignment = upstreams.pick_by_prompt(self._head, self._pieces)
-        self._pieces.clear()
-        self._send_request()
-
     # The response, from the upstream.
 
     def response_head(self, head: ResponseHead) -> None:
-        """Send a head to the client, except that of a JSON response, whose length will change."""
-        if head.informational or self._filter is None:
-            super().response_head(head)
-            return
-        is_stream = is_event_stream(head)
-        if head.status == OK and is_encoded(head):
-            self._relays.count_passed_by("response_encoded")
-            self._filter = None
-        elif head.status != OK or not (is_stream or (is_json(head) and self._filter.filters_whole)):
-            self._filter = None
-        if self._filter is None:
-            super().response_head(head)
-            return
-        if is_stream and not header_values(head.headers, b"content-length"):
-            super().response_head(head)
-        else:
-            self._held = HeldResponse(head, self._response_headers(head), is_stream)
-            self._begin_response(head)
-        self._reframes = bool(header_values(head.headers, b"transfer-encoding")) and not self._dechunk
+        if self._filter is not None and not head.informational:
+            if head.status != OK or not is_event_stream(head):
+                self._filter = None
+            elif is_encoded(head):
+                self._relays.count_passed_by("response_encoded")
+                self._filter = None
+            else:
+                head = without_length(head)
+                self._reframes = bool(header_values(head.headers, b"transfer-encoding"))
+        super().response_head(head)
+        self._reframes = self._reframes and not self._dechunk
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
         """Send the filtered read at once, and copy all of it."""
@@ -303,61 +252,22 @@ class InjectingRelay(Relay):
             return
         if self._before_body:
             self._begin_body()
-        if self._held is not None:
-            self._hold(self._held, self._filter, data)
-        else:
-            self._write_body(self._filter.feed(data))
-            self._flush_response_start()  # after a read that leaves no bytes, the head goes alone
+        self._write_body(self._filter.feed(data))
+        self._flush_response_start()  # after a read that leaves no bytes, the head goes alone
         if self._copy is not None:
             self._copy.response_body(at_ns, data)
 
     def response_end(self) -> None:
         if self._filter is not None:
-            if self._held is not None:
-                self._write_whole(self._held, self._filter)
-            else:
-                self._write_body(self._filter.finish())
+            self._write_body(self._filter.finish())
             if self._reframes:
                 self._flush_response_start(b"0\r\n\r\n")
         super().response_end()
-
-    def response_lost(self, kind: LossKind) -> None:
-        """The upstream died: the client gets whole events, or the head of a held response, and no clean end."""
-        if self._held is not None:
-            self._client.write(client_head(self._held.head, self._held.headers))
-        super().response_lost(kind)
-
-    def _hold(self, held: HeldResponse, response_filter: ResponseFilter, data: bytes) -> None:
-        held.pieces.append(data)
-        held.size += len(data)
-        if held.size > self._relays.max_body_bytes:
-            self._relays.count_passed_by("response_larger_than_the_copy")
-            self._held = None
-            response_filter.let_pass()
-            self._client.write(client_head(held.head, held.headers))
-            self._write_body(held.body)
-
-    def _write_whole(self, held: HeldResponse, response_filter: ResponseFilter) -> None:
-        if held.is_stream:
-            body = response_filter.feed(held.body) + response_filter.finish()
-        else:
-            body = response_filter.whole(held.body)
-        headers = [
-            (name, b"%d" % len(body) if name.lower() == b"content-length" else value) for name, value in held.headers
-        ]
-        self._client.write(client_head(held.head, headers))
-        self._write_body(body)
 
     def _write_body(self, data: bytes) -> None:
         """Write a piece of the body, as one chunk if the upstream's body is chunked."""
         if data:
             self._flush_response_start(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
-
-
-class TimedInjectingRelay(TimedRelay, InjectingRelay):
-    """Injecting relay that is timed."""
-
-    __slots__ = ()
 
 
 def with_length(head: RequestHead, length: int) -> RequestHead:
@@ -373,19 +283,21 @@ def with_length(head: RequestHead, length: int) -> RequestHead:
     return msgspec.structs.replace(head, headers=headers, names=[name.lower() for name, _ in headers])
 
 
+def without_length(head: ResponseHead) -> ResponseHead:
+    """Return a response's head with chunks in place of a length, which the filter would change."""
+    if b"content-length" not in head.names:
+        return head
+    headers = [header for header in head.headers if header[0].lower() != b"content-length"]
+    headers.append((b"Transfer-Encoding", b"chunked"))
+    names = [name.lower() for name, _ in headers]
+    return msgspec.structs.replace(head, headers=headers, names=names, raw=client_head(head, headers))
+
+
 def is_event_stream(head: ResponseHead) -> bool:
-    return _has_type(head, b"text/event-stream")
-
-
-def is_json(head: ResponseHead) -> bool:
-    return _has_type(head, b"application/json")
+    types = header_values(head.headers, b"content-type")
+    return len(types) == 1 and types[0].partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 def is_encoded(head: ResponseHead) -> bool:
     codings = header_values(head.headers, b"content-encoding")
     return any(coding.strip().lower() not in (b"", b"identity") for coding in codings)
-
-
-def _has_type(head: ResponseHead, media_type: bytes) -> bool:
-    types = header_values(head.headers, b"content-type")
-    return len(types) == 1 and types[0].partition(b";")[0].strip().lower() == media_type

@@ -14,14 +14,11 @@ from wire.jsonsize import fits_in_memory
 WHITESPACE = b" \t\r\n"
 
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 # Possessive: a long name costs its length, and no place to go back to for each of its characters.
 _BEFORE_VALUE = re.compile(rb'[{,\s]*+"(?:[^"\\]++|\\.)*+"\s*+:\s*+', re.DOTALL)
-_BEFORE_ITEM = re.compile(rb"[,\s]*")
 _BEFORE_KEY = re.compile(rb"[{,\s]*")
 
 
-LONG_LIST_BYTES = 16 * 1024
 MAX_MEMBERS = 10_000
 """Members of an object that are located; each costs a microsecond of the event loop."""
 MAX_NAMES_CHARS = 1 << 16
@@ -57,37 +54,6 @@ class Edit(NamedTuple):
     new: bytes
 
 
-class Shortened(NamedTuple):
-    """A text without a long list of numbers, which decodes in a fraction of the time."""
-
-    text: bytes
-    at: int
-    """Place of the list, where a 0 stands."""
-    missing: int
-
-    def original(self, edits: Sequence[Edit]) -> list[Edit]:
-        return [
-            Edit(start + self.missing * (start > self.at), end + self.missing * (end > self.at), new)
-            for start, end, new in edits
-        ]
-
-
-def shorten(text: bytes) -> Shortened:
-    """The text with its first list as a 0, if that is long and holds numbers alone: token ids are slow to skip.
-
-    What is taken out holds no quote, backslash or bracket. So if it was no list but part of a string, that string ends
-    where it did, and everything else is as it was.
-    """
-    start = text.find(b"[")
-    end = text.find(b"]", start) + 1
-    if start < 0 or end - start < LONG_LIST_BYTES:
-        return Shortened(text, 0, 0)
-    inner = text[start + 1 : end - 1]
-    if b'"' in inner or b"\\" in inner or b"[" in inner:
-        return Shortened(text, 0, 0)
-    return Shortened(text[:start] + b"0" + text[end:], start, end - start - 1)
-
-
 def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
     at, end = span or (0, len(text))
     if not fits_in_memory(text):
@@ -115,36 +81,6 @@ def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
     if text[at:end].strip(WHITESPACE + b"{") != b"}":
         raise UnlocatableError  # a name came twice, and only one of its values was counted
     return members
-
-
-def array_items(text: bytes, span: Span) -> list[Span]:
-    at = span.start + 1
-    try:
-        values = _decode_items(memoryview(text)[span.start : span.end])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise UnlocatableError from None
-    items = []
-    for raw in values:
-        before = _BEFORE_ITEM.match(text, at)
-        at = before.end() if before is not None else at
-        items.append(Span(at, at + len(memoryview(raw))))
-        at = items[-1].end
-    return items
-
-
-def without_members(members: dict[str, Member], names: frozenset[str]) -> list[Edit]:
-    kept = next((member.start for name, member in members.items() if name not in names), None)
-    edits = []
-    previous_end: int | None = None
-    for name, member in members.items():
-        if name not in names or previous_end is not None:
-            if name in names and previous_end is not None:
-                edits.append(Edit(previous_end, member.value.end, b""))
-            previous_end = member.value.end
-        elif not edits:  # removed from the front, up to the first that stays
-            last = next(reversed(members.values())).value.end
-            edits.append(Edit(member.start, last if kept is None else kept, b""))
-    return edits
 
 
 def apply_edits(text: bytes, edits: Sequence[Edit]) -> bytes:

@@ -4,7 +4,6 @@ A recorder that dies loses the content of its socket; the rest waits here for it
 """
 
 import asyncio
-import contextlib
 import socket
 from collections import deque
 from itertools import islice
@@ -34,10 +33,6 @@ SEND_FRAMES = 64
 SENDS_AT_ONCE = 2
 """Bound on sends in a row: a recorder that catches up on another core would take megabytes, and streams would wait."""
 FRAME_OVERHEAD_BYTES = 100
-BACKLOG_FRAMES = 4096
-"""Waiting frames whose memory goes back to the system, which the allocator would keep."""
-TRIM_WAIT_S = 1.0
-"""Between two looks for a moment without a request: giving memory back takes milliseconds."""
 
 
 class RecorderLink:
@@ -53,7 +48,6 @@ class RecorderLink:
         self._outbox: deque[bytes] = deque()
         self._first_sent = 0
         """Bytes of the first frame already sent."""
-        self._backlog = False
         self._due: asyncio.TimerHandle | None = None
         self._writing = False
         """The socket is full; the loop calls when it has room."""
@@ -114,7 +108,6 @@ class RecorderLink:
             self._due = None
         if self._socket is None:
             return
-        self._backlog = self._backlog or len(self._outbox) >= BACKLOG_FRAMES
         try:
             for _ in range(SENDS_AT_ONCE):
                 if self._outbox:
@@ -128,18 +121,9 @@ class RecorderLink:
         if not self._outbox:
             self._stop_writing()
             self._empty.set()
-            if self._backlog:
-                self._backlog = False
-                self._trim_when_idle()
         elif not self._writing:
             self._writing = True
             self._loop.add_writer(self._socket, self._send)
-
-    def _trim_when_idle(self) -> None:
-        if not self._cells[IN_FLIGHT]:
-            give_back_memory()
-        else:
-            self._loop.call_later(TRIM_WAIT_S, self._trim_when_idle)
 
     def _sent(self, taken: int) -> None:
         outbox = self._outbox
@@ -189,11 +173,3 @@ class RecorderLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def give_back_memory() -> None:
-    """Return free memory to the system, where the allocator can be told to."""
-    import ctypes  # noqa: PLC0415 - few workers ever need it
-
-    with contextlib.suppress(AttributeError, OSError):  # another allocator than glibc's
-        ctypes.CDLL(None).malloc_trim(0)

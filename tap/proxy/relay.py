@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from measure.histogram import OVERHEAD_S, add_value, empty_counts
 from tap.ipc.messages import KEPT_REQUEST_HEADERS
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.routing import awaited_bytes
@@ -25,9 +24,6 @@ from wire.client.pool import ConnectError
 from wire.errors import LossKind
 from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.server import ClientConnection, RequestHead
-
-TIMED_EVERY = 64
-"""The response of one request in so many is timed in the tap."""
 
 
 @dataclass(eq=False)
@@ -46,13 +42,10 @@ class Relays:
     """The tap ends the requests that are left."""
 
     def __post_init__(self) -> None:
-        self.response_heads, self.chunks = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
-        """Time that the tap adds, of a sample."""
         self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in self.keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
-        usual, timed = self._kinds()
-        relay = (usual if self.relayed % TIMED_EVERY else timed)(self, head, client)
+        relay = self._kind()(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
         elif head.method == b"TRACE":  # it would show the headers that the tap's side adds
@@ -61,9 +54,8 @@ class Relays:
             relay.begin()
         return relay
 
-    def _kinds(self) -> "tuple[type[Relay], type[Relay]]":
-        """Return the relay of a request, and the one that is timed."""
-        return (RoutedRelay, TimedRoutedRelay) if self.upstreams.reads_prompt else (Relay, TimedRelay)
+    def _kind(self) -> "type[Relay]":
+        return RoutedRelay if self.upstreams.reads_prompt else Relay
 
     def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
         if head.method != b"POST":
@@ -173,7 +165,7 @@ class Relay:
         body, self._unsent = self._unsent, []
         server.start(upstream_head(self._head, upstream), self, body=body, head_only=self._head.method == b"HEAD")
         if self._copy is not None:
-            self._copy.sent_to(upstream.name, perf_counter_ns())
+            self._copy.sent_to(upstream.name)
 
     # The request, from the client.
 
@@ -254,7 +246,7 @@ class Relay:
         self._flush_response_start()
         self._server = None
         if self._before_body is None:
-            self._assignment.upstream.lost()
+            self._assignment.upstream.failed("no response")
         self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
         if self._self_delimited:
             self._client.finish(keep_alive=False)
@@ -313,21 +305,6 @@ class Relay:
             relays.bytes_out += copy.response_bytes
             relays.link.submit(copy, perf_counter_ns(), outcome, error_kind)
         self._assignment.end()  # last: a policy's fault must not cost the record
-
-
-class TimedRelay(Relay):
-    """Relay that measures the time of the tap's own work on its response."""
-
-    __slots__ = ()
-
-    def response_head(self, head: ResponseHead) -> None:
-        began_ns = perf_counter_ns()
-        super().response_head(head)
-        add_value(self._relays.response_heads, OVERHEAD_S, (perf_counter_ns() - began_ns) / 1e9)
-
-    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        super().response_body(at_ns, raw, data)
-        add_value(self._relays.chunks, OVERHEAD_S, (perf_counter_ns() - at_ns) / 1e9)
 
 
 WAIT_S = 0.05
@@ -402,12 +379,6 @@ class RoutedRelay(Relay):
             self._send_request()
 
 
-class TimedRoutedRelay(TimedRelay, RoutedRelay):
-    """Routed relay that is timed."""
-
-    __slots__ = ()
-
-
 def upstream_head(head: RequestHead, upstream: Upstream) -> bytes:
     """Return the request's head for the upstream: its own Host, no hop-by-hop headers, the rest unchanged."""
     headers, host = head.headers.copy(), (b"Host", upstream.origin.host_header)
@@ -417,10 +388,9 @@ def upstream_head(head: RequestHead, upstream: Upstream) -> bytes:
     headers = end_to_end(headers, head.names)
     if b"host" not in head.names:
         headers.insert(0, host)
-    headers += upstream.proxy_headers
     target = head.target if head.target.startswith(b"/") else origin_form(head.target)
     if target != b"*":
-        target = upstream.target_start + target
+        target = upstream.base_path + target
     return serialise_head(b"%b %b HTTP/1.1" % (head.method, target), headers)
 
 

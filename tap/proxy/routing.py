@@ -4,7 +4,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import xxhash
 
@@ -124,12 +123,11 @@ def live_route(text: str) -> Route:
     return route
 
 
-def live_policy(text: str, seed: int = 0) -> LivePolicy:
-    """Return the policy of a flag. ``seed``: added to that of its draws, another one for each worker."""
+def live_policy(text: str) -> LivePolicy:
     route = live_route(text)
     name = text.split(":", maxsplit=1)[0]
     return LivePolicy(
-        route.kind.make(replace(route.settings, seed=route.settings.seed + seed)),
+        route.kind.make(),
         reads_prompt=route.kind.uses_cache and route.knowledge != "none",
         keeps_sessions=name not in ("round-robin", "least-loaded"),
         sees_load=name not in ("round-robin", "session"),

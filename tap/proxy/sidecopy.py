@@ -78,7 +78,7 @@ def copied_bytes(endpoint: Endpoint, limit: int) -> int:
 
 
 LAST_READS = 8
-"""Last reads kept of a response too large to copy; its usage is in them."""
+"""Last reads kept of a response too large to copy; a stream's usage is in them."""
 READ_OVERHEAD_BYTES = 120
 """Memory of a read beside its bytes."""
 
@@ -142,8 +142,8 @@ class SideCopy:
         body.append(data)
         self._hold(len(data) + READ_OVERHEAD_BYTES)
 
-    def sent_to(self, upstream: str, at_ns: int) -> None:
-        self._exchange.upstream, self._exchange.sent_ns = upstream, at_ns
+    def sent_to(self, upstream: str) -> None:
+        self._exchange.upstream = upstream
 
     def add_injected(self, injected: Sequence[Injection]) -> None:
         self._exchange.injected = list(injected)
@@ -160,9 +160,7 @@ class SideCopy:
             return
         if self.response_bytes > self._max_body_bytes:
             self._exchange.response_whole = False
-            last = self._exchange.last_reads
-            last.append((at_ns, data))
-            del last[:-LAST_READS]
+            self._exchange.last_reads = [*self._exchange.last_reads[1 - LAST_READS :], (at_ns, data)]
             return
         self._reads.append((at_ns, data))
         # As in _hold: a call for each chunk would show.
@@ -183,8 +181,7 @@ class SideCopy:
     def give_up(self, reason: str) -> None:
         self.dropped = reason
         self._exchange.request_body = None
-        self._reads = self._exchange.response_reads = []
-        self._exchange.last_reads = []
+        self._reads = self._exchange.response_reads = self._exchange.last_reads = []
         self._release(self._held)
 
     def _hold(self, size: int) -> None:

@@ -4,7 +4,6 @@ A worker imports no code for prompts or pages: its memory is its connections, an
 """
 
 import asyncio
-import contextlib
 import gc
 import select
 import signal
@@ -25,11 +24,9 @@ from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import failure_words
-from wire.errors import WireError
 from wire.loop import run
 from wire.process import parent_socket
 from wire.server import Server
-from wire.tls import reload_chain, server_context
 
 LOOP_CHECK_S = 0.1
 
@@ -52,7 +49,7 @@ class Worker:
         self._budget = CopyBudget(settings.queue_bytes // settings.workers)
         self._upstreams = Upstreams(
             setup.upstreams,
-            live_policy(settings.route, setup.number),
+            live_policy(settings.route),
             board=UpstreamBoard(setup.folder, setup.board),
             worker=setup.number,
             capacity_blocks=setup.capacity_blocks,
@@ -66,10 +63,9 @@ class Worker:
             wanted=settings.inject,
         )
         self._server = Server(self._relays.new_relay)
-        self._tls = None if settings.tls_cert is None else server_context(settings.tls_cert, settings.tls_key)
 
     async def serve(self, channel: Channel) -> None:
-        await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd), self._tls)
+        await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd))
         # All objects so far stay: a garbage collection over them would stall every stream for 40 ms.
         gc.collect()
         gc.freeze()
@@ -108,8 +104,6 @@ class Worker:
             queue_bytes=self._budget.held_bytes,
             queue_limit_bytes=self._budget.limit_bytes,
             loop_delay_s=loop_delay_s,
-            response_head=relays.response_heads,
-            chunk=relays.chunks,
             upstreams=self._upstreams.stats(),
             misrouted=dict(self._upstreams.policy.failures),
         )
@@ -119,18 +113,10 @@ class Worker:
             message = await channel.messages.get()
             if isinstance(message, Reload):
                 self._upstreams.reload(message.upstreams)
-                if message.certificate:
-                    self._reload_certificate()
             elif isinstance(message, Drain):
                 return message.drain_s
             elif message is None:
                 return self._settings.drain_s
-
-    def _reload_certificate(self) -> None:
-        cert = self._settings.tls_cert
-        if cert is not None and self._tls is not None:
-            with contextlib.suppress(WireError):  # changed once more since the supervisor checked it
-                reload_chain(self._tls, cert, self._settings.tls_key)
 
     async def _drain(self, channel: Channel, drain_s: float) -> int:
         """Let requests in flight end, for ``drain_s`` or until told to cut; return the number of cut responses."""

@@ -1,9 +1,7 @@
 """Content codings taken off copies of bodies, within a bound on the decoded bytes."""
 
-import importlib
-import importlib.util
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zstandard
@@ -12,21 +10,17 @@ STEP_BYTES = 1 << 10
 """Input of one step to a decoder whose output has no bound of its own: at most 1 MB (gzip) or 32 MB (zstandard)."""
 MAX_WINDOW_BYTES = 8 << 20
 """The most that RFC 9659 allows a zstandard frame over HTTP."""
-MAX_CODINGS = 4
 MAX_MEMBERS = 100_000
 """Members or frames of a body; a server that flushes by ending one does so once a read."""
-
-Decoder = Callable[[bytes, int], bytes]
-"""Decodes the next bytes; keeps back an incomplete part. Raises UndecodableError if they are broken, or decode
-to much more than the given number of bytes."""
-
-
-TOO_LARGE = "decoded body too large"
-BROKEN = "broken content-encoding"
+DECODERS: dict[str, Callable[[], Any]] = {
+    **dict.fromkeys(("gzip", "x-gzip"), lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)),
+    "deflate": zlib.decompressobj,
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(),
+}
 
 
 class UndecodableError(Exception):
-    """The body cannot be decoded: an unknown coding, broken bytes, or too many of them."""
+    """The body cannot be decoded: an unknown coding, several of them, broken bytes, or too many of them."""
 
 
 def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str | None, max_bytes: int) -> Sequence[tuple[int, bytes]]:
@@ -34,86 +28,46 @@ def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str | None, max_byt
 
     A coder may hold bytes back until a later read: a token's time is then when a client could have decoded it.
     """
-    if coding is None:
+    names = [name for part in (coding or "").lower().split(",") if (name := part.strip()) not in ("", "identity")]
+    if not names:
         return reads
-    names = [name for part in coding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
-    if len(names) > MAX_CODINGS:
-        raise UndecodableError("too many content-encodings")
-    for name in reversed(names):  # the last one named was put on last
-        reads = _decoded(reads, _decoder(name), max_bytes)
-    return reads
+    if len(names) > 1 or names[0] not in DECODERS:
+        raise UndecodableError("unknown content-encoding")
+    decoder = _Decoder(DECODERS[names[0]], max_bytes)
+    return [(at_ns, plain) for at_ns, data in reads if (plain := decoder.decode(data))]
 
 
-def _decoded(reads: Iterable[tuple[int, bytes]], decode: Decoder, room: int) -> list[tuple[int, bytes]]:
-    decoded = []
-    for at_ns, data in reads:
-        plain = decode(data, room)
-        room -= len(plain)
-        if room < 0:
-            raise UndecodableError(TOO_LARGE)
-        if plain:
-            decoded.append((at_ns, plain))
-    return decoded
-
-
-def _decoder(name: str) -> Decoder:
-    if name in ("gzip", "x-gzip"):
-        return _member_decoder(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error)
-    if name == "deflate":
-        return _member_decoder(zlib.decompressobj, zlib.error)
-    if name == "zstd":
-        context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-        return _member_decoder(context.decompressobj, zstandard.ZstdError)
-    if name == "br" and importlib.util.find_spec("brotli") is not None:
-        return _brotli_decoder(importlib.import_module("brotli"))
-    raise UndecodableError("unknown content-encoding")
-
-
-def _member_decoder(begin: Callable[[], Any], error: type[Exception]) -> Decoder:
-    """Decode gzip members or zstandard frames, one after another: a server may flush by ending one.
+class _Decoder:
+    """Decodes gzip members or zstandard frames, one after another: a server may flush by ending one.
 
     Bytes behind the last member that begin no other are left out, as clients do.
     """
-    member, members, ended = begin(), 1, False
 
-    def step(data: bytes) -> bytes:
-        nonlocal member, members, ended
-        plain = b""
-        while data and not ended:
-            if member.eof:
-                member = begin()
-                members += 1
-            try:
-                plain += member.decompress(data)
-            except error as broken:
-                if members == 1:
-                    raise UndecodableError(BROKEN) from broken
-                ended = True
-            data = member.unused_data if member.eof else b""
-        return plain
+    def __init__(self, begin: Callable[[], Any], room: int) -> None:
+        self._begin, self._room = begin, room
+        self._member = begin()
+        self._members, self._ended = 1, False
 
-    def decode(data: bytes, room: int) -> bytes:
+    def decode(self, data: bytes) -> bytes:
         pieces: list[bytes] = []
         for at in range(0, len(data), STEP_BYTES):
-            pieces.append(step(data[at : at + STEP_BYTES]))
-            room -= len(pieces[-1])
-            if room < 0 or members > MAX_MEMBERS:
-                raise UndecodableError(TOO_LARGE)
+            pieces.append(self._step(data[at : at + STEP_BYTES]))
+            self._room -= len(pieces[-1])
+            if self._room < 0 or self._members > MAX_MEMBERS:
+                raise UndecodableError("decoded body too large")
         return b"".join(pieces)
 
-    return decode
-
-
-def _brotli_decoder(brotli: Any) -> Decoder:
-    decompressor = brotli.Decompressor()
-
-    def decode(data: bytes, room: int) -> bytes:
-        try:
-            plain: bytes = decompressor.process(data, output_buffer_limit=room + 1)
-        except brotli.error as error:
-            raise UndecodableError(BROKEN) from error
-        if not decompressor.can_accept_more_data():
-            raise UndecodableError(TOO_LARGE)
+    def _step(self, data: bytes) -> bytes:
+        plain = b""
+        while data and not self._ended:
+            if self._member.eof:
+                self._member = self._begin()
+                self._members += 1
+            try:
+                plain += self._member.decompress(data)
+            except (zlib.error, zstandard.ZstdError) as broken:
+                if self._members == 1:
+                    raise UndecodableError("broken content-encoding") from broken
+                self._ended = True
+            data = self._member.unused_data if self._member.eof else b""
         return plain
-
-    return decode

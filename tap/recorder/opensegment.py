@@ -4,7 +4,7 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tracefile.storage.appending import TraceFile
 from tracefile.storage.segments import Segment
@@ -64,21 +64,17 @@ class OpenSegment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostFile:
+class LostFile(NamedTuple):
     """A file that others deleted, moved or changed while it was written."""
 
     path: str
-    successor: str | None
-    """Path of the next file. Null: none can be written yet."""
     inherited: int
     """Records of earlier writers, the first of the file."""
     records: int
     """Records that are no longer in the trace, those of earlier writers included."""
 
     def __str__(self) -> str:
-        goes_on = "once it can be written" if self.successor is None else f"in {self.successor}"
         return (
             f"{self.path}: deleted, moved or changed by another process; {self.records} RECORDS ARE LOST; "
-            f"recording goes on {goes_on}"
+            "recording goes on in a new file"
         )

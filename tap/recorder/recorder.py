@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
+from measure.histogram import GAP_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.messages import (
     STATS_INTERVAL_S,
     EngineChanged,
@@ -34,7 +34,7 @@ from tap.ipc.messages import (
 )
 from tap.prompts.enginetokenizer import EngineTokenizer
 from tap.prompts.prompt import prompt_hasher
-from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
+from tap.recorder.recording import MadeRecord, RecordMaker
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
@@ -42,7 +42,6 @@ from tracefile.records.errors import InputError, failure_words
 from tracefile.records.schema import Engine, Record, Status
 from tracefile.sessions import SessionIndex
 from tracefile.storage.segments import manifest_path
-from wire.answer import GENERATING
 from wire.process import parent_socket, split_frames
 
 READ_BYTES = 1 << 20
@@ -125,10 +124,9 @@ class RecordMeter:
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, Status, int, str], int] = {}
         self._ttft_ms, self._gaps_ms = empty_counts(WAIT_S), empty_counts(GAP_S)
-        self._numbers = RecordNumbers(request_head=empty_counts(OVERHEAD_S))
+        self._numbers = RecordNumbers()
 
-    def observe(self, record: Record, head_ns: int | None) -> None:
-        """Count a record; ``head_ns``: from its head's arrival to the write upstream."""
+    def observe(self, record: Record) -> None:
         kinds, numbers = self._kinds, self._numbers
         kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
         if kind not in kinds and len(kinds) >= MAX_KINDS:
@@ -136,8 +134,6 @@ class RecordMeter:
         kinds[kind] = kinds.get(kind, 0) + 1
         if record.ttft_ms is not None:
             add_value(self._ttft_ms, _WAIT_MS, record.ttft_ms)
-        if head_ns is not None:
-            add_value(numbers.request_head, OVERHEAD_S, head_ns / 1e9)
         if record.itl_ms:
             add_values(self._gaps_ms, _GAP_MS, record.itl_ms)
         numbers.prompt_tokens += record.prompt_tokens or 0
@@ -202,7 +198,6 @@ class Recorder:
             hasher,
             epoch_ns=epoch_ns,
             hash_model=settings.model,
-            loras=frozenset(settings.loras),
             keep_headers=settings.keep_headers,
             dialect=setup.dialect,
             max_body_bytes=settings.max_body_bytes,
@@ -228,7 +223,7 @@ class Recorder:
         try:
             made = self._maker.make(exchange)
             record = self._sessions.link(made.record, made.chat_ids)
-            self._meter.observe(record, None if exchange.sent_ns is None else exchange.sent_ns - exchange.arrival_ns)
+            self._meter.observe(record)
             self._trace.write(record)
         except InputError:
             self._dropped["trace_unwritable"] += 1
@@ -243,8 +238,8 @@ class Recorder:
 
     def tick(self) -> bool:
         """Write what was taken, and do what is due; return True if the counts have changed."""
-        news = self._is_news or self._trace.failing
         self._trace.replace_lost_file()
+        news = self._is_news or self._trace.failing
         if news and self._trace.flush():
             self._is_news = False
             self._flushed = copy.deepcopy(self._taken)
@@ -288,7 +283,7 @@ class Recorder:
             deadline_s = time.monotonic() + UPLOAD_AT_END_S
             self._uploader.settle(UPLOAD_AT_END_S)
             self._follow_uploads()  # the manifest goes last, and says where its segments are
-            self._uploader.close(max(0.0, deadline_s - time.monotonic()))
+            self._uploader.settle(max(0.0, deadline_s - time.monotonic()))
             self._follow_uploads()
         return self.progress()
 
@@ -316,13 +311,10 @@ class Recorder:
             taken.prompt_counts_checked = round(taken.prompt_counts_checked * share)
             taken.prompt_counts_matched = round(taken.prompt_counts_matched * share)
             taken.unhashed = {reason: round(count * share) for reason, count in taken.unhashed.items()}
-            taken.responses = {kind: round(count * share) for kind, count in taken.responses.items()}
 
     def _count(self, made: MadeRecord) -> None:
         taken = self._taken
         taken.recorded += 1
-        taken.refused_counts += REFUSED in made.record.extra
-        self._count_lacking(made.record)
         if made.record.block_hashes is None:
             reason = made.unhashed or "unknown"
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + 1
@@ -331,21 +323,6 @@ class Recorder:
         if made.prompt_count_matches is not None:
             taken.prompt_counts_checked += 1
             taken.prompt_counts_matched += made.prompt_count_matches
-
-    def _count_lacking(self, record: Record) -> None:
-        """Count a complete response, and what its record lacks."""
-        if record.endpoint not in GENERATING or record.status != "ok":
-            return
-        kinds = {
-            "all": True,
-            "streams": record.stream,
-            "streams_without_usage": record.stream and record.tokens_source != "usage",
-            "without_cached_tokens": record.cached_tokens is None,
-            "without_token_times": record.ttft_ms is None,
-        }
-        for kind, counts in kinds.items():
-            if counts:
-                self._taken.responses[kind] = self._taken.responses.get(kind, 0) + 1
 
     def _count_unreported(self, found: Sequence[Record]) -> None:
         """Count the records that an earlier recorder had written and not reported: the last ones of ``found``."""
@@ -356,8 +333,6 @@ class Recorder:
         self._lose(max(0, taken.recorded - recorded))
         taken.recorded = recorded
         taken.hashed += hashed
-        for record in unreported:
-            self._count_lacking(record)
         if hashed < len(unreported):
             reason = "recorder_restarted"
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + len(unreported) - hashed

@@ -22,11 +22,6 @@ from wire.jsonsize import fits_in_memory
 
 CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 """APIs whose prompts a chat template makes."""
-USAGE = b'"usage":'
-"""Within a JSON string its quotes would be escaped."""
-
-
-TAIL_BYTES = 1 << 16
 
 
 def endpoint_of(exchange: ExchangeCopy) -> Endpoint:
@@ -51,7 +46,7 @@ def read_answer(exchange: ExchangeCopy, *, asked_stream: bool, max_bytes: int) -
     except UndecodableError:
         return None
     if not exchange.response_whole:
-        answer = _cut_stream(exchange, reads) if stream else _end_of_whole(exchange.endpoint, exchange.last_reads)
+        answer = _cut_stream(exchange, reads) if stream else Completion(done=True)
     elif stream:
         answer = parse_answer(exchange.endpoint, reads, stream=True)
     else:
@@ -80,23 +75,7 @@ def _cut_stream(exchange: ExchangeCopy, reads: Sequence[tuple[int, bytes]]) -> C
 
 def _whole(endpoint: str, reads: Sequence[tuple[int, bytes]]) -> Completion:
     body = reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads)
-    if fits_in_memory(body):
-        return parse_answer(endpoint, [(0, body)], stream=False)
-    return _end_of_whole(endpoint, [(0, body[-TAIL_BYTES:])])
-
-
-def _end_of_whole(endpoint: str, last_reads: Sequence[tuple[int, bytes]]) -> Completion:
-    """Read the last members of one JSON object, from ``usage`` on: embeddings come before it."""
-    tail = b"".join(data for _, data in last_reads)
-    at = tail.rfind(USAGE)
-    end = Completion() if at < 0 else parse_answer(endpoint, [(0, b"{" + tail[at:])], stream=False)
-    return Completion(
-        prompt_tokens=end.prompt_tokens,
-        output_tokens=end.output_tokens,
-        cached_tokens=end.cached_tokens,
-        finish_reason=end.finish_reason,
-        done=True,
-    )
+    return parse_answer(endpoint, [(0, body)], stream=False) if fits_in_memory(body) else Completion(done=True)
 
 
 FINISH_REASONS = frozenset(
@@ -105,8 +84,6 @@ FINISH_REASONS = frozenset(
     | {"failed", "cancelled", "incomplete", "insufficient_system_resource"}
 )
 """Words of engines and gateways. Any other is ``other``: it could be any text."""
-REFUSED = "refused_counts"
-"""Key beside a record's fields: counts of the client or the engine that cannot be true, by field."""
 MAX_HEADER_CHARS = 1_000
 SHAPE_FIELDS = tuple(name for name in RequestShape.__struct_fields__ if name in Record.__struct_fields__)
 REMEMBERED_IDS = 100_000
@@ -134,7 +111,6 @@ class RecordMaker:
     _: KW_ONLY
     epoch_ns: int
     hash_model: str | None
-    loras: frozenset[str]
     keep_headers: Sequence[str] = ()
     dialect: DialectName = "vllm"
     max_body_bytes: int = 16 << 20
@@ -154,9 +130,8 @@ class RecordMaker:
         asked_stream = shape is not None and shape.stream
         answer = read_answer(exchange, asked_stream=asked_stream, max_bytes=self.max_body_bytes)
         record = Record(request_id=self._request_id(exchange))
-        refused = {**(shape.refused if shape is not None else {}), **(_refuse_usage(answer) if answer else {})}
-        if refused:
-            record.extra = {REFUSED: refused}
+        if answer is not None:
+            _refuse_usage(answer)
         _fill_times(record, exchange, answer, self.epoch_ns)
         _fill_outcome(record, exchange, answer)
         _fill_counts(record, exchange, answer)
@@ -165,7 +140,6 @@ class RecordMaker:
         if shape is not None:
             for name in SHAPE_FIELDS:
                 setattr(record, name, getattr(shape, name))
-            record.lora = shape.model if shape.model in self.loras else None
         session = explicit_session(exchange.request_headers, shape)
         if session is not None:
             record.session_id = SessionId(keyed_id(self.key, "session", session))
@@ -210,7 +184,7 @@ class RecordMaker:
     def _hash(self, record: Record, shape: RequestShape, answer: Completion | None) -> MadeRecord:
         usage_tokens = record.prompt_tokens
         model = self.hash_model or shape.model or ""
-        start = ChainStart(model, record.lora, shape.cache_salt)
+        start = ChainStart(model, shape.cache_salt)
         engine_ids = answer.prompt_token_ids if answer is not None else None
         try:
             prompt = self.prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
@@ -222,7 +196,7 @@ class RecordMaker:
             output_ids = self._fill_output_hashes(record, start, prompt, answer)
         if prompt.token_count == record.prompt_tokens:
             self._fill_branch(record, start, prompt, output_ids)
-        known = usage_tokens is not None and prompt.token_count is not None and not prompt.solved
+        known = usage_tokens is not None and prompt.token_count is not None
         matches = usage_tokens == prompt.token_count if known else None
         is_chat = shape.endpoint in CHATS and shape.body.get("add_generation_prompt") is not False
         ids = prompt.token_ids if is_chat and prompt.token_count == record.prompt_tokens else None
@@ -330,18 +304,16 @@ def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | No
         record.tokens_source = "usage"
 
 
-def _refuse_usage(answer: Completion) -> dict[str, int]:
-    """Take out and return the counts that no engine can have: others would allocate by them, or divide."""
-    told = {"prompt_tokens": answer.prompt_tokens, "output_tokens": answer.output_tokens}
-    refused = {name: count for name, count in told.items() if count is not None and count > MOST_TOKENS}
-    most_cached = MOST_TOKENS if answer.prompt_tokens is None else min(answer.prompt_tokens, MOST_TOKENS)
-    if answer.cached_tokens is not None and answer.cached_tokens > most_cached:
-        refused["cached_tokens"] = answer.cached_tokens
-    for name in refused:
-        setattr(answer, name, None)
-    if "output_tokens" in refused:
+def _refuse_usage(answer: Completion) -> None:
+    """Take out the counts that no engine can have: readers would allocate by them, or divide."""
+    if answer.prompt_tokens is not None and answer.prompt_tokens > MOST_TOKENS:
+        answer.prompt_tokens = None
+    if answer.output_tokens is not None and answer.output_tokens > MOST_TOKENS:
+        answer.output_tokens = None
         answer.first_tokens, answer.gap_tokens = 1, [1] * len(answer.gap_tokens)
-    return refused
+    most_cached = MOST_TOKENS if answer.prompt_tokens is None else answer.prompt_tokens
+    if answer.cached_tokens is not None and answer.cached_tokens > most_cached:
+        answer.cached_tokens = None
 
 
 def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
@@ -354,9 +326,7 @@ def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
     elif record.prompt_tokens is None and prompt.token_estimate is not None:
         record.prompt_tokens = prompt.token_estimate
         record.tokens_source = "estimate"
-    cached = record.cached_tokens
-    if cached is not None and cached > (cached if record.prompt_tokens is None else record.prompt_tokens):
-        record.extra = {REFUSED: {**record.extra.get(REFUSED, {}), "cached_tokens": cached}}
+    if (record.cached_tokens or 0) > (MOST_TOKENS if record.prompt_tokens is None else record.prompt_tokens):
         record.cached_tokens = None
     if prompt.hashes is None or record.prompt_tokens is None:
         return

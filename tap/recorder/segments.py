@@ -144,25 +144,19 @@ class SegmentedTrace:
         return True
 
     def replace_lost_file(self) -> None:
-        """Begin a new file if another process deleted, moved or changed the open one; see ``lost_files``."""
+        """Close the open file if another process deleted, moved or changed it: the next flush begins a new one."""
         segment = self._segment
         if segment is None or segment.file.is_in_place():
             return
         if self._ending and not self.path.parent.exists():
             return  # a file system that is away: the segment gets its name when that is back
         segment.file.set_aside()
-        self._segment, self._ending = None, False
+        self._segment, self._ending, self._manifest_is_old = None, False, self._rotates
         self._taken -= segment.records
-        carried = self._open_successor(segment)
-        self.recorded, self._taken = self._taken, self._taken + carried
-        self._lost.append(
-            LostFile(
-                path=segment.file.path,
-                successor=None if self._segment is None else self._segment.file.path,
-                inherited=segment.inherited,
-                records=segment.records - carried,
-            )
-        )
+        self.recorded = self._taken
+        self._lost.append(LostFile(segment.file.path, segment.inherited, segment.records))
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def lost_files(self) -> list[LostFile]:
         """Return the files that were lost since the last call."""
@@ -212,10 +206,13 @@ class SegmentedTrace:
             return self.recorded == self._taken
         self._closed = True
         self.replace_lost_file()
-        if self._rotates and self._segment is not None and not self._segment.records and self.manifest.segments:
-            self._discard_segment()
+        segment = self._segment
         try:
-            if self._segment is not None and not self._ending:
+            if self._rotates and segment is not None and not segment.records and self.manifest.segments:
+                segment.file.abandon()
+                part_path(segment.path).unlink(missing_ok=True)
+                self._segment = None
+            elif segment is not None and not self._ending:
                 self._end_segment()
             self._finish_ending()
         except InputError as error:
@@ -286,21 +283,6 @@ class SegmentedTrace:
         if self._segment is None:
             self._open().file.sync()
 
-    def _open_successor(self, lost: OpenSegment) -> int:
-        """Open the next file if none is; return the records that it takes over from memory."""
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._manifest_is_old = self._rotates
-        try:
-            self._mend_state()
-        except InputError as error:
-            self.problem = error
-            return 0
-        assert self._segment is not None
-        self._segment.lines, self._segment.arrivals_ms = lost.lines, lost.arrivals_ms
-        self._segment.records += len(lost.lines)
-        return len(lost.lines)
-
     def _finish_ending(self) -> None:
         """Close an ended segment: all of it on disk, under its name, in the manifest."""
         if not self._ending or self._segment is None:
@@ -317,18 +299,8 @@ class SegmentedTrace:
         segment.file.abandon()
         self.recorded = self._taken
         if self._rotates:
-            self._list(segment.listed())
-
-    def _discard_segment(self) -> None:
-        assert self._segment is not None
-        self._segment.file.abandon()
-        with contextlib.suppress(OSError):
-            part_path(self._segment.path).unlink()
-        self._segment, self._ending = None, False
-
-    def _list(self, segment: Segment) -> None:
-        self.manifest.segments.append(segment)
-        self._manifest_is_old = True
+            self.manifest.segments.append(segment.listed())
+            self._manifest_is_old = True
 
     def _replace_listed(self, names: Sequence[str], **changes: object) -> None:
         if not names:
@@ -364,14 +336,22 @@ class SegmentedTrace:
         if self._rotates:
             with contextlib.suppress(InputError, OSError):
                 rename_durably(path, segment.path)
-                self._list(described(segment.path))
+                self.manifest.segments.append(described(segment.path))
+                self._manifest_is_old = True
                 self._save_manifest()
 
     # How a trace begins, and begins again.
 
     def _start_new(self, *, overwrite: bool) -> None:
         if self._rotates:
-            self._clear_the_way(overwrite=overwrite)
+            there = segments_there(self.path)
+            if there and not overwrite:
+                raise InputError(
+                    f"{self.path}: {len(there)} segments are there already, from {there[0].name} on; "
+                    "expected none, --resume or --overwrite"
+                )
+            for path in (*there, manifest_path(self.path)):
+                path.unlink(missing_ok=True)
             self._manifest_is_old = True
             self._save_manifest()
         file = self._open(overwrite=overwrite).file
@@ -381,31 +361,16 @@ class SegmentedTrace:
             file.abandon()
             raise
 
-    def _clear_the_way(self, *, overwrite: bool) -> None:
-        there = segments_there(self.path)
-        if there and not overwrite:
-            raise InputError(
-                f"{self.path}: {len(there)} segments are there already, from {there[0].name} on; "
-                "expected none, --resume or --overwrite"
-            )
-        for path in (*there, manifest_path(self.path)):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
     def _resume(self) -> bool:
-        resume = resume_segments if self._rotates else resume_file
-        found = resume(self.path, self.meta)
+        found = (resume_segments if self._rotates else resume_file)(self.path, self.meta)
         if found is None:
             return False
-        self.meta, self.mended = found.meta, found.mended
-        self.recorded = self._taken = found.records
+        self.meta, self.mended, self.recorded, self._taken = found.meta, found.mended, found.records, found.records
         if self._rotates:
-            self.manifest, self._number = found.manifest, found.number
-            self._manifest_is_old = True
+            self.manifest, self._number, self._manifest_is_old = found.manifest, found.number, True
             self.flush()
         else:
-            records = found.records
-            self._segment = OpenSegment(append_to(self.path), self.path, records=records, inherited=records)
+            self._segment = OpenSegment(append_to(self.path), self.path, records=found.records, inherited=found.records)
             if found.says_something_new:
                 self._segment.file.take(encode_meta(self.meta))
         return True

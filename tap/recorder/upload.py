@@ -15,7 +15,6 @@ from tracefile.storage.remote import bare_url, file_system
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-POLL_S = 0.01
 
 
 class Uploaded(NamedTuple):
@@ -36,43 +35,37 @@ class Uploader:
     def __init__(self, url: str) -> None:
         self.failed = 0
         self._files, self._folder = _target(url)
-        self._waiting: SimpleQueue[Path | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Path | threading.Event] = SimpleQueue()
         self._uploaded: SimpleQueue[Uploaded] = SimpleQueue()
         self._offered: set[Path] = set()
-        self._asked = self._done = 0
         self._deadline = float("inf")
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._send_all, name="trace-upload", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._send_all, name="trace-upload", daemon=True).start()
 
     def offer(self, path: Path, *, again: bool = False) -> None:
         """Upload a file unless it was offered before; ``again``: even so, since it has another content now."""
         if again or path not in self._offered:
             self._offered.add(path)
-            self._asked += 1
             self._waiting.put(path)
-
-    def settle(self, timeout_s: float) -> None:
-        """Wait until nothing is on its way, for at most ``timeout_s``, with no long pause before a further try."""
-        self._deadline = time.monotonic() + timeout_s
-        self._ending.set()
-        while self._done < self._asked and time.monotonic() < self._deadline:
-            time.sleep(POLL_S)
 
     def uploaded(self) -> list[Uploaded]:
         return [self._uploaded.get() for _ in range(self._uploaded.qsize())]
 
-    def close(self, timeout_s: float) -> None:
-        """Upload waiting segments, for at most ``timeout_s``; the manifest shows the rest as not uploaded."""
+    def settle(self, timeout_s: float) -> None:
+        """Upload what waits, for at most ``timeout_s``, with no long pause before a further try."""
         self._deadline = time.monotonic() + timeout_s
         self._ending.set()
-        self._waiting.put(None)
-        self._thread.join(timeout_s)
+        sent = threading.Event()
+        self._waiting.put(sent)
+        sent.wait(timeout_s)
 
     def _send_all(self) -> None:
-        while (path := self._waiting.get()) is not None:
-            self._send_until_sent(path)
-            self._done += 1
+        while True:
+            waiting = self._waiting.get()
+            if isinstance(waiting, threading.Event):
+                waiting.set()
+            else:
+                self._send_until_sent(waiting)
 
     def _send_until_sent(self, path: Path) -> None:
         wait_s = FIRST_WAIT_S

@@ -37,12 +37,8 @@ class Account:
     """Segments among them that ``--keep`` deleted; their records are among ``recorded``."""
     uploaded: int = 0
     upload_failed: int = 0
-    refused_counts: int = 0
-    """Records with a count of the client or the engine that cannot be true."""
     dropped: Counter[str] = field(default_factory=Counter)
     unhashed: Counter[str] = field(default_factory=Counter)
-    responses: Counter[str] = field(default_factory=Counter)
-    """Complete responses of generations, by what their records lack; keys as in ``Progress``."""
 
     def line(self) -> str:
         line = f"{self.recorded} of {self.offered} requests recorded"
@@ -55,24 +51,8 @@ class Account:
         line += f"; hashed {_share(self.hashed, self.recorded)}"
         if self.unhashed:
             line += f" (not: {_by_reason(self.unhashed)})"
-        line += self._lacking()
-        if self.refused_counts:
-            line += f"; {self.refused_counts} with counts that cannot be true"
         matched, checked = self.prompt_counts_matched, self.prompt_counts_checked
         return f"{line}; prompt token counts equal the engine's in {_share(matched, checked)} of {checked}"
-
-    def _lacking(self) -> str:
-        told = self.responses
-        words = [
-            f"{told[kind]} of {told[whole]} {text}"
-            for kind, whole, text in (
-                ("streams_without_usage", "streams", "streams without usage"),
-                ("without_cached_tokens", "all", "responses without cached tokens"),
-                ("without_token_times", "all", "without token times (not streamed)"),
-            )
-            if told[kind]
-        ]
-        return "".join(f"; {one}" for one in words)
 
     @property
     def other_tokens(self) -> bool:
@@ -115,7 +95,6 @@ class Ledger:
             "unrecorded": cells[UNRECORDED],
             "dropped": Counter({reason: count for reason, count in dropped.items() if count}),
             "unhashed": Counter(progress.unhashed),
-            "responses": Counter(progress.responses),
         }
         return Account(**(same_named(Account, progress) | made))
 

@@ -49,47 +49,12 @@ REAP_S = 2.0
 _replies = msgspec.msgpack.Decoder(Ready | Refused | Drained | Progress | WorkerStats)
 
 
-class ChildProcess:
-    """A started process and the channel to it; the channel ends when the process does."""
-
-    def __init__(self, module: str, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
-        self._name = module.rpartition(".")[2]
-        self._process, self.channel = process, channel
-        self.pid = process.pid
-
-    @classmethod
-    async def start(cls, module: str, setup: msgspec.Struct, pass_fds: Sequence[int] = ()) -> "ChildProcess":
-        process, ours = start_child(module, pass_fds, own_session=False)  # the recorder's priority counts
-        child = cls(module, process, await Channel(_replies).attach(ours))
-        child.channel.post(setup)
-        return child
-
-    async def ready(self) -> None:
-        """Wait for its first reply. Raises InputError if it refuses, ends instead, or takes too long."""
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                reply = await self.channel.messages.get()
-        except TimeoutError:
-            self.kill()
-            raise InputError(f"the {self._name} process is not ready after {START_TIMEOUT_S:.0f} s") from None
-        if isinstance(reply, Refused):
-            raise InputError(reply.reason)
-        if not isinstance(reply, Ready):
-            raise InputError(f"the {self._name} process ended before it was ready")
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    async def ended(self, timeout_s: float) -> None:
-        await reap_child(self._process, timeout_s)
-
-
 def ignore(_: Any = None) -> None:
     """Do nothing with a message."""
 
 
 class RestartingChild:
-    """A child that is kept running."""
+    """A child process that is kept running; its channel ends when it does."""
 
     def __init__(
         self,
@@ -111,19 +76,23 @@ class RestartingChild:
         self._module, self._setup, self._pass_fds = module, setup, pass_fds
         self._on_message, self._on_death = on_message, on_death
         self._consequence = consequence
-        self._child: ChildProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        """Null: none is ready."""
+        self._channel = Channel(_replies)
         self._task: asyncio.Task[None] | None = None
         self._deaths = 0
         """Ends in a row, none after a long life."""
         self._started_at = 0.0
-        self._finishing = False
-        self._launching = False
-        self.ready = False
+        self._finishing = self._launching = False
         self.restarts = 0
 
     @property
+    def ready(self) -> bool:
+        return self._process is not None
+
+    @property
     def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
+        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """Start the child and keep it running. Raises InputError if it refuses its setup."""
@@ -132,53 +101,69 @@ class RestartingChild:
 
     def send(self, message: Any) -> None:
         """Send a message; a child that is away misses it, and learns its content from its next setup."""
-        if self._child is not None:
-            self._child.channel.post(message)
+        if self.ready:
+            self._channel.post(message)
 
     def offer(self, message: Any) -> None:
         """Send a message that the next one repeats; a child that does not read is spared it."""
-        if self._child is not None and not self._child.channel.congested:
-            self._child.channel.post(message)
+        if not self._channel.congested:
+            self.send(message)
 
     async def finish(self, timeout_s: float) -> bool:
-        if self._child is not None:
-            self._child.channel.finish()
+        if self.ready:
+            self._channel.finish()
         return await self.left(timeout_s)
 
     async def left(self, timeout_s: float) -> bool:
         self._finishing = True
         if self._task is None:
             return True
-        if self._child is None and not self._launching:
+        if not self.ready and not self._launching:
             self._task.cancel()
         done, _ = await asyncio.wait([self._task], timeout=timeout_s)
-        if not done and self._child is not None:
-            self._child.kill()
+        if not done and self._process is not None:
+            self._process.kill()
             await asyncio.wait([self._task], timeout=REAP_S)
         return bool(done)
 
     async def _launch(self) -> None:
         self._started_at, self._launching = monotonic(), True
         try:
-            child = await ChildProcess.start(self._module, self._setup(), self._pass_fds)
+            # The session is this one's: the recorder's priority counts within it.
+            process, ours = start_child(self._module, self._pass_fds, own_session=False)
+            channel = self._channel = await Channel(_replies).attach(ours)
+            channel.post(self._setup())
             try:
-                await child.ready()
+                await self._until_ready(channel)
             except BaseException:
-                child.channel.close()
-                await child.ended(REAP_S)
+                channel.close()
+                await reap_child(process, REAP_S)
                 raise
         finally:
             self._launching = False
-        self._child, self.ready = child, True
+        self._process = process
         if self._finishing:  # ready too late for ``finish``, and perhaps with work to account for
-            child.channel.finish()
+            channel.finish()
+
+    async def _until_ready(self, channel: Channel) -> None:
+        """Wait for a first reply. Raises InputError if the child refuses, ends instead, or takes too long."""
+        name = self._module.rpartition(".")[2]
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                reply = await channel.messages.get()
+        except TimeoutError:
+            raise InputError(f"the {name} process is not ready after {START_TIMEOUT_S:.0f} s") from None
+        if isinstance(reply, Refused):
+            raise InputError(reply.reason)
+        if not isinstance(reply, Ready):
+            raise InputError(f"the {name} process ended before it was ready")
 
     async def _keep(self) -> None:
-        while self._child is not None:
-            while (message := await self._child.channel.messages.get()) is not None:
+        while self._process is not None:
+            while (message := await self._channel.messages.get()) is not None:
                 self._on_message(message)
-            child, self._child, self.ready = self._child, None, False
-            await child.ended(REAP_S)
+            process, self._process = self._process, None
+            await reap_child(process, REAP_S)
             if self._finishing:
                 return
             self._on_death()
@@ -186,7 +171,7 @@ class RestartingChild:
 
     async def _start_again(self) -> None:
         cause = "died"
-        while self._child is None and not self._finishing:
+        while not self.ready and not self._finishing:
             long_lived = monotonic() - self._started_at > LONG_LIFE_S
             self._deaths = 0 if long_lived else self._deaths + 1
             wait_s = backoff_s(self._deaths)
@@ -250,10 +235,10 @@ class Workers:
         for refused in filter(None, outcomes):
             raise refused
 
-    def reload(self, *, certificate: bool = False) -> None:
+    def reload(self) -> None:
         """Send the fleet as it is now to all workers."""
         for child in self._children:
-            child.send(Reload(self._fleet.entries(), certificate))
+            child.send(Reload(self._fleet.entries()))
 
     async def drain(self, drain_s: float, cut_now: "asyncio.Queue[None]") -> None:
         """Let requests in flight end, for ``drain_s`` or until ``cut_now`` has an entry; then cut them."""
@@ -323,12 +308,7 @@ class AdminProcess:
 
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._listener = listener
-        host = "" if settings.admin is None else settings.admin[0].lower()
-        setup = AdminSetup(
-            listen_fd=listener.fileno(),
-            trace=settings.trace,
-            names=[socket.gethostname().lower(), host, *settings.admin_names],
-        )
+        setup = AdminSetup(listen_fd=listener.fileno(), trace=settings.trace)
         consequence = "no pages and metrics, all else goes on"
         self._child = RestartingChild("admin", "tap.admin", lambda: setup, [setup.listen_fd], consequence=consequence)
         self._telling: asyncio.Task[None] | None = None

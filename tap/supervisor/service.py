@@ -20,12 +20,10 @@ from tap.ipc.sharedmemory import RECORDER_SOCKET, WorkerCounts
 from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.startup import probe_engine, recorder_setup, spoken_dialect, worker_setup
-from tap.supervisor.upstreams import Fleet, reach_upstreams, watch_health
+from tap.supervisor.upstreams import Fleet, reach_upstreams
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
-from wire.errors import WireError
-from wire.tls import server_context
 from wire.url import Origin
 
 BACKLOG = 1024
@@ -260,8 +258,6 @@ class Service:
                     learnt=self._learnt,
                 )
             )
-        if settings.health_check is not None:
-            running.append(watch_health(self._fleet, settings.health_check, self._health_changed, settings.access))
         tasks = [asyncio.create_task(coroutine) for coroutine in running]
         try:
             await signals.stops.get()
@@ -281,7 +277,6 @@ class Service:
         account, workers, recorder = self._ledger.account(), self._workers, self._recorder
         return TapStats(
             upstreams=list(map(str, self._fleet.origins)),
-            unhealthy_upstreams=list(map(str, self._fleet.unhealthy)),
             workers=self._settings.workers,
             workers_up=workers.ready,
             worker_restarts=workers.restarts,
@@ -297,26 +292,15 @@ class Service:
         )
 
     def reload(self) -> None:
-        file, cert = self._settings.upstreams_file, self._settings.tls_cert
-        if file is None and cert is None:
-            say("SIGHUP: nothing to read again; expected a tap with --upstreams FILE or --tls-cert")
+        file = self._settings.upstreams_file
+        if file is None:
+            say("SIGHUP: nothing to read again; expected a tap with --upstreams FILE")
             return
         try:
-            if file is not None:
-                self._fleet.reload(read_upstreams(file))
-                say(f"SIGHUP: upstreams are now {', '.join(map(str, self._fleet.origins))}")
+            self._fleet.reload(read_upstreams(file))
+            say(f"SIGHUP: upstreams are now {', '.join(map(str, self._fleet.origins))}")
         except InputError as error:
             say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
-        try:
-            if cert is not None:
-                server_context(cert, self._settings.tls_key)
-                say(f"SIGHUP: {cert} is read again")
-        except WireError as error:
-            say(f"SIGHUP: {error}; THE CERTIFICATE STAYS AS IT WAS")
-        self._workers.reload(certificate=True)
-
-    def _health_changed(self, line: str) -> None:
-        say(line)
         self._workers.reload()
 
     def _learnt(self, origin: Origin, facts: EngineFacts) -> None:
@@ -368,7 +352,7 @@ def _close_account(trace: str, account: Account) -> None:
 
 
 def _announce(settings: Settings, port: int, admin: AdminProcess | None, engine: str, block_size: int) -> None:
-    address = Origin("http" if settings.tls_cert is None else "https", settings.listen[0], port)
+    address = Origin("http", settings.listen[0], port)
     upstreams = ", ".join(map(str, settings.upstreams))
     line = f"tap: listening on {address}, recording to {settings.trace}, upstream {upstreams}"
     if admin is not None and settings.admin is not None:

@@ -21,7 +21,7 @@ from tap.ipc.sharedmemory import BoardSize
 from tracefile.files.reading import open_trace
 from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Engine, HashInfo, Meta
+from tracefile.records.schema import HashInfo, Meta
 from wire.url import Origin
 
 KEY_TOKENS = 128
@@ -51,7 +51,7 @@ def _probed(settings: Settings, facts: EngineFacts, origin: Origin) -> tuple[Set
     if settings.inject and known and (asked := settings.inject & DIALECTS[known].injectable):
         words.append(f"asks for {' and '.join(sorted(asked))}")
     notes = readiness_notes(readiness) + ([BYTES] if settings.tokenizer == "bytes" and why else [])
-    return settings, " · ".join(words), notes + _not_asked(settings, known) + _unknown(settings, facts, known)
+    return settings, " · ".join(words), notes + _not_asked(settings, known)
 
 
 BYTES = (
@@ -66,13 +66,11 @@ COSTS: Mapping[str, str] = {
 
 def _not_asked(settings: Settings, known: DialectName | None) -> list[str]:
     """Return a note on what the engine could be asked for and is not, with what that costs."""
-    nothing = "--inject auto asks for nothing: "
-    if settings.inject_auto and known is None:
-        return [nothing + "no engine is recognised, and some refuse unknown fields; --dialect NAME"]
-    if settings.inject_auto and known is not None and not DIALECTS[known].injectable:
-        return [nothing + f"{known} refuses unknown fields"]
-    askable = DIALECTS[known or "openai"].injectable - settings.inject
-    lacking = [injection for injection in COSTS if injection in askable]
+    askable = DIALECTS[known or "openai"].injectable
+    if settings.inject_auto and (known is None or not askable):
+        reason = "no engine is recognised; --dialect NAME" if known is None else f"{known} refuses unknown fields"
+        return [f"--inject auto asks for nothing: {reason}"]
+    lacking = [injection for injection in COSTS if injection in askable - settings.inject]
     costs = "; ".join(COSTS[injection] for injection in lacking)
     return [f"no --inject {','.join(lacking)}: {costs}; expected --inject auto"] if lacking else []
 
@@ -92,31 +90,6 @@ def _tokenizer_before(trace: str) -> str:
     with contextlib.suppress(InputError, OSError), open_trace(trace) as reader:
         return reader.meta.tokenizer or ""
     return ""
-
-
-def _unknown(settings: Settings, facts: EngineFacts, known: DialectName | None) -> list[str]:
-    """Return a note on settings that the engine does not tell, with the flags that do."""
-    engine = facts.engine
-    flags = {
-        "engine (--dialect NAME)": known,
-        "model (--model NAME)": settings.model or facts.model,
-        "block size (--block-size TOKENS)": settings.block_size or engine.block_size,
-    } | _simulated(known, engine)
-    lacking = [flag for flag, value in flags.items() if not value]
-    return [f"unknown: {', '.join(lacking)}"] if lacking else []
-
-
-def _simulated(name: str | None, engine: Engine) -> dict[str, int | None]:
-    """Return the settings that a simulation of this engine needs, by its flags; of another engine none."""
-    known: dict[str, dict[str, int | None]] = {
-        "vllm": {
-            "cache size (sim: --num-gpu-blocks N)": engine.num_gpu_blocks,
-            "step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)": engine.max_num_seqs,
-        },
-        "sglang": {"cache size (sim: --kv-tokens N)": engine.extra.get("max_total_num_tokens")},
-        "llamacpp": {"slots (sim: --slots N)": engine.max_num_seqs},
-    }
-    return known.get(name or "", {})
 
 
 def spoken_dialect(settings: Settings, facts: EngineFacts) -> DialectName:
@@ -184,12 +157,6 @@ def check_injection(settings: Settings, facts: EngineFacts) -> None:
     if refused := settings.inject - DIALECTS[spoken].injectable:
         words = ",".join(sorted(refused))
         raise InputError(f"--inject {words}: {spoken} refuses it, or returns none; expected --inject auto")
-    if spoken == "sglang" and "token-ids" in settings.inject and settings.tokenizer == "ids":
-        print(
-            "tap: --inject token-ids: SGLang gives no ids with streamed chats, which are recorded without hashes; "
-            "--tokenizer engine, or a path, hashes them",
-            file=sys.stderr,
-        )
 
 
 def _block_size(settings: Settings, facts: EngineFacts) -> int:

@@ -1,15 +1,13 @@
-"""The upstreams as the supervisor knows them: the wait for the first, slots in shared memory, checks of health."""
+"""The upstreams as the supervisor knows them: the wait for the first, their slots in shared memory, dialects."""
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from time import monotonic
 
 import msgspec
 
-from engines.access import OPEN, Access
-from engines.calls import CallError, Calls
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.answer import Answer
@@ -19,15 +17,8 @@ from tracefile.records.errors import InputError
 from wire.client.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection, Server
-from wire.tls import Tls, server_context
+from wire.tls import Tls
 from wire.url import Origin
-
-HEALTH_INTERVAL_S = 5.0
-"""Between two checks of an upstream; a check takes no longer."""
-FALL, RISE = 3, 2
-"""Failed checks in a row after which an upstream gets no requests; checks without failure after which it gets some."""
-MAX_HEALTH_BYTES = 64 << 10
-OK_STATUSES = range(200, 400)
 
 
 class Fleet:
@@ -43,14 +34,7 @@ class Fleet:
         self.origins: tuple[Origin, ...] = ()
         self._slots: dict[Origin, int] = {}
         """Slot of each upstream, removed ones included until another needs theirs."""
-        self._failing: dict[Origin, bool] = {}
-        self._in_row: dict[Origin, int] = {}
-        """Checks in a row that contradict the state."""
         self.reload(origins)
-
-    @property
-    def unhealthy(self) -> list[Origin]:
-        return [origin for origin in self.origins if self._failing[origin]]
 
     def reload(self, origins: Sequence[Origin]) -> None:
         """Use other upstreams. Raises InputError if there are more than there is room for."""
@@ -59,7 +43,6 @@ class Fleet:
         self.origins = tuple(origins)
         for origin in origins:
             self._slots[origin] = self._slot(origin)
-        self._failing = {origin: self._failing.get(origin, False) for origin in origins}
 
     def learn(self, origin: Origin, dialect: DialectName | None) -> bool:
         """Learn an upstream's dialect, null if it did not report it; return True if it is another than before."""
@@ -69,23 +52,7 @@ class Fleet:
         return True
 
     def entries(self) -> list[UpstreamEntry]:
-        return [
-            UpstreamEntry(str(origin), self._slots[origin], not self._failing[origin], self._askable(origin))
-            for origin in self.origins
-        ]
-
-    def checked(self, origin: Origin, problem: str | None, page: str) -> str | None:
-        """Take the result of a check; return a line for the user if it changes the state."""
-        if origin not in self._failing:  # removed meanwhile
-            return None
-        failing = self._failing[origin]
-        self._in_row[origin] = self._in_row.get(origin, 0) + 1 if failing == (problem is None) else 0
-        if self._in_row[origin] < (RISE if failing else FALL):
-            return None
-        self._failing[origin], self._in_row[origin] = not failing, 0
-        return f"upstream {origin} " + (
-            "is healthy again" if failing else f"gets no requests: {page} fails ({problem})"
-        )
+        return [UpstreamEntry(str(origin), self._slots[origin], self._askable(origin)) for origin in self.origins]
 
     def _askable(self, origin: Origin) -> DialectName | None:
         """Return the dialect of an upstream that takes additional fields."""
@@ -102,31 +69,6 @@ class Fleet:
         return self._slots.pop(removed)
 
 
-async def watch_health(fleet: Fleet, page: str, changed: Callable[[str], None], access: Access = OPEN) -> None:
-    """Check all upstreams, for ever; ``changed`` gets a line for each change."""
-    calls: dict[Origin, Calls] = {}
-    while True:
-        for removed in calls.keys() - set(fleet.origins):
-            calls.pop(removed).close()
-        asked = fleet.origins
-        problems = await asyncio.gather(
-            *(_problem(calls.setdefault(origin, Calls(origin, access)), page) for origin in asked)
-        )
-        for origin, problem in zip(asked, problems, strict=True):
-            line = fleet.checked(origin, problem, page)
-            if line is not None:
-                changed(line)
-        await asyncio.sleep(HEALTH_INTERVAL_S)
-
-
-async def _problem(calls: Calls, page: str) -> str | None:
-    try:
-        response = await calls.call(page, timeout_s=HEALTH_INTERVAL_S, max_bytes=MAX_HEALTH_BYTES)
-    except CallError as error:
-        return str(error)
-    return None if response.status in OK_STATUSES else f"HTTP {response.status}"
-
-
 RETRY_S = 0.25
 REPEAT_S = 60.0
 RETRY_AFTER_S = 5
@@ -140,10 +82,10 @@ async def reach_upstreams(
 ) -> tuple[Settings, list[Origin]]:
     """Wait until an upstream accepts a connection; clients get 503 meanwhile.
 
-    Return the settings, with the upstreams read again if SIGHUP came, and the upstreams reached. Raises InputError once
-    ``--wait`` is over, or if TLS fails with all upstreams: time mends no certificate.
+    Return the settings, with the upstreams read again if SIGHUP came, and the upstreams reached. Raises InputError if
+    TLS fails with all upstreams: time mends no certificate.
     """
-    began_s = reported_s = monotonic()
+    reported_s = monotonic()
     reported = None
     async with contextlib.AsyncExitStack() as stack:
         while True:
@@ -154,11 +96,10 @@ async def reach_upstreams(
             if reached := [origin for origin, failure in pairs if failure is None]:
                 return settings, reached
             sentence = "; ".join(f"{origin}: {failure.reason}" for origin, failure in pairs if failure is not None)
-            kinds = {failure.kind for failure in failures if failure is not None}
-            if kinds == {"tls_failed"} or (settings.wait_s is not None and monotonic() - began_s >= settings.wait_s):
+            if {failure.kind for failure in failures if failure is not None} == {"tls_failed"}:
                 raise InputError(f"--upstream {sentence}")
             if reported is None:
-                await stack.enter_async_context(_refusing(listeners, settings))
+                await stack.enter_async_context(_refusing(listeners))
             if reported != sentence or monotonic() - reported_s >= REPEAT_S:
                 reported, reported_s = sentence, monotonic()
                 say(f"upstream {sentence}; CLIENTS GET 503 until it can be reached")
@@ -177,11 +118,10 @@ def _with_upstreams_of_file(settings: Settings, file: str) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def _refusing(listeners: Sequence[socket.socket], settings: Settings) -> AsyncIterator[None]:
-    tls = None if settings.tls_cert is None else server_context(settings.tls_cert, settings.tls_key)
+async def _refusing(listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
     servers = [Server(_refuse) for _ in listeners]
     for server, listener in zip(servers, listeners, strict=True):
-        await server.listen_on(listener.dup(), tls)
+        await server.listen_on(listener.dup())
     try:
         yield
     finally:

@@ -35,7 +35,6 @@ LOAD = ("--parallel", "2", "--output-tokens", "2")
 def authority(tmp_path: Path) -> trustme.CA:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "tap.pem")
     return authority
 
 
@@ -67,15 +66,15 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def running_tap(engine: ScriptedEngine, out: Path) -> Iterator[str]:
-    """A tap that speaks TLS itself before the engine; all that it prints is in a file of ``out``."""
+    """A tap before the engine; all that it prints is in a file of ``out``."""
     flags = ("--upstream", f"{engine.url}/team-a", "--ca", "../ca.pem", "--listen", "127.0.0.1:0", "--admin")
-    more = ("127.0.0.1:0", "--tls-cert", "../tap.pem", "--tokenizer", "bytes", "--keep-header", "X-Team")
+    more = ("127.0.0.1:0", "--tokenizer", "bytes", "--keep-header", "X-Team")
     with (out / "tap.log").open("wb") as log:
         command = [sys.executable, "-m", "tap", *flags, *more, "-o", "tap.jsonl.zst"]
         tap = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert tap.stdout is not None
         first = tap.stdout.readline()
-        found = re.search(rb"https://127\.0\.0\.1:\d+", first)
+        found = re.search(rb"http://127\.0\.0\.1:\d+", first)
         assert found, (first, (out / "tap.log").read_text())
         yield found[0].decode()
         tap.send_signal(signal.SIGTERM)
@@ -128,9 +127,9 @@ def test_no_secret_and_no_content_is_left_behind(
     secrets = ("--header-env", "X-Gate=GATE", "--header-env", "Cookie=COOKIE", "--header", "X-Team: blue")
     shown: set[bytes] = set()
     with arguments_watched(shown), running_tap(engine, out) as url:
-        there = ("--url", f"{url}/v1", "--ca", "../ca.pem", *secrets)
+        there = ("--url", f"{url}/v1", *secrets)
         chats = ("--api", "chat", "--dataset", "messages:../chats.jsonl", "--number", "4", "--tokenizer", "none")
-        run(loadgen, *there, "-o", "chats.jsonl", "--json-progress", "log.jsonl", *LOAD, *chats)
+        run(loadgen, *there, "-o", "chats.jsonl", *LOAD, *chats)
         run(loadgen, *there, "-o", "load.jsonl.zst", *LOAD, "--number", "3", "--prompt-tokens", "40")
         run(replay, "load.jsonl.zst", *there, "-o", "replayed.jsonl", "--reset-cache", "--json")
         monkeypatch.setenv("OPENAI_API_KEY", f"{MARK}-wrong")

@@ -93,13 +93,6 @@ vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0
     assert unreported(OPENAI) == "the engine reports no cached tokens: hits stay unknown"
 
 
-def test_the_start_line_has_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://me:canary@proxy.example:3128")
-    words = target_words("http://engine.example:8000", None, read_facts("", "", ""), Readiness(OPENAI), "")
-    assert "through the proxy proxy.example:3128 of HTTP_PROXY" in words
-    assert "canary" not in " ".join(words)
-
-
 def test_the_start_line_has_the_engine_and_what_it_lacks() -> None:
     facts = read_facts('{"version": "0.32.0"}', 'vllm:cache_config_info{block_size="32"} 1', "")
     words = target_words("http://h:1", "tiny", facts, Readiness(VLLM, has_reset=False), "as /v1/models says")

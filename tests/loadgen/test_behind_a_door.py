@@ -12,7 +12,7 @@ from engines.access import Access
 from engines.control import ControlClient
 from engines.vllm import reset_cache
 from loadgen.__main__ import main as loadgen
-from loadgen.text.spoken import SentMessage, conversation_body
+from loadgen.text.api_messages import SentMessage, conversation_body
 from tests.fakes.scripted_engine import ScriptedEngine
 from tracefile import InputError
 from wire.tls import Tls

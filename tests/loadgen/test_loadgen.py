@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from report.__main__ import main as report
-from tests.jsonoutput import json_of
 from tests.warmstart import WarmPopen
 from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
 
@@ -97,21 +94,6 @@ def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_pa
             assert len(chain) == ((turn.prompt_tokens or 0) + (turn.output_tokens or 0) - 1) // 16
 
 
-def test_one_seed_is_one_load(engine: Any, tmp_path: Path) -> None:
-    digests, bodies = [], []
-    for name, flags in {"a": [], "b": [], "c": ["--seed", "5"], "d": ["--nonce", "other"]}.items():
-        engine.seen.clear()
-        assert load(engine, tmp_path / name, ["--rate", "200", "--number", "5", "--nonce", "one", *flags]) == 0
-        bodies.append(sorted(body["prompt"] for body in engine.seen))  # late requests may overtake each other
-        workload = load_trace(tmp_path / name)[0].workload
-        assert workload is not None
-        digests.append(workload.digest)
-    assert bodies[0] == bodies[1] != bodies[2]
-    assert digests[0] == digests[1] != digests[2]
-    assert bodies[0] != bodies[3]
-    assert sorted(map(len, bodies[0])) == sorted(map(len, bodies[3]))
-
-
 def test_the_same_command_twice_finds_nothing_of_its_first_run_in_the_cache(engine: Any, tmp_path: Path) -> None:
     flags = shlex.split("--rate 200 --number 5 --prompt-tokens 64")
     nonces = []
@@ -125,21 +107,6 @@ def test_the_same_command_twice_finds_nothing_of_its_first_run_in_the_cache(engi
     assert {record.cached_tokens for record in load_trace(tmp_path / "c")[1]} == {48}  # all but the last block
 
 
-def test_chat_feeds_the_text_back(engine: Any, tmp_path: Path) -> None:
-    flags = shlex.split(
-        "--pattern multiturn --turns 2 --rate 50 --number 2 --api chat --prefix-count 1 --prefix-tokens 30"
-    )
-    assert load(engine, tmp_path / "t", flags) == 0
-    first = next(body for body in engine.seen if len(body["messages"]) == 2)
-    assert [message["role"] for message in first["messages"]] == ["system", "user"]
-    assert len(first["messages"][0]["content"].split()) == 30
-    second = next(body for body in engine.seen if body["messages"][:2] == first["messages"] and body != first)
-    assert [message["role"] for message in second["messages"][2:]] == ["assistant", "user"]
-    assert second["messages"][2]["content"].startswith("t")
-    _, records = load_trace(tmp_path / "t")
-    assert all(record.hash_source == "engine" and record.output_block_hashes is not None for record in records)
-
-
 def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,52 +116,6 @@ def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
     _, records = load_trace(tmp_path / "t")
     assert all(record.output_block_hashes is None for record in records)
     assert {record.turn for record in records} == {1, 2, 3}
-
-
-def test_a_failed_turn_ends_its_session(engine: Any, tmp_path: Path) -> None:
-    engine.statuses = {0: 503}
-    engine.cuts = {1}
-    flags = shlex.split("--pattern multiturn --turns 3 --rate 20 --number 3 --output-tokens 4")
-    assert load(engine, tmp_path / "t", flags) == 0
-    _, records = load_trace(tmp_path / "t")
-    assert sorted(record.status for record in records) == ["error", "ok", "ok", "ok", "upstream_abort"]
-    failed = next(record for record in records if record.status == "error")
-    assert (failed.error, failed.http_status, failed.ttft_ms) == ("http_503", 503, None)
-    cut = next(record for record in records if record.status == "upstream_abort")
-    assert cut.ttft_ms is not None
-    assert cut.output_tokens == 1
-
-
-def test_a_response_without_end_is_given_up_and_the_next_follow(engine: Any, tmp_path: Path) -> None:
-    engine.floods = True
-    flags = ["--rate", "100", "--number", "12", "--parallel", "4", "--output-tokens", "16", "--prompt-tokens", "64"]
-    assert load(engine, tmp_path / "t.jsonl", flags) == 1
-    _, records = load_trace(tmp_path / "t.jsonl")
-    assert [(record.status, record.error, record.http_status) for record in records] == [
-        ("error", "response_too_large", 200)
-    ] * 12
-    assert all((record.ttft_ms or 0) > 0 for record in records)
-    # 1 MiB for each is read; the rest lies in the sockets' buffers.
-    assert engine.flooded_bytes < 12 * (32 << 20)
-
-
-def test_a_timeout_holds_against_responses_without_end(engine: Any, tmp_path: Path) -> None:
-    engine.floods = True
-    flags = ["--rate", "100", "--number", "6", "--output-tokens", "100000", "--prompt-tokens", "64"]
-    assert load(engine, tmp_path / "t.jsonl", [*flags, "--timeout", "300ms"]) == 1
-    _, records = load_trace(tmp_path / "t.jsonl")
-    assert {record.error for record in records} <= {"timeout", "response_too_large"}
-    assert len(records) == 6
-
-
-def test_a_closed_loop_keeps_so_many_in_flight(engine: Any, tmp_path: Path) -> None:
-    engine.first_token_s = 0.02
-    assert load(engine, tmp_path / "t", ["--parallel", "3", "--number", "9"]) == 0
-    _, records = load_trace(tmp_path / "t")
-    assert len(records) == 9
-    assert max(record.concurrency or 0 for record in records) == 3
-    assert load(engine, tmp_path / "u", ["--parallel", "3", "--duration", "0.1s"]) == 0
-    assert 3 <= len(load_trace(tmp_path / "u")[1]) <= 18
 
 
 def test_a_url_alone_says_all_before_the_first_request(
@@ -230,24 +151,6 @@ def test_a_url_alone_says_all_before_the_first_request(
     assert "  trace               loadgen.jsonl.zst\n" in out
     meta, records = load_trace("loadgen.jsonl.zst")
     assert (len(records), meta.workload and meta.workload.pattern) == (4, "closed loop")
-
-
-def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
-    summary = json_of(main, ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS])
-    assert summary["sent"] == 18
-    assert summary["statuses"] == {"ok": 18}
-    assert summary["counters_before"] == {"queries": 0, "hits": 0}
-    assert summary["counters_after"] == {"queries": engine.cache.queries, "hits": engine.cache.hits}
-    metrics = summary["metrics"]
-    assert metrics["hits"]["reported"]["all"]["rate"] == engine.cache.hits / engine.cache.queries
-    # Hits by cache size need another pass over the hashes: report show alone takes it.
-    assert metrics == json_of(report, ["show", str(tmp_path / "t")]) | {"cache": None}
-    health = {check["name"]: check for check in metrics["health"]}
-    assert health["prompt length"]["figure"] == "0 of 18 not as planned"
-    assert health["output length"]["figure"] == "0 of 18 not as planned"
-    # The header that a run's end adds keeps the client's delays.
-    assert metrics["client"]["loop_delay_ms"]["n"] > 0
-    assert 0 < metrics["client"]["crossing_delay_ms"]["n"] <= 18
 
 
 def test_an_slo_decides_the_exit_code_once_everything_is_told(
@@ -299,43 +202,6 @@ def test_requests_that_are_all_refused_leave_no_trace_and_show_the_engines_reaso
     assert load(engine, tmp_path / "t.jsonl", [*command, "50"]) == 0
 
 
-@pytest.mark.parametrize("procs", ["1", "2"])
-def test_a_refusal_beside_answers_is_on_record_without_the_engines_reason(
-    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], procs: str
-) -> None:
-    engine.statuses, engine.says = {0: 422, 1: 401}, "canary"
-    assert load(engine, tmp_path / "t", ["--rate", "100", "--number", "6", "--procs", procs, "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert "the engine refuses: as the script says canary\n" in err
-    assert "canary" not in out + (tmp_path / "t").read_text()
-    assert {record.error for record in load_trace(tmp_path / "t")[1]} == {None, "http_422", "http_401"}
-
-
-def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> None:
-    assert load(engine, tmp_path / "t", SESSIONS) == 0
-    text = (tmp_path / "t").read_text()
-    assert "token_ids" not in text
-    for body in engine.seen:
-        assert str(body["prompt"][:4])[1:-1].replace(" ", "") not in text.replace(" ", "")
-
-
-@pytest.mark.parametrize("ids", [[2**32], [-1], [2**70], [True], [1.5], [None], ["5"], 5])
-@pytest.mark.parametrize("api", ["completions", "chat"])
-def test_token_ids_that_no_engine_has_fail_their_request_alone(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: Any, api: str
-) -> None:
-    plain = engine._choice
-    odd = iter([True])  # the first event alone: the other two sessions go on
-
-    def choice(path: str, token: int, last: bool) -> dict[str, Any]:
-        return {**plain(path, token, last), **({"token_ids": ids} if next(odd, False) else {})}
-
-    monkeypatch.setattr(engine, "_choice", choice)
-    assert load(engine, tmp_path / "t", [*SESSIONS[:6], "--number", "3", "--api", api]) == 0
-    ends = Counter((record.status, record.error) for record in load_trace(tmp_path / "t")[1])
-    assert ends == {("error", "unparseable"): 1, ("ok", None): 6}
-
-
 def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "loadgen", "--url", engine_url, "-o", str(trace), *flags]
     return WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
@@ -359,24 +225,6 @@ def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: s
     assert {record.status for record in records} == {"client_abort"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--rate", "1", "--number", "1"], "connect"),
-        (["--rate", "1"], "--duration, --number: both missing"),
-    ],
-)
-def test_bad_input_is_one_line_and_2(tmp_path: Path, flags: list[str], message: str) -> None:
-    # Port 1 of the loopback: nobody listens there.
-    running = run_command("http://127.0.0.1:1", tmp_path / "t", *flags)
-    out, err = running.communicate(timeout=20)
-    assert running.returncode == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
-    assert err.startswith("loadgen: error: ")
-    assert message in err.lower()
-
-
 def test_a_trace_that_is_there_is_not_overwritten(engine: Any, tmp_path: Path) -> None:
     (tmp_path / "t").write_text("something\n")
     with pytest.raises(InputError, match="already has 10 bytes"):
@@ -384,9 +232,3 @@ def test_a_trace_that_is_there_is_not_overwritten(engine: Any, tmp_path: Path) -
     assert engine.seen == []
     assert load(engine, tmp_path / "t", ["--rate", "100", "--number", "1", "--overwrite"]) == 0
     assert len(load_trace(tmp_path / "t")[1]) == 1
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://"])
-def test_a_url_that_is_none(tmp_path: Path, url: str) -> None:
-    with pytest.raises(InputError, match="--url"):
-        main(["--url", url, "-o", str(tmp_path / "t"), "--rate", "1", "--number", "1"])

@@ -65,11 +65,3 @@ def test_a_stream_that_says_why_it_ended_is_whole_without_done(
     assert {(record.status, record.finish_reason, record.cached_tokens) for record in records} == {("ok", "length", 0)}
     assert len(records) == 8  # later turns are sent, too
     assert "cached tokens: 0 in all 8 reports, though prompts repeat earlier ones" in capsys.readouterr().out
-
-
-def test_a_list_of_models_that_names_none(tmp_path: Path) -> None:
-    with (
-        text_server() as url,
-        pytest.raises(InputError, match=r"names none; expected --model NAME \(mlx_lm: default_model\)"),
-    ):
-        main(["--url", url, "-o", str(tmp_path / "t"), *FLAGS])

@@ -7,18 +7,17 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.draws import TokenIds
-from scripts.loadbench.reference_server import reference_server, token_ids
-from scripts.loadbench.server_log import NS_PER_MS, Served
+from scripts.loadbench.reference_server import NS_PER_MS, Pace, Served, reference_server, token_ids
 from tracefile import BlockHasher, Meta, Record, RequestId, keyed_id, load_key, load_trace
 
 ROUNDED_NS = 1_000
 """A record's times are rounded to the microsecond, each of the two that make a difference."""
 
 
-def ran(folder: Path, server_flags: list[str], flags: list[str]) -> tuple[Meta, list[Record], dict[RequestId, Served]]:
+def ran(folder: Path, pace: Pace, flags: list[str]) -> tuple[Meta, list[Record], dict[RequestId, Served]]:
     """A run against a server of its own: its trace, and the truth by the ids that the trace has."""
     trace = folder / "t.jsonl"
-    with reference_server(server_flags) as server:
+    with reference_server(pace) as server:
         assert main(["--url", server.url, "-o", str(trace), *flags]) == 0
         truth = server.log()
     meta, records = load_trace(trace)
@@ -29,7 +28,7 @@ def ran(folder: Path, server_flags: list[str], flags: list[str]) -> tuple[Meta, 
 
 
 def test_every_request_is_there_once_with_every_token_in_its_read(tmp_path: Path) -> None:
-    server = ["--ttft-ms", "1:6", "--gap-ms", "2", "--tokens-per-write", "3", "--prompt-tokens", "40"]
+    server = Pace(ttft_low_ms=1.0, ttft_high_ms=6.0, gap_ms=2.0, tokens_per_write=3, prompt_tokens=40)
     load = ["--pattern", "constant", "--rate", "100", "--number", "60", "--prompt-tokens", "40"]
     _, records, served = ran(tmp_path, server, [*load, "--output-tokens", "1:20", "--seed", "3"])
     assert sorted(record.request_id for record in records) == sorted(served)
@@ -49,7 +48,7 @@ def test_every_request_is_there_once_with_every_token_in_its_read(tmp_path: Path
 def test_answers_are_hashed_as_they_were_sent(tmp_path: Path) -> None:
     """Token for token, in order: a read lost, repeated or swapped would be another chain."""
     load = ["--parallel", "8", "--number", "30", "--prompt-tokens", "64", "--output-tokens", "33"]
-    meta, records, _ = ran(tmp_path, ["--tokens-per-write", "4", "--prompt-tokens", "64"], load)
+    meta, records, _ = ran(tmp_path, Pace(tokens_per_write=4, prompt_tokens=64), load)
     hasher = BlockHasher(load_key(), block_size=meta.block_size or 0, model="truth")
     answer: TokenIds = np.array(list(token_ids(33)), dtype=np.uint32)
     assert len({tuple(record.block_hashes or ()) for record in records}) == 30
@@ -62,7 +61,7 @@ def test_answers_are_hashed_as_they_were_sent(tmp_path: Path) -> None:
 
 def test_a_client_never_says_less_than_the_truth(tmp_path: Path) -> None:
     load = ["--pattern", "constant", "--rate", "80", "--number", "80", "--prompt-tokens", "32", "--output-tokens", "2"]
-    _, records, served = ran(tmp_path, ["--ttft-ms", "1:5"], load)
+    _, records, served = ran(tmp_path, Pace(ttft_low_ms=1.0, ttft_high_ms=5.0), load)
     for record in records:
         truth = served[record.request_id]
         assert record.ttft_ms is not None

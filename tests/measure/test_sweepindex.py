@@ -21,12 +21,11 @@ DONE = SweepRun(
     command="loadgen --url http://a --parallel 8",
     started="2026-11-22T17:00:00Z",
     duration_s=60.0,
-    sweep="loadgen sweep --url http://a --parallel 8,16",
 )
 LINE = (
     b'{"run":"A-p8-r1","label":"A","parallel":8,"rate":null,"repeat":1,"trace":"A-p8-r1.jsonl.zst","status":"done",'
     b'"reason":null,"command":"loadgen --url http://a --parallel 8","started":"2026-11-22T17:00:00Z",'
-    b'"duration_s":60.0,"sweep":"loadgen sweep --url http://a --parallel 8,16"}\n'
+    b'"duration_s":60.0}\n'
 )
 
 
@@ -78,7 +77,7 @@ def test_a_write_that_is_cut_leaves_the_index_before(tmp_path: Path, monkeypatch
         (LINE[:50], "sweep.jsonl:2: not JSON"),
         (
             b"\n" + LINE.replace(b'"A-p8-r1"', b'"C"', 1) * 2,
-            "sweep.jsonl:4: run: 'C' is on line 3 too; expected a name",
+            "sweep.jsonl:4: run: 'C' again; expected a name",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from itertools import count
 import httpx
 import msgspec
 
-from loadgen.core.plan import Plan, Response, Send
+from loadgen.core.job import Plan, Response, Send
 from loadgen.core.request import PlannedRequest
 from tracefile import Record
 from tracefile.records.schema import Status

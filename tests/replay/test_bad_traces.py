@@ -228,4 +228,4 @@ def accounted(survey: Survey, source: Path, traces: ModuleType, runner: ModuleTy
         job = traces.opened(source, shard, replay_sessions=ordeal.sessions and survey.has_hashes)
         sent += len(runner.play(job.plan(), outcome).sent)
         findings.update(job.findings())
-    return account_of(survey, fidelity_of(findings), rounds=1, sent=sent, stopped=None)
+    return account_of(survey, fidelity_of(findings), sent=sent, stopped=None)

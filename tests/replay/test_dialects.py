@@ -1,7 +1,6 @@
 """Each engine is told in its own words, over real sockets, and refuses any other; its answers are understood."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +17,9 @@ from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
 from loadgen.core.bodies import cache_probe
 from loadgen.core.vocabulary import ORDINARY
-from replay.__main__ import main
 from replay.config import require_adapters
 from replay.survey import survey_trace
-from tests.jsonoutput import json_of
-from tracefile import BlockHash, InputError, load_trace
-from wire.answer import parse_answer
+from tracefile import BlockHash, InputError
 
 WITH_IDS: list[DialectName] = ["vllm", "sglang", "llamacpp", "trtllm"]
 BLOCK = 16
@@ -165,27 +161,6 @@ def test_an_adapter_that_cannot_be_named_is_refused(
     assert message in str(error.value)
 
 
-def test_a_map_of_adapters_needs_a_trace_with_adapters(traces: ModuleType, tmp_path: Path) -> None:
-    source = traces.written(tmp_path / "plain.jsonl", [traces.request("a")])
-    with pytest.raises(InputError, match="--lora-map: 'law' is not in the trace; it names no adapters"):
-        require_adapters(
-            survey_trace(source), Recognised(DIALECTS["vllm"], ""), traces.config(source, loras={"law": "x"})
-        )
-
-
-@pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
-def test_the_cache_is_reset_as_each_engine_does_it(
-    name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
-) -> None:
-    engine = start(name)
-    runner.play(traces.opened(session, dialect=name).plan(), runner.posted(engine.url))
-    assert engine.cache.prefixes
-    with ControlClient(engine.url) as control:
-        assert reset_prefix_cache(control, DIALECTS[name], cache_probe(DIALECTS[name], "m", ORDINARY, BLOCK)) is None
-    assert engine.refusals == []
-    assert not engine.cache.prefixes
-
-
 @pytest.mark.parametrize(
     ("name", "set_up", "message"),
     [
@@ -213,45 +188,6 @@ def test_a_reset_that_did_not_work_is_an_error(
         assert engine.seen == []
 
 
-def test_what_an_engine_does_not_report_is_said(start: Callable[[str], Any]) -> None:
-    engine = start("sglang")
-    engine.cache_report = False
-    with ControlClient(engine.url) as control:
-        note = reset_prefix_cache(control, SGLANG, cache_probe(SGLANG, "m", ORDINARY, BLOCK))
-    assert note is not None
-    assert "the engine reports no cached tokens" in note
-
-
-def test_ids_that_were_held_back_are_not_taken_for_the_answer(
-    start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
-) -> None:
-    engine = start("llamacpp")
-    engine.splits_characters = True
-    job = traces.opened(session, dialect="llamacpp", replay_sessions=True)
-    runner.play(job.plan(), runner.posted(engine.url))
-    findings = job.findings()
-    assert (findings["output_exact"], findings["without_ids"]) == (3, 2)
-
-
-def test_a_whole_replay_finds_out_whom_it_talks_to(start: Callable[[str], Any], session: Path, tmp_path: Path) -> None:
-    engine, out = start("trtllm"), tmp_path / "out.jsonl"
-    found = json_of(main, [str(session), "--url", engine.url, "-o", str(out)])
-    assert engine.refusals == []
-    assert found["dialect"] == "trtllm"
-    assert "--dialect auto: trtllm, as /v1/models says" in found["run"]["notes"]
-    meta, records = load_trace(out)
-    assert meta.engine is not None
-    assert meta.engine.name == "trtllm"
-    assert {record.endpoint for record in records} == {"/v1/completions"}
-
-
-@pytest.mark.parametrize("name", [*WITH_IDS, "openai"])
-def test_a_given_dialect_is_not_asked_for(name: DialectName, start: Callable[[str], Any]) -> None:
-    with ControlClient(start("vllm").url) as control:
-        assert find_dialect(control, name).dialect.name == name
-        assert find_dialect(control, "auto").dialect is VLLM
-
-
 @pytest.mark.parametrize(
     ("answers", "expected", "evidence"),
     [
@@ -275,34 +211,3 @@ def test_an_engine_is_known_by_what_it_says(answers: dict[str, str], expected: A
     found = find_dialect(Control(), "auto")
     assert (found.certain, found.evidence) == (expected is not None, evidence)
     assert expected is None or found.dialect is expected
-
-
-def test_llama_cpps_stream_says_its_end_itself() -> None:
-    events = [
-        {"index": 0, "content": "a", "tokens": [5], "stop": False, "tokens_predicted": 1},
-        {"index": 0, "content": "b", "tokens": [6], "stop": False},
-        {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "tokens_predicted": 2, "tokens_evaluated": 9},
-    ]
-    reads = [(at, b"data: " + json.dumps(event).encode() + b"\n\n") for at, event in enumerate(events, start=1)]
-    whole = parse_answer("/completion", reads, stream=True)
-    assert (whole.done, whole.finish_reason, whole.token_ids, whole.text) == (True, "stop", [5, 6], "ab")
-    assert (whole.prompt_tokens, whole.output_tokens, whole.cached_tokens) == (9, 2, None)
-    assert (whole.first_token_ns, whole.gaps_ns, whole.gap_tokens) == (1, [1], [1])
-    torn = parse_answer("/completion", reads[:2], stream=True)
-    assert (torn.done, torn.token_ids) == (False, [5, 6])
-    assert parse_answer("/completion", [(1, b'data: {"error": {"code": 500}}\n\n')], stream=True).error_kind
-    assert parse_answer("/completion", [(1, b"[]")], stream=False).done
-    assert parse_answer("/completion", [(1, b"7")], stream=False).error_kind == "unparseable"
-
-
-def test_chats_are_told_what_their_endpoint_takes() -> None:
-    streamed = {name: set(dialect.chat_fields("m", 5, stream=True)) for name, dialect in DIALECTS.items()}
-    whole = {name: set(dialect.chat_fields("m", 5, stream=False)) for name, dialect in DIALECTS.items()}
-    plain = {"model", "max_tokens", "temperature", "stream"}
-    assert streamed["openai"] == plain | {"stream_options"}
-    assert whole["openai"] == plain
-    exact = plain | {"min_tokens", "ignore_eos"}
-    assert whole["vllm"] == whole["sglang"] == exact | {"return_token_ids"}
-    # SGLang refuses to tell ids in streamed chats, TensorRT-LLM whatever its chats have no field for.
-    assert streamed["sglang"] == streamed["trtllm"] == exact | {"stream_options"}
-    assert whole["llamacpp"] == plain | {"ignore_eos"}

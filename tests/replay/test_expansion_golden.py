@@ -109,12 +109,6 @@ def test_pieces_are_cut_where_nobody_sees_it(keys: list[int], count: int, low: i
         assert row[-1:].tolist() == tokens_of_key(key, count, low, high)[-1:]
 
 
-def test_one_key_longer_than_a_piece() -> None:
-    count = 2 * PIECE + 5
-    made = expand_tokens(np.array([7, 8], dtype=np.uint64), count, Vocabulary(1000, 100_000))
-    assert made[1].tolist() == tokens_of_key(8, count, 1000, 100_000)
-
-
 @given(st.lists(st.sampled_from([0, 9, 10, 99_999, 100_000, 999_999, 1_000_000, (1 << 31) - 1]), min_size=1))
 def test_ids_of_any_size_are_json(ids: list[int]) -> None:
     assert encode_ids(np.array(ids, dtype=np.uint32)) == json_of(ids)
@@ -125,7 +119,3 @@ def test_prompts_that_share_ids_share_their_bytes(ids: list[int], further: int) 
     """Routers know a prompt by its bytes: a long id of a later turn must not move those before it."""
     short, longer = (encode_ids(np.array(some, dtype=np.uint32)) for some in (ids, [*ids, further]))
     assert longer.startswith(short[:-1] + b",")
-
-
-def test_no_ids_are_an_empty_array() -> None:
-    assert encode_ids(np.array([], dtype=np.uint32)) == b"[]"

@@ -6,18 +6,19 @@ The oracle is an endless prefix cache as a set of token tuples, first under the 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadgen.core.plan import Response
+from loadgen.core.job import Response
 from loadgen.core.vocabulary import ORDINARY
 from replay.capture import Captured, captured_of
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
-from replay.job import Replayed
-from replay.rounds import OutputSubstitution, Replay, make_replay
+from replay.job import Replay, Replayed
+from replay.substitution import OutputSubstitution
 from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
 from tracefile.hashing.branches import BranchFinder
 from tracefile.hashing.tokenchains import branches_of
@@ -128,10 +129,15 @@ def config(**flags: bool) -> ReplayConfig:
     return ReplayConfig(source=Path("a"), url="http://x", trace=Path("b"), nonce="n", **flags)  # type: ignore[arg-type]
 
 
+def replay_of(requests: Sequence[Captured], settings: ReplayConfig | None = None, **more: Any) -> Replay:
+    settings = settings or config()
+    return Replay(config=settings, model="m", requests=requests, links={}, block_size=BLOCK, **more)
+
+
 def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
     """Send the load again at its times to an engine that generates other tokens; the hits, and the records."""
     cache = Cache(load.engine_block)
-    running = [Replayed(replay.round(0), request) for request in replay.requests]
+    running = [Replayed(replay, request) for request in replay.requests]
     prompts: list[Tokens] = []
     hits: list[int] = []
     records: list[Record] = []
@@ -150,7 +156,7 @@ def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
             answer = Response(record, at_ms, generated, None, "")
             running[index].follow_ups(answer)
             records.append(running[index].describe(answer))
-        replay.round(0).substitution.check_integrity()
+        replay.substitution.check_integrity()
     assert [len(prompt) for prompt in prompts] == [len(prompt) for prompt in load.prompts]
     return hits, records
 
@@ -171,7 +177,7 @@ def loads(draw: st.DrawFn) -> list[Asked]:
 def test_the_replays_hits_are_the_captures(asked: list[Asked], engine_block: int) -> None:
     load = capture(asked, engine_block)
     requests = [captured(load, index) for index in range(len(asked))]
-    hits, records = replay_hits(load, make_replay(config(), "m", requests, {}, BLOCK))
+    hits, records = replay_hits(load, replay_of(requests))
     assert hits == load.cached
     # Every parent had answered in time, so the capture's hashes are true of the replay too.
     by_id = {record.request_id: record for record in records}
@@ -188,7 +194,7 @@ def test_the_hits_of_a_cache_of_fewer_tokens_are_the_captures(asked: list[Asked]
     records = {index: recorded(load, index, finder) for index in order}
     requests = [captured_of(records[index], 0.0, BLOCK) for index in range(len(asked))]
     branches = branches_of(records.values(), BLOCK)
-    hits, _ = replay_hits(load, make_replay(config(), "m", requests, {}, BLOCK, branches=branches))
+    hits, _ = replay_hits(load, replay_of(requests, branches=branches))
     assert hits == load.cached
 
 
@@ -196,7 +202,7 @@ def test_the_hits_of_a_cache_of_fewer_tokens_are_the_captures(asked: list[Asked]
 def test_cold_prompts_share_nothing(asked: list[Asked]) -> None:
     load = capture(asked, BLOCK)
     requests = [captured(load, index) for index in range(len(asked))]
-    hits, records = replay_hits(load, make_replay(config(cold_prompts=True), "m", requests, {}, BLOCK))
+    hits, records = replay_hits(load, replay_of(requests, config(cold_prompts=True)))
     assert hits == [0] * len(asked)
     hashes = [
         block for record in records for block in [*(record.block_hashes or []), *(record.output_block_hashes or [])]

@@ -53,12 +53,12 @@ def test_loads_are_sized_to_what_the_cold_engine_can_do() -> None:
     assert "--prompt-tokens 64:24000 --parallel 64 --number 443" in found["calibration-1"]
     assert "--rate 0.26 --duration 60s" in found["session-fast"]
     assert "--rate 4.6 --number 330" in found["poisson-long"]
-    assert "--burst-size 37 --burst-every 8s" in found["burst"]
+    assert "0:3700,0.01:0,8:3700,8.01:0" in found["burst"]
     assert len({flags.split("--seed ")[1] for flags in found.values()}) == 6, "no gate has a calibration's seed"
     # Two of the longest prompts fit into a small cache; a small engine gets no more at once than it takes.
     small = sized_round(PROBE, SCHEDULER, 20_000, 16_384).loads
     assert "--prompt-tokens 64:8000 --parallel 32" in small["calibration-2"]
-    assert "--burst-size 32" in small["burst"]
+    assert "0:3200,0.01:0" in small["burst"]
 
 
 def test_a_calibration_has_each_stage_once() -> None:

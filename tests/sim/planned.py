@@ -5,13 +5,13 @@ Loaded by the fixture ``planned``. Two minutes of ``loadgen --pattern calibratio
 
 import heapq
 import random
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgen.core.job import WHOLE
-from loadgen.core.plan import Response, Send
+from loadgen.core.job import WHOLE, Response, Send
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
 from sim.latency.modelfile import Model
@@ -38,7 +38,8 @@ class PlannedEngine(Engine):
         self._random, self._spread, self._delay_ms = random.Random(seed), spread, delay_ms
         self._sends: list[Send] = []
         self._outputs: list[list[int]] = []
-        for send in load.open(WHOLE).plan():
+        self._roots = iter(load.open(WHOLE).plan())
+        for send in islice(self._roots, load.config.parallel if not load.config.open_loop else None):
             self._take(send, 0.0)
 
     def _take(self, send: Send, now_ms: float) -> None:
@@ -85,8 +86,11 @@ class PlannedEngine(Engine):
             request_run.ttft_ms, request_run.e2e_ms = request_run.ttft_ms + late_ms, request_run.e2e_ms + late_ms
         end_ms = request_run.arrival_ms + (request_run.e2e_ms or 0.0)
         answer = Response(request_run.arrival.record, end_ms, self._outputs[place], None, "")
-        for following in send.then(answer):
-            self._take(following, end_ms)
+        following = send.then(answer)
+        if not following and send.due_ms is None:  # its slot is free
+            following = list(islice(self._roots, 1))
+        for each in following:
+            self._take(each, end_ms)
         send.describe(answer)
 
 

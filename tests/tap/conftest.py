@@ -33,6 +33,7 @@ from tap.supervisor.processes import RecorderProcess
 from tap.supervisor.service import recorder_socket, recording, runtime_folder
 from tap.supervisor.startup import recorder_setup, spoken_dialect
 from tests.warmstart import WarmProcess, warm_children, warm_process
+from tests.wire.timedclient import listen
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
 from wire.url import Origin
@@ -213,7 +214,6 @@ def settings_of(**changes: Any) -> Settings:
     defaults: dict[str, Any] = {
         "upstreams_file": None,
         "route": "round-robin",
-        "health_check": None,
         "workers": 1,
         "rotate_bytes": None,
         "rotate_s": None,
@@ -225,8 +225,6 @@ def settings_of(**changes: Any) -> Settings:
         "dialect": "vllm",
         "admin": None,
         "listen": ("127.0.0.1", 0),
-        "tls_cert": None,
-        "tls_key": None,
         "access": OPEN,
         "keep_s": None,
         "tokenizer": "ids",
@@ -234,13 +232,10 @@ def settings_of(**changes: Any) -> Settings:
         "algorithm": "xxh3_64",
         "key_file": None,
         "model": None,
-        "loras": (),
         "max_body_bytes": 1 << 20,
         "queue_bytes": 64 << 20,
         "engine_facts": False,
-        "wait_s": 0.0,
         "file_mode": 0o600,
-        "admin_names": (),
         "drain_s": 5.0,
         "overwrite": False,
         "upstreams": (Origin("http", "127.0.0.1", 9),),
@@ -403,7 +398,7 @@ class Lab:
                     wanted=config.inject,
                 )
                 server = Server(relays.new_relay)
-                port = await server.listen("127.0.0.1", 0)
+                port = await listen(server)
                 yield RunningTap(port, link, relays, budget, server, recorder, ledger), upstream
                 await server.drain(5.0)
                 upstreams.close()

@@ -363,12 +363,3 @@ def test_a_traces_digest_is_of_its_record_lines(tmp_path: Path) -> None:
         assert trace_digest(tmp_path / name) == hashlib.sha256(records).hexdigest()
     (tmp_path / "other").write_bytes(records.replace(b"9", b"8"))
     assert trace_digest(tmp_path / "other") != trace_digest(tmp_path / "plain")
-
-
-def test_a_digest_of_one_json_value_over_many_lines_is_of_its_lines(tmp_path: Path) -> None:
-    row = '{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}'
-    (tmp_path / "a.json").write_text(f"[\n{row},\n{row}\n]\n")
-    assert trace_digest(tmp_path / "a.json") == hashlib.sha256((tmp_path / "a.json").read_bytes()).hexdigest()
-    (tmp_path / "m.json").write_text('{\n  "schema": "kvtape-model/2"\n}\n')
-    with pytest.raises(InputError, match=r"m\.json: a model\.json, not a trace"):
-        trace_digest(tmp_path / "m.json")

@@ -7,25 +7,21 @@ from time import perf_counter_ns
 
 import pytest
 
-from wire.alarm import Alarm, LoopWaker, Sleeper, TimerfdWaker, Waker, new_waker
+from wire.alarm import Alarm, LoopWaker, Sleeper, TimerfdWaker, new_waker
 from wire.loop import run
 
 MS = 1_000_000
-WAKERS: list[Callable[[Callable[[], None]], Waker]] = [LoopWaker, TimerfdWaker, new_waker]
 
 
-@pytest.fixture(params=WAKERS, ids=lambda waker: waker.__name__)
-def waker(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], Waker]:
+@pytest.fixture(params=[LoopWaker, TimerfdWaker, new_waker], ids=lambda waker: waker.__name__, autouse=True)
+def waker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is TimerfdWaker and sys.platform != "linux":
         pytest.skip("timerfd is Linux's")
-    made: Callable[[Callable[[], None]], Waker] = request.param
-    return made
+    monkeypatch.setattr("wire.alarm.new_waker", request.param)
 
 
 @pytest.mark.parametrize("run_loop", [run, asyncio.run], ids=["uvloop", "asyncio"])
-def test_it_rings_at_its_time_and_not_before(
-    waker: Callable[[Callable[[], None]], Waker], run_loop: Callable[..., list[int]]
-) -> None:
+def test_it_rings_at_its_time_and_not_before(run_loop: Callable[..., list[int]]) -> None:
     async def ring_at(waits_ms: list[float]) -> list[int]:
         late_ns: list[int] = []
         rung = asyncio.Event()
@@ -34,7 +30,7 @@ def test_it_rings_at_its_time_and_not_before(
             late_ns.append(perf_counter_ns() - due_ns)
             rung.set()
 
-        alarm = Alarm(ring, waker=waker)
+        alarm = Alarm(ring)
         for wait_ms in waits_ms:
             rung.clear()
             due_ns = perf_counter_ns() + round(wait_ms * MS)
@@ -48,7 +44,7 @@ def test_it_rings_at_its_time_and_not_before(
     assert min(late_ns) >= 0
 
 
-def test_setting_it_again_moves_it_and_unsetting_silences_it(waker: Callable[[Callable[[], None]], Waker]) -> None:
+def test_setting_it_again_moves_it_and_unsetting_silences_it() -> None:
     async def move() -> None:
         rung_ns: list[int] = []
         silenced: list[int] = []
@@ -58,7 +54,7 @@ def test_setting_it_again_moves_it_and_unsetting_silences_it(waker: Callable[[Ca
             rung_ns.append(perf_counter_ns())
             rung.set()
 
-        alarms = [Alarm(ring, waker=waker), Alarm(lambda: silenced.append(perf_counter_ns()), waker=waker)]
+        alarms = [Alarm(ring), Alarm(lambda: silenced.append(perf_counter_ns()))]
         now_ns = perf_counter_ns()
         for alarm in alarms:
             alarm.set(now_ns + 5 * MS)

@@ -1,7 +1,6 @@
 """The server and the client against each other: what went in is what comes out, in bounded memory."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -12,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.waiting import standstill, until
-from tests.wire.timedclient import Client, Exchange
+from tests.wire.timedclient import Client, listen
 from wire.client.connection import ResponseHead, ServerConnection
 from wire.client.pool import ConnectionPool
 from wire.errors import LossKind
@@ -70,9 +69,9 @@ def test_what_one_half_writes_the_other_reads(plans: list[tuple[bytes, list[byte
 
     async def main() -> None:
         server = Server(new_handler)
-        client = Client(Origin("http", "127.0.0.1", await server.listen("127.0.0.1", 0)))
+        client = Client(Origin("http", "127.0.0.1", await listen(server)))
         for body, pieces, _ in plans:
-            exchange = await client.request("POST", "/x?y=%20z", body=body, timeout_s=10)
+            exchange = await client.request("POST", "/x?y=%20z", body=body)
             assert (exchange.outcome, exchange.status, exchange.error_kind) == ("ok", 200, None)
             assert b"".join(read.data for read in exchange.reads) == b"".join(pieces)
             assert handlers[-1].body == body
@@ -154,7 +153,7 @@ def test_a_reader_that_stops_stops_the_writer(new_loop: NewLoop) -> None:
 
     async def main() -> None:
         server = Server(new_handler)
-        pool = ConnectionPool(Origin("http", "127.0.0.1", await server.listen("127.0.0.1", 0)))
+        pool = ConnectionPool(Origin("http", "127.0.0.1", await listen(server)))
         connection = await pool.connect()
         sink = SlowSink(connection)
         connection.start(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", sink)
@@ -194,7 +193,7 @@ def test_a_server_that_stops_reading_pauses_the_request(new_loop: NewLoop) -> No
 
     async def main() -> None:
         server = Server(new_handler)
-        pool = ConnectionPool(Origin("http", "127.0.0.1", await server.listen("127.0.0.1", 0)))
+        pool = ConnectionPool(Origin("http", "127.0.0.1", await listen(server)))
         connection = await pool.connect()
         paused = asyncio.Event()
         sink = SlowSink(connection)
@@ -212,32 +211,6 @@ def test_a_server_that_stops_reading_pauses_the_request(new_loop: NewLoop) -> No
         assert await server.drain(0.1) == 1
         assert handlers[0].gone
         pool.close()
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(main())
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_cancelling_is_seen_by_the_server_at_once(new_loop: NewLoop) -> None:
-    handlers: list[Holding] = []
-
-    def new_handler(head: RequestHead, connection: ClientConnection) -> Holding:
-        handlers.append(Holding(connection))
-        return handlers[-1]
-
-    async def main() -> None:
-        server = Server(new_handler)
-        client = Client(Origin("http", "127.0.0.1", await server.listen("127.0.0.1", 0)))
-        exchange = Exchange()
-        task = asyncio.ensure_future(client.request("POST", "/", body=b"{}", into=exchange))
-        await until(lambda: len(handlers) == 1)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await until(lambda: handlers[0].gone)
-        assert (exchange.outcome, exchange.status) == ("client_abort", None)
-        await client.close()
-        await server.drain(1)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())

@@ -11,18 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from engines.access import Access
-from engines.calls import CallError, Calls
-from loadgen.core.request import PlannedRequest, RequestWriter
-from tap.ipc.messages import UpstreamEntry
-from tap.proxy.relay import upstream_head
-from tap.proxy.upstreams import Upstream
-from tracefile import RequestId
 from wire.client.dialing import speaks_tls
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.client.proxies import forwarding
 from wire.errors import WireError
-from wire.requesthead import parse_request_head
 from wire.server import Server
 from wire.tls import SYSTEM_TLS, Tls, client_context, reload_chain, server_context
 from wire.url import Origin
@@ -40,12 +31,6 @@ def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("ca") / "ca.pem"
     authority.cert_pem.write_to_path(path)
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def files_of(certificate: trustme.LeafCert, folder: Path) -> tuple[str, str]:
@@ -212,133 +197,6 @@ def test_a_server_keeps_its_certificate_if_the_new_one_is_wrong(authority: trust
             with pytest.raises(WireError, match="--tls-cert and --tls-key"):
                 reload_chain(context, chain, key)
             assert await reached(origin, Tls(ca)) == "http/1.1"
-
-    asyncio.run(scenario())
-
-
-class FakeProxy:
-    """Opens tunnels to 127.0.0.1, whatever host they name; keeps what it was asked."""
-
-    def __init__(self, status: bytes = b"200 Connection established") -> None:
-        self.status, self.asked = status, b""
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked = await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 %b\r\nVia: test\r\n\r\n" % self.status)
-        if self.status.startswith(b"200"):
-            port = int(self.asked.split(b" ")[1].rpartition(b":")[2])
-            there = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
-        writer.close()
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-    writer.close()
-
-
-def test_an_https_server_is_reached_through_the_proxy_unless_excepted(
-    authority: trustme.CA, ca: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        proxy = FakeProxy()
-        async with serving(tls=context_of(authority.issue_cert("engine.example", "localhost"))) as port:
-            async with serving(proxy) as via:
-                monkeypatch.setenv("HTTPS_PROXY", f"http://me:s%3Acret@127.0.0.1:{via}")
-                assert await reached(Origin("https", "engine.example", port), Tls(ca)) == "None"
-                target = b"engine.example:%d" % port
-                assert proxy.asked == (
-                    b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nProxy-Authorization: Basic bWU6czpjcmV0\r\n\r\n"
-                    % (target, target)
-                )
-                proxy.status = b"407 Proxy Authentication Required"
-                assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
-                    f"connect_failed: the proxy 127.0.0.1:{via} of HTTPS_PROXY opens no tunnel (HTTP 407); "
-                    f"expected one to engine.example:{port}"
-                )
-                proxy.asked = b""
-                assert await reached(Origin("https", "localhost", port), Tls(ca)) == "None", "this machine's own"
-                monkeypatch.setenv("NO_PROXY", "example.org,.example")
-                assert "does not resolve" in await reached(Origin("https", "engine.example", port), Tls(ca))
-                assert proxy.asked == b""
-                monkeypatch.delenv("NO_PROXY")
-            assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
-                f"connect_failed: the proxy 127.0.0.1:{via} of HTTPS_PROXY cannot be used (Connect call failed "
-                f"('127.0.0.1', {via})); expected an HTTP proxy"
-            )
-            monkeypatch.setenv("HTTPS_PROXY", "socks5://me:secret@host:1")
-            assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
-                "connect_failed: HTTPS_PROXY: cannot be used; expected http://HOST:PORT"
-            )
-
-    asyncio.run(scenario())
-
-
-class ForwardingProxy:
-    """Responds in place of every http server; keeps the heads that it was sent."""
-
-    def __init__(self) -> None:
-        self.heads: list[bytes] = []
-        self.status = b"200 OK"
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                self.heads.append(head)
-                await reader.readexactly(2 if b"Content-Length: 2" in head else 0)
-                writer.write(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % self.status)
-        writer.close()
-
-
-def test_an_http_server_is_reached_through_a_proxy_that_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    origin = Origin("http", "engine.example", 8000, "/team-a")
-
-    async def scenario() -> None:
-        proxy = ForwardingProxy()
-        async with serving(proxy) as via:
-            monkeypatch.setenv("HTTP_PROXY", f"http://me:s%3Acret@127.0.0.1:{via}")
-            calls = Calls(origin, Access(((b"X-Key", b"k"),)))
-            assert (await calls.call("/metrics", timeout_s=5.0, max_bytes=100)).content == b"{}"
-            assert proxy.heads[0].startswith(
-                b"GET http://engine.example:8000/team-a/metrics HTTP/1.1\r\nHost: engine.ex"
-            )
-            assert b"\r\nProxy-Authorization: Basic bWU6czpjcmV0\r\n" in proxy.heads[0]
-            proxy.status = b"407 Proxy Authentication Required"
-            with pytest.raises(
-                CallError, match="HTTP 407 of the proxy; expected HTTP_PROXY=http://USER:PASSWORD@HOST:P"
-            ):
-                await calls.call("/metrics", timeout_s=5.0, max_bytes=100)
-            calls.close()
-        assert await reached(origin) == (
-            f"connect_failed: the proxy 127.0.0.1:{via} of HTTP_PROXY cannot be used (Connect call failed "
-            f"('127.0.0.1', {via})); expected an HTTP proxy"
-        )
-        monkeypatch.setenv("HTTP_PROXY", "socks5://me:secret@host:1")
-        assert forwarding(origin) == (b"", ())
-        assert await reached(origin) == "connect_failed: HTTP_PROXY: cannot be used; expected http://HOST:PORT"
-
-    asyncio.run(scenario())
-
-
-def test_loads_and_relayed_requests_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
-    origin = Origin("http", "engine.example", 8000, "/team-a")
-    target = b"POST http://engine.example:8000/team-a/v1/completions HTTP/1.1\r\nHost: engine.example:8000\r\n"
-    request = PlannedRequest(
-        request_id=RequestId("r"), path="/v1/completions", headers=(), body=b"{}", model="m", max_tokens=1
-    )
-    assert RequestWriter(origin).write(request).startswith(target)
-    head = parse_request_head(b"POST /v1/completions HTTP/1.1\r\nHost: tap\r\n\r\n")
-
-    entry = UpstreamEntry(str(origin))
-
-    async def scenario() -> None:
-        assert upstream_head(head, Upstream(entry)) == target + b"\r\n"
-        monkeypatch.setenv("NO_PROXY", "engine.example")
-        assert upstream_head(head, Upstream(entry)).startswith(b"POST /team-a/v1/completions HTTP/1.1\r\n")
 
     asyncio.run(scenario())
 

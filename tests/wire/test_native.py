@@ -2,15 +2,12 @@
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire import native
-from wire.completion import Completion, parse_stream, take_data, take_usual_events, usual_events
+from wire.completion import Completion, parse_stream, take_data
 
 SPOKEN = st.one_of(
     st.sampled_from(
@@ -89,50 +86,3 @@ def test_events_read_at_once_are_those_read_one_by_one(
     places = [0, *sorted(cuts), len(data)]
     reads = [(at, data[start:stop]) for at, (start, stop) in enumerate(pairwise(places))]
     assert parse_stream(reads) == by_events(reads)
-
-
-USUAL_EVENT = f"data: {USUAL}\n\n".encode()
-CASES: dict[str, tuple[bytes, dict[str, Any]]] = {
-    "two events": (USUAL_EVENT * 2, {"token_ids": [9, 10, 9, 10], "text": " é\n é\n", "first_tokens": 4, "model": "m"}),
-    "the end": (USUAL_EVENT + b"data: [DONE]\n\n", {"done": True, "token_ids": [9, 10]}),
-    "usage": (
-        b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}\n\n',
-        {"prompt_tokens": 5, "output_tokens": 2, "cached_tokens": None},
-    ),
-    "an event that is unusual behind its ids": (
-        USUAL_EVENT + USUAL_EVENT.replace(b'"usage":null', b'"usage":[]'),
-        {"token_ids": [9, 10], "error_kind": "unparseable"},
-    ),
-    "half a character in each of two events": (
-        USUAL_EVENT.replace("é".encode(), b"\xc3") + USUAL_EVENT.replace("é".encode(), b"\xa9"),
-        {"token_ids": None, "text": "", "error_kind": "unparseable"},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_read_of_several_events(case: str) -> None:
-    data, expected = CASES[case]
-    found = parse_stream([(1, data)])
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert found == by_events([(1, data)])
-
-
-def test_usual_events_are_read_at_once_where_that_form_was_built() -> None:
-    completion, texts = Completion(), list[str]()
-    found = usual_events(completion, USUAL_EVENT * 3 + b": ping\n\n", texts)
-    if usual_events is take_usual_events:
-        assert found == (0, 0)
-    else:
-        assert found == (6, 3 * len(USUAL_EVENT))
-        assert "".join(texts) == " é\n" * 3
-
-
-def test_pure_leaves_compiled_forms_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PURE", True)
-    assert native.compiled(take_usual_events, "wire.usualevents") is take_usual_events
-    assert native.forms() == "python"
-
-
-def test_a_module_that_was_not_built_is_no_error() -> None:
-    assert native.compiled(take_usual_events, "wire.neverbuilt") is take_usual_events

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.waiting import until
-from wire.framing import ChunkedBody, FramingError
+from tests.wire.timedclient import listen
+from wire.framing import ChunkedBody
 from wire.server import BODY_STALL_S, ClientConnection, RequestHead, Server
 
 
@@ -43,12 +44,6 @@ class Echo:
     def resume_response(self) -> None: ...
 
 
-class Silent(Echo):
-    """Never answers."""
-
-    def request_end(self) -> None: ...
-
-
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -69,7 +64,7 @@ def converse(
 
     async def main() -> None:
         server = Server(new_handler, body_stall_s=body_stall_s)
-        port = await server.listen("127.0.0.1", 0)
+        port = await listen(server)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         async with asyncio.timeout(10):
             await talk(reader, writer)
@@ -85,61 +80,6 @@ async def response(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     return await reader.readexactly(length)
-
-
-def test_a_request_cut_at_every_byte_is_the_same_request() -> None:
-    request = b"POST /v1/x?a=b%20c HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for cut in range(1, len(request)):
-            writer.write(request[:cut])
-            await writer.drain()
-            await asyncio.sleep(0)
-            writer.write(request[cut:])
-            assert await response(reader) == b"POST /v1/x?a=b%20c hello"
-
-    assert len(converse(talk)) == len(request) - 1  # one connection, kept
-
-
-def test_a_chunked_request_gives_raw_bytes_and_body() -> None:
-    framed = b"5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nTrailer: x\r\n\r\n"
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + framed)
-        assert await response(reader) == b"POST / hello!"
-
-    (handler,) = converse(talk)
-    assert handler.raw == framed
-
-
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_large_body_behind_its_head_in_one_read_is_whole(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    bodies = [b"%06d" % number * 20_000 for number in range(3)]
-    stream = b"".join(
-        b"%bPOST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (before, len(body), len(body), body)
-        for before, body in zip((b"", b"", b"\r\n"), bodies, strict=True)
-    )
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(stream)
-        for body in bodies:
-            assert await response(reader) == b"POST /%d %b" % (len(body), body)
-
-    opened = converse(talk, new_loop=new_loop)
-    assert [handler.body for handler in opened] == bodies
-
-
-def test_pipelined_requests_are_answered_in_order() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(
-            b"POST /1 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n"
-            b"GET /2 HTTP/1.1\r\nHost: h\r\n\r\nPOST /3 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nc"
-        )
-        assert [await response(reader) for _ in range(3)] == [b"POST /1 a", b"GET /2 ", b"POST /3 c"]
-
-    assert [handler.head.target for handler in converse(talk)] == [b"/1", b"/2", b"/3"]
 
 
 @pytest.mark.parametrize(
@@ -179,15 +119,6 @@ class Eager(Echo):
 BAD_CHUNK = b"1\r\nab\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
-def test_a_bad_chunk_is_refused_and_what_follows_it_is_never_a_request() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + BAD_CHUNK)
-        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
-
-    (handler,) = converse(talk)
-    assert handler.gone
-
-
 def test_a_bad_chunk_cuts_a_response_that_has_begun() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
@@ -217,18 +148,6 @@ class Flood(Echo):
         self.said.append("resume")
 
 
-def test_a_slow_reader_pauses_the_response_and_lets_it_go_on() -> None:
-    opened: list[Echo] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        await until(lambda: bool(opened) and opened[0].said == ["pause"])  # type: ignore[attr-defined]
-        assert len(await response(reader)) == 1 << 24
-        await until(lambda: opened[0].said == ["pause", "resume"])  # type: ignore[attr-defined]
-
-    converse(talk, Flood, opened)
-
-
 def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:
     """Waiting for the response to leave first would wait for a client that has gone."""
     opened: list[Echo] = []
@@ -240,19 +159,6 @@ def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:
         await until(lambda: opened[0].gone)
 
     converse(talk, Flood, opened)
-
-
-def test_a_connection_is_idle_since_its_last_response() -> None:
-    opened: list[Echo] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.01)
-        asked_s = asyncio.get_running_loop().time()
-        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        await response(reader)
-        assert 0.0 <= opened[0].connection.idle_s() <= asyncio.get_running_loop().time() - asked_s
-
-    converse(talk, opened=opened)
 
 
 class Refusing(Echo):
@@ -273,23 +179,6 @@ def test_a_client_turned_down_while_it_sends_can_read_why() -> None:
 
     (handler,) = converse(talk, Refusing)
     assert handler.raw == b""
-
-
-class AtOnce(Echo):
-    """Answers with the head, from within its making."""
-
-    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
-        super().__init__(head, connection)
-        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-        connection.finish(keep_alive=True)
-
-
-def test_a_handler_may_answer_from_within_its_making() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET /1 HTTP/1.1\r\nHost: h\r\n\r\nGET /2 HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert [await response(reader) for _ in range(2)] == [b"ok", b"ok"]
-
-    assert [handler.head.target for handler in converse(talk, AtOnce)] == [b"/1", b"/2"]
 
 
 class Stalled(Echo):
@@ -361,17 +250,6 @@ class Inviting(Echo):
             connection.write_informational(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def test_a_client_that_expects_a_go_ahead_waits_for_the_handlers() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(2):
-            writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"body")
-            assert await response(reader) == b"POST / body"
-
-    assert len(converse(talk, Inviting)) == 2
-
-
 def test_a_go_ahead_is_no_beginning_of_the_response() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -380,27 +258,6 @@ def test_a_go_ahead_is_no_beginning_of_the_response() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
 
     converse(talk, Inviting)
-
-
-def test_a_client_that_leaves_is_noticed_while_it_waits() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        await asyncio.sleep(0.05)
-        writer.transport.abort()
-
-    (handler,) = converse(talk, Silent)
-    assert handler.gone
-
-
-def test_connection_close_is_honoured_and_http_1_0_closes() -> None:
-    for request in (b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n"):
-
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes = request) -> None:
-            writer.write(request)
-            assert await response(reader) == b"GET / "
-            assert await reader.read() == b""
-
-        assert len(converse(talk)) == 1
 
 
 @settings(max_examples=80, deadline=None)
@@ -428,15 +285,6 @@ def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
     assert passed == message
     assert found == b"".join(chunks)
     assert at == len(message)
-
-
-@pytest.mark.parametrize(
-    "framed", [b"g\r\n", b"\r\n", b"1\r\nab\r\n", b"1\na\r\n", b"-1\r\n", b"0x1\r\n", b"1 \r\r\n", b"f" * 16 + b"\r\n"]
-)
-def test_wrong_chunk_framing_is_refused(framed: bytes) -> None:
-    body = ChunkedBody()
-    with pytest.raises(FramingError):
-        read_all(body, framed)
 
 
 def read_all(body: ChunkedBody, data: bytes) -> bytes:
@@ -477,7 +325,7 @@ def test_an_upload_of_tiny_chunks_takes_turns_with_other_clients(
 
     async def main() -> None:
         server = Server(new_handler)
-        port = await server.listen("127.0.0.1", 0)
+        port = await listen(server)
         _, upload = await asyncio.open_connection("127.0.0.1", port)
         reader, other = await asyncio.open_connection("127.0.0.1", port)
         upload.write(b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000)

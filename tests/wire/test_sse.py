@@ -1,6 +1,5 @@
 """Server-sent events, cut anywhere."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ def test_events_are_the_same_cut_at_every_byte(ending: bytes) -> None:
     assert read([stream]) == EVENTS
     for cut in range(len(stream) + 1):
         assert read([stream[:cut], stream[cut:]]) == EVENTS, cut
-
-
-@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
-@given(cuts=st.lists(st.integers(0, 150)))
-def test_events_are_the_same_however_they_are_cut(ending: bytes, cuts: list[int]) -> None:
-    stream = STREAM.replace(b"\n", ending)
-    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    assert read([stream[a:b] for a, b in pairwise(edges)]) == EVENTS
 
 
 def test_an_event_is_given_by_the_read_that_ends_it() -> None:

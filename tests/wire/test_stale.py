@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -75,31 +74,6 @@ def test_a_server_that_dies_at_work_is_not_asked_again(monkeypatch: pytest.Monke
     assert peer.requests == 2
 
 
-def converse(answer: bytes, talk: Callable[[Client], Awaitable[None]]) -> int:
-    """A server that gives ``answer`` to every request; returns how many connections it saw."""
-    tasks: list[asyncio.Task[None]] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(answer)
-        writer.close()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.ensure_future(serve(reader, writer)))
-
-    async def main() -> None:
-        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server, asyncio.timeout(10):
-            client = Client(parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-            await talk(client)
-            await client.close()
-            await asyncio.gather(*tasks)
-
-    asyncio.run(main())
-    return len(tasks)
-
-
 def test_a_connection_that_is_not_kept_is_closed_by_the_client_too() -> None:
     """A server that waits for the other side's close would wait for ever."""
     ends: list[bytes] = []
@@ -120,26 +94,6 @@ def test_a_connection_that_is_not_kept_is_closed_by_the_client_too() -> None:
 
     asyncio.run(main())
     assert ends == [b""]
-
-
-@pytest.mark.parametrize("head", [b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
-def test_a_body_where_there_can_be_none_costs_the_connection(head: bytes) -> None:
-    """Kept, its stray bytes would be taken for the next answer."""
-
-    async def talk(client: Client) -> None:
-        for _ in range(2):
-            assert (await client.request("GET", "/")).outcome in {"ok", "error"}
-
-    assert converse(head + b"HTTP/1.1 200 OK\r\n", talk) == 2
-
-
-def test_trailers_are_no_headers() -> None:
-    async def talk(client: Client) -> None:
-        exchange = await client.request("GET", "/")
-        assert (exchange.outcome, exchange.headers) == ("ok", [(b"Transfer-Encoding", b"chunked")])
-        assert b"".join(read.data for read in exchange.reads) == b"x"
-
-    converse(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 1\r\n\r\n", talk)
 
 
 def test_a_connection_that_waited_too_long_is_not_given_out() -> None:

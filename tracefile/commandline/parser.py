@@ -3,101 +3,23 @@
 import argparse
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from tracefile.commandline.configfile import CONFIG, config_words
 from tracefile.commandline.durations import duration, seconds
 
-FLAGS: Final[Mapping[str, str]] = {
-    "loadgen --token-seed": "gone; expected --nonce",
-    "report compare --images": "gone; expected --html, whose figures have a button that saves them as SVG",
-    "tracefile convert --sessions": "is now --infer-sessions; of a time range: --from and --until",
-    "loadgen --lm-eval": "gone; expected lm_eval --model local-completions through the tap: docs/recipes/accuracy.md",
-    "sim pool --free-rule": "gone; expected vLLM's rule, which holds",
-    "sim pool --object-lru": "gone; expected sim curve, whose LRU is of blocks",
-    "sim run --adapter-load": "gone: loading an adapter takes no time here",
-    "sim run --mixed-with": "gone; expected a --latency-model for each engine",
-    "sim run --steps": "gone; expected report show --files, whose timeline has the requests",
-    "sim run --tensor-parallel": "gone; expected a capture and a fit of the engine with as many GPUs",
-    "sim what-if --mixed-with": "gone; expected sim run with a --latency-model for each engine",
-    "sim what-if --tensor-parallel": "gone; expected a capture and a fit of the engine with as many GPUs",
-    "sim run --regret": "gone; expected sim what-if with several --route, which compares their TTFT",
-    "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
-    "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
-    "sim serve --adapter": "gone; expected a model of its own for each engine, or a base model",
-    "sim serve --fault": "gone; expected a proxy that injects faults before sim serve",
-    "sim serve --frontend-base-ms": "a model.json gives it; expected --latency-model MODEL",
-    "sim serve --per-decode-ms": "a model.json gives it; expected --latency-model MODEL",
-    "sim run --chunked-prefill": "gone; prompts are computed in chunks, as vLLM does by default",
-    "sim run --scheduling-policy": "gone; requests are served first come, first served",
-    "sim serve --tokenizer": "gone; its vocabulary is built in, and /tokenize tells the ids of a text",
-    "sim serve --tool-share": "outputs are texts and call no tool any more",
-    "tap --sample": "every session is recorded; expected tracefile convert, which takes sessions out of a trace",
-    "tap --keep-gb": "closed segments go by their age; expected --keep",
-    "tap --kv-events": "the router goes by what it sent; no KV events are read",
-    "tap --route-kb": "16 KB of a prompt are compared",
-    "tap --eject-after": "five failing responses in a row leave an upstream out",
-    "tap --health-interval": "checks come every 5 s",
-    "tap --health-fall": "three failed checks in a row leave an upstream out",
-    "tap --health-rise": "two checks in a row take an upstream in again",
-    "tap --engine-metrics-interval": "gone; expected Prometheus on the engine's own /metrics",
-    "tap --log-interval": "the account is printed every 30 s while there is news",
-    "tap read-log --json": "places where prompts part are not listed; expected sim misses on the trace",
-    "tap --latency-model": "tap watches no model; expected sim validate TRACE --latency-model MODEL --follow",
-    "report show --each-trace": "gone; expected a trace at a time, or DuckDB over many (docs/python.md)",
-    "report show --overwrite": "gone; expected --files DIR, which replaces its own Parquet files",
-    "report show --steps": "gone, as the timeline; sim run writes no steps",
-    "report compare --truth": "gone; a prediction is held to the first measured trace under its conditions",
-    "sim sweep --ray": "gone; expected --procs in a file of --config, on one machine",
-    "sim sweep --refine": "gone; the choice and the Pareto set get all members",
-    "sim sweep --overwrite": "gone; a sweep begins anew",
-    "sim sweep --confidence": "gone; 90 % of the members must keep a limit",
-    "sim search --confidence": "gone; 90 % of the members must keep the target",
-    "loadgen sweep --cache-between": "gone; the cache is reset, or every run sends other tokens",
-    "loadgen sweep --dry-run": "gone; the index sweep.jsonl has the command of each run",
-    "loadgen sweep --json": "gone; expected report show DIR --json",
-    "loadgen sweep --overwrite": "gone; expected another folder, or its removal",
-    "loadgen sweep --until-slo-missed": "gone; expected report show DIR --slo, which tells the largest load within it",
-    "sim curve --block-sizes": "gone; expected a sim curve --block-size for each",
-    "sim curve --kv-groups": "gone; expected sim pool --kv-groups or sim misses --kv-groups",
-    "sim curve --by": "gone; sim misses tells turn 1 from later turns",
-    "sim misses --by": "gone; sim misses tells turn 1 from later turns",
-    "sim curve --evict": "gone; expected sim pool --num-gpu-blocks N --bound, which no eviction exceeds",
-    "sim misses --evict": "gone; expected sim pool --bound, which no eviction exceeds",
-    "sim pool --evict": "gone; expected --bound, which no eviction exceeds",
-    "sim what-if --evict": "gone; expected sim pool --bound, which no eviction exceeds",
-    "sim what-if --prefill-workers": "gone; expected a capture of such workers and --route captured",
-    "sim what-if --tier-load": "gone; requests wait for their blocks beside the others, as in vLLM",
-    "sim what-if --tier-write": "gone; blocks are stored when their prompt is computed, as by vLLM",
-    "sim curve --sample": "gone; expected the complete trace",
-    "sim curve --each-trace": "gone; expected a trace at a time, or DuckDB over many (docs/python.md)",
-    "sim calibrate --cached": "gone; the captures' cached tokens count",
-    "sim calibrate --residuals": "gone; expected --against, whose page has errors by cohort",
-    "sim validate --also": "gone; expected report compare, with the predicted trace of sim run",
-    "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
-}
-"""Words on a flag that is gone, by ``COMMAND --flag``."""
-
-COMMANDS: Final[Mapping[str, str]] = {
-    "report sweep": "report show DIR",
-    "report curve": "sim curve TRACE --html PAGE and sim misses TRACE --html PAGE",
-    "tracefile anonymize": "tracefile convert TRACE OUT --anonymize",
-    "tracefile cut": "tracefile convert TRACE OUT --from TIME --until TIME",
-    "tracefile join": "tracefile convert TRACE TRACE… OUT",
-    "tracefile synthesize": "sim what-if --rate X, which forecasts the same traffic at X times its rate",
-    "tracefile ls": "tracefile info of each trace, or DuckDB over all (docs/python.md)",
-    "report drift": "tracefile convert --from --until and a model for each window",
-    "sim fit": "sim calibrate",
-    "sim reuse": "sim curve --window 60s",
-    "sim watch": "sim validate --follow",
-    "loadgen calibrate": "python -m scripts.bench_loadgen, in a clone",
-    "loadgen selftest": "python -m scripts.bench_loadgen, in a clone",
-}
-
 VERSION: Final = "0.1.0"
+REMOVED: Final = Path(__file__).with_name("removed.toml")
+
+
+def removed(kind: Literal["commands", "flags"]) -> Mapping[str, Any]:
+    """Return what to use instead of commands by their words, or of flags by command and flag, that are gone."""
+    table: Mapping[str, Any] = tomllib.loads(REMOVED.read_text(encoding="utf-8"))[kind]
+    return table
 
 
 def same_named(kind: type, source: object) -> dict[str, Any]:
@@ -268,15 +190,13 @@ class Parser(argparse.ArgumentParser):
             )
         if flag in known or (not flag.startswith("--") and flag[:2] in known):
             return
-        gone = FLAGS.get(f"{self.prog} {flag}")
-        if gone is not None:
+        if (gone := removed("flags").get(self.prog, {}).get(flag)) is not None:
             self.error(f"{flag}: {gone}")
         near = get_close_matches(flag, known, 1)
         self.error(f"{flag}: no such flag" + (f"; did you mean {near[0]}?" if near else ""))
 
     def _unknown_command(self, word: str, commands: Sequence[str]) -> str:
-        now = COMMANDS.get(f"{self.prog} {word}")
-        if now is not None:
+        if (now := removed("commands").get(f"{self.prog} {word}")) is not None:
             return f"{self.prog} {word} is now {now}"
         near = get_close_matches(word, commands, 1)
         return f"{word}: no such command; " + (

@@ -3,18 +3,11 @@
 import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from tracefile.records.decoding import is_header, is_object, parse_object
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import open_lines, trace_files
-
-if TYPE_CHECKING:
-    from tracefile.files import reading
-else:  # for the few files whose first line is no object
-    reading = LateModule("tracefile.files.reading")
 
 
 def trace_digest(path: str | os.PathLike[str]) -> str:
@@ -29,14 +22,10 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     digest = hashlib.sha256()
     for file in trace_files(path):
         with open_lines(file) as lines:
-            whole = False  # CSV, or one JSON value over many lines: every line counts
             for line in lines:
-                if lines.number == 1 and not is_object(line):
-                    reading.open_trace(file).close()  # raises InputError for what is no trace
-                    whole = True
-                elif lines.number == 1 and "meta" in parse_object(line, f"{file}:1"):
+                if lines.number == 1 and "meta" in parse_object(line, f"{file}:1"):
                     continue
-                if not lines.complete and not whole and not is_object(line):
+                if not lines.complete and not is_object(line):
                     break
                 if not is_header(line):
                     digest.update(line)

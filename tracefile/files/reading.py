@@ -9,13 +9,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
-
+from tracefile.files.mooncake import MOONCAKE_KEYS, MooncakeDecoder
 from tracefile.records.decoding import (
-    NOT_JSON,
-    BlockDecoder,
     KvtapeDecoder,
     LineDecoder,
     decode_meta,
@@ -24,22 +20,12 @@ from tracefile.records.decoding import (
     parse_object,
 )
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
 from tracefile.records.reader import TraceReader
-from tracefile.records.schema import HashInfo, Meta, Record, TraceFormat
+from tracefile.records.schema import SCHEMA, HashInfo, Meta, Record, TraceFormat
 from tracefile.storage.output import MANIFEST, MODEL, PAGE, PARQUET
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
 
-if TYPE_CHECKING:
-    from tracefile.importers import recognition
-else:  # all formats, which flags need not
-    recognition = LateModule("tracefile.importers.recognition")
-
-MAX_DOCUMENT_BYTES = 1 << 30
-"""Most memory for the lines of a file that is one JSON value over many lines."""
-LINE_OBJECT_BYTES = 41
-"""What a line takes beside its text: a bytes object, and its index in a list."""
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
 BLOCK_PARTS = 8
@@ -57,10 +43,9 @@ class LineTraceReader(TraceReader):
         self._later_meta: Meta | None = None
         self._warnings = _absence(os.fspath(path))
         try:
-            trace_format, self._decoder, lines = self._recognise()
-            self._begun: Sequence[Record | InputError] = [result for line in lines for result in self._decode(line)]
-            while not self._begun and lines and (line := next(self._lines, None)) is not None:
-                self._begun = self._decode(line)  # the header is complete with the first record
+            first, where = self._first_line()
+            trace_format, self._decoder = recognise(first, where)
+            self._begun = [] if trace_format == "kvtape" else [self._decode(first)]
         except BaseException:
             self._lines.close()
             raise
@@ -85,48 +70,26 @@ class LineTraceReader(TraceReader):
 
     @property
     def warnings(self) -> list[str]:
-        return [*self._decoder.warnings, *self._warnings, *super().warnings]
+        return [*self._warnings, *super().warnings]
 
     def close(self) -> None:
         self._lines.close()
 
-    def _recognise(self) -> tuple[TraceFormat, LineDecoder, Sequence[bytes]]:
-        """Return the format by the first line, its decoder, and the lines of records that this consumed."""
+    def _first_line(self) -> tuple[bytes, str]:
+        """Return the first line and where it is; raises InputError for a file of another kind."""
         first = next(self._lines, None)
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
-        lines = self._document(first)
-        if other := next((kind.name for kind in (MODEL, MANIFEST, PAGE, PARQUET) if kind.begins.match(lines[0])), None):
-            raise InputError(f"{self._lines.path}: {other}, not a trace")
-        if not self._lines.complete and first.startswith(b"{") and not is_object(lines[0]):
+        if is_object(first):
+            return first, where
+        if not self._lines.complete and first.startswith(b"{"):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
-        trace_format, decoder, is_record = recognition.recognise(lines[0], where)
-        return trace_format, decoder, lines if is_record else ()
-
-    def _document(self, first: bytes) -> Sequence[bytes]:
-        """Return the lines of a file that is one JSON value over many lines, or an array; else its first line."""
-        if first.lstrip()[:1] not in (b"{", b"[") or is_object(first):
-            return [first]
-        whole = b"\n".join([first, *self._bounded_lines()])
-        if not whole.lstrip().startswith(b"["):
-            return [whole] if is_object(whole) else [first]
-        try:
-            return [bytes(item) for item in msgspec.json.decode(whole, type=list[msgspec.Raw])] or [first]
-        except NOT_JSON:
-            return [first]
-
-    def _bounded_lines(self) -> Iterator[bytes]:
-        """Yield the lines that are left; raises InputError for too many of them: a few KB can unpack to gigabytes."""
-        room = MAX_DOCUMENT_BYTES
-        for line in self._lines:
-            room -= len(line) + LINE_OBJECT_BYTES
-            if room < 0:
-                expected = f"expected one within {MAX_DOCUMENT_BYTES >> 20} MiB, or a trace with a record a line"
-                raise InputError(
-                    f"{self._lines.path}:{self._lines.number}: a JSON value over too many lines; {expected}"
-                )
-            yield line
+        head = b"\n".join([first, next(self._lines, b"")])
+        for kind in (MODEL, MANIFEST, PAGE, PARQUET):
+            if kind.begins.match(head):
+                raise InputError(f"{self._lines.path}: {kind.name}, not a trace")
+        return first, where
 
     def results(self) -> Iterator[Record | InputError]:
         yield from self._begun
@@ -152,7 +115,7 @@ class LineTraceReader(TraceReader):
 
     def _decode_block(self, block: list[bytes]) -> Iterator[Record | InputError]:
         """Yield results of a block's lines: all at once where each is a plain record, else line by line."""
-        records = self._decoder.decode_block(block) if isinstance(self._decoder, BlockDecoder) else None
+        records = self._decoder.decode_block(block)
         if records is None:
             for line in block:
                 self._lines.number += 1
@@ -165,15 +128,15 @@ class LineTraceReader(TraceReader):
 
     def _decode_line(self, line: bytes) -> Sequence[Record | InputError]:
         if not is_header(line):
-            return self._decode(line)
+            return (self._decode(line),)
         error = self._take_header(line)
         return () if error is None else (error,)
 
-    def _decode(self, line: bytes) -> Sequence[Record | InputError]:
+    def _decode(self, line: bytes) -> Record | InputError:
         try:
-            return self._decoder.decode_all(line, f"{self._lines.path}:{self._lines.number}")
+            return self._decoder.decode(line, f"{self._lines.path}:{self._lines.number}")
         except InputError as error:
-            return (error,)
+            return error
 
     def _note_end(self, fault: str) -> None:
         """Note that a file has no end: a fault, unless its writer is still at it."""
@@ -195,6 +158,22 @@ class LineTraceReader(TraceReader):
             return error
         self._later_meta = later
         return None
+
+
+def recognise(line: bytes, where: str) -> tuple[TraceFormat, LineDecoder]:
+    """Return the format of a trace that begins with a line, and its decoder; raises InputError if it is none."""
+    if not line.startswith(b"{"):
+        text = line[:40].decode("utf-8", "replace")
+        begins = f"begins with {text!r}{'…' if len(line) > 40 else ''}"
+        raise InputError(f'{where}: {begins}; expected a trace, which begins with {{"meta": …}}')
+    found = parse_object(line, where)
+    meta = found.get("meta")
+    if isinstance(meta, dict) and "schema" in meta:
+        return "kvtape", KvtapeDecoder(decode_meta(meta, where))
+    if found.keys() >= MOONCAKE_KEYS:
+        return "mooncake", MooncakeDecoder()
+    expected = f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, or a line of Mooncake\'s'
+    raise InputError(f"{where}: neither a trace's header nor a record of a known format; {expected}")
 
 
 def _absence(path: str) -> list[str]:
@@ -264,7 +243,7 @@ class FollowedTrace:
 
     def _decoded(self, line: bytes, where: str) -> Iterator[Record]:
         if self._decoder is None:
-            name, decoder, _ = recognition.recognise(line, where)
+            name, decoder = recognise(line, where)
             if not isinstance(decoder, KvtapeDecoder):
                 raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
             self._decoder, self.meta = decoder, decoder.meta

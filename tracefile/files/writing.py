@@ -2,8 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -131,24 +130,18 @@ class TraceWriter:
                 self._dirty.set()
 
 
-def _output(
-    path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]], flag: str = "--output"
-) -> str | os.PathLike[str]:
+def _output(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> str | os.PathLike[str]:
     """Return the path to write to, of a path or ``-`` for stdout; raises InputError if it is one of the inputs."""
     path = "/dev/stdout" if os.fspath(path) == "-" else path
-    refuse_inputs(path, inputs, flag)
+    refuse_inputs(path, inputs)
     return path
 
 
 def check_new(
-    path: str | os.PathLike[str],
-    *,
-    inputs: Iterable[str | os.PathLike[str]],
-    overwrite: bool = False,
-    flag: str = "--output",
+    path: str | os.PathLike[str], *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> None:
-    """Raises InputError, before a long run, where ``new_writer`` or ``lines_file`` would after it."""
-    path = _output(path, inputs, flag)
+    """Raises InputError, before a long run, where ``new_writer`` would after it."""
+    path = _output(path, inputs)
     if is_replaceable(path):
         begin_replacement(path, overwrite=overwrite).abandon()
 
@@ -172,27 +165,14 @@ def write_lines(
     overwrite: bool = False,
 ) -> None:
     """Write lines of another format, compressed by suffix, whole or not at all; ``-``: to stdout. Raises InputError."""
-    with lines_file(path, inputs=inputs, overwrite=overwrite) as take:
-        for line in lines:
-            take(line)
-
-
-@contextmanager
-def lines_file(
-    path: str | os.PathLike[str],
-    *,
-    inputs: Iterable[str | os.PathLike[str]],
-    overwrite: bool = False,
-    flag: str = "--output",
-) -> Iterator[Callable[[bytes], None]]:
-    """Give a function that takes lines of the file of ``write_lines``, which is whole at the end of the block."""
-    path = _output(path, inputs, flag)
+    path = _output(path, inputs)
     if is_replaceable(path):
         file = new_whole_file(path, overwrite=overwrite, mode=mode_like(inputs))
     else:
         file = new_trace_file(path, overwrite=overwrite)
     try:
-        yield file.take
+        for line in lines:
+            file.take(line)
         file.finish()
     finally:
         file.abandon()

@@ -24,7 +24,6 @@ from tracefile.records.schema import BlockHash, HashAlgorithm, HashInfo
 if TYPE_CHECKING:  # an array's caller has numpy; who has none, the tap's data plane above all, is spared its 20 MB
     import numpy as np
     import numpy.typing as npt
-from tracefile.hashing.splitmix64 import MASK64, mix64
 
 __all__ = ["BlockHasher", "HashKey", "downsample", "key_path", "keyed_id", "load_key"]
 
@@ -157,15 +156,3 @@ def _encoded(field: str | None) -> bytes | None:
 
 def _joined(*fields: bytes | None) -> bytes:
     return b"".join(NO_FIELD if field is None else len(field).to_bytes(4, "little") + field for field in fields)
-
-
-COMMON = 0
-"""Number of the chain of a prefix that all conversations share."""
-
-
-def invented_blocks(conversation: int, first: int, end: int, shared: int = 0) -> list[BlockHash]:
-    """Hashes of blocks ``first`` to ``end`` exclusive of a conversation (1 or more), the first ``shared`` common."""
-    return [
-        BlockHash(mix64((mix64(COMMON if place < shared else conversation) + place) & MASK64))
-        for place in range(first, end)
-    ]

@@ -1,8 +1,8 @@
 """Decoding of a trace's lines, with errors that name the file, the line and the field."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -10,14 +10,9 @@ from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record
 
-if TYPE_CHECKING:
-    pass
-
 HEADER_START = b'{"meta"'
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
-Row = TypeVar("Row")
-Source = TypeVar("Source")
 
 _FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _BOUND_IN_MESSAGE = re.compile(r"^Expected `\w+` (?P<sign>[<>]=) (?P<bound>\S+) - at `\$\.(?P<field>\w+)")
@@ -37,24 +32,14 @@ class OutOfBoundsError(InputError):
 class LineDecoder(Protocol):
     """Decoder of one format's lines."""
 
-    @property
-    def meta(self) -> Meta:
-        """The trace's header, as far as the format has one; complete with the first record."""
+    meta: Meta
+    """The trace's header, as far as the format has one."""
 
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Data lost or assumed; complete after the last line."""
-
-    def decode_all(self, line: bytes, where: str) -> list[Record]:
-        """Return the line's records; ``where`` is ``file:line`` for the InputError."""
-
-
-@runtime_checkable
-class BlockDecoder(Protocol):
-    """LineDecoder that decodes many lines at once, several times as fast."""
+    def decode(self, line: bytes, where: str) -> Record:
+        """Return the line's record; ``where`` is ``file:line`` for the InputError."""
 
     def decode_block(self, lines: list[bytes]) -> list[Record] | None:
-        """Return a record for each line; null, and nothing is changed, unless each line is a record without faults."""
+        """Return a record for each line, several times as fast; null: not all are records without faults."""
 
 
 class KvtapeDecoder:
@@ -62,13 +47,9 @@ class KvtapeDecoder:
 
     def __init__(self, meta: Meta) -> None:
         self.meta = meta
-        self.warnings: Sequence[str] = ()
         self._decoder = msgspec.json.Decoder(Record)
         self._has_unknown = False
         """The latest line had unknown fields, and the next is taken to have some."""
-
-    def decode_all(self, line: bytes, where: str) -> list[Record]:
-        return [self.decode(line, where)]
 
     def decode(self, line: bytes, where: str) -> Record:
         if self._has_unknown:
@@ -126,19 +107,6 @@ def convert_record(found: dict[str, Any], where: str) -> Record:
 
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def decode_row(decode: Callable[[Source], Row], source: Source, where: str, expected: str) -> Row:
-    """Return a line of another format by its decoder; raises InputError saying what was expected."""
-    try:
-        return decode(source)
-    except NOT_JSON as error:
-        raise InputError(f"{where}: {error}; expected {expected}") from None
-
-
-def convert_row(found: Mapping[str, Any], struct: type[Struct], where: str, expected: str) -> Struct:
-    """Return a part of such a line; raises InputError saying what was expected."""
-    return decode_row(lambda part: msgspec.convert(part, struct), found, where, expected)
 
 
 def first_told(row: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -199,13 +167,6 @@ def decode_meta(found: Any, where: str) -> Meta:
     if schema != SCHEMA:
         raise InputError(f"{where}: meta.schema: {schema!r}; this version reads {SCHEMA!r}")
     return checked_meta(convert_object(found, Meta, f"{where}: meta"), where)
-
-
-def checked_prompt(tokens: int, where: str) -> int:
-    """Return the tokens of a prompt that a file's turns add up to; raises InputError if no engine takes as many."""
-    if tokens > MOST_TOKENS:
-        raise InputError(f"{where}: a session's prompt grows to {tokens:,} tokens; expected at most {MOST_TOKENS:,}")
-    return tokens
 
 
 def checked_meta(meta: Meta, where: str) -> Meta:

@@ -44,10 +44,8 @@ def free_name(stem: str) -> str:
     return f"{name}.jsonl.zst"
 
 
-def output_name(output: Name | None, stem: str, *, resume: bool) -> str:
-    """Return ``--output``, or a name that no file has. Raises InputError if there is no run to go on with."""
-    if output is None and resume:
-        raise InputError("--resume: without --output; expected the trace to go on with")
+def output_name(output: Name | None, stem: str) -> str:
+    """Return ``--output``, or a name that no file has."""
     return free_name(stem) if output is None else os.fspath(output)
 
 

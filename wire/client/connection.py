@@ -58,30 +58,6 @@ class ResponseSink(Protocol):
 class ServerConnection(asyncio.Protocol):
     """Connection to a server: ``start`` an exchange, and the sink hears of all. A relay writes on the raw bytes."""
 
-    __slots__ = (
-        "_answered",
-        "_body",
-        "_hangup",
-        "_head",
-        "_head_only",
-        "_head_timer",
-        "_lost_ns",
-        "_num_informational",
-        "_on_break",
-        "_on_closed",
-        "_on_idle",
-        "_read_paused",
-        "_sink",
-        "_started_ns",
-        "_turns",
-        "_unread",
-        "_write_paused",
-        "exchanges",
-        "malformed",
-        "transport",
-        "waited",
-    )
-
     def __init__(
         self,
         on_idle: Callable[["ServerConnection"], None],

@@ -3,11 +3,9 @@
 import asyncio
 import math
 import time
-from typing import Any
 
 from wire.client.connection import ServerConnection
-from wire.client.dialing import failure, reach_proxy
-from wire.client.proxies import proxy_of
+from wire.client.dialing import failure
 from wire.errors import LossKind, WireError
 from wire.loop import Turns
 from wire.tls import SYSTEM_TLS, Tls, client_context
@@ -81,25 +79,16 @@ class ConnectionPool:
         origin, loop = self.origin, asyncio.get_running_loop()
 
         def made() -> ServerConnection:
-            return ServerConnection(self._fell_idle, self._forget, self._turns)
+            return ServerConnection(self.keep, self._forget, self._turns)
 
-        proxy = proxy_of(origin)
-        where: dict[str, Any] = {"host": origin.host, "port": origin.port}
-        if origin.scheme == "https":
-            where |= {"ssl": client_context(self._tls), "server_hostname": origin.host}
-        if proxy is not None:
-            where |= {"host": None, "port": None, "sock": await reach_proxy(proxy, origin)}
-        return (await loop.create_connection(made, **where))[1]
+        tls = client_context(self._tls) if origin.scheme == "https" else None
+        return (await loop.create_connection(made, origin.host, origin.port, ssl=tls))[1]
 
     async def warm(self, count: int) -> None:
         """Open connections until ``count`` wait. Raises ConnectError."""
         lacking = max(0, count - self.num_idle)
         for connection in await asyncio.gather(*(self.connect() for _ in range(lacking))):
-            self._fell_idle(connection)
-
-    def keep(self, connection: ServerConnection) -> None:
-        """Take back a connection from ``connect`` that was not needed after all."""
-        self._fell_idle(connection)
+            self.keep(connection)
 
     def retire(self) -> None:
         """Keep no connection any longer: idle ones go now, busy ones when their exchange has ended."""
@@ -114,7 +103,8 @@ class ConnectionPool:
             connection.abort()
         self._idle.clear()
 
-    def _fell_idle(self, connection: ServerConnection) -> None:
+    def keep(self, connection: ServerConnection) -> None:
+        """Take a connection back: its exchange has ended, or it was not needed after all."""
         if len(self._idle) < self._max_idle:
             connection.waited = True
             self._idle[connection] = time.monotonic()

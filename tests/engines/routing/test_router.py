@@ -1,17 +1,16 @@
-"""The router's account: requests sent and not ended, prefill outstanding, adapters, engines out of service."""
+"""The router's account: requests sent and not ended, prefill outstanding, engines out of service."""
 
 from collections.abc import Sequence
 
-from engines.routing import RoutedEngine, RoutedRequest, Router, make_router, parse_route
-from engines.routing.index import PrefixIndex
+from engines.routing import RoutedEngine, RoutedRequest, Router
 from engines.routing.load import round_robin
-from engines.routing.router import ADAPTER_SLOTS
+from engines.routing.prefix import PrefixIndex
 
 NAMES = ["http://a", "http://b"]
 
 
-def request(number: int, blocks: int = 10, adapter: str | None = None) -> RoutedRequest:
-    return RoutedRequest(number, float(number), None, list(range(blocks)), 16, 165, adapter=adapter)
+def request(number: int, blocks: int = 10) -> RoutedRequest:
+    return RoutedRequest(number, float(number), None, list(range(blocks)), 16, 165)
 
 
 def state(engine: RoutedEngine) -> tuple[int, float, float]:
@@ -70,22 +69,6 @@ def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
     assert seen == [[0, 2], [0], [0, 1, 2], [1]]
 
 
-def test_an_engine_keeps_the_adapters_used_last() -> None:
-    router = Router(NAMES, round_robin)
-    for number in range(ADAPTER_SLOTS):
-        router.sent(request(number, adapter=f"lora-{number}"), 1)
-    router.sent(request(100, adapter="lora-0"), 1)
-    router.sent(request(101, adapter="new"), 1)
-    assert list(router.engines[1].adapters) == [
-        *(f"lora-{number}" for number in range(2, ADAPTER_SLOTS)),
-        "lora-0",
-        "new",
-    ]
-    assert not router.engines[0].adapters
-    router.lost_cache(1)
-    assert not router.engines[1].adapters
-
-
 def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
     class Learning:
         def __init__(self) -> None:
@@ -108,17 +91,3 @@ def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
     router.ended(4, 7.5)
     router.ended(4, 8.5)
     assert policy.told == [("sent", 4, 0), ("ended at 7.5", 4, 0)]
-
-
-def test_a_prefix_of_requests_in_flight_is_held_once() -> None:
-    router = make_router(parse_route("overlap"), NAMES)
-    for number in range(2):
-        router.sent(request(number), 0)
-        router.first_token(number)
-    # Engine 0 holds 165 tokens twice, 160 of them as blocks: a third has 5 to prefill and 175 held, not 165 and 165.
-    assert router.choose(request(2)) == 0
-    assert [engine.repeated_tokens for engine in router.engines] == [320.0, 0.0]
-    router.ended(0, 3.0)
-    router.ended(1, 3.0)
-    router.choose(request(3))
-    assert [engine.repeated_tokens for engine in router.engines] == [0.0, 0.0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.core.bodyfields import BodyFields, merge_patch, parse_extra_body, replaced_fields
+from loadgen.core.bodyfields import BodyFields, merge_patch, parse_extra_body
 from tracefile import InputError
 
 
@@ -30,29 +30,19 @@ def test_merging(fields: dict[str, Any], patch: dict[str, Any], merged: dict[str
     assert json.dumps(fields) == before
 
 
-def test_each_api_has_its_own_names() -> None:
-    fields = BodyFields(temperature=0.5, top_p=0.9, stop=("a", "b"), extra={"top_k": 3})
-    common = {"top_k": 3, "temperature": 0.5, "top_p": 0.9, "min_tokens": None}
-    assert fields.patch("completions") == fields.patch("chat") == {**common, "stop": ["a", "b"]}
-    assert fields.patch("messages") == {**common, "stop_sequences": ["a", "b"]}
-    fields.check(["completions", "chat", "messages"])
-    with pytest.raises(InputError, match="--stop: with --api responses, which has no such field"):
-        fields.check(["chat", "responses"])
-
-
 def test_stop_strings_count_from_the_first_token() -> None:
-    assert "min_tokens" not in BodyFields(temperature=1.0).patch("chat")
-    assert BodyFields(extra={"stop": "x", "min_tokens": 5}).patch("chat") == {"stop": "x", "min_tokens": 5}
+    assert BodyFields(extra={"temperature": 1.0}).patch() == {"temperature": 1.0}
+    assert BodyFields(extra={"stop": "x"}).patch() == {"stop": "x", "min_tokens": None}
+    assert BodyFields(extra={"stop": "x", "min_tokens": 5}).patch() == {"stop": "x", "min_tokens": 5}
 
 
 def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
-    fields = BodyFields(stream=False, stop=("secret",), extra={"a": [{"b": "secret"}], "c": {"d": True, "e": 1.5}})
+    fields = BodyFields(stream=False, extra={"a": [{"b": "secret"}], "c": {"d": True, "e": 1.5}})
     assert fields.described() == {
         "stream": False,
-        "stop": 1,
         "extra_body": {"a": [{"b": "…"}], "c": {"d": True, "e": 1.5}},
     }
-    assert fields.words() == ["whole responses", "stop 1", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
+    assert fields.words() == ["whole responses", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
     assert BodyFields().words() == []
 
 
@@ -60,19 +50,6 @@ def test_equal_fields_have_one_name() -> None:
     texts = ('{"a": 1, "b": {"c": 2, "d": 3}}', '{"b": {"d": 3, "c": 2}, "a": 1}')
     one, other = (BodyFields(extra=json.loads(text)) for text in texts)
     assert repr(one) == repr(other) != repr(BodyFields(extra={"a": 1}))
-
-
-def test_replaced_fields_are_named() -> None:
-    own = {
-        "max_tokens": 4,
-        "min_tokens": 4,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream_options": {"include_usage": True},
-    }
-    assert replaced_fields(own, {"ignore_eos": True, "top_k": 2}) == []
-    assert replaced_fields(own, {"ignore_eos": False, "min_tokens": None}) == ["min_tokens", "ignore_eos"]
-    assert replaced_fields(own, {"stream_options": {"continuous_usage_stats": True}}) == ["stream_options"]
 
 
 @pytest.mark.parametrize(
@@ -92,20 +69,3 @@ def test_replaced_fields_are_named() -> None:
 def test_bad_bodies(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         BodyFields(extra=parse_extra_body(text))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"temperature": -1.0}, "--temperature: -1; expected"),
-        ({"temperature": float("nan")}, "--temperature: nan; expected"),
-        ({"top_p": 0.0}, "--top-p: 0; expected"),
-        ({"top_p": 1.5}, "--top-p: 1.5; expected"),
-        ({"stop": ("",)}, "--stop: empty"),
-        ({"temperature": 1.0, "extra": {"temperature": 0}}, "--extra-body: temperature: with --temperature"),
-        ({"stop": ("a",), "extra": {"stop": "b"}}, "--extra-body: stop: with --stop"),
-    ],
-)
-def test_bad_values(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        BodyFields(**fields)

@@ -3,14 +3,12 @@
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.bodies import encode_ids
 from loadgen.core.draws import Stream, below, draw, draw_each, expand_tokens, text_key, tokens_of
 from loadgen.core.vocabulary import ORDINARY, Vocabulary
-from tracefile import InputError
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64, mix64_array
 
 U64 = st.integers(0, MASK64)
@@ -46,10 +44,6 @@ def test_ids_are_a_json_array(ids: list[int]) -> None:
     assert json.loads(encode_ids(np.array(ids, dtype=np.uint32))) == ids
 
 
-def test_fewer_than_no_tokens_are_none() -> None:
-    assert tokens_of(1, -5, ORDINARY).tolist() == []
-
-
 @given(U64, st.integers(1, 1 << 32))
 def test_below_stays_below(bits: int, limit: int) -> None:
     assert 0 <= below(bits, limit) < limit
@@ -68,8 +62,3 @@ def test_many_draws_are_single_ones(seed: int, firsts: list[int], second: int) -
         [draw(seed, Stream.PROMPT_LENGTH, first, second), draw(seed, Stream.PROMPT_LENGTH, first, 0)]
         for first in firsts
     ]
-
-
-def test_a_vocabulary_has_ids() -> None:
-    with pytest.raises(InputError, match="--vocab-low, --vocab-high: 5 and 5"):
-        Vocabulary(5, 5)

@@ -3,22 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from loadgen.core.plan import Response
-from loadgen.core.vocabulary import Vocabulary
-from loadgen.plan.opening import ChatOpening, TokenOpening, orders_of
+from loadgen.core.job import Response
+from loadgen.plan.opening import ChatOpening, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
-from loadgen.text.chattemplate import order_of
-from loadgen.text.messages import Piece, SyntheticMessage, VerbatimMessage
-from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm
-from loadgen.text.spoken import chat_messages, messages_fields, responses_fields
+from loadgen.text.api_messages import chat_messages, messages_fields, responses_fields
+from loadgen.text.messages import VerbatimMessage
+from loadgen.text.prompts import ChatPrompt, Prompt, TextForm
 from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, learn_target
-from tracefile import BlockHasher, HashKey, InputError, Record, RequestId
+from tracefile import BlockHasher, HashKey, Record, RequestId
 
-RESULT = SyntheticMessage("tool", (Piece(31, 6),), call=Piece(32, 2))
 SESSION = SessionShape(
     index=0,
     due_ms=0.0,
@@ -26,7 +22,7 @@ SESSION = SessionShape(
     prefix_key=11,
     turns=[
         TurnShape(5, 21, 4, 0.0),
-        TurnShape(6, 22, 4, 10.0, said=[RESULT]),
+        TurnShape(6, 22, 4, 10.0),
         TurnShape(3, 23, 4, 10.0),
     ],
 )
@@ -52,10 +48,7 @@ class WordTokenizer:
         return " ".join(words.get(token_id, "?") for token_id in token_ids)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        parts = []
-        for message in messages:
-            calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
-            parts.append(" ".join([f"<{message['role']}>", message["content"], *calls, "<end>"]))
+        parts = [f"<{message['role']}> {message['content']} <end>" for message in messages]
         return self.encode(" ".join([*parts, "<assistant>"]))
 
 
@@ -96,11 +89,9 @@ def after(prompt: Prompt, answer: Response, turn: TurnShape) -> Prompt:
     return prompt.after(answer, turn.messages(), turn.stand_in_key)
 
 
-def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
-    tokenizer: WordTokenizer, target: TargetText
-) -> None:
+def test_a_session_is_the_tokenizers_chat_to_the_token(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, text_maker = opened(target)
-    answer = text_maker.target.words.text(text_maker.numbers([Piece(99, 4)]))
+    answer = text_maker.target.words.text(text_maker.target.words.numbers(99, 4))
     for turn in SESSION.turns[1:]:
         assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
         assert prompt.planned_tokens() == len(ids_of(prompt))
@@ -109,11 +100,11 @@ def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
         assert isinstance(following, ChatPrompt)
         prompt = following
     assert [message.role for message in prompt.conversation] == [
-        *("system", "user", "assistant", "tool", "assistant", "user")
+        *("system", "user", "assistant", "user", "assistant", "user")
     ]
     assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
-    assert (text_maker.truth.planned, text_maker.truth.exact) == (2, 2)
-    assert (text_maker.truth.outputs, text_maker.truth.outputs_changed) == (1, 0)
+    assert (text_maker.counts.planned, text_maker.counts.exact) == (2, 2)
+    assert (text_maker.counts.outputs, text_maker.counts.outputs_changed) == (1, 0)
 
 
 def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenizer, target: TargetText) -> None:
@@ -127,8 +118,8 @@ def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenize
     wanted = third.planned_tokens()
     assert wanted is not None
     after(third, answered(wanted, tokenizer.encode(text), text), SESSION.turns[2])
-    assert (text_maker.truth.outputs, text_maker.truth.outputs_changed) == (2, 1)
-    assert (text_maker.truth.planned, text_maker.truth.exact, text_maker.truth.off_tokens) == (3, 2, 0)
+    assert (text_maker.counts.outputs, text_maker.counts.outputs_changed) == (2, 1)
+    assert (text_maker.counts.planned, text_maker.counts.exact, text_maker.counts.off_tokens) == (3, 2, 0)
 
 
 def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, target: TargetText) -> None:
@@ -138,7 +129,7 @@ def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, 
     second = after(prompt, answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
     assert isinstance(second, ChatPrompt)
     planned = ids_of(second).tolist()
-    head = text_maker.head(second.conversation, 2)
+    head = text_maker.ids(second.conversation, 2)
     assert head is not None
     seen = [*planned[: len(head)], *told, *planned[len(head) + 4 :]]
     answer = Response(answered(len(seen), None).record, 0.0, tokenizer.encode(text), seen, text)
@@ -151,17 +142,7 @@ def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, 
     assert isinstance(third, ChatPrompt)
     # The third turn goes on from what the engine saw, not from what had been planned.
     assert ids_of(third).tolist()[: len(head) + 3] == seen[: len(head) + 3]
-    assert (text_maker.truth.ids_told, text_maker.truth.ids_exact, text_maker.truth.outputs_changed) == (1, 0, 1)
-
-
-def test_a_rendered_chat_sends_the_generated_ids_themselves(target: TargetText) -> None:
-    prompt, _ = opened(target, rendered=True)
-    generated = [901, 902, 903, 904]
-    second = after(prompt, answered(prompt.planned_tokens(), generated, "?"), SESSION.turns[1])
-    assert second.path == "/v1/completions"
-    sent = msgspec.json.decode(second.body("m", 4))["prompt"]
-    first = ids_of(prompt).tolist()
-    assert sent[: len(first) + 4] == [*first, *generated]
+    assert (text_maker.counts.ids_reported, text_maker.counts.ids_exact, text_maker.counts.outputs_changed) == (1, 0, 1)
 
 
 def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: TargetText) -> None:
@@ -181,9 +162,9 @@ def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTok
     assert isinstance(second, ChatPrompt)
     planned = second.planned_tokens()
     assert planned == len(ids_of(second))
-    second.settle(answered(planned, None, "way"))
+    second.resolve(answered(planned, None, "way"))
     # Four tokens were generated, three come back: the prompt is as planned, and the answer is not what it was.
-    assert (text_maker.truth.exact, text_maker.truth.outputs, text_maker.truth.outputs_changed) == (2, 1, 1)
+    assert (text_maker.counts.exact, text_maker.counts.outputs, text_maker.counts.outputs_changed) == (2, 1, 1)
 
 
 def test_without_a_tokenizer_nothing_is_promised() -> None:
@@ -193,74 +174,31 @@ def test_without_a_tokenizer_nothing_is_promised() -> None:
     assert len(text.split()) == PREFIX_TOKENS
     hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
     assert prompt.chain(hasher, answered(20, None)) is None
-    assert (text_maker.truth.planned, text_maker.truth.unplanned) == (0, 1)
-
-
-def test_what_each_api_is_sent_of_a_tools_turn(tokenizer: WordTokenizer, target: TargetText) -> None:
-    prompt, _ = opened(target)
-    second = after(prompt, answered(None, tokenizer.encode("time"), "time"), SESSION.turns[1])
-    assert isinstance(second, ChatPrompt)
-    conversation = second.conversation
-    assert order_of(conversation) == (("system", 0), ("user", 0), ("assistant", 1), ("tool", 0))
-    system, asked, answer, result = (message.text for message in conversation)
-    arguments = conversation[2].calls[0].arguments
-    assert chat_messages(conversation)[2:] == [
-        {
-            "role": "assistant",
-            "content": answer,
-            "tool_calls": [
-                {
-                    "id": "call_2_0",
-                    "type": "function",
-                    "function": {"name": "lookup", "arguments": msgspec.json.encode(arguments).decode()},
-                }
-            ],
-        },
-        {"role": "tool", "content": result, "tool_call_id": "call_2_0"},
-    ]
-    assert responses_fields(conversation) == {
-        "instructions": system,
-        "input": [
-            {"type": "message", "role": "user", "content": asked},
-            {"type": "message", "role": "assistant", "content": answer},
-            {
-                "type": "function_call",
-                "call_id": "call_2_0",
-                "name": "lookup",
-                "arguments": msgspec.json.encode(arguments).decode(),
-            },
-            {"type": "function_call_output", "call_id": "call_2_0", "output": result},
-        ],
-    }
-    assert messages_fields(conversation) == {
-        "system": system,
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": asked}]},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": answer},
-                    {"type": "tool_use", "id": "call_2_0", "name": "lookup", "input": arguments},
-                ],
-            },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_2_0", "content": result}]},
-        ],
-    }
+    assert (text_maker.counts.planned, text_maker.counts.unplanned) == (0, 1)
 
 
 def test_quoted_messages_are_sent_as_they_are(target: TargetText) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "Hello,  \n"}], "name": "ann"}
-    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[VerbatimMessage(message)])])
+    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, quoted=[VerbatimMessage(message)])])
     prompt = ChatOpening(TextForm("chat", TextMaker(target)), 0)(said)
     assert chat_messages(prompt.conversation) == [message]
     assert prompt.planned_tokens() is None
 
 
-def test_quoted_texts_as_ids_need_a_tokenizer(tokenizer: WordTokenizer, target: TargetText) -> None:
-    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[VerbatimMessage({"content": "two words"})])])
-    hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
-    form = TokenForm(Vocabulary(1000, 2000), text_maker=TextMaker(target, tokenizer=tokenizer))
-    prompt = TokenOpening(form, 0, hasher)(said)
-    assert msgspec.json.decode(prompt.body("m", 4))["prompt"] == tokenizer.encode("two words")
-    with pytest.raises(InputError, match="--tokenizer"):
-        TokenOpening(TokenForm(Vocabulary(1000, 2000)), 0, hasher)(said)
+def test_what_each_api_is_sent(tokenizer: WordTokenizer, target: TargetText) -> None:
+    prompt, _ = opened(target)
+    second = after(prompt, answered(None, tokenizer.encode("time"), "time"), SESSION.turns[1])
+    assert isinstance(second, ChatPrompt)
+    system, asked, answer, more = (message.text for message in second.conversation)
+    turns = [("user", asked), ("assistant", answer), ("user", more)]
+    assert chat_messages(second.conversation) == [
+        {"role": role, "content": text} for role, text in [("system", system), *turns]
+    ]
+    assert responses_fields(second.conversation) == {
+        "instructions": system,
+        "input": [{"type": "message", "role": role, "content": text} for role, text in turns],
+    }
+    assert messages_fields(second.conversation) == {
+        "system": system,
+        "messages": [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns],
+    }

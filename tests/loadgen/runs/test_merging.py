@@ -53,7 +53,7 @@ def test_parts_become_one_trace_in_finish_order(folder: Path, name: str) -> None
     assert os.listdir(folder) == [name]
 
 
-def test_what_a_killed_shard_left_whole_is_kept(folder: Path) -> None:
+def test_what_a_killed_worker_left_whole_is_kept(folder: Path) -> None:
     trace = folder / "t.jsonl"
     torn = write(part_of(trace, 0), [record("a", 0, 10), record("b", 0, 30)])
     torn.write_bytes(torn.read_bytes()[:-9])
@@ -61,14 +61,6 @@ def test_what_a_killed_shard_left_whole_is_kept(folder: Path) -> None:
     never_begun = part_of(trace, 2)
     assert merge_parts(trace, [torn, whole, never_begun], META) == 2
     assert [each.request_id for each in load_trace(trace)[1]] == ["a", "c"]
-
-
-def test_an_earlier_trace_goes_first(folder: Path) -> None:
-    trace = write(folder / "t.jsonl", [record("a", 0, 10)])
-    part = write(part_of(trace, 0), [record("b", 100, 10)])
-    assert merge_parts(trace, [trace, part], META) == 2
-    assert [each.request_id for each in load_trace(trace)[1]] == ["a", "b"]
-    assert os.listdir(folder) == ["t.jsonl"]
 
 
 def test_unknown_fields_pass_as_they_are(folder: Path) -> None:
@@ -88,7 +80,7 @@ def test_parts_stay_until_the_merged_trace_is_there(folder: Path) -> None:
     trace.mkdir()  # what cannot be replaced by a file
     with pytest.raises(InputError, match="is a directory; expected a file to write"):
         merge_parts(trace, [part], META)
-    assert sorted(os.listdir(folder)) == ["t.jsonl", "t.jsonl.shard0.jsonl"]
+    assert sorted(os.listdir(folder)) == ["t.jsonl", "t.jsonl.part0.jsonl"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=30))

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from engines.control import ControlClient
-from loadgen.text.enginetokenizer import EngineTokenizer
-from loadgen.text.tokenizer import TokenizerError
+from loadgen.text.tokenizer import EngineTokenizer, TokenizerError
 
 Question = dict[str, Any]
 Serve = Callable[[str, Question], Question | None]

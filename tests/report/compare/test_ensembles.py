@@ -9,18 +9,8 @@ import pytest
 from measure.resampling import draw_weights
 from measure.runs import Run, load_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, make_waits
-from report.compare.cells import (
-    describe,
-    judge,
-    measure,
-    verdict,
-)
-from report.compare.ensembles import (
-    coverage,
-    measure_ensemble,
-    middle_run,
-    with_members,
-)
+from report.compare.cells import describe, judge, measure, verdict
+from report.compare.ensembles import coverage, measure_ensemble, middle_run, with_members
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
 from tracefile import Meta, Record, RequestId, TraceWriter
 from tracefile.records.arrays import FloatArray

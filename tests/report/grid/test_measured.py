@@ -1,6 +1,5 @@
 """``report show`` of sweeps: literal points, repeats, labels beside the first, what is left out."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from measure.sweepindex import read_sweep
 from report.__main__ import main
 from report.grid.measured import ratio_of
 from report.grid.points import XY, pareto_set
@@ -154,30 +152,6 @@ def test_bad_input_is_one_line(make_sweep: MakeSweep, tmp_path: Path) -> None:
         with pytest.raises(InputError) as error:
             main(["show", *map(str, arguments)])
         assert text in str(error.value)
-
-
-@pytest.mark.parametrize("shape", ["128x2", "256x4"])
-def test_the_captures_index_is_that_of_their_manifests(shape: str) -> None:
-    runs = read_sweep(CAPTURES / shape)
-    assert len(runs) == 28
-    for run in runs:
-        trace = CAPTURES / shape / run.trace
-        manifest = json.loads(trace.with_name(trace.name.replace(".jsonl.zst", ".manifest.json")).read_text())
-        assert (run.command, run.started, run.duration_s) == (
-            manifest["command"],
-            manifest["began_utc"],
-            manifest["wall_s"],
-        )
-        assert run.repeat == (2 if "-again" in run.trace else 1)
-        assert run.label.rpartition("/")[2] == {"again": "warm"}.get(manifest["way"], manifest["way"])
-
-
-def test_the_captures_are_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, [CAPTURES / "256x4"])
-    assert lines[0] == (
-        "256x4 sessions, at 0.15 arrivals/s, warm gives 2.95 × uncached's output tokens per second, and its TTFT p90 "
-        "is 0.0236 × uncached's: 526 ms against 22.3 s"
-    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -1,6 +1,5 @@
 """Figures of what the prefix cache does: literal boxes, the curve's marks, points and the line."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,23 +83,6 @@ def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
     assert panel.figure is not None
     assert [trace["name"] for trace in panel.figure["data"]] == ["LRU", "knee: 48 tokens", "reported: 19.3 %"]
     assert panel.figure["data"][2]["y"] == [0.19277, 0.19277]
-
-
-@pytest.mark.parametrize(
-    ("most", "ticks"), [(1, 5), (9, 5), (120, 5), (333_000, 4), (54_063_104, 3), (999, 5)], ids=str
-)
-def test_few_even_ticks(most: int, ticks: int) -> None:
-    at = prefix_figure(replace(TREE, saved_tokens=most))["layout"]["xaxis"]["tickvals"]
-    assert len(at) == ticks
-    assert at[0] == 0
-    assert at[-1] <= most < 2 * at[-1]
-
-
-def test_sizes_in_memory() -> None:
-    run = run_of([asked("1", 0.0, [1, 2], "a"), asked("2", 5.0, [1, 2], "a")], block_size=16)
-    study = study_chains(run, kv_bytes_per_token=2**25)
-    panel = size_panel(Measured(run, measure_run(run, study=study), study))
-    assert "needs 32 tokens, 1.00 GiB: the knee." in panel.caption
 
 
 @pytest.mark.parametrize(

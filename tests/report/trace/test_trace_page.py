@@ -4,20 +4,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvtape.pictures import draw
 from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
 from report.output import render_page
 from report.trace.measured import Measured
-from report.trace.overtime import MOST_BARS, MOST_ROWS, load_panels, session_panel
-from report.trace.page import trace_cards, trace_page
-from report.trace.shapes import bins
+from report.trace.overtime import MOST_BARS, MOST_ROWS, session_panel
+from report.trace.page import trace_page
 from report.trace.waits import wait_panel
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import CAPTURE
@@ -25,10 +21,7 @@ from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.report.conftest import MakeTrace
 from tracefile import Record, SessionId
 
-FIGURES = {
-    *("waits", "in-flight", "output-rate", "prompt-rate", "sessions"),
-    *("shape-turns", "shape-first-prompt-tokens", "shape-appended-tokens", "shape-pause-ms"),
-}
+FIGURES = {"waits", "in-flight", "output-rate", "prompt-rate", "sessions"}
 
 
 def measured(records: list[Record], **meta: Any) -> Measured:
@@ -78,33 +71,6 @@ def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pyte
     )
 
 
-def test_the_cards_are_the_metrics(make_trace: MakeTrace) -> None:
-    agent = [
-        request(
-            "1", 0.0, session_id=SessionId("s"), turn=1, prompt_tokens=32, cached_tokens=0, ttft_ms=400.0, e2e_ms=500.0
-        ),
-        request(
-            "2",
-            600.0,
-            session_id=SessionId("s"),
-            turn=2,
-            prompt_tokens=96,
-            cached_tokens=32,
-            ttft_ms=100.0,
-            e2e_ms=400.0,
-        ),
-    ]
-    found = [(card.title, card.value, card.detail) for card in trace_cards(measured(agent).metrics)]
-    assert found == [
-        ("Prompt tokens served by the cache", "25.0 %", "as the engine reports"),
-        ("TTFT p50, turns 2+", "100 ms", "p90 100 ms, p99 100 ms"),
-        ("TTFT p50, first turns", "400 ms", "p90 400 ms, p99 400 ms"),
-        ("Session latency p50", "1 s", "p90 1 s, turns 2 on average"),
-        ("Requests in flight, mean", "0.9", "p90 1, max 1"),
-        ("Requests completed", "100 %", "2 of 2; 1 of 1 sessions"),
-    ]
-
-
 def test_a_single_request_without_anything() -> None:
     page = rendered(measured([request("alone", 5.0)]))
     assert page_figures(page) == {}
@@ -115,7 +81,6 @@ def test_a_single_request_without_anything() -> None:
         "TTFT by turn": "The trace has no time of a first token.",
         "Requests in flight": "The trace has no request with an arrival and an end.",
         "Sessions over time": "The trace has no request with an arrival and an end.",
-        "Histograms": "The trace has no sessions and no lengths.",
     }
 
 
@@ -125,7 +90,7 @@ def test_requests_without_sessions_or_reported_hits() -> None:
     ]
     page = rendered(measured(plain))
     figures = page_figures(page)
-    assert set(figures) == {"waits", "in-flight", "output-rate", "prompt-rate", "shape-first-prompt-tokens"}
+    assert set(figures) == {"waits", "in-flight", "output-rate", "prompt-rate"}
     assert len(figures["prompt-rate"]["data"]) == 1
     assert said_missing(page)["Sessions over time"] == "The trace names no sessions: each request is alone."
 
@@ -160,19 +125,9 @@ def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
 
 def test_the_page_of_a_long_trace_is_small() -> None:
     figures = page_figures(rendered(measured(many(700, 20))))
-    assert {"waits", "prompt-rate", "sessions", "shape-turns"} <= set(figures)
+    assert {"waits", "prompt-rate", "sessions"} <= set(figures)
     parts = [trace["meta"]["part"] for trace in figures["waits"]["data"]]
     assert parts.count("band") == 6
-
-
-def test_few_requests_have_few_intervals_of_the_same_tokens() -> None:
-    known = {"prompt_tokens": 50, "cached_tokens": 10, "output_tokens": 7, "e2e_ms": 100.0}
-    flight, output, prompt = load_panels(measured([request(f"{n}", 300.0 * n, **known) for n in range(40)]))
-    drawn = [panel.figure["data"][-1] for panel in (flight, output, prompt) if panel.figure is not None]
-    assert [len(trace["y"]) for trace in drawn] == [121, 11, 11]  # 40 requests: 10 intervals, and the last one's end
-    seconds = drawn[1]["x"][1]
-    assert sum(drawn[1]["y"][:-1]) * seconds == pytest.approx(40 * 7, rel=1e-3)
-    assert sum(drawn[2]["y"][:-1]) * seconds == pytest.approx(40 * 50, rel=1e-3)
 
 
 def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
@@ -183,32 +138,6 @@ def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
     assert titles == ["time since the session's first arrival (s)", "time since the first arrival (s)"]
     assert {at for bar in short.figure["data"] for at in bar["base"]} == {0.0, 0.01}
     assert {at for bar in whole.figure["data"] for at in bar["base"][:1]} == {0.0, 0.01}
-
-
-def test_a_session_longer_than_the_figure_has_some_of_its_requests() -> None:
-    panel = session_panel(measured(many(1, 5_000)))
-    assert panel.figure is not None
-    assert sum(len(bar["y"]) for bar in panel.figure["data"]) == 1_667
-    assert "Of their requests one in 3." in panel.caption
-
-
-def test_no_band_where_the_engine_never_rests() -> None:
-    busy = [request(f"{n}", 1.0 * n, ttft_ms=50.0, e2e_ms=60.0, prompt_tokens=9) for n in range(100)]
-    panel = wait_panel(measured(busy))
-    assert panel.caption.endswith("so most waits hang together and few are independent.")
-    assert panel.figure is not None
-    assert [trace["meta"]["part"] for trace in panel.figure["data"]] == ["line"]
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=50), st.booleans())
-def test_every_value_lies_in_a_bin_of_its_own(values: list[int], whole: bool) -> None:
-    scaled = np.array(values, np.float64) / (1 if whole else 7)
-    edges, log = bins(scaled, whole=whole)
-    assert (np.diff(edges) > 0).all()
-    assert 2 <= len(edges) <= 42
-    shown = scaled[scaled > 0] if log else scaled
-    assert edges[0] <= shown.min()
-    assert np.histogram(shown, edges)[0].sum() == len(shown)
 
 
 def test_a_notebook_has_the_same_figures() -> None:

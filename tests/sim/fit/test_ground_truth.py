@@ -1,7 +1,4 @@
-"""``loadgen --pattern calibration`` on engines whose parameters are known, in virtual time: the fit finds them again.
-
-``scripts/truth.py`` is the same over sockets and in real time.
-"""
+"""``loadgen --pattern calibration`` on engines of known parameters, in virtual time: the fit finds them again."""
 
 import shlex
 from pathlib import Path

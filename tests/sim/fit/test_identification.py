@@ -70,11 +70,11 @@ def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
     ("load", "lacking"),
     [
         (
-            "--prompt-tokens 16:500 --parallel-sessions 4",
+            "--prompt-tokens 16:500 --parallel 4",
             {"per_attention_token2_ms": "no cold prompt", "per_kv_token_ms": "outputs had"},
         ),
         (
-            "--prompt-tokens 64:9000 --parallel-sessions 1",
+            "--prompt-tokens 64:9000 --parallel 1",
             {
                 "per_decode_ms": "never more than 1 outputs",
                 # Received and computed are the same tokens in every request.

@@ -62,15 +62,6 @@ def test_the_load_of_a_queue_with_one_server_is_arrivals_times_service(utilisati
     assert found.is_saturated == (utilisation >= 1.0)
 
 
-def test_an_engine_that_is_always_busy_need_not_be_near_its_end() -> None:
-    """One request decodes at all times, at 10 ms a step and nothing for the request: 64 could do so at once, so the
-    engine does nearly nothing that belongs to a load, and the prompts are all that asks anything of it."""
-    arrivals = poisson(100, 1_000.0, output_tokens=100)
-    found = demand(arrivals, model(max_num_seqs=64))
-    assert found.utilization == pytest.approx(0.110, rel=0.25)
-    assert not found.is_saturated
-
-
 def test_decodes_count_for_what_they_cost_in_a_full_batch() -> None:
     """100 tokens each, at 1 ms a request beside a step's 10: in a batch of 8 a token takes 18 / 8 ms of the engine, so
     that 10 requests a second, 1,000 tokens, ask for 2.2 times what it can do; their own work is a second per second."""

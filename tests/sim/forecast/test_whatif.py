@@ -23,13 +23,12 @@ from sim.forecast.points import ForecastConfig
 from sim.forecast.results import ForecastGrid, ForecastPoint
 from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
-from sim.forecast.whatif import WhatIf, forecast_scenarios, headline, survival_figure, what_if_page
-from sim.latency.modelfile import Model, Parameter, default_model, model_digest, save_model
-from sim.latency.verdicts import Verdict, keep_verdict
+from sim.forecast.whatif import WhatIf, forecast_scenarios, headline, what_if_page
+from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.sim.forecast.conftest import interrupted_at
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 MEMBERS = 9
 
@@ -162,43 +161,6 @@ def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(f
     assert "measured" in rendered(result)
 
 
-def test_a_model_that_misses_the_capture_says_so(folder: Path) -> None:
-    slow = {name: Parameter(value=1.5 * one.value, unit=one.unit) for name, one in model().parameters.items()}
-    save_model(msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0), folder / "slow.json")
-    result, _ = forecast_scenarios(config_of(folder, "captured", "slow.json", members=2), WhatIf())
-    (said,) = result.verdicts
-    assert "its TTFT forecast of this capture is off by +" in said
-    assert "more than the gates' 5.0 %, 10.0 % and 15.0 % at p50, p90 and p99: trust no effect or answer" in said
-    assert said in describe(result)
-
-
-def test_gates_passed_on_a_capture_and_an_error_on_it_are_one_sentence(folder: Path) -> None:
-    """A gate is of the middle cohort: both parts are right."""
-    slow = {name: Parameter(value=1.5 * one.value, unit=one.unit) for name, one in model().parameters.items()}
-    judged = msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0)
-    path = folder / "judged.json"
-    save_model(judged, path)
-    passed = Verdict(
-        model_digest=model_digest(judged),
-        trace="captured.jsonl",
-        trace_digest=trace_digest(folder / "captured.jsonl"),
-        engine={},
-        gates=2,
-        failed=[],
-        untested=["bands"],
-        passed=["cached tokens", "TTFT p50"],
-    )
-    keep_verdict(path, passed)
-    result, _ = forecast_scenarios(config_of(folder, "captured", "judged.json", members=2), WhatIf())
-    (said,) = result.verdicts
-    assert said.startswith(
-        "in sim validate on this trace this model passed all 2 gates, cached tokens and TTFT p50 (not tested: bands); "
-        "over all requests its TTFT forecast of this capture is off by +"
-    )
-    assert said.endswith("trust no effect or answer that such an error changes")
-    assert any(note.startswith("nothing differs: give --cold-prompts, --rate, ") for note in result.notes)
-
-
 def test_two_alternatives_are_paired_with_each_other(folder: Path) -> None:
     """Effects are against ``--base``: the same rate and pool but for the setting that differs."""
     base = parse_base("rate=0.5, num-gpu-blocks=400")
@@ -221,27 +183,6 @@ def test_a_published_trace_of_large_blocks_needs_no_flag(folder: Path) -> None:
     assert [row.kind for row in result.points] == ["capture", "scenario"]
     assert middle(result.points[0], "unserved") == 0.0
     assert not any("think times" in note for note in asked(folder, Scenario({}, 2.0), trace="mooncake").notes)
-
-
-def test_requests_without_a_measured_ttft_are_said(folder: Path) -> None:
-    meta, records = load_trace(folder / "captured.jsonl")
-    with TraceWriter(folder / "unstreamed.jsonl", meta) as writer:
-        for number, record in enumerate(records):
-            writer.write(
-                msgspec.structs.replace(record, stream=number > 2, ttft_ms=record.ttft_ms if number > 2 else None)
-            )
-    notes = asked(folder, trace="unstreamed").notes
-    assert "3 requests were not streamed: the measured TTFT leaves them out, forecasts do not" in notes
-
-
-def test_hits_of_some_requests_are_said_with_their_number(folder: Path) -> None:
-    meta, records = load_trace(folder / "captured.jsonl")
-    some, n = range(0, len(records), 2), len(records)
-    with TraceWriter(folder / "half.jsonl", meta) as writer:
-        for number, record in enumerate(records):
-            writer.write(record if number in some else msgspec.structs.replace(record, block_hashes=None))
-    said = f"hits are of {len(some)} of {n} requests: the others have no block hashes and share nothing here"
-    assert said in asked(folder, trace="half").notes
 
 
 def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -> None:
@@ -289,16 +230,6 @@ def test_numbers_are_those_of_the_forecasts(folder: Path, synthetic: ModuleType)
     assert middle(row, "output_tokens_per_s") == pytest.approx(sorted(tokens / np.array(seconds))[4], abs=1e-5)
 
 
-def test_a_seed_gives_the_same_bytes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json")]
-    said = []
-    for seed in ("0", "0", "1"):
-        assert main([*argv, "--rate", "2", "--members", "3", "--seed", seed, "--json"]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
-    assert said[0] != said[2]
-
-
 def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> None:
     rates = asked(folder, *(Scenario({}, rate=rate) for rate in (2.0, 4.0, 8.0))).points
     for name in ("ttft.all.p90", "queue.p99"):
@@ -306,13 +237,6 @@ def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> No
         assert values == sorted(values)
     loads = [middle(row, "utilization") for row in rates]
     assert loads == pytest.approx([loads[0] * rate for rate in (1, 2, 4, 8)], rel=0.1)
-
-
-def test_a_larger_cache_hits_more_and_answers_sooner(folder: Path) -> None:
-    """Five prefixes of 28 blocks: a pool for two prompts holds none until asked for again, one for all holds all."""
-    sizes = asked(folder, *(Scenario({"num_gpu_blocks": blocks}) for blocks in (64, 400)), trace="shared").points[1:]
-    assert [middle(row, "hit_rate") for row in sizes] == [0.0, pytest.approx(35 * 28 / (40 * 30), abs=1e-6)]
-    assert middle(sizes[1], "ttft.all.p50") < 0.5 * middle(sizes[0], "ttft.all.p50")
 
 
 def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Path) -> None:
@@ -358,17 +282,6 @@ def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
     assert late.so_far_ms == pytest.approx([fine_ms / 2] * 3)
     in_time = ttft_quantiles(found, 0, np.array([2]), levels, 900.0 + fine_ms)
     assert in_time.values_ms.tolist() == [fine_ms] * 3
-
-
-def test_a_quantile_that_enough_reach_in_time_counts_all_waits(folder: Path) -> None:
-    """Half of the tokens come in time: the median is that of all, the rest more than what was waited by then."""
-    result = asked(folder, Scenario({}, rate=2.0), trace="rush")
-    for row in result.points[1:]:
-        told = 1.0 - row.curves["all"].survival[-1]
-        for level, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            value = row.measures[f"ttft.all.{level}"].value
-            assert (value.middle is None) == (share > told)
-            assert (value.beyond is None) == (share <= told)
 
 
 def ends(waits: Waits) -> dict[int, tuple[float, int]]:
@@ -464,34 +377,9 @@ def test_the_headline_names_the_best_scenario_and_its_effect(folder: Path) -> No
     assert headline(asked(folder, trace="captured")).startswith("TTFT p90 (turns 2+), forecast of the capture: ")
 
 
-def test_equal_curves_do_not_hide_each_other(folder: Path) -> None:
-    result = asked(folder, Scenario({}, cold_prompts=True), trace="captured")
-    drawn = survival_figure(result.points, "all")
-    lines = [trace["meta"] for trace in drawn["data"] if trace["meta"]["part"] == "line"]
-    assert [line["dash"] == "solid" for line in lines] == [True, False, False]
-    assert lines[1]["width"] > 2 * lines[2]["width"]
-    assert lines[1]["dash"] != lines[2]["dash"]
-
-
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(rendered(asked(folder, Scenario({}, cold_prompts=True), trace="sessions")))
     assert figures_drawn(page) == {"survival-all", "survival-turn1", "survival-turns2-"}
-
-
-def test_the_terminal_names_a_factor_where_a_difference_says_less(folder: Path) -> None:
-    result = asked(folder, Scenario({}, cold_prompts=True))
-    effect = result.points[1].measures["ttft.turns2+.p50"]
-    assert isinstance(effect, Measure)
-    assert effect.ratio is not None
-    assert effect.ratio.middle is not None
-    text = describe(result)
-    assert f"×{effect.ratio.middle:.3g}"[:4] in text
-    assert " utilization" in text
-
-
-def test_a_pool_that_no_request_fits_says_who_was_never_served(folder: Path) -> None:
-    row = asked(folder, Scenario({"num_gpu_blocks": 100}), paced=False).points[1]
-    assert middle(row, "unserved") > 0

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
+from measure.histogram import GAP_S, WAIT_S, add_value, empty_counts
 from tap.ipc.messages import (
     AdminSetup,
     Progress,
@@ -34,9 +34,6 @@ UPSTREAM = "http://127.0.0.1:9"
 
 
 def worker_stats(number: int = 0, **changes: Any) -> WorkerStats:
-    chunk = empty_counts(OVERHEAD_S)
-    for microseconds in (12, 14, 18, 25, 90):
-        add_value(chunk, OVERHEAD_S, microseconds * 1e-6)
     stats = WorkerStats(
         worker=number,
         in_flight=7,
@@ -47,20 +44,18 @@ def worker_stats(number: int = 0, **changes: Any) -> WorkerStats:
         queue_bytes=120_000,
         queue_limit_bytes=128 << 20,
         loop_delay_s=0.0014,
-        chunk=chunk,
         upstreams=[UpstreamStats(UPSTREAM, 400 + number, 3, False, 1, 8_192, 6_144)],
         misrouted={"raises": 2},
     )
     return msgspec.structs.replace(stats, **changes)
 
 
-def record_numbers(more_ttft_s: tuple[float, ...] = (), **changes: Any) -> RecordNumbers:
-    ttft, gaps, head = empty_counts(WAIT_S), empty_counts(GAP_S), empty_counts(OVERHEAD_S)
-    for value in (0.03, 0.07, 0.4, *more_ttft_s):
+def record_numbers() -> RecordNumbers:
+    ttft, gaps = empty_counts(WAIT_S), empty_counts(GAP_S)
+    for value in (0.03, 0.07, 0.4):
         add_value(ttft, WAIT_S, value)
         add_value(gaps, GAP_S, value / 10)
-        add_value(head, OVERHEAD_S, value / 1e3)
-    numbers = RecordNumbers(
+    return RecordNumbers(
         requests=[
             RequestCount("/v1/chat/completions", "ok", 200, UPSTREAM, 780),
             RequestCount("/v1/chat/completions", "client_abort", 200, UPSTREAM, 15),
@@ -68,12 +63,10 @@ def record_numbers(more_ttft_s: tuple[float, ...] = (), **changes: Any) -> Recor
         ],
         ttft=ttft,
         gaps=gaps,
-        request_head=head,
         prompt_tokens=2_000_000,
         cached_tokens=1_500_000,
         output_tokens=150_000,
     )
-    return msgspec.structs.replace(numbers, **changes)
 
 
 PROGRESS = Progress(
@@ -121,20 +114,13 @@ class AdminProcess:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
 
-    def live(self) -> Any:
-        return self.get("/live.json").json()
-
-    def live_once(self, wanted: str, value: object) -> Any:
-        """The snapshot, once the value at a dotted path is this one; what is told is shown a moment later."""
+    def once(self, path: str, wanted: str) -> str:
+        """The page, once it holds these words; what is told is shown a moment later."""
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            live = found = self.live()
-            for step in wanted.split("."):
-                found = found[int(step)] if step.isdigit() else found[step]
-            if found == value:
-                return live
+        while wanted not in (page := self.get(path).text):
+            assert time.monotonic() < deadline, page
             time.sleep(0.1)
-        raise AssertionError(f"{wanted} stayed {found!r}")
+        return page
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tap.prompts.tokenizer import SegmentCache, find_cut, literals_pattern, pieces
+from tap.prompts.tokenizer import SegmentCache, cutting_tokens
 from tests.fakes.vocabularies import byte_letters, write_model
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -76,7 +76,7 @@ def test_a_texts_ids_are_those_of_a_whole_encoding(model: Any, whole: Callable[[
     assert model.segments is not None
     for _ in range(2):  # the second time from what is kept
         assert list(model.encode_text(text, add_special_tokens=False)) == whole(text)
-    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_specially(text))
+    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_whole(text, special=True))
     model.segments.recent.check_integrity()
 
 
@@ -166,7 +166,7 @@ STAGES: list[tuple[dict[str, Any], bool]] = [
 @pytest.mark.parametrize(("stages", "exact"), STAGES)
 def test_a_tokenizer_that_reaches_across_a_cut_is_not_cut(stages: dict[str, Any], exact: bool, text: str) -> None:
     tokenizer = small_tokenizer(**stages)
-    cut = find_cut(tokenizer.to_str())
+    cut = cutting_tokens(tokenizer.to_str())
     assert (cut is not None) is exact
     if cut is not None:
         cache = SegmentCache(cut, lambda piece: tokenizer.encode(piece, add_special_tokens=False).ids)
@@ -175,21 +175,13 @@ def test_a_tokenizer_that_reaches_across_a_cut_is_not_cut(stages: dict[str, Any]
 
 def test_an_unknown_kind_of_stage_is_not_cut_at_and_neither_is_a_model_that_draws_lots() -> None:
     fields: dict[str, Any] = {"added_tokens": [added("<a>", 1)], "normalizer": None, "pre_tokenizer": None, "model": {}}
-    assert find_cut(json.dumps(fields)) is not None
+    assert cutting_tokens(json.dumps(fields)) is not None
     for broken in ({"normalizer": {"type": "New"}}, {"pre_tokenizer": {"type": "New"}}, {"model": {"dropout": 0.1}}):
-        assert find_cut(json.dumps({**fields, **broken})) is None
-
-
-def test_the_longest_added_token_at_the_leftmost_place_is_cut_at() -> None:
-    pattern = literals_pattern(["<a>", "<a><b>", "b", "<"])
-    assert list(pieces("x<a><b>y<a>zb<c", [pattern])) == ["x", "<a><b>", "y", "<a>", "z", "b", "<", "c"]
-    second = literals_pattern(["yz"])
-    assert list(pieces("yz<a>ayz", [literals_pattern(["<a>"]), second])) == ["yz", "<a>", "a", "yz"]
-    assert list(pieces("", [pattern])) == []
+        assert cutting_tokens(json.dumps({**fields, **broken})) is None
 
 
 def test_what_was_not_used_for_long_is_encoded_again_and_the_bound_holds() -> None:
-    cut = find_cut(json.dumps({"added_tokens": [added("|", 9)], "model": {}}))
+    cut = cutting_tokens(json.dumps({"added_tokens": [added("|", 9)], "model": {}}))
     assert cut is not None
     cache = SegmentCache(cut, lambda piece: [ord(letter) for letter in piece], max_ids=2 * (50 + 4))
     for text, encoded in (("aaaa|bbbb", 8), ("aaaa", 8), ("cccc", 12), ("aaaa|cccc", 12), ("bbbb", 16)):

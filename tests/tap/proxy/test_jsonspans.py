@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engines.dialect import DialectName
 from tap.ipc.settings import Injection
 from tap.proxy.injectingrelay import inject
-from tap.proxy.jsonspans import Span, UnlocatableError, apply_edits, array_items, object_members, without_members
+from tap.proxy.jsonspans import UnlocatableError, object_members
 
 BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -50,19 +50,17 @@ def asked_for(fields: dict[str, Any], endpoint: str, dialect: DialectName) -> tu
     prompt = ("messages",) if endpoint == CHAT else ("prompt", "prompt_embeds")
     result = json.loads(json.dumps(fields))
     added: set[Injection] = set()
-    if not any(name in fields for name in prompt):
+    if not any(name in fields for name in prompt) or fields.get("stream") is not True:
         return result, frozenset()
     options = fields.get("stream_options") or {}
     if (
-        fields.get("stream") is True
-        and (dialect in ("vllm", "sglang") or (dialect == "llamacpp" and endpoint == CHAT))
+        dialect in ("vllm", "sglang")
         and is_unset(options.get("continuous_usage_stats"))
         and is_unset(options.get("include_usage"))
     ):
         result["stream_options"] = options | {"include_usage": True}
         added.add("usage")
-    streams = not is_unset(fields.get("stream"))
-    refused = streams and endpoint == CHAT and (dialect == "sglang" or fields.get("parallel_tool_calls") is False)
+    refused = endpoint == CHAT and (dialect == "sglang" or fields.get("parallel_tool_calls") is False)
     if (
         dialect in ("vllm", "sglang")
         and is_unset(fields.get("echo"))
@@ -130,29 +128,7 @@ def test_a_name_written_with_escapes_is_the_name() -> None:
 def test_what_a_string_or_an_inner_object_says_is_not_the_request() -> None:
     body = json.dumps({"prompt": '"stream":true}', "tools": [{"stream": True, "return_token_ids": True}]}).encode()
     injected, added = inject(body, TEXT, "vllm", BOTH)
-    assert added == {"token-ids"}
-    assert injected == body[:-1] + b',"return_token_ids":true}'
-
-
-LONG_IDS = list(range(10_000, 14_000))
-WITH_LONG_IDS: list[dict[str, Any]] = [
-    {"prompt": LONG_IDS, "stream": True, "stream_options": {"x": [1]}},
-    {"stream_options": {"x": 1}, "stream": True, "prompt": LONG_IDS},
-    {"a": [LONG_IDS], "prompt": LONG_IDS, "stream": True},
-    {"prompt": f"{LONG_IDS}]", "stream": True, "stream_options": None},
-    {"stream_options": {"include_usage": False}, "prompt": f'"[{LONG_IDS}\\"]', "stream": True, "echo": [1]},
-]
-
-
-@pytest.mark.parametrize("fields", WITH_LONG_IDS)
-@pytest.mark.parametrize("spacing", [(",", ":"), (", ", ": ")])
-def test_long_lists_of_ids_are_stepped_over_wherever_they_stand(
-    fields: dict[str, Any], spacing: tuple[str, str]
-) -> None:
-    body = json.dumps(fields, separators=spacing).encode()
-    injected, added = inject(body, TEXT, "vllm", BOTH)
-    assert (json.loads(injected), added) == asked_for(fields, TEXT, "vllm")
-    assert len(injected) - len(body) < 80
+    assert (injected, added) == (body, frozenset())
 
 
 def test_other_endpoints_are_left_alone() -> None:
@@ -164,12 +140,9 @@ def test_other_endpoints_are_left_alone() -> None:
 @given(
     fields=st.dictionaries(st.text(max_size=8), values, max_size=6),
     spacing=spacings,
-    names=st.sets(st.text(max_size=8)),
 )
-@example(fields={"a": 1, "b": 2, "c": 3}, spacing=(",", ":"), names={"a", "b"})
-@example(fields={"a": 1, "b": 2, "c": 3}, spacing=(",", ":"), names={"b", "c"})
-@example(fields={"a": 1, "b": 2}, spacing=(" ,\n", "\t:  "), names={"a", "b"})
-def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[str, str], names: set[str]) -> None:
+@example(fields={"a": 1, "b": 2}, spacing=(" ,\n", "\t:  "))
+def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[str, str]) -> None:
     text = json.dumps(fields, separators=spacing).encode()
     try:
         members = object_members(text)
@@ -177,19 +150,6 @@ def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[s
         assert b"\\ud" in text  # a surrogate on its own, which is no text
         return
     assert {name: json.loads(member.value.of(text)) for name, member in members.items()} == fields
-    without = apply_edits(text, without_members(members, frozenset(names)))
-    assert json.loads(without) == {name: value for name, value in fields.items() if name not in names}
-
-
-@given(items=st.lists(values, max_size=5), spacing=spacings)
-def test_items_are_where_they_are(items: list[Any], spacing: tuple[str, str]) -> None:
-    text = b"xx" + json.dumps(items, separators=spacing, ensure_ascii=True).encode() + b"yy"
-    try:
-        spans = array_items(text, Span(2, len(text) - 2))
-    except UnlocatableError:
-        assert b"\\ud" in text
-        return
-    assert [json.loads(span.of(text)) for span in spans] == items
 
 
 def test_a_name_of_many_escapes_costs_its_length() -> None:

@@ -11,10 +11,8 @@ import pytest
 
 from tap.ipc.messages import ExchangeCopy
 from tap.ipc.sharedmemory import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
-from tap.proxy import recorderlink
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy
-from tap.supervisor.account import Ledger
 from wire.process import split_frames
 
 _decoder = msgspec.msgpack.Decoder(ExchangeCopy)
@@ -149,46 +147,6 @@ def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (3, 3)
 
 
-def test_a_backlog_s_memory_goes_back_to_the_system_once_no_request_is_in_flight(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trims: list[int] = []
-    given = asyncio.Event()
-
-    def give_back() -> None:
-        trims.append(int(lab.cells[IN_FLIGHT]))
-        given.set()
-
-    monkeypatch.setattr(recorderlink, "BACKLOG_FRAMES", 3)
-    monkeypatch.setattr(recorderlink, "TRIM_WAIT_S", 0.01)
-    monkeypatch.setattr(recorderlink, "give_back_memory", give_back)
-
-    async def scenario() -> None:
-        recorder = Recorder(lab.socket)
-        link = lab.link()
-        await recorder.accept()
-        lab.hand_over(link, b"no backlog")
-        await recorder.read(1 << 20)
-        link.begin()  # a request in flight
-        for body in (b"a", b"b", b"c"):
-            lab.hand_over(link, body)
-        await recorder.read(1 << 20)
-        await asyncio.sleep(0.05)
-        assert trims == []
-        lab.cells[IN_FLIGHT] = 0
-        async with asyncio.timeout(30):
-            await given.wait()
-        await link.finish(30)
-        recorder.close()
-
-    asyncio.run(scenario())
-    assert trims == [0]
-
-
-def test_memory_is_given_back_without_an_error() -> None:
-    recorderlink.give_back_memory()
-
-
 def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: Lab) -> None:
     large = b"y" * 5_000_000
 
@@ -227,23 +185,3 @@ def test_without_a_recorder_to_the_end_every_exchange_is_counted_as_such(
     asyncio.run(scenario())
     assert (lab.cells[OFFERED], lab.cells[RECORDER_OFF], lab.cells[SENT]) == (21, 21, 0)
     assert lab.budget.held_bytes == 0
-
-
-def test_a_dead_workers_counts_are_kept_and_its_row_is_free(lab: Lab) -> None:
-    """Offered 7: 3 sent, 1 dropped, 3 with it when it died. Of the 3 sent, the recorder lost 1."""
-    ledger = Ledger(lab.counts, 1)
-    lab.cells[OFFERED], lab.cells[SENT], lab.cells[QUEUE_FULL], lab.cells[IN_FLIGHT] = 7, 3, 1, 2
-    ledger.worker_died(0)
-    assert list(lab.cells) == [0] * 8
-    assert ledger.in_flight == 0
-    ledger.progress = msgspec.structs.replace(ledger.progress, recorded=2)
-    account = ledger.account(ended=True)
-    assert (account.offered, account.recorded) == (7, 2)
-    assert account.dropped == {"queue_full": 1, "worker_died": 3, "recorder_died": 1}
-
-
-def test_counts_outlive_whoever_wrote_them(lab: Lab) -> None:
-    other = WorkerCounts(str(lab.socket.parent), 1)
-    other.row(0)[OFFERED] += 5
-    del other
-    assert lab.cells[OFFERED] == 5

@@ -58,7 +58,7 @@ def send(url: str, segments: list[Path]) -> tuple[Uploader, list[str]]:
     uploader = Uploader(url)
     for path in [*segments, *segments]:
         uploader.offer(path)
-    uploader.close(timeout_s=30)
+    uploader.settle(timeout_s=30)
     return uploader, [sent.where for sent in uploader.uploaded()]
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatc
     uploader.offer(segments[0])
     while not uploader.failed:
         time.sleep(0.001)
-    uploader.close(timeout_s=0.01)
+    uploader.settle(timeout_s=0.01)
     assert uploader.uploaded() == []
     assert segments[0].exists()
 

@@ -23,34 +23,30 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (settings.upstreams_file, settings.route, settings.workers, settings.admin) == (None, "round-robin", 1, None)
     assert (settings.rotate_bytes, settings.rotate_s, settings.resume, settings.overwrite) == (None, None, False, False)
     assert (settings.keep_headers, settings.upload, settings.inject, settings.dialect) == ((), None, frozenset(), None)
-    assert (settings.health_check, settings.max_body_bytes, settings.queue_bytes) == (None, 16 << 20, 256 << 20)
-    assert (settings.wait_s, settings.file_mode, settings.admin_names) == (None, 0o600, ())
+    assert (settings.file_mode, settings.max_body_bytes, settings.queue_bytes) == (0o600, 16 << 20, 256 << 20)
 
 
 def test_what_is_said_is_in_the_settings() -> None:
     flags = ["--upstream", "https://b/v2", "--route", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
     flags += ["--rotate-mb", "0.5", "--rotate-age", "60s", "--resume", "--upload", "s3://bucket/folder"]
     flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
-    flags += ["--inject", "usage,token-ids", "--dialect", "sglang", "--health-check", "/health"]
+    flags += ["--inject", "usage,token-ids", "--dialect", "vllm"]
     settings = read_settings([*REQUIRED, *flags])
     assert settings.upstreams == (Origin("http", "a", 1), Origin("https", "b", 443, "/v2"))
     assert (settings.route, settings.workers, settings.admin) == ("session", 4, ("0.0.0.0", 9000))
     assert (settings.rotate_bytes, settings.rotate_s, settings.resume) == (1 << 19, 60.0, True)
     assert (settings.upload, settings.keep_headers) == ("s3://bucket/folder", ("x-tenant", "x-team"))
-    assert (settings.inject, settings.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
-    assert (settings.health_check, settings.inject_auto) == ("/health", False)
+    assert (settings.inject, settings.dialect) == (frozenset({"usage", "token-ids"}), "vllm")
+    assert not settings.inject_auto
     for dialect in ((), ("--dialect", "trtllm"), ("--dialect", "llamacpp")):
         settings = read_settings([*REQUIRED, "--inject", "auto", *dialect])
         assert (settings.inject, settings.inject_auto) == (frozenset({"usage", "token-ids"}), True)
 
 
 def test_rare_settings_come_from_a_file_alone() -> None:
-    Path("tap.toml").write_text(
-        '[tap]\nwait = "0s"\nfile-mode = "640"\nadmin-name = ["Tap.Example.com"]\nlora = ["law"]\nqueue-mb = 1\n'
-    )
+    Path("tap.toml").write_text('[tap]\nfile-mode = "640"\nqueue-mb = 1\n')
     settings = read_settings(["--config", "tap.toml", *REQUIRED])
-    assert (settings.wait_s, settings.file_mode, settings.admin_names) == (0.0, 0o640, ("tap.example.com",))
-    assert (settings.loras, settings.queue_bytes) == (("law",), 1 << 20)
+    assert (settings.file_mode, settings.queue_bytes) == (0o640, 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +105,6 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
         (["--upstream", "http://a:1/"], "http://a:1 is named twice"),
         (["--route", "nowhere"], "--route nowhere: unknown policy; expected one of"),
-        (["--tls-key", "k.pem"], "--tls-key k.pem: without --tls-cert"),
     ],
 )
 def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], said: str) -> None:
@@ -131,7 +126,6 @@ def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], sa
         (["--keep-header", "X: y"], "expected the name of one header"),
         (["--upload", "bucket", "--rotate-age", "1s"], "--upload: 'bucket'; expected a URL"),
         (["--admin", "9000"], "--admin: '9000': expected HOST:PORT"),
-        (["--health-check", "health"], "--health-check: 'health'; expected a path, such as /health"),
         (["--file-mode", "0600"], "--file-mode: a rare setting; expected file-mode in [tap] of a --config file"),
     ],
 )

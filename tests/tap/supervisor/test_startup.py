@@ -1,4 +1,4 @@
-"""The tap's first questions to its engine: the tokenizer that it chooses, and what it says is known and unknown."""
+"""The tap's first questions to its engine: the tokenizer that it chooses, and what it says of it."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engines.facts import EngineFacts, add_settings, read_facts
+from engines.facts import EngineFacts, read_facts
 from tap.ipc.settings import Settings
 from tap.supervisor.startup import probe_engine
 from tracefile import Meta
@@ -20,10 +20,6 @@ VLLM = read_facts(
 )
 LOADING: dict[str, list[int]] = {"loading": []}
 LLAMA_CPP = read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "llamacpp"}]}')
-LLAMA_CPP_PROPS = add_settings(LLAMA_CPP, '{"build_info": "b11549", "total_slots": 4}')
-SGLANG = add_settings(
-    read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "sglang"}]}'), '{"version": "0.5.23", "page_size": 1}'
-)
 
 
 class Probed(NamedTuple):
@@ -95,7 +91,7 @@ def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
     assert (found.settings.tokenizer, "POST /tokenize" in asked) == (before, False)
 
 
-def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
+def test_what_the_engine_tells_is_said_in_a_line(lab: Any) -> None:
     found, _ = probed(lab, VLLM, {"prompt": [7]}, block_size=None)
     assert found.line == (
         "model tiny · vllm 0.32.0 · engine blocks of 32 · cached tokens only if started with "
@@ -106,34 +102,9 @@ def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
         "load's alone",
         "no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do not ask for "
         "usage; the blocks of an output are known from the next turn alone; expected --inject auto",
-        "unknown: step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)",
     ]
     stranger, asked = probed(lab, EngineFacts(), None, block_size=None)
     assert asked == ["POST /tokenize"]
     assert stranger.notes[0] == (
         "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
     )
-    assert stranger.notes[-1] == (
-        "unknown: engine (--dialect NAME), model (--model NAME), block size (--block-size TOKENS)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("facts", "settings", "unknown"),
-    [
-        (LLAMA_CPP, {}, ["unknown: block size (--block-size TOKENS), slots (sim: --slots N)"]),
-        (LLAMA_CPP_PROPS, {}, []),
-        (SGLANG, {"tokenizer": "bytes"}, ["unknown: cache size (sim: --kv-tokens N)"]),
-        (
-            VLLM,
-            {"dialect": "vllm"},
-            ["unknown: step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)"],
-        ),
-        (EngineFacts(model="m"), {"dialect": "trtllm", "block_size": 32}, []),
-    ],
-)
-def test_settings_of_a_simulation_are_named_by_the_flags_of_the_engine_found(
-    lab: Any, facts: EngineFacts, settings: dict[str, Any], unknown: list[str]
-) -> None:
-    found, _ = probed(lab, facts, None, **{"block_size": None} | settings)
-    assert [note for note in found.notes if note.startswith("unknown: ")] == unknown

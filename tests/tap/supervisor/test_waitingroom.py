@@ -5,18 +5,15 @@ import contextlib
 import os
 import signal
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from tap.supervisor import upstreams
 from tap.supervisor.service import Signals, bind_listeners
 from tap.supervisor.upstreams import reach_upstreams
-from tracefile import InputError
 from wire.url import Origin
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nbody"
@@ -32,7 +29,7 @@ def free_port() -> int:
 async def waiting(lab: Any, port: int, **settings: Any) -> AsyncIterator[Any]:
     """A tap before its upstream; gives the task of waiting and the port of clients."""
     listeners = bind_listeners("--listen", "127.0.0.1", 0)
-    config = lab.config(port, **{"wait_s": None} | settings)
+    config = lab.config(port, **settings)
     signals = Signals()
     task = asyncio.create_task(reach_upstreams(config, signals.reloads, listeners))
     try:
@@ -102,43 +99,6 @@ def test_a_reload_reads_the_upstreams_while_none_is_there(lab: Any, capsys: pyte
             config, reached = await asyncio.wait_for(task, 10)
             assert (config.upstreams, reached) == ((there,), [there])
         server.close()
-
-    asyncio.run(scenario())
-
-
-def test_the_wait_is_told_over_tls_where_the_tap_serves_it(lab: Any) -> None:
-    authority = trustme.CA()
-    own = lab.folder / "own.pem"
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(own)
-    trusting = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
-
-    async def scenario() -> None:
-        async with waiting(lab, free_port(), tls_cert=str(own)) as (_, clients):
-            reader, writer = await asyncio.open_connection("127.0.0.1", clients, ssl=trusting)
-            writer.write(POST)
-            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-            writer.close()
-
-    asyncio.run(scenario())
-
-
-def test_the_end_of_the_wait_is_told(lab: Any) -> None:
-    async def scenario() -> None:
-        async with waiting(lab, free_port(), wait_s=0.0) as (task, _):
-            with pytest.raises(InputError, match=r"connection refused; expected a server on port \d+"):
-                await task
-
-    asyncio.run(scenario())
-
-
-def test_a_name_that_does_not_resolve_is_told_as_that(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async def unresolved(*_: object, **__: object) -> None:
-            raise socket.gaierror(-2, "Name or service not known")
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unresolved)
-        with pytest.raises(InputError, match="the host name vlm does not resolve"):
-            await reach_upstreams(lab.config(1, upstreams=(Origin("http", "vlm", 8000),)), Signals().reloads, [])
 
     asyncio.run(scenario())
 

@@ -1,0 +1,110 @@
+"""Messages between a run's parent and its workers: Setup, Ready, Go, Progress …, Done; Stop at any time.
+
+They are pickled: both ends are this program, started by the same user.
+"""
+
+import pickle
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen.core.job import Job, Shard
+from loadgen.core.settings import RunSettings
+from measure.tally import Counts, Recent, Tally
+from tracefile import Meta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Parent → worker, first: all that it needs to open its part and its connections.
+
+    Its secrets travel over the socket between the processes, never as arguments.
+    """
+
+    settings: RunSettings
+    job: Job
+    shard: Shard
+    trace: Path
+    """The trace itself, or this worker's part of it."""
+    overwrite: bool = False
+    """True if a file at ``trace`` may be replaced."""
+    parallel: int | None = None
+    ends_ms: float | None = None
+    """Time in the plan when all that is left is cancelled; null: it finishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Worker → parent: opened and connected."""
+
+    digest_share: int
+    planned: int | None
+    """Null: unknown."""
+    last_send_ms: float | None = None
+    """Time of the plan's last send. Null: responses decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Parent → worker: t = 0 is then."""
+
+    t0_ns: int | None
+    """On the machine's ``perf_counter_ns``; null: the worker is on another machine."""
+    t0_unix_ns: int
+    """On the clock of the worker's machine."""
+    meta: Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Parent → worker: send nothing more, abort what is in flight, record it, and be done."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Worker → parent, four times a second. Counts are totals; samples are those since the last Progress."""
+
+    counts: Counts
+    recent: Recent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Worker → parent, last: all has ended, and the worker's trace is complete."""
+
+    tally: Tally
+    findings: dict[str, int]
+    stopped: str | None
+    """Null: not cut short."""
+    seconds: float
+    """From t = 0 to the last end."""
+    cpu_s: float
+    loop_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    """Lateness of a timer, twenty times a second: the delay of a read's time stamp."""
+    settle_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    """From responses' ends until what follows them was planned."""
+    reason: str = ""
+    """The engine's words for the first request that it refused; never written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Worker → parent, last: it could not be run, or no further."""
+
+    text: str
+    is_input: bool
+
+
+FromParent = Setup | Go | Stop
+FromWorker = Ready | Progress | Done | Failed
+
+
+def encode(message: FromParent | FromWorker) -> bytes:
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def decode(payload: bytes) -> FromParent | FromWorker:
+    message: FromParent | FromWorker = pickle.loads(payload)
+    return message

@@ -1,0 +1,192 @@
+"""A worker: one part of a run's sessions, from its job to its records; a process of this machine, or of another."""
+
+import asyncio
+import contextlib
+import gc
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.core.bodies import prepare_tables
+from loadgen.core.job import OpenJob
+from loadgen.core.request import RequestWriter, origin_of
+from loadgen.runs.messages import (
+    Done,
+    Failed,
+    FromParent,
+    FromWorker,
+    Go,
+    Progress,
+    Ready,
+    Setup,
+    Stop,
+    decode,
+    encode,
+)
+from loadgen.sending.planrun import PlanRun
+from loadgen.sending.sender import Connections
+from measure.metrics.client import with_delays
+from tracefile import InputError, TraceWriter
+from tracefile.records.errors import failure_words
+from wire.client.pool import ConnectError, ConnectionPool
+from wire.loop import run
+from wire.process import FrameSocket, parent_socket
+
+WARM_CONNECTIONS = 16
+"""Connections opened before the first request without a limit; more are opened as needed."""
+MOST_WARM_CONNECTIONS = 256
+PROGRESS_INTERVAL_S = 0.25
+
+Inbox = asyncio.Queue[FromParent | None]
+"""The parent's messages; null: the parent is gone."""
+Say = Callable[[FromWorker], None]
+
+
+async def serve(inbox: Inbox, say: Say) -> None:
+    """Run one part of a run; the last message is ``Done`` or ``Failed``, unless ``Go`` never came."""
+    try:
+        setup = await inbox.get()
+        if isinstance(setup, Setup):
+            await _serve(setup, inbox, say)
+    except InputError as error:
+        say(Failed(str(error), is_input=True))
+    except Exception as error:  # whatever it is, the parent must not wait for ever
+        traceback.print_tb(error.__traceback__)
+        text = failure_words(error)
+        print(text, file=sys.stderr)
+        say(Failed(text, is_input=False))
+
+
+async def _serve(setup: Setup, inbox: Inbox, say: Say) -> None:
+    prepare_tables()
+    opened = setup.job.open(setup.shard)
+    ready = Ready(opened.digest_share(), opened.planned(), opened.last_send_ms())
+    settings, limit = setup.settings, setup.parallel
+    pool = ConnectionPool(origin_of(settings.url), tls=settings.access.tls)
+    connections = Connections(pool, limit)
+    try:
+        await connections.warm(WARM_CONNECTIONS if limit is None else min(limit, MOST_WARM_CONNECTIONS))
+        say(ready)
+        go = await inbox.get()
+        if isinstance(go, Go):
+            say(await _run(setup, go, opened, connections, Parent(inbox, say)))
+    except ConnectError as error:
+        raise InputError(f"--url: {settings.url}: {error.reason}") from None
+    finally:
+        connections.close()
+        await asyncio.sleep(0)  # lets the transports see it
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Both ways to the parent."""
+
+    inbox: Inbox
+    say: Say
+
+
+async def _run(setup: Setup, go: Go, opened: OpenJob, connections: Connections, parent: Parent) -> Done:
+    t0_ns = time.perf_counter_ns() + go.t0_unix_ns - time.time_ns() if go.t0_ns is None else go.t0_ns
+    settings, cpu_before_s = setup.settings, time.process_time()
+    with collector_off(), TraceWriter(setup.trace, go.meta, overwrite=setup.overwrite) as trace:
+        running = PlanRun(
+            opened.plan(),
+            connections,
+            RequestWriter(origin_of(settings.url), settings.access.headers),
+            trace.write,
+            t0_ns=t0_ns,
+            ends_ns=None if setup.ends_ms is None else t0_ns + round(setup.ends_ms * 1e6),
+            parallel=setup.parallel,
+            timeout_s=settings.timeout_s,
+        )
+        asyncio.get_running_loop().set_exception_handler(_failing(running))
+        running.start()
+        tasks = [asyncio.create_task(work) for work in (_listen(parent.inbox, running), _report(running, parent.say))]
+        try:
+            await running.over
+        finally:
+            for task in tasks:
+                task.cancel()
+            running.close()
+            trace.change_meta(with_delays(go.meta, running.loop_delay_ms, running.settle_delay_ms))
+    return Done(
+        tally=running.count(),
+        findings=opened.findings(),
+        reason=running.reason,
+        stopped=running.stopped,
+        seconds=max(0, running.last_end_ns - t0_ns) / 1e9,
+        cpu_s=time.process_time() - cpu_before_s,
+        loop_delay_ms=running.loop_delay_ms,
+        settle_delay_ms=running.settle_delay_ms,
+    )
+
+
+def _failing(running: PlanRun) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """End the run with the error of a connection's callback: its request would never end."""
+
+    def handle(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            running.fail(error)
+
+    return handle
+
+
+async def _listen(inbox: Inbox, running: PlanRun) -> None:
+    while (message := await inbox.get()) is not None:
+        if isinstance(message, Stop):
+            running.stop(message.reason)
+    running.stop("parent gone")
+
+
+async def _report(running: PlanRun, say: Say) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_INTERVAL_S)
+        tally = running.count()
+        say(Progress(tally.counts(), tally.take_recent()))
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Disable garbage collection: a full one stops the clock for tens of ms. Reference counts free what ends."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+async def _serve_socket(sock: socket.socket) -> None:
+    inbox: Inbox = asyncio.Queue()
+    ended = asyncio.Event()
+
+    def take(payload: bytes) -> None:
+        message = decode(payload)
+        assert isinstance(message, FromParent)
+        inbox.put_nowait(message)
+
+    def end() -> None:
+        inbox.put_nowait(None)
+        ended.set()
+
+    link = await FrameSocket(take, end).attach(sock)
+    await serve(inbox, lambda message: link.send(encode(message)))
+    link.close()
+    await ended.wait()  # all that was sent has left by then
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m loadgen.runs.worker FD``: started by the run's parent, with its end of a socket pair."""
+    run(_serve_socket(parent_socket(argv)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

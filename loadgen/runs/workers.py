@@ -1,0 +1,207 @@
+"""Workers of a run, driven by their parent: all ready, one common t = 0, all ended, also after the death of one."""
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from loadgen.runs.messages import (
+    Done,
+    Failed,
+    FromParent,
+    FromWorker,
+    Go,
+    Progress,
+    Ready,
+    Setup,
+    Stop,
+    decode,
+    encode,
+)
+from tracefile import InputError, Meta
+from wire.process import FrameSocket, child_left, reap_child, start_child
+
+MODULE = "loadgen.runs.worker"
+HEAD_START_S = 0.1
+"""From ``Go`` to t = 0, in which the first requests are built."""
+LEAVE_S = 5.0
+"""Longest time to end after the last message."""
+
+Hear = Callable[[FromWorker], None]
+
+
+class WorkerLink(Protocol):
+    """Worker on any machine."""
+
+    where: str
+    ahead_ns: int | None
+    """Its machine's wall clock minus this one's; null: it is on this machine."""
+
+    def send(self, message: FromParent) -> None:
+        """Send a message; ignored if the worker is gone."""
+
+    async def fetch_part(self, part: Path) -> None:
+        """Copy its records to ``part`` on this machine."""
+
+    def kill(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Place where workers run."""
+
+    start: Callable[[Hear], Awaitable[WorkerLink]]
+    """Starts a worker; the callable gets its messages."""
+    cores: int
+    apart: bool
+    """True if workers may run on other machines, so that parts must be fetched."""
+
+
+class Workers:
+    """All workers of a run: ``ready``, then ``go``, then ``ended``; ``stop`` and ``kill`` at any time."""
+
+    def __init__(self, count: int, host: Host) -> None:
+        self._count = count
+        self._host = host
+        self._inbox: asyncio.Queue[tuple[int, FromWorker]] = asyncio.Queue()
+        self.links: list[WorkerLink] = []
+        self.stopping: str | None = None
+        self.going = False
+
+    async def __aenter__(self) -> "Workers":
+        starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
+        try:
+            self.links += await asyncio.gather(*starting)
+        except BaseException:
+            started = await asyncio.gather(*starting, return_exceptions=True)
+            self.links += [link for link in started if not isinstance(link, BaseException)]
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(link.close() for link in self.links))
+
+    async def ready(self, setups: Sequence[Setup]) -> list[Ready]:
+        for link, setup in zip(self.links, setups, strict=True):
+            link.send(setup)
+        result: dict[int, Ready] = {}
+        while len(result) < self._count:
+            index, message = await self._inbox.get()
+            if isinstance(message, Failed):
+                raise InputError(message.text if message.is_input else f"worker {index}: {message.text}")
+            assert isinstance(message, Ready)
+            result[index] = message
+        return [result[index] for index in range(self._count)]
+
+    def go(self, meta: Meta) -> tuple[int, Meta]:
+        """Start all workers at one t = 0; return it on ``perf_counter_ns``, and the header with its epoch."""
+        head_start_ns = int(HEAD_START_S * 1e9)
+        at_ns, unix_ns = time.perf_counter_ns() + head_start_ns, time.time_ns() + head_start_ns
+        for link in self.links:
+            theirs_ns = unix_ns + (link.ahead_ns or 0)
+            header = msgspec.structs.replace(meta, epoch_unix_ns=theirs_ns)
+            link.send(Go(at_ns if link.ahead_ns is None else None, theirs_ns, header))
+        self.going = True
+        return at_ns, msgspec.structs.replace(meta, epoch_unix_ns=unix_ns)
+
+    async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
+        """Wait for all last messages; stop the others if a worker ends early. ``hear`` gets every message."""
+        last: dict[int, Done | Failed] = {}
+        while len(last) < self._count:
+            index, message = await self._inbox.get()
+            assert isinstance(message, Progress | Done | Failed)
+            if index in last:  # a process that ends after its last message says nothing new
+                continue
+            hear(index, message)
+            if isinstance(message, Done | Failed):
+                last[index] = message
+                reason = "worker failed" if isinstance(message, Failed) else message.stopped
+                if reason is not None:
+                    self.stop(reason)
+        return [last[index] for index in range(self._count)]
+
+    async def fetch(self, parts: Sequence[Path]) -> None:
+        """Copy every worker's part here."""
+        await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
+
+    def stop(self, reason: str) -> None:
+        if self.stopping is None:
+            self.stopping = reason
+            for link in self.links:
+                link.send(Stop(reason))
+
+    def kill(self) -> None:
+        for link in self.links:
+            link.kill()
+
+    def _hear(self, index: int) -> Hear:
+        return lambda message: self._inbox.put_nowait((index, message))
+
+
+class WorkerProcess:
+    """Worker on this machine. ``hear`` gets its messages, and a ``Failed`` if it ended without a last message."""
+
+    ahead_ns: int | None = None
+
+    def __init__(self, process: "subprocess.Popen[bytes]", hear: Hear) -> None:
+        self.where = f"process {process.pid}"
+        self._process = process
+        self._hear = hear
+        self._socket: FrameSocket | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @classmethod
+    async def start(cls, hear: Hear, module: str = MODULE) -> "WorkerProcess":
+        process, ours = start_child(module)
+        worker = cls(process, hear)
+        worker._socket = await FrameSocket(worker._take, worker._end).attach(ours)
+        return worker
+
+    def send(self, message: FromParent) -> None:
+        if self._socket is not None:
+            self._socket.send(encode(message))
+
+    async def fetch_part(self, part: Path) -> None:
+        """Nothing to do: the part is on this machine."""
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._socket is not None:
+            self._socket.close()
+        if self._reporting is not None:
+            self._reporting.cancel()
+        await reap_child(self._process, LEAVE_S)
+
+    def _take(self, payload: bytes) -> None:
+        message = decode(payload)
+        assert isinstance(message, FromWorker)
+        self._hear(message)
+
+    def _end(self) -> None:
+        if not self._closing:
+            self._reporting = asyncio.get_running_loop().create_task(self._report())
+
+    async def _report(self) -> None:
+        await child_left(self._process, LEAVE_S)
+        self._hear(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
+
+
+def how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "closed its socket"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit status {code}"

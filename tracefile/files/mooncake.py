@@ -1,0 +1,140 @@
+"""Mooncake's traces, read and written: the FAST'25 release of kvcache-ai/Mooncake, which other tools read, too.
+
+A line ``{"timestamp", "input_length", "output_length", "hash_ids"}`` a request; no sessions. The ids stand for chained
+512-token blocks (equal ids: equal prefixes), one for every started block: the last may be partial, and a partial block
+is never a hit, so only the full ones become ``block_hashes``. The id of a partial one is kept in ``extra`` under
+``PARTIAL_BLOCK``, so that nothing is lost.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Final, cast
+
+import msgspec
+
+from tracefile.records.decoding import HEADER_START, NOT_JSON
+from tracefile.records.errors import USAGE_ADVICE, InputError
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, Time
+
+MOONCAKE_BLOCK_SIZE = 512
+MOONCAKE_KEYS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
+PARTIAL_BLOCK = "partial_block_hash"
+"""Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
+
+NO_LENGTHS: Final = "left out: no prompt_tokens or no output_tokens"
+NO_ARRIVAL: Final = "left out: no arrival_ms"
+NO_HASHES: Final = "have no hashes: their ids are shared with none"
+LOST: Final = "lost: sessions, statuses, times of tokens, fractions of a millisecond"
+
+
+class MooncakeLine(msgspec.Struct, kw_only=True):
+    """A line as published."""
+
+    timestamp: Time
+    """Arrival in ms from the trace's start."""
+    input_length: Count
+    output_length: Count
+    hash_ids: list[int]
+
+
+class MooncakeDecoder:
+    """Mooncake lines as records; ids are ``mooncake-1``, ``-2``, … in file order, the same at every reading."""
+
+    def __init__(self) -> None:
+        self.meta = Meta(block_size=MOONCAKE_BLOCK_SIZE, hash=HashInfo(algorithm="mooncake"))
+        self._count = 0
+        self._decoder = msgspec.json.Decoder(MooncakeLine)
+
+    def decode(self, line: bytes, where: str) -> Record:
+        try:
+            row = self._decoder.decode(line)
+        except NOT_JSON as error:
+            raise InputError(f"{where}: {error}; expected a Mooncake line") from None
+        full = row.input_length // MOONCAKE_BLOCK_SIZE
+        if len(row.hash_ids) < full:
+            raise InputError(f"{where}: hash_ids: {len(row.hash_ids)} ids; expected {full}, one for every full block")
+        self._count += 1
+        return _record(row, self._count)
+
+    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
+        try:
+            rows = list(map(self._decoder.decode, lines))
+        except NOT_JSON:
+            return None
+        too_few = any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows)
+        if too_few or any(line.startswith(HEADER_START) for line in lines):
+            return None
+        self._count += len(rows)
+        return list(map(_record, rows, count(self._count - len(rows) + 1)))
+
+
+def _record(row: MooncakeLine, number: int) -> Record:
+    full = row.input_length // MOONCAKE_BLOCK_SIZE
+    return Record(
+        request_id=RequestId(f"mooncake-{number}"),
+        arrival_ms=row.timestamp,
+        prompt_tokens=row.input_length,
+        output_tokens=row.output_length,
+        tokens_source="tokenizer",
+        block_hashes=cast(list[BlockHash], row.hash_ids[:full]),
+        extra={PARTIAL_BLOCK: row.hash_ids[full]} if len(row.hash_ids) > full else {},
+    )
+
+
+def usual_block_size(meta: Meta) -> int | None:
+    """Return Mooncake's block size, if the trace's divides it."""
+    return None if meta.block_size is None or MOONCAKE_BLOCK_SIZE % meta.block_size else MOONCAKE_BLOCK_SIZE
+
+
+def mooncake_lines(records: Iterable[Record], meta: Meta, where: str, differences: Counter[str]) -> Iterator[bytes]:
+    """Yield lines by arrival, in whole milliseconds as published; memory: the lines.
+
+    ``differences`` counts requests without a line, and those whose line differs from the record, by reason. Raises
+    InputError if the trace has no block size, or none of its requests can be written.
+    """
+    if meta.block_size is None:
+        raise InputError(f"{where}: meta.block_size: missing; expected a trace with block hashes")
+    block_ids = numbered_blocks(meta.block_size)
+    lines: list[tuple[float, int, bytes]] = []
+    for record in records:
+        if record.prompt_tokens is None or record.output_tokens is None:
+            differences[NO_LENGTHS] += 1
+        elif record.arrival_ms is None:
+            differences[NO_ARRIVAL] += 1
+        else:
+            differences[NO_HASHES] += record.block_hashes is None
+            line = {
+                "timestamp": round(record.arrival_ms),
+                "input_length": record.prompt_tokens,
+                "output_length": record.output_tokens,
+                "hash_ids": block_ids(record),
+            }
+            lines.append((record.arrival_ms, len(lines), msgspec.json.encode(line)))
+    if not lines:
+        reasons = ", ".join(differences) or "the trace has no requests"
+        advice = USAGE_ADVICE if NO_LENGTHS in differences else "expected other requests"
+        raise InputError(f"{where}: nothing to write as mooncake: {reasons}; {advice}")
+    return (line + b"\n" for _, _, line in sorted(lines))
+
+
+def numbered_blocks(block_size: int) -> Callable[[Record], list[int]]:
+    """Return a function that numbers a record's blocks in order of first use, one for every started block.
+
+    A block whose hash is unknown gets a number of its own: it is shared with none. So does a partial last block,
+    unless the trace was imported with its id.
+    """
+    fresh = count()
+    numbers: defaultdict[tuple[bool, int], int] = defaultdict(lambda: next(fresh))
+    """By whether the block is full, and its hash or id."""
+
+    def block_ids(record: Record) -> list[int]:
+        full, rest = divmod(record.prompt_tokens or 0, block_size)
+        known = (record.block_hashes or [])[: record.hashable_blocks][:full]
+        ids = [numbers[True, block] for block in known] + [next(fresh) for _ in range(full - len(known))]
+        if rest:
+            partial = record.extra.get(PARTIAL_BLOCK)
+            ids.append(numbers[False, partial] if isinstance(partial, int) else next(fresh))
+        return ids
+
+    return block_ids
