@@ -19,7 +19,6 @@ from sim.fit.identification import (
     coverage_of,
     find_unidentified,
     next_capture,
-    next_seed,
     one_size,
     require_enough,
 )
@@ -215,7 +214,7 @@ def _model_of(
             "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
             "coverage": asdict(solved.coverage),
             "unidentified": [asdict(one) for one in unidentified],
-            "next_capture": next_capture(best.variant.config, next_seed(metas)) if unidentified else None,
+            "next_capture": next_capture(best.variant.config) if unidentified else None,
         },
         baselines=baseline_errors(best.forecast),
     )
