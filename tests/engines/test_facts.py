@@ -59,12 +59,6 @@ def test_what_is_not_said_is_not_known(text: str) -> None:
     assert first_model(text) is None
 
 
-@pytest.mark.parametrize("labels", ['block_size="None"', 'block_size="0"', 'block_size="-1"', 'num_gpu_blocks="x"'])
-def test_a_setting_that_is_no_size_is_not_known(labels: str) -> None:
-    metrics = parse_metrics(f"vllm:cache_config_info{{{labels}}} 1.0")
-    assert describe_engine("", metrics, "") == Engine(name="vllm")
-
-
 SERVER_INFO = (
     '{"page_size": 1, "max_total_num_tokens": 60000, "chunked_prefill_size": 4096, "max_running_requests": null, '
     '"disable_radix_cache": false, "version": "0.5.23", "api_key": "secret", "internal_states": [{}]}'

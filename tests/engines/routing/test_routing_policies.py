@@ -19,7 +19,7 @@ from engines.routing import (
 )
 from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
 from engines.routing.load import least_loaded, round_robin, session_hash
-from engines.routing.prefix import PrefixIndex, longest_prefix
+from engines.routing.prefix import longest_prefix
 from engines.routing.workload import WorkloadAware
 from sim.latency.modelfile import default_model
 from tracefile.records.errors import InputError
@@ -96,11 +96,6 @@ def test_the_longest_prefix_wins_unless_it_is_short_or_its_engine_overloaded() -
     assert longest_prefix(request(), [engine(11, 9), engine(3)]) == 0
     # Several hold as much: the one with less to do.
     assert longest_prefix(request(), [engine(5, 6), engine(4, 6)]) == 1
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_one_engine_gets_all_requests(name: str) -> None:
-    assert POLICIES[name].make()(request(5, b"a"), [engine(9)]) == 0
 
 
 @given(
@@ -181,32 +176,6 @@ def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() 
     assert_books_add_up(policy)
     assert policy.statistics.another_turn(1) > 0.8
     assert policy.statistics.another_turn(2) < 0.3
-
-
-def test_workload_aware_remembers_only_so_many_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engines.routing.workload.MAX_RESTING", 5)
-    policy, engines = WorkloadAware(), idle(2)
-    for number in range(20):
-        new = request(number, b"s%d" % number)
-        chosen = engines[policy(new, engines)]
-        policy.sent(new, chosen)
-        policy.ended(new, chosen, new.arrival_s)
-        assert_books_add_up(policy)
-    assert list(policy._sessions) == [b"s%d" % number for number in range(14, 20)]
-
-
-def test_workload_aware_keeps_a_session_where_its_cache_is_and_out_of_a_full_one() -> None:
-    policy = WorkloadAware()
-    router = Router(["a", "b"], policy, knowledge=PrefixIndex(2, capacity_blocks=1000), capacity_blocks=100)
-    keys = list(range(60))
-    first = RoutedRequest(0, 0.0, b"s", keys, 16, 960)
-    router.choose(first)
-    router.sent(first, 1)
-    router.ended(0, 1.0)
-    again = RoutedRequest(2, 2.0, b"s", [*keys, 100, 101], 16, 992)
-    assert router.choose(again) == 1
-    # Another session of the same length does not fit beside it: 120 of 100 blocks.
-    assert router.choose(RoutedRequest(1, 2.0, b"t", [k + 1000 for k in keys], 16, 960)) == 0
 
 
 def test_workload_aware_counts_the_prefill_that_others_lose() -> None:

@@ -159,7 +159,6 @@ OPEN = ["--rate", "1", "--number", "1"]
         ([*OPEN, "--pattern", "series", "--rate-series", "0:1,2:3"], "--rate: 1.0 with --pattern series"),
         ([*CLOSED, "--at-end", "cancel"], "--at-end: cancel without a time; expected --duration"),
         ([*CLOSED, "--dataset", f"trace:{__file__}", "--turns", "zipf:1,1,4"], "expected MIN:MAX"),
-        ([*CLOSED, "--dataset", "mooncake:f"], "--dataset: mooncake: gone; expected trace:PATH"),
         ([*CLOSED, "--pattern", "constant"], "--rate: missing; expected arrivals a second with --pattern constant"),
         ([*CLOSED, "--dataset", "nosuch:f"], "--dataset: 'nosuch:f'; expected random, or NAME:PATH"),
         ([*CLOSED, "--dataset", "trace"], "--dataset: trace without a file; expected trace:PATH"),

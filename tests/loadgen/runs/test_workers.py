@@ -18,7 +18,7 @@ from loadgen.__main__ import main
 from loadgen.core.settings import RunSettings
 from loadgen.runs.driving import RunConfig, worker_count
 from tests.jsonoutput import json_of
-from tests.warmstart import WarmPopen
+from tests.warmstart import WarmPopen, warm_children
 from tracefile import InputError, Meta, load_trace
 
 SESSIONS = shlex.split(
@@ -73,7 +73,9 @@ def running(engine: Any, trace: Path, *flags: str) -> Iterator["subprocess.Popen
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    """Worker processes of a run."""
+    """Worker processes of a run, forked by the nursery or started."""
+    if forked := warm_children(process.pid, "loadgen.runs.worker"):
+        return forked
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"loadgen.runs.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
