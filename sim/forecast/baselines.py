@@ -1,7 +1,7 @@
 """Simpler predictors of TTFT that a forecast has to beat, each told what the forecast is not: the cached tokens.
 
-A line in uncached tokens, as the fit has it; the last capture of the same load; for a load without sharing, the warm
-capture's curve times one factor; and a queue with one server (M/G/1) whose service times the fitted model gives.
+A line in uncached tokens, as the fit has it; the last capture of the same load; and a queue with one server (M/G/1)
+whose service times the fitted model gives.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,6 @@ def queued(arrival_ms: FloatArray, service_ms: FloatArray) -> FloatArray:
     return np.asarray(done + np.maximum.accumulate(arrival_ms - done + service_ms) - arrival_ms)
 
 
-def mean_wait_ms(arrival_ms: FloatArray, service_ms: FloatArray) -> float:
-    """Return the mean wait before service of Poisson arrivals at this rate (Pollaczek–Khinchine); NaN: saturated."""
-    span_ms = float(np.ptp(arrival_ms)) if len(arrival_ms) > 1 else 0.0
-    per_ms = (len(arrival_ms) - 1) / span_ms if span_ms else np.nan
-    utilization = per_ms * float(service_ms.mean())
-    return per_ms * float(np.mean(service_ms**2)) / (2.0 * (1.0 - utilization)) if utilization < 1.0 else np.nan
-
-
 def predictors(model: Model, captured: Run, repeats: Sequence[Run]) -> dict[str, Run]:
     """Return the capture's run with the TTFTs of each predictor in place of its own; ``repeats``: of its load."""
     return _of_work(model, captured, _uncached(captured)) | _last(repeats)
@@ -48,15 +40,7 @@ def predictors(model: Model, captured: Run, repeats: Sequence[Run]) -> dict[str,
 
 def cold_predictors(model: Model, warm: Run, repeats: Sequence[Run]) -> dict[str, Run]:
     """Return the predictors of the same load without sharing, from its warm capture; ``repeats``: cold ones."""
-    cold_tokens, warm_tokens = known(warm.prompt_tokens), _uncached(warm)
-    found = _of_work(model, warm, cold_tokens)
-    both = ~np.isnan(cold_tokens) & ~np.isnan(warm_tokens)
-    factors = {"warm_scaled_by_tokens": cold_tokens[both].sum() / max(warm_tokens[both].sum(), 1.0)}
-    if line := _line(model):
-        cold_ms, warm_ms = (_line_ms(line, tokens[both]) for tokens in (cold_tokens, warm_tokens))
-        factors["warm_scaled_by_line"] = cold_ms.sum() / max(warm_ms.sum(), 1e-9)
-    scaled = {name: _seen(warm, warm.ttft_ms * factor) for name, factor in factors.items() if both.any()}
-    return found | scaled | _last(repeats)
+    return _of_work(model, warm, known(warm.prompt_tokens)) | _last(repeats)
 
 
 def _last(repeats: Sequence[Run]) -> dict[str, Run]:
@@ -75,14 +59,9 @@ def _of_work(model: Model, run: Run, uncached_tokens: FloatArray) -> dict[str, R
     prompt_tokens, output_tokens = run.prompt_tokens[order], np.maximum(run.output_tokens[order], 1)
     alone_ms, later_ms = service_ms(model, prompt_tokens, uncached_tokens[order].astype(np.int64), output_tokens)
     arrival_ms, busy_ms = run.arrival_ms[order], alone_ms + later_ms
-    waits_ms = {
-        "mg1_mean_wait": np.full(len(order), mean_wait_ms(arrival_ms, busy_ms)),
-        "mg1_queue": queued(arrival_ms, busy_ms) - busy_ms,
-    }
-    for name, wait_ms in waits_ms.items():
-        ttft_ms = np.full(len(run), np.nan)
-        ttft_ms[order] = wait_ms + alone_ms
-        found[name] = _seen(run, ttft_ms)
+    ttft_ms = np.full(len(run), np.nan)
+    ttft_ms[order] = queued(arrival_ms, busy_ms) - busy_ms + alone_ms
+    found["mg1_queue"] = _seen(run, ttft_ms)
     return found
 
 

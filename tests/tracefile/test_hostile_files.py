@@ -175,8 +175,8 @@ def test_printable_text_is_the_same_json() -> None:
         ["tracefile", "info"],
         ["tracefile", "info", "--json"],
         ["tracefile", "check"],
-        ["sim", "curve", "--by", "tenant", "--tenant-field", "model"],
-        ["sim", "misses", "--num-gpu-blocks", "9", "--by", "tenant", "--tenant-field", "model"],
+        ["sim", "curve"],
+        ["sim", "misses", "--num-gpu-blocks", "9"],
         ["sim", "audit"],
     ],
 )

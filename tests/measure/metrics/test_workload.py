@@ -1,4 +1,4 @@
-"""Throughput in windows, requests in flight and evalscope's row, by hand."""
+"""Throughput in windows and requests in flight, by hand."""
 
 from typing import Any
 
@@ -63,23 +63,6 @@ def test_requests_in_flight_by_time() -> None:
     parts = (found.timeline.cached_tps, found.timeline.uncached_tps, found.timeline.prompt_tps)
     assert [sum(part) > 0 for part in parts] == [True, True, True]
     assert np.add(*parts[:2]) == pytest.approx(parts[2], abs=2e-3)
-
-
-def test_throughput_of_one_stream_by_mean_tpot_and_by_p99_tbc() -> None:
-    run = run_of(
-        [
-            request("a", 0.0, ttft_ms=1.0, itl_ms=[10.0, 30.0], e2e_ms=50.0),
-            request("b", 0.0, ttft_ms=1.0, itl_ms=[30.0], e2e_ms=50.0),
-        ]
-    )
-    found = measure_workload(run, None)
-    assert found.tpot_based_tps == 40.0  # 1000 / mean(20, 30)
-    assert found.tbc_based_tps == 1000 / 30  # 1000 / p99(10, 30, 30)
-
-
-def test_evalscopes_row() -> None:
-    row = measure_run(RUN).overview
-    assert (row.concurrency, row.rate, row.n, row.rps, row.gen_tps, row.success) == (2, 0.5, 5, 0.04, 7.0, 0.8)
 
 
 def test_gpus_of_the_header_count_unless_the_command_says_otherwise() -> None:
