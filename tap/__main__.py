@@ -236,14 +236,6 @@ def _add_settings(made: Parser) -> None:
     add = made.add_setting
     add("--file-mode", type=_mode, default="0600", metavar="MODE", help="permissions of the trace and its other files")
     add(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="NAME",
-        dest="loras",
-        help="served model name of a LoRA adapter: its blocks match no other model's; may be repeated",
-    )
-    add(
         "--max-body-mb",
         type=_megabytes,
         default="16",
@@ -351,7 +343,6 @@ def read_settings(argv: Sequence[str]) -> Settings:
         "inject": _injections(words, args.dialect),
         "inject_auto": AUTO in words,
         "keep_headers": tuple(dict.fromkeys(args.keep_headers)),
-        "loras": tuple(args.loras),
     }
     return Settings(**(same_named(Settings, args) | made))
 

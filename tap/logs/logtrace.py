@@ -43,7 +43,7 @@ def read_log(args: Namespace) -> int:
         extra={"read_from": "log"},
     )
     hasher = prompt_hasher(key, args.tokenizer, args.algorithm, args.block_size, branches=branches)
-    maker = RecordMaker(key, hasher, epoch_ns=epoch_ns, hash_model=args.model, loras=frozenset())
+    maker = RecordMaker(key, hasher, epoch_ns=epoch_ns, hash_model=args.model)
     sessions = SessionIndex(args.block_size)
     unhashed: Counter[str] = Counter()
     with new_writer(args.output, meta, inputs=[args.log], overwrite=args.overwrite) as writer:

@@ -16,9 +16,8 @@ import xxhash
 from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, LateError
 from engines.dialect import DialectName
-from engines.facts import first_model
 from engines.recognition import DIALECTS
-from engines.tokenization import APPLY_TEMPLATE, PROBE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
+from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.tokenizer import MAX_TEXT_CHARS, RecentIds
 
@@ -101,7 +100,7 @@ class EngineTokenizer:
         if response.status != 200:
             self._say_refusal(path, response.refusal)
             status = response.status
-            pause = status in NO_SUCH_SERVICE or (status == NOT_FOUND and not self._tokenizes())
+            pause = status in NO_SUCH_SERVICE or (status == NOT_FOUND and self._url not in self._tokenizing)
             raise self._failure(f"http_{status}", pause=pause)
         self._tokenizing.add(self._url)
         try:
@@ -114,20 +113,6 @@ class EngineTokenizer:
         if calls is None:
             calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s, self._access)
         return calls
-
-    def _tokenizes(self) -> bool:
-        """Return whether the engine has the path: it tokenized before, or does so for the first model that it lists."""
-        if self._url not in self._tokenizing:
-            question = text_question(PROBE, special=False, as_content=self._as_content)
-            try:
-                model = first_model(self._calls().get("/v1/models").text)
-                named = {} if model is None else {"model": model}
-                response = self._calls().post(TOKENIZE, msgspec.json.encode({**named, **question}))
-            except CallError:
-                return False
-            if response.is_success:
-                self._tokenizing.add(self._url)
-        return self._url in self._tokenizing
 
     def _say_refusal(self, path: str, refusal: str) -> None:
         """Print a refusal for want of a key, once; the account has its status only."""

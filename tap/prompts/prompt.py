@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,39 +27,14 @@ from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource, Reque
 
 BYTES_PER_TOKEN = 4
 """Ratio of English and code under a vocabulary of 100,000, for engines that report no usage."""
-SENTINELS = ("a", "0")
-"""Two texts that no tokenizer joins to their neighbours in the same way: a letter and a digit."""
 
 
-def media_messages(body: Mapping[str, Any]) -> list[int]:
-    """Return the indexes of a chat's messages with images, audio or files."""
-
-    def has_media(message: object) -> bool:
-        content = message.get("content") if isinstance(message, dict) else None
-        parts = content if isinstance(content, list) else []
-        return any(isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in parts)
-
+def has_media(body: Mapping[str, Any]) -> bool:
+    """Return whether a chat holds images, audio or files: their ids are the engine's own."""
     messages = body.get("messages")
-    return [at for at, message in enumerate(messages if isinstance(messages, list) else ()) if has_media(message)]
-
-
-def ids_before_media(tokenizer: Tokenizer, body: Mapping[str, Any], holders: Sequence[int]) -> Sequence[int]:
-    """Return the ids of a chat up to its first message with media; raises UntokenizableError.
-
-    The template tells the place of that message's content: it is applied twice, each time with another letter for the
-    content, and the ids are those before the first difference, less one that the content could have changed.
-    """
-    chats = []
-    for sentinel in SENTINELS:
-        messages = list(body["messages"])
-        for holder in holders:
-            messages[holder] = {**messages[holder], "content": sentinel}
-        chats.append(tokenizer.encode_chat({**body, "messages": messages}))
-    one, other = chats
-    common = [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
-    if len(common) == min(len(one), len(other)):
-        raise UntokenizableError("multimodal")  # a template that leaves the content out tells nothing of its place
-    return common[:-1]
+    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in parts)
 
 
 class TextPrompt(NamedTuple):
@@ -142,10 +116,9 @@ class HashedPrompt(NamedTuple):
 
 
 class ChainStart(NamedTuple):
-    """Start of a chain beside the key: two requests share blocks only if all three are equal."""
+    """Start of a chain beside the key: two requests share blocks only if both are equal."""
 
     model: str
-    lora: str | None
     cache_salt: str | None
 
 
@@ -175,9 +148,7 @@ class PromptHasher:
         self._turn_to = turn_to
 
         def new_hasher(start: ChainStart) -> BlockHasher:
-            return BlockHasher(
-                key, algorithm, block_size, model=start.model, lora=start.lora, cache_salt=start.cache_salt
-            )
+            return BlockHasher(key, algorithm, block_size, model=start.model, cache_salt=start.cache_salt)
 
         self._new_hasher = new_hasher
         self._kept_hasher = lru_cache(maxsize=256)(new_hasher)
@@ -206,9 +177,8 @@ class PromptHasher:
                 return HashedPrompt(unhashed=error.reason)
             return self._of_ids(start, engine_ids, "engine")
         try:
-            holders = media_messages(form.body) if isinstance(form, ChatPrompt) else []
-            if isinstance(form, ChatPrompt) and holders:
-                return self._before_media(start, form, holders, usage_tokens)
+            if isinstance(form, ChatPrompt) and has_media(form.body):
+                raise UntokenizableError("multimodal")  # the engine's ids of two images are the same
             if engine_ids is not None:
                 return self._of_ids(start, engine_ids, "engine")
             return self._of_form(start, form, usage_tokens)
@@ -264,19 +234,6 @@ class PromptHasher:
         hasher = self._hasher(start)
         hashes = blocks.hash_blocks(hasher, hasher.root, data, tokens or 0)
         return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
-
-    def _before_media(
-        self, start: ChainStart, form: ChatPrompt, holders: Sequence[int], usage_tokens: int | None
-    ) -> HashedPrompt:
-        """Return the chain of the text before the first message with media, whose content has no ids of ours."""
-        if self._tokenizer is not None:
-            made = self._of_ids(start, ids_before_media(self._tokenizer, form.body, holders), "tokenizer")
-            return HashedPrompt(made.hashes, made.source)
-        if self._byte_blocks is None:
-            raise UntokenizableError("multimodal")
-        before = {**form.body, "messages": form.body["messages"][: holders[0]]}
-        text = _text(ChatPrompt(before)) if holders[0] else ""
-        return HashedPrompt(self._of_bytes(self._byte_blocks, start, text, None).hashes, "bytes")
 
 
 def prompt_hasher(

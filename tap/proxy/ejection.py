@@ -7,10 +7,6 @@ FAILURES_IN_ROW = 5
 FIRST_WAIT_S = 1.0
 """Time for which an upstream that failed gets no request; doubled at each further failure."""
 MAX_WAIT_S = 30.0
-STEADY_S = 60.0
-"""After this time without an ejection, the next one is the first again: an upstream that flaps stays out longer."""
-QUIET_S = 10.0
-"""Time after an upstream's return in which an upstream alone is not reported away again."""
 TRIAL_S = 10.0
 """Time after which another request may try an upstream whose trial has no result yet."""
 
@@ -19,7 +15,6 @@ TRIAL_S = 10.0
 class Ejection:
     """State of one upstream's passive check, of one worker's traffic. Times are of a monotonic clock."""
 
-    limit: int = FAILURES_IN_ROW
     until_s: float = 0.0
     """End of the wait, or of the time for a trial. 0: not ejected."""
     unreached: bool = False
@@ -29,8 +24,6 @@ class Ejection:
     _in_row: int = 0
     """Failures without a success between them."""
     _next_wait_s: float = FIRST_WAIT_S
-    _back_s: float = float("-inf")
-    """End of the last ejection."""
     _trying: bool = False
     """A trial has begun since the last ejection."""
 
@@ -47,27 +40,23 @@ class Ejection:
         if self.until_s:
             self.until_s, self._trying = now_s + TRIAL_S, True
 
-    def succeed(self, now_s: float) -> bool:
+    def succeed(self) -> bool:
         """Take a success; return True if it ends an ejection."""
         back, self._in_row = self.until_s > 0.0 or self.unreached, 0
         if back:
-            self.until_s, self.unreached, self._trying, self._back_s = 0.0, False, False, now_s
+            self.until_s, self.unreached, self._trying, self._next_wait_s = 0.0, False, False, FIRST_WAIT_S
         return back
 
-    def miss(self, now_s: float) -> bool:
+    def miss(self) -> bool:
         """Note that no connection was made to an upstream that is alone; return True if it is away since now."""
-        if self.unreached or now_s - self._back_s < QUIET_S:
-            return False
-        self.unreached = True
-        return True
+        missed, self.unreached = not self.unreached, True
+        return missed
 
     def fail(self, now_s: float, *, unreached: bool = False) -> bool:
         """Take a failure; return True if it ejects. Of many failures at once the first counts."""
         self._in_row += 1
-        if (self.until_s and not self._trying) or not (unreached or self._trying or self._in_row >= self.limit):
+        if (self.until_s and not self._trying) or not (unreached or self._trying or self._in_row >= FAILURES_IN_ROW):
             return False
-        if not self._trying and now_s - self._back_s > STEADY_S:
-            self._next_wait_s = FIRST_WAIT_S
         self._trying, self.unreached = False, unreached
         self.until_s = now_s + self._next_wait_s
         self._next_wait_s = min(2 * self._next_wait_s, MAX_WAIT_S)

@@ -84,8 +84,6 @@ def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, di
         return None
     if _value(body, members, "echo") not in (b"", *_NOT_ASKED):
         return None  # vLLM leaves the echoed prompt's text out where it returns ids
-    if endpoint == CHAT and dialect == "sglang":
-        return None  # it refuses such requests
     if endpoint == CHAT and _value(body, members, "parallel_tool_calls") == b"false":
         return None  # vLLM then empties events of further calls, which look like events that exist for ids alone
     if "return_token_ids" in members:

@@ -83,21 +83,6 @@ def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
     return members
 
 
-def without_members(members: dict[str, Member], names: frozenset[str]) -> list[Edit]:
-    kept = next((member.start for name, member in members.items() if name not in names), None)
-    edits = []
-    previous_end: int | None = None
-    for name, member in members.items():
-        if name not in names or previous_end is not None:
-            if name in names and previous_end is not None:
-                edits.append(Edit(previous_end, member.value.end, b""))
-            previous_end = member.value.end
-        elif not edits:  # removed from the front, up to the first that stays
-            last = next(reversed(members.values())).value.end
-            edits.append(Edit(member.start, last if kept is None else kept, b""))
-    return edits
-
-
 def apply_edits(text: bytes, edits: Sequence[Edit]) -> bytes:
     pieces: list[bytes] = []
     at = 0

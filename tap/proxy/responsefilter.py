@@ -1,7 +1,7 @@
 """Removal of injected usage and token ids from a stream: bytes are cut, and none are written anew.
 
-It passes event by event. Without the injection vLLM writes ``null`` for ids, so the filter leaves ``null``;
-SGLang omits the members. Anything that is not JSON of the expected form passes unchanged.
+It passes event by event. Without the injection vLLM writes ``null`` for ids, so the filter leaves ``null``. Anything
+that is not JSON of the expected form passes unchanged.
 """
 
 import re
@@ -11,7 +11,6 @@ import msgspec
 
 from engines.dialect import DialectName
 from tap.ipc.settings import Injection
-from tap.proxy.jsonspans import UnlocatableError, apply_edits, object_members, without_members
 from wire.jsonsize import fits_in_memory
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
@@ -92,8 +91,8 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 # A quote inside a JSON string has a backslash before it, so these find members of such names only, at whatever depth.
-_VLLM_IDS = re.compile(rb'token_ids"\s*:\s*\[[\d,\s]*\]')
-_SGLANG_IDS = re.compile(rb',\s*"(?:prompt_)?token_ids"\s*:\s*(?:\[[\d,\s]*\]|null)')
+_IDS = re.compile(rb'token_ids"\s*:\s*\[[\d,\s]*\]')
+_NULL_USAGE = re.compile(rb',\s*"usage"\s*:\s*null(?=\s*[,}])')
 
 
 class ResponseFilter:
@@ -139,7 +138,7 @@ class ResponseFilter:
         data = event[span[0] : span[1]]
         try:
             kept = self._filtered(data, with_ids=with_ids, with_usage=with_usage)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnlocatableError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             kept = data
         if kept is data:
             out.append(event)
@@ -156,24 +155,19 @@ class ResponseFilter:
                 return None
         if not with_ids:
             return data
-        if self._dialect == "vllm" and is_for_ids_alone(found):
+        if is_for_ids_alone(found):
             return None
-        return self._without_ids(data, found)
+        without, replaced = _IDS.subn(b'token_ids":null', data)
+        return without if replaced == count_ids(found) else data  # there are others than where vLLM puts them
 
     def _without_null_usage(self, data: bytes, usage: bytes) -> bytes:
         """Return the data of an event with usage and choices: the engine sends usage unasked, or null at first."""
         if usage != _NULL:
             self._unasked_usage = True
         elif self._dialect == "vllm":
-            return apply_edits(data, without_members(object_members(data), frozenset({"usage"})))
+            without, removed = _NULL_USAGE.subn(b"", data)
+            return without if removed == 1 else data
         return data
-
-    def _without_ids(self, data: bytes, found: _Event) -> bytes:
-        """Return the data without ids; unchanged if there are others than where engines put them."""
-        leave_null = self._dialect == "vllm"
-        places = count_ids(found, nulls=not leave_null)
-        without, replaced = _VLLM_IDS.subn(b'token_ids":null', data) if leave_null else _SGLANG_IDS.subn(b"", data)
-        return without if places and replaced == places else data
 
 
 def is_for_ids_alone(event: _Event) -> bool:
@@ -187,14 +181,9 @@ def is_for_ids_alone(event: _Event) -> bool:
     )
 
 
-def count_ids(event: _Event, *, nulls: bool) -> int:
-    """Return the number of members with token ids in the places where engines put them; ``nulls`` count too if set."""
-    count = int(_holds_ids(event.prompt_token_ids, nulls=nulls))
+def count_ids(event: _Event) -> int:
+    """Return the number of members with token ids in the places where vLLM puts them."""
+    members = [event.prompt_token_ids]
     for choice in event.choices or ():
-        members = (choice.token_ids, choice.prompt_token_ids)
-        count += sum(_holds_ids(member, nulls=nulls) for member in members)
-    return count
-
-
-def _holds_ids(value: msgspec.Raw, *, nulls: bool) -> bool:
-    return value is not _ABSENT and bytes(value).startswith((b"[", b"n") if nulls else b"[")
+        members += [choice.token_ids, choice.prompt_token_ids]
+    return sum(bytes(member).startswith(b"[") for member in members)

@@ -114,13 +114,13 @@ class Upstream:
         """Note a failure, such as a connection that ended before its response began."""
         now_s = monotonic()
         if not self.watched:
-            if unreached and self.ejection.miss(now_s):
+            if unreached and self.ejection.miss():
                 say(f"upstream {self.name} takes no connection ({reason}); CLIENTS GET 502 until it does")
         elif self.ejection.fail(now_s, unreached=unreached):
             say(f"upstream {self.name} gets no requests for {self.ejection.wait_s(now_s):.0f} s ({reason})")
 
     def _succeeded(self) -> None:
-        if self.ejection.succeed(monotonic()):
+        if self.ejection.succeed():
             say(f"upstream {self.name} is back")
 
 

@@ -157,12 +157,6 @@ def check_injection(settings: Settings, facts: EngineFacts) -> None:
     if refused := settings.inject - DIALECTS[spoken].injectable:
         words = ",".join(sorted(refused))
         raise InputError(f"--inject {words}: {spoken} refuses it, or returns none; expected --inject auto")
-    if spoken == "sglang" and "token-ids" in settings.inject and settings.tokenizer == "ids":
-        print(
-            "tap: --inject token-ids: SGLang gives no ids with streamed chats, which are recorded without hashes; "
-            "--tokenizer engine, or a path, hashes them",
-            file=sys.stderr,
-        )
 
 
 def _block_size(settings: Settings, facts: EngineFacts) -> int:

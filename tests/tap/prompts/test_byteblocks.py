@@ -16,11 +16,6 @@ def blocks(max_blocks: int = 1000) -> ByteBlocks:
     return ByteBlocks(4, max_blocks)
 
 
-def test_a_first_prompt_is_cut_evenly_over_its_tokens() -> None:
-    chain = blocks().hash_blocks(HASHER, "m", bytes(range(120)), 30)
-    assert len(chain) == len(set(chain)) == 7, "30 tokens are 7 full blocks of 4"
-
-
 def test_a_later_prompt_keeps_the_boundaries_of_what_it_shares_whatever_its_own_density() -> None:
     known = blocks()
     first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
@@ -35,28 +30,6 @@ def test_a_prompt_that_ends_before_the_boundary_has_no_block_there() -> None:
     first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
     shorter = known.hash_blocks(HASHER, "m", b"a" * 150, 37)
     assert shorter == first[:9]
-
-
-def test_prompts_differ_from_the_block_in_which_their_bytes_differ() -> None:
-    known = blocks()
-    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
-    other = known.hash_blocks(HASHER, "m", b"a" * 80 + b"b" * 80, 40)
-    assert first[:5] == other[:5]
-    assert not set(first[5:]) & set(other[5:])
-
-
-def test_chains_of_different_roots_do_not_share_boundaries_or_hashes() -> None:
-    known = blocks()
-    adapted = BlockHasher(HashKey(bytes(32)), block_size=4, lora="x")
-    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
-    second = known.hash_blocks(adapted, "x", b"a" * 160, 80)
-    assert (len(first), len(second)) == (10, 20)
-    assert not set(first) & set(second)
-
-
-def test_a_text_with_fewer_bytes_than_tokens_has_a_byte_in_every_block_at_least() -> None:
-    assert len(blocks().hash_blocks(HASHER, "m", b"abc", 400)) == 0
-    assert len(blocks().hash_blocks(HASHER, "m", b"abcdefgh", 400)) == 2
 
 
 def test_memory_is_bounded_and_the_leaves_of_the_least_recent_prompt_go_first() -> None:

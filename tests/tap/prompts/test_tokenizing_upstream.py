@@ -4,8 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
-
 from tracefile import BlockHasher
 
 PROMPT_IDS = list(range(40, 49))
@@ -66,30 +64,3 @@ def test_an_upstream_that_refuses_costs_the_hashes_and_the_reason_is_counted(lab
 
 
 UNKNOWN_MODEL = {"error": {"message": "The model `typo` does not exist.", "type": "NotFoundError", "code": 404}}
-
-
-@pytest.mark.parametrize("refusal", [404, 400, 422])
-@pytest.mark.parametrize("at", [0, 3], ids=["first", "later"])
-@pytest.mark.parametrize("named", [True, False], ids=["models-listed", "no-model-list"])
-def test_a_refused_question_costs_its_own_request_its_hashes_and_no_other(
-    lab: Any, refusal: int, at: int, named: bool
-) -> None:
-    async def script(request: Any) -> None:
-        model = json.loads(request.body or b"{}").get("model", "m")
-        if request.target == b"/v1/models" and named:
-            request.write_json({"data": [{"id": "m"}]})
-        elif request.target == b"/v1/models" or model != "m":
-            request.write_json(UNKNOWN_MODEL, b"%d Refused" % (refusal if request.target == b"/tokenize" else 404))
-        else:
-            await engine(answers_tokenize=True)(request)
-
-    async def scenario() -> None:
-        async with lab.tap(script, tokenizer="engine") as (tap, _):
-            for number in range(8):
-                messages = [{"role": "user", "content": f"question {number}"}]
-                model = "typo" if number == at else "m"
-                await tap.post("/v1/chat/completions", {"model": model, "messages": messages})
-
-    asyncio.run(scenario())
-    assert lab.counts.unhashed == {f"engine_tokenizer_http_{refusal}": 1}
-    assert [record.block_hashes is None for record in lab.records] == [number == at for number in range(8)]

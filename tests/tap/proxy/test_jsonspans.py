@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engines.dialect import DialectName
 from tap.ipc.settings import Injection
 from tap.proxy.injectingrelay import inject
-from tap.proxy.jsonspans import UnlocatableError, apply_edits, object_members, without_members
+from tap.proxy.jsonspans import UnlocatableError, object_members
 
 BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -140,12 +140,9 @@ def test_other_endpoints_are_left_alone() -> None:
 @given(
     fields=st.dictionaries(st.text(max_size=8), values, max_size=6),
     spacing=spacings,
-    names=st.sets(st.text(max_size=8)),
 )
-@example(fields={"a": 1, "b": 2, "c": 3}, spacing=(",", ":"), names={"a", "b"})
-@example(fields={"a": 1, "b": 2, "c": 3}, spacing=(",", ":"), names={"b", "c"})
-@example(fields={"a": 1, "b": 2}, spacing=(" ,\n", "\t:  "), names={"a", "b"})
-def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[str, str], names: set[str]) -> None:
+@example(fields={"a": 1, "b": 2}, spacing=(" ,\n", "\t:  "))
+def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[str, str]) -> None:
     text = json.dumps(fields, separators=spacing).encode()
     try:
         members = object_members(text)
@@ -153,8 +150,6 @@ def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[s
         assert b"\\ud" in text  # a surrogate on its own, which is no text
         return
     assert {name: json.loads(member.value.of(text)) for name, member in members.items()} == fields
-    without = apply_edits(text, without_members(members, frozenset(names)))
-    assert json.loads(without) == {name: value for name, value in fields.items() if name not in names}
 
 
 def test_a_name_of_many_escapes_costs_its_length() -> None:

@@ -1,9 +1,7 @@
 """A policy on live traffic: prompts known by their first bytes, failures of upstreams and of the policy."""
 
 import asyncio
-import errno
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +15,11 @@ from engines.routing.prefix import PrefixIndex
 from tap.ipc.messages import UpstreamEntry
 from tap.ipc.sharedmemory import BoardSize, UpstreamBoard
 from tap.proxy import relay
-from tap.proxy.routing import MAX_PROMPT_TOKENS, LivePolicy, live_policy
+from tap.proxy.routing import LivePolicy, live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
-from wire.client.connection import ServerConnection
-from wire.client.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead, parse_request_head
 
 KEY = HashKey(b"k" * 32)
@@ -202,47 +198,6 @@ def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) 
     asyncio.run(scenario())
 
 
-def test_a_request_that_is_never_sent_is_no_trial() -> None:
-    upstreams = Upstreams([entry(0), entry(1)])
-    upstreams.all[1].ejection.until_s = 1e12
-    ejection = upstreams.all[0].ejection
-    ejection.fail(0.0, unreached=True)
-    upstreams.pick(head())
-    assert ejection.admits(time.monotonic()), "its client may never send the body"
-    upstreams.pick(head()).begin()
-    assert not ejection.admits(time.monotonic())
-
-
-def test_a_status_about_the_request_leaves_no_upstream_out(lab: Any) -> None:
-    async def unable(request: Any) -> None:
-        request.write_json({"error": {}}, b"501 Not Implemented")
-
-    async def scenario() -> None:
-        async with (
-            upstreams_of(lab, unable, unable) as started,
-            lab.tap(unable, upstreams=origins_of(*started)) as (tap, _),
-        ):
-            for _ in range(12):
-                await tap.post("/v1/completions", {"prompt": [1]})
-            assert served(started) == [6, 6]
-            assert not any(one.ejection.troubled for one in tap.relays.upstreams.all)
-
-    asyncio.run(scenario())
-
-
-def test_one_upstream_alone_is_never_left_out(lab: Any) -> None:
-    async def sick(request: Any) -> None:
-        request.write_json({"error": {}}, b"500 Internal Server Error")
-
-    async def scenario() -> None:
-        async with lab.tap(sick) as (tap, upstream):
-            for _ in range(8):
-                assert (await tap.post("/v1/completions", {"prompt": [1]})).status == 500
-            assert len(upstream.requests) == 8
-
-    asyncio.run(scenario())
-
-
 def picked(upstreams: Upstreams, session: str | None, keys: Sequence[int] = ()) -> str:
     assignment = upstreams.pick(head(session), keys)
     assignment.begin()
@@ -256,39 +211,6 @@ def test_the_next_upstream_of_a_removed_ones_slot_begins_with_an_empty_table() -
         one.table.add([1, 2, 3])
     upstreams.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
     assert [one.table.overlap([1, 2, 3]) for one in upstreams.all] == [0, 3]
-
-
-def test_a_removed_ones_requests_in_flight_eject_no_other_of_its_slot() -> None:
-    upstreams = Upstreams([entry(0), entry(1)])
-    removed = upstreams.all[0]
-    upstreams.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
-    removed.ejection.fail(0.0, unreached=True)
-    assert [one.ejection.count + one.ejection.until_s for one in upstreams.all] == [0, 0]
-
-
-@pytest.mark.parametrize(("lacking", "ejected"), [(errno.EMFILE, False), (errno.EHOSTUNREACH, True)])
-def test_a_workers_own_lack_ejects_no_upstream(monkeypatch: pytest.MonkeyPatch, lacking: int, ejected: bool) -> None:
-    async def dial(pool: ConnectionPool) -> ServerConnection:
-        raise OSError(lacking, "lacking")
-
-    monkeypatch.setattr(ConnectionPool, "_dial", dial)
-    upstream = Upstreams([entry(0), entry(1)]).all[0]
-    with pytest.raises(ConnectError, match="lacking"):
-        asyncio.run(upstream.reach())
-    assert upstream.ejection.unreached is ejected
-
-
-def test_a_length_beyond_every_prompt_counts_as_the_longest() -> None:
-    upstreams = Upstreams([entry(0), entry(1)], live_policy("cost"))
-    request = parse_request_head(b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 999999999999999999\r\n\r\n")
-    held = [upstreams.pick(request) for _ in range(200)]
-    for assignment in held:
-        assignment.begin()
-    totals = [upstreams.board.totals(slot) for slot in (0, 1)]
-    assert [sum(counts) for counts in zip(*totals, strict=True)] == [200, *[200 * MAX_PROMPT_TOKENS] * 2]
-    for assignment in held:
-        assignment.end()
-    assert [upstreams.board.totals(slot) for slot in (0, 1)] == [[0, 0, 0]] * 2
 
 
 def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:
@@ -314,22 +236,6 @@ def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor(
     for worker in (0, 1):
         another = Upstreams(entries, live_policy("prefix"), board=board, worker=worker)
         assert [picked(another, None, some) for some in reversed(keys)] == where[::-1]
-
-
-def test_each_worker_leaves_an_upstream_out_by_its_own_traffic() -> None:
-    board = UpstreamBoard(size=BoardSize(workers=2))
-    mine, other = (Upstreams([entry(0), entry(1)], board=board, worker=number) for number in range(2))
-    for _ in range(5):
-        mine.all[0].responded(503)
-    assert [[one.ejected for one in worker.stats()] for worker in (mine, other)] == [[True, False], [False, False]]
-    assert {picked(mine, None) for _ in range(4)} == {"http://engine-1:8000"}
-    assert len({picked(other, None) for _ in range(4)}) == 2
-    end_wait(mine, 0)
-    trial = next(found for _ in range(2) if (found := mine.pick(head())).upstream is mine.all[0])
-    trial.begin()
-    assert {picked(mine, None) for _ in range(4)} == {"http://engine-1:8000"}, "one trial at a time"
-    mine.all[0].responded(200)
-    assert len({picked(mine, None) for _ in range(4)}) == 2
 
 
 @settings(max_examples=15)

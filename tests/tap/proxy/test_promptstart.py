@@ -2,7 +2,6 @@
 
 import json
 from itertools import pairwise
-from typing import Any
 
 import xxhash
 from hypothesis import given
@@ -49,13 +48,3 @@ def test_settings_before_the_prompt_do_not_matter_and_the_model_does() -> None:
     one = prompt_start([body(text, model="m", temperature=0.1, user="ann")], MOST)
     assert one[:5] == prompt_start([body(text, model="m", max_completion_tokens=99)], MOST)[:5]
     assert not set(one) & set(prompt_start([body(text, model="adapter")], MOST))
-
-
-def test_no_more_is_read_than_was_asked_for_and_a_short_prompt_has_no_key() -> None:
-    assert len(prompt_start([b"z" * 100_000], MOST)) == MOST // PIECE_BYTES
-    assert prompt_start([body("short")], MOST) == []
-
-
-def test_reads_behind_the_start_are_not_joined() -> None:
-    reads: list[Any] = [b"z" * 3000, b"z" * 3000, None]
-    assert prompt_start(reads, MOST) == prompt_start([b"z" * MOST], MOST)

@@ -13,7 +13,6 @@ from tap.ipc.messages import ExchangeCopy
 from tap.ipc.sharedmemory import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy
-from tap.supervisor.account import Ledger
 from wire.process import split_frames
 
 _decoder = msgspec.msgpack.Decoder(ExchangeCopy)
@@ -186,23 +185,3 @@ def test_without_a_recorder_to_the_end_every_exchange_is_counted_as_such(
     asyncio.run(scenario())
     assert (lab.cells[OFFERED], lab.cells[RECORDER_OFF], lab.cells[SENT]) == (21, 21, 0)
     assert lab.budget.held_bytes == 0
-
-
-def test_a_dead_workers_counts_are_kept_and_its_row_is_free(lab: Lab) -> None:
-    """Offered 7: 3 sent, 1 dropped, 3 with it when it died. Of the 3 sent, the recorder lost 1."""
-    ledger = Ledger(lab.counts, 1)
-    lab.cells[OFFERED], lab.cells[SENT], lab.cells[QUEUE_FULL], lab.cells[IN_FLIGHT] = 7, 3, 1, 2
-    ledger.worker_died(0)
-    assert list(lab.cells) == [0] * 8
-    assert ledger.in_flight == 0
-    ledger.progress = msgspec.structs.replace(ledger.progress, recorded=2)
-    account = ledger.account(ended=True)
-    assert (account.offered, account.recorded) == (7, 2)
-    assert account.dropped == {"queue_full": 1, "worker_died": 3, "recorder_died": 1}
-
-
-def test_counts_outlive_whoever_wrote_them(lab: Lab) -> None:
-    other = WorkerCounts(str(lab.socket.parent), 1)
-    other.row(0)[OFFERED] += 5
-    del other
-    assert lab.cells[OFFERED] == 5

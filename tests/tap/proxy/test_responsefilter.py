@@ -186,12 +186,6 @@ def sglang_stream(*, usage: bool, ids: bool) -> bytes:
     return b"".join(b"data: %b\n\n" % vllm.compact(event) for event in events) + b"data: [DONE]\n\n"
 
 
-def test_sglang_gets_its_members_cut_and_keeps_its_nulls() -> None:
-    asked = sglang_stream(usage=True, ids=True)
-    for at in range(len(asked)):
-        assert filtered([asked[:at], asked[at:]], BOTH, "sglang") == sglang_stream(usage=False, ids=False)
-
-
 def test_older_vllm_announces_usage_by_nulls() -> None:
     asked = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\ndata: {"choices":[],"usage":{"a":1}}\n\n'
     assert filtered([asked], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -111,12 +110,6 @@ def test_only_the_sessions_of_an_upstream_that_goes_move(count: int, data: st.Da
         assert moved_to is favourite or favourite is gone
 
 
-def test_sessions_spread_evenly() -> None:
-    everyone = [Upstream(entry(number)) for number in range(4)]
-    served = Counter(preferred(everyone, b"session-%d" % number).name for number in range(4000))
-    assert all(850 < count < 1150 for count in served.values()), "each has a quarter, give or take"
-
-
 def test_workers_agree_on_a_sessions_upstream_and_not_on_whose_turn_is_first() -> None:
     entries = [entry(number) for number in range(3)]
     workers = [Upstreams(entries, live_policy("session"), worker=number) for number in range(3)]
@@ -138,48 +131,6 @@ def test_one_that_cannot_be_reached_is_passed_over_and_nobody_notices(lab: Any, 
 
     asyncio.run(scenario())
     assert len({record.upstream for record in lab.records}) == 1
-
-
-def test_a_session_whose_upstream_is_down_is_served_by_another(lab: Any, closed_port: int) -> None:
-    async def scenario() -> None:
-        async with (
-            upstreams_of(lab, answer) as [up],
-            lab.tap(answer, upstreams=origins_of(closed_port, up), route="session") as (tap, _),
-        ):
-            for number in range(8):  # some of them hash to the one that is down
-                headers = b"X-Session-ID: s%d\r\n" % number
-                assert (await tap.post("/v1/completions", COMPLETION, headers)).status == 200
-
-    asyncio.run(scenario())
-
-
-def test_with_none_to_reach_the_client_is_told(lab: Any, closed_port: int) -> None:
-    async def scenario() -> None:
-        async with lab.tap(answer, upstreams=(*origins_of(closed_port), Origin("http", "127.0.0.1", 1))) as (tap, _):
-            response = await tap.post("/v1/completions", COMPLETION)
-            assert response.status == 502
-
-    asyncio.run(scenario())
-    [record] = lab.records
-    assert (record.status, record.error, record.upstream) == ("error", "connect_refused", None)
-
-
-def test_what_was_sent_to_one_is_never_sent_to_another(lab: Any) -> None:
-    async def hang_up(request: Any) -> None:
-        request.writer.transport.abort()
-        raise ConnectionError
-
-    async def scenario() -> None:
-        async with (
-            upstreams_of(lab, hang_up, answer) as [dying, other],
-            lab.tap(answer, upstreams=origins_of(dying, other)) as (tap, _),
-        ):
-            responses = [(await tap.post("/v1/completions", COMPLETION)).raw for _ in range(2)]
-            assert sorted(response[:12] for response in responses) == [b"", b"HTTP/1.1 200"]
-            assert (len(dying.requests), len(other.requests)) == (1, 1)
-
-    asyncio.run(scenario())
-    assert sorted(record.status for record in lab.records) == ["ok", "upstream_abort"]
 
 
 def test_one_that_is_removed_finishes_what_it_has_and_is_closed(lab: Any) -> None:

@@ -10,9 +10,8 @@ import pytest
 from tap.recorder.recorder import Recorder
 from tap.recorder.segments import SegmentedTrace
 from tests.tap.recorder.test_recorder import exchange, setup, tokens
-from tests.tap.recorder.test_segments import META, SUFFIXES, ids, record, write
+from tests.tap.recorder.test_segments import META, SUFFIXES, ids, write
 from tracefile import load_trace
-from tracefile.records.errors import InputError
 from tracefile.storage.segments import manifest_path, part_path, read_manifest, segment_path
 
 
@@ -84,24 +83,6 @@ def test_recording_goes_on_in_a_new_file_and_the_counts_are_those_of_the_files(
     assert (aside.read_bytes() if aside.exists() else None) == left, "what was left of it"
 
 
-def test_while_the_name_is_anothers_nothing_is_recorded(path: Path) -> None:
-    trace = SegmentedTrace(path, META)
-    write(trace, range(5))
-    trace.flush()
-    replace(path)
-    assert not trace.flush()
-    [lost] = trace.lost_files()
-    assert (lost.records, trace.recorded) == (5, 0)
-    with pytest.raises(InputError, match="already has"):
-        trace.write(record(5))
-    assert path.read_text() == "another's\n" * 1000
-    path.unlink()
-    assert trace.flush()
-    write(trace, range(6, 8))
-    assert trace.close()
-    assert (ids(path), trace.recorded) == (["r6", "r7"], 2)
-
-
 @pytest.mark.parametrize("harm", [Path.unlink, move, cut])
 def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
     path: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
@@ -143,14 +124,6 @@ def test_no_file_can_be_opened_until_the_folder_can_be_made_again(path: Path) ->
     write(trace, range(2, 4))
     assert trace.close()
     assert ids(path) == ["r2", "r3"]
-
-
-def test_a_device_is_no_file_that_could_be_lost() -> None:
-    trace = SegmentedTrace("/dev/null", META)
-    write(trace, range(2))
-    assert trace.flush()
-    assert (trace.lost_files(), trace.recorded) == ([], 2)
-    trace.close()
 
 
 # The recorder's account of it.

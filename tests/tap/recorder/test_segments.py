@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import Engine, HashInfo, InputError, Meta, Record, RequestId, load_trace, open_trace, trace_digest
+from tracefile import HashInfo, InputError, Meta, Record, RequestId, load_trace, open_trace, trace_digest
 from tracefile.storage.segments import manifest_path, part_path, read_manifest, segment_path, segments_there
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -100,28 +99,6 @@ def test_a_segment_ends_at_its_age_and_an_empty_one_never(tmp_path: Path, monkey
     assert ids(segment_path(trace.path, 1)) == ["r0", "r1"]
     assert not trace.rotate_if_due()
     trace.close()
-
-
-def test_the_last_segment_is_closed_even_if_it_is_empty_of_records(tmp_path: Path) -> None:
-    trace = SegmentedTrace(tmp_path / "a.jsonl", META, rotate_bytes=1)
-    assert trace.close()
-    assert load_trace(tmp_path) == (META, [])
-
-
-def test_another_engine_gets_a_header_of_its_own(path: Path) -> None:
-    engine = Engine(name="vllm", version="2")
-    for rotate in (None, 1 << 20):
-        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
-        write(trace, range(2))
-        trace.change_meta(msgspec.structs.replace(LATER, engine=engine))
-        assert trace.flush()
-        write(trace, range(2, 4))
-        assert trace.close()
-        with open_trace(path if rotate is None else manifest_path(path)) as reader:
-            engines = [(found.request_id, reader.latest_meta.engine) for found in reader]
-            assert reader.latest_meta.epoch_unix_ns == META.epoch_unix_ns, "the clock is the trace's"
-        assert engines == [("r0", None), ("r1", None), ("r2", engine), ("r3", engine)]
-    assert len(segments_there(path)) == 2
 
 
 def test_what_is_there_is_not_overwritten_unasked(path: Path) -> None:
@@ -226,14 +203,6 @@ def test_resuming_says_what_was_torn_and_nothing_of_what_was_whole(path: Path) -
     assert ids(path) == ["r0", "r1", "r2"]
 
 
-def test_resuming_where_nothing_is_begins(path: Path) -> None:
-    for rotate in (None, 1):
-        trace = SegmentedTrace(path, META, rotate_bytes=rotate, resume=True)
-        write(trace, range(2))
-        assert trace.close()
-        assert ids(path if rotate is None else manifest_path(path)) == ["r0", "r1"]
-
-
 def test_bytes_and_token_ids_are_not_hashed_into_one_trace(path: Path) -> None:
     SegmentedTrace(path, META).close()
     with pytest.raises(InputError, match="--tokenizer bytes; expected"):
@@ -296,21 +265,6 @@ def test_segments_that_were_shipped_away_still_count(path: Path) -> None:
     assert load_trace(path) == (META, [record(9)])
 
 
-def test_the_last_records_reach_back_as_far_as_asked(path: Path) -> None:
-    for rotate in (None, 1):
-        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
-        for number in range(6):
-            trace.write(record(number))
-            trace.flush()
-            trace.rotate_if_due()
-        trace.close()
-        resumed = SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
-        assert [found.request_id for found in resumed.last_records(2)][-2:] == ["r4", "r5"]
-        assert len(list(resumed.last_records(2))) < 4
-        assert [found.request_id for found in resumed.last_records(100)] == [f"r{i}" for i in range(6)]
-        resumed.close()
-
-
 RESUMING_WRITER = """
 import sys
 from tap.recorder.segments import SegmentedTrace
@@ -329,28 +283,6 @@ while True:
         trace.rotate_if_due()
         print(trace.recorded, flush=True)
 """
-
-
-@pytest.mark.parametrize("rotate", [0, 4000])
-def test_a_writer_killed_again_and_again_loses_nothing_that_it_counted(path: Path, rotate: int) -> None:
-    counted = 0
-    for life in range(3):
-        command = [sys.executable, "-c", RESUMING_WRITER, str(path), str(rotate), str(life + 1)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
-            assert writer.stdout is not None
-            salvaged = int(writer.stdout.readline())
-            assert salvaged >= counted
-            for _ in range(3):
-                counted = int(writer.stdout.readline())
-            assert counted > salvaged
-            writer.send_signal(signal.SIGKILL)
-            counted = max([counted, *map(int, writer.stdout.read().split())])
-    survived = ids(path) if not rotate else ids(manifest_path(path))
-    assert len(survived) >= counted
-    assert survived == [f"r{i}" for i in range(len(survived))], "none lost, none twice, in order"
-    with open_trace(path) as reader:
-        assert reader.meta.epoch_unix_ns == 1
 
 
 # Disks that fill up.
@@ -432,24 +364,6 @@ def test_a_disk_that_stays_full_leaves_files_that_are_whole_and_counted(
     assert trace.recorded >= 8
 
 
-def test_a_folder_that_goes_and_comes_back_is_recorded_in_again(path: Path) -> None:
-    trace = SegmentedTrace(path, META, rotate_bytes=1)
-    write(trace, range(2))
-    trace.flush()
-    gone = path.parent.rename(path.parent.with_name("unmounted"))
-    assert trace.rotate_if_due()
-    assert trace.failing
-    assert not trace.flush()
-    with pytest.raises(InputError, match="No such file"):
-        trace.write(record(2))
-    gone.rename(path.parent)
-    assert trace.flush()
-    trace.write(record(3))
-    assert trace.close()
-    assert ids(path) == ["r0", "r1", "r3"]
-    check_manifest(path, 3)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
@@ -458,46 +372,3 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no file system can be mounted here")
     yield tmp_path
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
-@pytest.mark.parametrize("rotate", [None, 5000])
-def test_a_real_disk_that_is_full_until_it_is_freed(small_disk: Path, rotate: int | None) -> None:
-    path = small_disk / "captured.jsonl.zst"
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(40_000))
-    trace = SegmentedTrace(path, META, rotate_bytes=rotate)
-    taken: list[str] = []
-    for ballast_is_there in (True, False):
-        while trace.flush():
-            for _ in range(20):
-                number = len(taken)
-                trace.write(record(number, 500))
-                taken.append(f"r{number}")
-            trace.rotate_if_due()
-            if trace.failing:
-                break
-        assert ids(path) == taken[: len(ids(path))]
-        assert len(ids(path)) >= trace.recorded
-        if ballast_is_there:
-            before = trace.recorded
-            ballast.unlink()
-            assert trace.flush()
-            assert trace.recorded == len(taken) > before, "nothing that was taken is lost"
-    trace.close()
-    assert ids(path) == taken[: trace.recorded]
-    again = SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
-    assert again.recorded == trace.recorded
-    again.close()
-
-
-def test_a_file_that_may_grow_no_further_keeps_its_complete_records(path: Path) -> None:
-    limited = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n{RESUMING_WRITER}"
-    command = [sys.executable, "-c", limited, str(path), "0", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    whole, recorded = done.stderr.split()
-    assert whole == "False"
-    with open_trace(path) as reader:
-        assert [found.request_id for found in reader] == [f"r{i}" for i in range(int(recorded))]
-        assert reader.warnings == []
-    assert path.stat().st_size <= 3000

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engines.facts import parse_metrics, read_gauges
 from tap.supervisor.service import changed_engine, watch_engines
 from tests.waiting import until
 from tracefile.records.schema import Engine
@@ -116,61 +115,6 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
         return told
 
     assert asyncio.run(scenario()) == [Engine(name="vllm", version="2.0", block_size=16, num_gpu_blocks=100)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param(
-            VLLM,
-            {
-                "running": 5.0,
-                "waiting": 7.0,
-                "kv_usage": 0.5,
-                "prefix_queries": 1000.0,
-                "prefix_hits": 400.0,
-                "preemptions": 1.0,
-            },
-            id="vllm",
-        ),
-        pytest.param(
-            SGLANG,
-            {"running": 4.0, "waiting": 1.0, "kv_usage": 0.5, "prefix_queries": 90.0, "prefix_hits": 30.0},
-            id="sglang",
-        ),
-        pytest.param(
-            LLAMACPP,
-            {
-                "running": 2.0,
-                "waiting": 5.0,
-                "prefix_queries": 28.0,
-                "prefix_hits": 15.0,
-            },  # computed and cached; cached
-            id="llamacpp",
-        ),
-        pytest.param("something_else 1\n", {}, id="another server"),
-    ],
-)
-def test_every_engines_names_are_read(text: str, expected: dict[str, float]) -> None:
-    assert read_gauges(parse_metrics(text)) == expected
-
-
-def test_a_link_in_place_of_the_account_is_not_followed(lab: Any) -> None:
-    victim = lab.folder / "victim"
-    victim.write_text("precious")
-    summary = lab.folder / "captured.jsonl.summary.json"
-    summary.symlink_to(victim)
-
-    async def scenario() -> None:
-        engines = Engines()
-        async with engines.serving(lab) as origin, lab.command(origin.port) as tap:
-            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
-            await tap.end()
-            assert tap.code == 0, tap.errors
-
-    asyncio.run(scenario())
-    assert victim.read_text() == "precious"
-    assert (lab.summary["recorded"], summary.is_symlink(), summary.stat().st_mode & 0o777) == (1, False, 0o600)
 
 
 def test_records_after_a_change_are_of_the_other_engine(lab: Any) -> None:

@@ -30,13 +30,13 @@ def test_what_is_said_is_in_the_settings() -> None:
     flags = ["--upstream", "https://b/v2", "--route", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
     flags += ["--rotate-mb", "0.5", "--rotate-age", "60s", "--resume", "--upload", "s3://bucket/folder"]
     flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
-    flags += ["--inject", "usage,token-ids", "--dialect", "sglang"]
+    flags += ["--inject", "usage,token-ids", "--dialect", "vllm"]
     settings = read_settings([*REQUIRED, *flags])
     assert settings.upstreams == (Origin("http", "a", 1), Origin("https", "b", 443, "/v2"))
     assert (settings.route, settings.workers, settings.admin) == ("session", 4, ("0.0.0.0", 9000))
     assert (settings.rotate_bytes, settings.rotate_s, settings.resume) == (1 << 19, 60.0, True)
     assert (settings.upload, settings.keep_headers) == ("s3://bucket/folder", ("x-tenant", "x-team"))
-    assert (settings.inject, settings.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
+    assert (settings.inject, settings.dialect) == (frozenset({"usage", "token-ids"}), "vllm")
     assert not settings.inject_auto
     for dialect in ((), ("--dialect", "trtllm"), ("--dialect", "llamacpp")):
         settings = read_settings([*REQUIRED, "--inject", "auto", *dialect])
@@ -44,9 +44,9 @@ def test_what_is_said_is_in_the_settings() -> None:
 
 
 def test_rare_settings_come_from_a_file_alone() -> None:
-    Path("tap.toml").write_text('[tap]\nfile-mode = "640"\nlora = ["law"]\nqueue-mb = 1\n')
+    Path("tap.toml").write_text('[tap]\nfile-mode = "640"\nqueue-mb = 1\n')
     settings = read_settings(["--config", "tap.toml", *REQUIRED])
-    assert (settings.file_mode, settings.loras, settings.queue_bytes) == (0o640, ("law",), 1 << 20)
+    assert (settings.file_mode, settings.queue_bytes) == (0o640, 1 << 20)
 
 
 @pytest.mark.parametrize(

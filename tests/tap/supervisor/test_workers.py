@@ -148,26 +148,6 @@ def test_recorder_and_worker_killed_together_still_add_up(lab: Any) -> None:
     assert set(dropped(lab)) <= {"worker_died", "recorder_died"}
 
 
-def test_a_killed_admin_process_comes_back_on_its_port_and_no_client_notices(lab: Any) -> None:
-    async def scenario() -> None:
-        async with upstream_of(lab) as port, lab.command(port, "--admin", "127.0.0.1:0") as tap:
-            [pages] = map(int, re.findall(r"admin pages on http://127\.0\.0\.1:(\d+)", tap.output))
-            await until(lambda: healthy(pages))
-            [first] = tap.pids("tap.admin")
-            os.kill(first, signal.SIGKILL)
-            for _ in range(5):
-                assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
-            await until(lambda: tap.pids("tap.admin") not in ([], [first]))
-            assert await asyncio.to_thread(healthy, pages), "it waited for the next one"
-            await tap.end()
-            assert tap.code == 0, tap.errors
-            assert "the admin process died" in tap.errors
-
-    asyncio.run(scenario())
-    assert dropped(lab) == {}
-    assert len(lab.records) == 5
-
-
 def healthy(port: int) -> bool:
     """Whether the admin process says that it lives; waits for the answer."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_S) as answer:
