@@ -87,18 +87,6 @@ def test_tests_to_copy_exist() -> None:
     assert not [name for path, names in copied.items() for name in names if name not in (ROOT / path).read_text()]
 
 
-def glossary() -> set[str]:
-    """Terms and synonyms of docs/glossary.md."""
-    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
-    return {term for row in rows for cell in row.split(" | ") for term in re.split(r"[\s,;()/]+", cell)}
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page != MADE_OF_HELP], ids=name_of)
-def test_abbreviations_are_in_the_glossary(page: Path) -> None:
-    used = {found.removesuffix("s") for found in re.findall(r"\b[A-Z][A-Z0-9]+s?\b", without_code(page.read_text()))}
-    assert not used - glossary()
-
-
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """Statements below a node: definitions are nowhere else, and expressions are four of five nodes."""
     for child in ast.iter_child_nodes(node):

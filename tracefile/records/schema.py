@@ -61,16 +61,22 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Facts of the engine from ``/version``, ``/metrics`` or flags. Null: not learnt."""
 
     name: str | None = None
+    """``vllm``, ``sglang``, …"""
     version: str | None = None
+    """As the engine reports it."""
     block_size: int | None = None
     """Tokens in one KV-cache block."""
     num_gpu_blocks: int | None = None
     """KV-cache blocks, the null block included (vLLM's ``num_gpu_blocks``)."""
     max_num_seqs: int | None = None
+    """Sequences in one step at most."""
     max_num_batched_tokens: int | None = None
+    """Tokens in one step at most."""
     max_model_len: int | None = None
+    """Tokens in one sequence at most."""
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
+    """A step is composed while the one before runs."""
     gpus: int | None = None
     """GPUs that serve the model, as the user said (``--gpus``): divisor of throughput per GPU."""
     extra: dict[str, Any] = {}
@@ -163,6 +169,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """Request path without its query, such as ``/v1/chat/completions``; words that may be ids are ``*``."""
     model: str | None = None
     stream: bool | None = None
+    """A streamed answer was asked for."""
     max_tokens: Count | None = None
     """As the client asked; null: it did not."""
     priority: Word64 | None = None
@@ -186,6 +193,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     planned_prompt_tokens: Count | None = None
     """Prompt tokens as the plan has them. Null: no plan, or only the engine can count them."""
     output_tokens: Count | None = None
+    """Length of the answer, as far as it came. Null: unknown."""
     prompt_tokens_by_tokenizer: Count | None = None
     """Our own count of the prompt where it is not the engine's: the hashes are then of other tokens than those that it
     has. Null: the same, or one of the two is unknown."""

@@ -238,16 +238,6 @@ def test_the_dashboard_draws_every_metric_by_labels_that_are_there(families: dic
     assert undrawn == set()
 
 
-def test_the_dashboards_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert max(x for x, _ in cells) < 24
-        assert not taken & cells, panel["title"]
-        taken |= cells
-
-
 def test_every_metric_is_defined_in_the_documentation(families: dict[str, Metric]) -> None:
     section = (ROOT / "docs" / "metrics.md").read_text().split("## A tap's own metrics")[1]
     defined = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE))))

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import threading
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,29 +45,6 @@ def test_connections_that_send_half_a_head_keep_no_probe_from_its_answer(admin: 
     assert admin.get("/healthz").json() == {"status": "ok"}
     for sock in dripping:
         sock.close()
-
-
-def test_hammered_it_still_takes_what_it_is_told(admin: AdminProcess) -> None:
-    """Eight clients asking as fast as they can: every answer is whole, and the supervisor is heard in between."""
-    stop = threading.Event()
-    answers: list[int] = []
-
-    def hammer() -> None:
-        with httpx.Client(base_url=admin.url, timeout=30) as client:
-            while not stop.is_set():
-                answers.append(client.get("/metrics").status_code)
-
-    threads = [threading.Thread(target=hammer) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    try:
-        admin.tell(tap_stats())
-        admin.once("/", ">800</td>")
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert set(answers) == {200}
 
 
 def test_a_tap_tells_its_numbers_and_its_admin_process_that_dies_costs_no_request(lab: Any) -> None:

@@ -18,7 +18,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 AT_S = 1_763_769_605
-IN_BYTES = ("--tokenizer", "bytes", "--block-size", "4")
 
 
 def chat(user: str, day: str = "Monday") -> dict[str, Any]:

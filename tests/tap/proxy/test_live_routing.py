@@ -14,7 +14,6 @@ from engines.routing import POLICIES, RoutedEngine, RoutedRequest, Router
 from engines.routing.prefix import PrefixIndex
 from tap.ipc.messages import UpstreamEntry
 from tap.ipc.sharedmemory import BoardSize, UpstreamBoard
-from tap.proxy import relay
 from tap.proxy.routing import LivePolicy, live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
@@ -61,27 +60,6 @@ def test_prompts_with_one_start_go_where_it_was_and_their_bytes_are_unchanged(la
     assert all(record.upstream for record in lab.records)
 
 
-def test_prompts_that_are_added_to_are_routed_by_their_own_start(lab: Any) -> None:
-    def asked(name: str, turn: int) -> dict[str, Any]:
-        return {"model": "m", "messages": [{"role": "user", "content": name * 3000}], "stream": True, "turn": turn}
-
-    async def scenario() -> None:
-        async with (
-            upstreams_of(lab, answer, answer) as started,
-            lab.tap(answer, upstreams=origins_of(*started), route="prefix", inject=frozenset({"usage"})) as (tap, _),
-        ):
-            for name in "abcd":
-                for turn in range(3):
-                    assert (await tap.post("/v1/chat/completions", asked(name, turn))).status == 200
-            for one in started:
-                bodies = [json.loads(request.body) for request in one.requests]
-                assert set(Counter(body["messages"][0]["content"][0] for body in bodies).values()) == {3}
-                assert all(body["stream_options"] == {"include_usage": True} for body in bodies)
-            assert idle(tap)
-
-    asyncio.run(scenario())
-
-
 async def slow_post(tap: Any, start: bytes, rest: bytes, upstreams: Sequence[Any], framing: bytes) -> bytes:
     """Send a part of the request, wait until an upstream has its head, then send the rest."""
     reader, writer = await tap.connect()
@@ -110,34 +88,6 @@ def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
             assert request.body == body
             assert sum(one.told_keys for one in tap.relays.upstreams.all) == 3, "pieces of 512 bytes of the first 2000"
             assert idle(tap)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("framing", "payload", "expected"),
-    [
-        pytest.param(b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"hello", id="chunked and short"),
-        pytest.param(b"Content-Length: 0\r\n", b"", b"", id="no body"),
-        pytest.param(b"Content-Length: 3\r\n", b"abc", b"abc", id="short"),
-        pytest.param(b"Expect: 100-continue\r\nContent-Length: 3\r\n", b"abc", b"abc", id="told to wait"),
-    ],
-)
-def test_a_body_shorter_than_the_start_waits_for_nothing(
-    lab: Any, framing: bytes, payload: bytes, expected: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "WAIT_S", 1e6)
-
-    async def scenario() -> None:
-        async with (
-            upstreams_of(lab, answer, answer) as started,
-            lab.tap(answer, upstreams=origins_of(*started), route="prefix") as (tap, _),
-        ):
-            start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\n" + framing + b"\r\n"
-            response = await tap.send(start + payload)
-            assert response.status == 200
-            [request] = [request for one in started for request in one.requests]
-            assert request.body == expected
 
     asyncio.run(scenario())
 

@@ -171,21 +171,6 @@ def test_a_stream_of_bare_carriage_returns_passes() -> None:
     assert filtered([asked], BOTH) == asked
 
 
-def sglang_stream(*, usage: bool, ids: bool) -> bytes:
-    """SGLang writes every null there is, but leaves ids out that nobody asked for."""
-    events: list[dict[str, Any]] = []
-    for number, text in enumerate(["a", "b"]):
-        choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
-        if ids:
-            choice |= {"prompt_token_ids": [1, 2]} if number == 0 else {}
-            choice |= {"token_ids": [number]}
-        choice["matched_stop"] = None
-        events.append({"id": "1", "choices": [choice], "usage": None})
-    if usage:
-        events.append({"id": "1", "choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 2}})
-    return b"".join(b"data: %b\n\n" % vllm.compact(event) for event in events) + b"data: [DONE]\n\n"
-
-
 def test_older_vllm_announces_usage_by_nulls() -> None:
     asked = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\ndata: {"choices":[],"usage":{"a":1}}\n\n'
     assert filtered([asked], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'

@@ -108,24 +108,6 @@ def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
     assert (sum(kept) + sum(gone), ids(path.parent)[-2:]) == (4, ["r2", "r3"])
 
 
-def test_no_file_can_be_opened_until_the_folder_can_be_made_again(path: Path) -> None:
-    trace = SegmentedTrace(path, META)
-    write(trace, range(2))
-    trace.flush()
-    path.parent.rename(path.parent.with_name("there"))
-    path.parent.write_text("in the way")
-    assert not trace.flush()
-    assert trace.failing
-    [lost] = trace.lost_files()
-    assert lost.records == 2
-    path.parent.unlink()
-    path.parent.mkdir()
-    assert trace.flush()
-    write(trace, range(2, 4))
-    assert trace.close()
-    assert ids(path) == ["r2", "r3"]
-
-
 # The recorder's account of it.
 
 
@@ -190,17 +172,3 @@ def test_a_recorder_started_again_counts_no_record_that_was_lost_before_it(trace
     told = again.close()
     assert (told.recorded, told.received, told.dropped) == (2, 9, {"trace_lost": 7})
     assert len(load_trace(trace)[1]) == 2
-
-
-def test_a_file_that_went_while_no_recorder_was_there_is_accounted_for(trace: Path) -> None:
-    recorder = Recorder(setup(trace))
-    take(recorder, range(3))
-    recorder.tick()
-    carried = recorder.progress()
-    assert carried is not None
-    recorder._trace._segment.file.abandon()  # type: ignore[union-attr]  # killed
-    trace.unlink()
-    again = Recorder(setup(trace, resume=True, carry=carried))
-    take(again, range(3, 5))
-    told = again.close()
-    assert (told.recorded, told.hashed, told.received, told.dropped) == (2, 2, 5, {"trace_lost": 3})

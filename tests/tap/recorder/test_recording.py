@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import struct
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -377,21 +376,6 @@ def test_without_usage_the_tokenizer_counts_the_prompt(lab: Any, vocabulary: Pat
     assert record.prompt_tokens > 4
     assert len(record.block_hashes) == record.prompt_tokens // 4
     assert (record.output_tokens, record.cached_tokens) == (3, None)
-
-
-def test_frames_survive_any_cut() -> None:
-    from tap.ipc.messages import Progress, encode_frame
-    from wire.process import split_frames
-
-    stream = b"".join(encode_frame(Progress(received=number)) for number in range(3))
-    for cut in range(len(stream) + 1):
-        buffer = bytearray(stream[:cut])
-        payloads = split_frames(buffer)
-        buffer += stream[cut:]
-        payloads += split_frames(buffer)
-        assert len(payloads) == 3
-        assert not buffer
-    assert struct.unpack("<I", stream[:4])[0] == len(payloads[0])
 
 
 @pytest.mark.parametrize(

@@ -265,26 +265,6 @@ def test_segments_that_were_shipped_away_still_count(path: Path) -> None:
     assert load_trace(path) == (META, [record(9)])
 
 
-RESUMING_WRITER = """
-import sys
-from tap.recorder.segments import SegmentedTrace
-from tracefile import Meta, Record
-path, rotate, epoch = sys.argv[1], int(sys.argv[2]) or None, int(sys.argv[3])
-trace = SegmentedTrace(path, Meta(source="tap", epoch_unix_ns=epoch), rotate_bytes=rotate, resume=True)
-print(trace.recorded, flush=True)
-number = trace.recorded
-while True:
-    trace.write(Record(request_id=f"r{number}", arrival_ms=float(number), extra={"x": str(number) * 20}))
-    number += 1
-    if number % 50 == 0:
-        if not trace.flush():
-            whole = trace.close()
-            sys.exit(f"{whole} {trace.recorded}")
-        trace.rotate_if_due()
-        print(trace.recorded, flush=True)
-"""
-
-
 # Disks that fill up.
 
 
@@ -339,29 +319,6 @@ def test_a_disk_that_fills_up_and_empties_costs_only_what_was_refused(
     assert trace.recorded == len(taken) == 60 - refused
     assert refused > 0
     assert ids(path) == taken
-
-
-@pytest.mark.parametrize("rotate", [None, 500])
-@pytest.mark.parametrize("room", [1, 30, 77, 200])
-def test_a_disk_that_stays_full_leaves_files_that_are_whole_and_counted(
-    path: Path, disk: Disk, room: int, rotate: int | None
-) -> None:
-    trace = SegmentedTrace(path, META, rotate_bytes=rotate)
-    write(trace, range(8))
-    assert trace.flush()
-    disk.room = room
-    taken = 8
-    for number in range(8, 40):
-        trace.flush()
-        if not trace.failing:
-            trace.write(record(number))
-            taken += 1
-    assert trace.failing
-    assert trace.close() == (trace.recorded == taken)
-    with open_trace(path) as reader:
-        assert [found.request_id for found in reader] == [f"r{i}" for i in range(trace.recorded)]
-        assert reader.warnings == []
-    assert trace.recorded >= 8
 
 
 @pytest.fixture

@@ -30,10 +30,6 @@ sglang:token_usage 0.5
 sglang:prompt_tokens_total{engine_type="unified"} 90.0
 sglang:cached_tokens_total{engine_type="unified"} 30.0
 """
-LLAMACPP = (
-    "llamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n"
-    "llamacpp:prompt_tokens_total 13\nllamacpp:prompt_tokens_cached_total 15\n"
-)
 
 
 class Engines:

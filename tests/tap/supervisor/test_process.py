@@ -189,34 +189,6 @@ def test_nothing_of_what_was_said_is_in_any_file_or_output(lab: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_engine_facts_are_in_the_header(lab: Any) -> None:
-    async def script(request: Any) -> None:
-        if request.target == b"/version":
-            request.write_json({"version": "0.32.0"})
-        elif request.target == b"/v1/models":
-            request.write_json({"data": [{"id": "tiny", "max_model_len": 16384}]})
-        elif request.target == b"/metrics":
-            text = (
-                b"# HELP vllm:cache_config_info x\n"
-                b'vllm:cache_config_info{block_size="8",num_gpu_blocks="1024",enable_prefix_caching="True"} 1.0\n'
-            )
-            request.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
-        else:
-            request.write_json(ANSWER)
-
-    async def scenario() -> None:
-        async with upstream_of(lab, script) as port, lab.command(port) as tap:
-            await tap.post("/v1/completions", COMPLETION)
-            await tap.end()
-
-    asyncio.run(scenario())
-    meta, [record] = lab.read()
-    assert (meta.engine.name, meta.engine.version, meta.model) == ("vllm", "0.32.0", "tiny")
-    assert (meta.engine.block_size, meta.engine.num_gpu_blocks, meta.engine.enable_prefix_caching) == (8, 1024, True)
-    assert (meta.engine.max_model_len, meta.block_size) == (16384, 8), "never coarser than the engine's own blocks"
-    assert len(record.block_hashes) == 1
-
-
 def refusals() -> Sequence[Any]:
     return [
         pytest.param(["--upstream", "ftp://x"], "--upstream", id="no URL"),
@@ -256,28 +228,6 @@ def short_folder() -> Iterator[Path]:
     """Folder whose path leaves room for a socket's, as pytest's own does not everywhere."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
-
-
-@pytest.mark.parametrize("module", ["recorder.recorder", "proxy.worker", "admin"])
-def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(
-    lab: Any, module: str, short_folder: Path
-) -> None:
-    name = module.rpartition(".")[2]
-    (lab.folder / "sitecustomize.py").write_text(
-        f"import os, sys\nif 'tap.{module}' in sys.orig_argv:\n    os._exit(3)\n"
-    )
-
-    async def scenario() -> subprocess.CompletedProcess[str]:
-        async with upstream_of(lab) as port:
-            flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--workers", "2")
-            more = ("--admin", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids")
-            path = f"{lab.environment()['PYTHONPATH']}:{lab.folder}"
-            return await asyncio.to_thread(run_tap, lab, *flags, *more, PYTHONPATH=path, TMPDIR=str(short_folder))
-
-    done = asyncio.run(scenario())
-    assert done.returncode == 2
-    assert done.stderr == f"tap: error: the {name} process ended before it was ready\n"
-    assert not list(short_folder.iterdir()), "its folder is gone"
 
 
 def test_a_tap_before_its_engine_goes_on_when_it_comes_and_when_its_trace_goes(lab: Any) -> None:

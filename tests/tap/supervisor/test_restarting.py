@@ -143,20 +143,6 @@ def test_one_that_does_not_leave_is_killed(nursery: Nursery) -> None:
     assert nursery.deaths == 0
 
 
-def test_one_that_is_away_when_all_ends_is_not_waited_for(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tap.supervisor.processes.BACKOFF_S", 600.0)
-
-    async def scenario() -> bool:
-        child = nursery.child
-        await child.start()
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        await until(lambda: nursery.deaths)
-        return await child.finish(30)
-
-    assert asyncio.run(scenario()) is True
-
-
 def test_one_that_is_coming_back_when_all_ends_is_heard_to_its_end(nursery: Nursery) -> None:
     async def scenario() -> bool:
         child = nursery.child

@@ -133,21 +133,6 @@ def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
     assert len(lab.records) == 25 - sum(lost.values())
 
 
-def test_recorder_and_worker_killed_together_still_add_up(lab: Any) -> None:
-    async def scenario() -> None:
-        async with upstream_of(lab) as port, lab.command(port, "--workers", "2") as tap:
-            load = [asyncio.create_task(tap.post("/v1/completions", COMPLETION)) for _ in range(40)]
-            await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)
-            for pid in (tap.recorder_pid(), tap.pids("tap.proxy.worker")[0]):
-                os.kill(pid, signal.SIGKILL)
-            await asyncio.gather(*load, return_exceptions=True)
-            await tap.end()
-            assert tap.code == 0, tap.errors
-
-    asyncio.run(scenario())
-    assert set(dropped(lab)) <= {"worker_died", "recorder_died"}
-
-
 def healthy(port: int) -> bool:
     """Whether the admin process says that it lives; waits for the answer."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_S) as answer:
