@@ -12,7 +12,7 @@ from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast
-from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
+from sim.forecast.saturation import PointRun, run_point, utilization_of
 from sim.kernels import layout
 from sim.latency.modelfile import Model
 
@@ -83,11 +83,11 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine."""
+def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
+    """Run a load without noise: its steps and utilization, of a fleet those of the busiest engine."""
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
-        return point, demand_of(point, load.arrivals, load.engine, model)
+        return point, utilization_of(point, load.arrivals, load.engine, model)
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     engines = _engines(load, load.fleet, model)
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
@@ -105,5 +105,4 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
     point = PointRun(state, counts, costs[place][: counts.shape[1]])
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
-    demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)
-    return point, demand
+    return point, utilization_of(point, load.arrivals, engine.config, engine.model, own=served)

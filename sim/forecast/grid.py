@@ -5,22 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from measure.wording import listed
 from sim.engine.deployment import refuse_alone
 from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, axes_in, combinations
 from tracefile.commandline.configfile import refuse_code
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-else:  # imported by the first array
-    np = LateModule("numpy")
 
 MOST_POINTS: Final = 5_000
-_RANGE: Final = ("from", "to", "steps")
 _TYPES: Final = {
     bool: "true or false",
     int: "a whole number",
@@ -84,25 +77,12 @@ def _axis(path: Path, table: str, key: str) -> tuple[Axis, str]:
 
 def _values(path: Path, key: str, told: Any) -> tuple[Axis, list[Any]]:
     axis, where = _axis(path, "axes", key)
-    if isinstance(told, dict):
-        told = _ranged(axis, told, where)
     if not isinstance(told, list) or not told:
-        raise InputError(f"{where}: {told!r}; expected values in brackets, or {{from = …, to = …, steps = …}}")
+        raise InputError(f"{where}: {told!r}; expected values in brackets")
     values = [_value(axis, value, where) for value in told]
     if len(set(values)) < len(values):
         raise InputError(f"{where}: {told!r}; expected each value once")
     return axis, values
-
-
-def _ranged(axis: Axis, told: dict[str, Any], where: str) -> list[Any]:
-    """Return ``steps`` values from one end to the other in equal ratios; whole numbers that fall together are one."""
-    if set(told) != set(_RANGE) or axis.kind not in (int, float):
-        raise InputError(f"{where}: {told!r}; expected numbers in {listed(list(_RANGE))}, or values in brackets")
-    low, high, steps = (_typed(told[key], float, f"{where}.{key}") for key in _RANGE)
-    if not 0 < low < high or not 2 <= steps <= MOST_POINTS or steps != int(steps):
-        raise InputError(f"{where}: {told!r}; expected 0 < from < to, and 2 to {MOST_POINTS:,} steps")
-    values = np.geomspace(low, high, int(steps)).tolist()
-    return list(dict.fromkeys(round(value) if axis.kind is int else float(f"{value:.5g}") for value in values))
 
 
 def _value(axis: Axis, value: Any, where: str) -> Any:

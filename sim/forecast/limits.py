@@ -54,19 +54,20 @@ def _judged(gate: Threshold, point: ForecastPoint) -> EffectGate:
     name = measure_name(gate)
     measure = point.measures.get(name)
     span = None if measure is None else _span(gate, measure, point)
-    passed, sure = (False, True) if span is None else _outcome(gate, span)
+    passed, sure = (False, True) if span is None or _is_endless(gate, point) else _outcome(gate, span)
     return EffectGate(
         gate=gate.text, point=point.name, measure=name, key=gate.key, passed=passed and sure, sure=sure, span=span
     )
 
 
+def _is_endless(gate: Threshold, point: ForecastPoint) -> bool:
+    """Return if a limit is on times of a saturated load, whose waits grow for as long as it lasts."""
+    return point.saturated and gate.metric in TIMES and gate.op in ("<", "<=")
+
+
 def _outcome(gate: Threshold, span: Span) -> tuple[bool, bool]:
     """Return if the middle keeps a limit, and if the members agree."""
-    if span.middle is None:
-        # More than ``beyond``: only a lower limit below that surely holds.
-        passed = span.beyond is not None and gate.op in (">", ">=") and gate.holds(span.beyond)
-    else:
-        passed = gate.holds(span.middle)
+    passed = span.middle is not None and gate.holds(span.middle)
     return passed, all(gate.holds(end) == passed for end in (span.low, span.high) if end is not None)
 
 

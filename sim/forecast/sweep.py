@@ -18,7 +18,7 @@ import msgspec
 from measure import wording
 from measure.metrics.flags import add_gpus_argument, checked_gpus
 from measure.thresholds import Threshold
-from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, effect_text, pareto_set, title_of, value_text
+from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, pareto_set, title_of, value_text
 from report.output import add_page_argument, page_path, put_page
 from sim.forecast.captured import Captured, plan_as
 from sim.forecast.grid import Grid, read_grid
@@ -126,50 +126,37 @@ class SweptPoints:
 
     def __init__(self, work: "PointForecast", grid: Grid, choice: Choice) -> None:
         self._work, self._grid, self._choice = work, grid, choice
-        captured = work.captured
-        self.base = _with_own_values(captured, grid)
+        self.base = _with_own_values(work.captured, grid)
         self.scenarios = {key_of(one): one for one in (*grid.scenarios, self.base)}
         self._today = key_of(self.base)
-        self._settings = {key: _settings(captured, one, grid) for key, one in self.scenarios.items()}
-        loads = {key: _load(one) == _load(self.base) for key, one in self.scenarios.items()}
-        self._same_load = loads if sum(loads.values()) > 1 else dict.fromkeys(loads, True)
-        self._before: Mapping[str, Any] = {}
-        """Today's values."""
+        self._settings = {key: _settings(work.captured, one, grid) for key, one in self.scenarios.items()}
         self.found: dict[str, ForecastPoint] = {}
         self._latency = points.latency_of(choice.slos)
 
     def forecast(self, tasks: "Sequence[Task]") -> None:
         done = counted(range(len(tasks)), "points" if tasks[-1][1] == 1 else "points near the frontier")
-        forecasts = {}
-        for task, values in results(self._work, tasks, procs=self._choice.procs):
-            forecasts[key_of(task[0]), task[1]] = values
+        for (scenario, members), values in results(self._work, tasks, procs=self._choice.procs):
+            key = key_of(scenario)
+            if key not in self.found or members > self.found[key].members:
+                self.found[key] = self._point(key, values)
             next(done, None)
         next(done, None)
-        for scenario, members in tasks:  # today's first
-            self._put(scenario, forecasts[key_of(scenario), members])
 
-    def _put(self, scenario: Scenario, values: "PointValues") -> None:
-        key, choice = key_of(scenario), self._choice
-        members = len(values.values["unserved"])
-        if key in self.found and self.found[key].members > members:
-            return
-        settings, engines = self._settings[key]
+    def _point(self, key: str, values: "PointValues") -> ForecastPoint:
+        scenario, choice, (settings, engines) = self.scenarios[key], self._choice, self._settings[key]
         gpus = engines * choice.gpus
         values.values[PER_GPU] = values.values[THROUGHPUT] / gpus
         if choice.gpu_price is not None:
             with np.errstate(divide="ignore"):
                 values.values[COST] = choice.gpu_price / 3600.0 * 1e6 / values.values[PER_GPU]
-        if key == self._today:
-            self._before = values.values
-        self.found[key] = points.make_point(
+        return points.make_point(
             scenario.name_beside(self.base),
             settings,
             values,
             choice.slos,
-            base=self._before if members > 1 and key != self._today else None,
             gpus=gpus,
             changes=sum(axis.value_in(scenario) != axis.value_in(self.base) for axis in AXES),
-            same_load=self._same_load[key],
+            same_load=_load(scenario) == _load(self.base),
         )
 
     def pareto(self) -> list[str]:
@@ -189,36 +176,20 @@ class SweptPoints:
 
     def result(self) -> ForecastGrid:
         """Return the sweep with its points marked."""
-        choice, pareto, chosen = self._choice, self.pareto(), self.chosen()
-        named: dict[str, list[str | None]] = {"today": [self._today], "chosen": [chosen], "pareto": [*pareto]}
-        marked = [
-            points.with_mark(self.found[key], *(mark for mark, keys in named.items() if key in keys))
-            for key in self.scenarios
-        ]
-        cost = [] if choice.gpu_price is None else [COST]
-        columns = [
-            self._latency,
-            "hit_rate",
-            PER_GPU,
-            *cost,
-            "utilization",
-            "ttft.all.p50",
-            "ttft.all.p99",
-            "queue.p90",
-        ]
-        about = self._work.about()
-        if len({_load(scenario) for scenario in self.scenarios.values()}) > 1:
-            among = "all, as today's load has one point" if all(self._same_load.values()) else "points at today's load"
-            about["notes"].append(f"loads differ: the choice is among {among}, the Pareto set among all")
+        named = {"today": [self._today], "chosen": [self.chosen() or ""], "pareto": self.pareto()}
+        cost = [] if self._choice.gpu_price is None else [COST]
         return ForecastGrid(
             axes=[axis.name for axis, values in self._grid.axes.items() if len(values) > 1],
             latency=self._latency,
             throughput=PER_GPU,
-            columns=list(dict.fromkeys(columns)),
-            points=marked,
-            limits=[slo.text for slo in choice.slos],
-            gpu_price=choice.gpu_price,
-            **about,
+            columns=[self._latency, "hit_rate", PER_GPU, *cost, "utilization"],
+            points=[
+                points.with_mark(self.found[key], *(mark for mark, keys in named.items() if key in keys))
+                for key in self.scenarios
+            ],
+            limits=[slo.text for slo in self._choice.slos],
+            gpu_price=self._choice.gpu_price,
+            **self._work.about(),
         )
 
 
@@ -271,40 +242,24 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
 def headlines(found: ForecastGrid) -> list[str]:
     """Return what to change, and the number of members behind each number."""
     limit = wording.listed(found.limits) if found.limits else "today's latency"
-    today, chosen, name = found.marked("today"), found.marked("chosen"), found.latency
+    today, chosen = found.marked("today"), found.marked("chosen")
     assert today is not None
     if chosen is None:
-        same = [point for point in found.points if point.same_load]
-        best = min(same, key=lambda point: point.middle(name) or float("inf"), default=today)
-        fastest = f"{best.name or 'today'}, has {_latency(best, name)}"
-        advice = f"No point keeps {limit}: the fastest, {fastest}"
+        advice = f"No point keeps {limit}; today: {_numbers(found, today)}"
     elif chosen.name == today.name:
-        cheaper = f"no point keeps {limit} for less than today's"
-        advice = f"Change nothing: {cheaper}, with {_latency(today, name)}"
+        advice = f"Change nothing: no point keeps {limit} for less than today's. {_numbers(found, today)}"
     else:
-        effect = f" ({effect_text(chosen, name)})" if effect_text(chosen, name) else ""
-        advice = f"Change to {chosen.name}: {_latency(chosen, name)} beside today's "
-        advice += f"{value_text(today, name)} ms{effect}, {_money(found, chosen, today)}"
+        advice = f"Change to {chosen.name}: {_numbers(found, chosen)}; today: {_numbers(found, today)}"
     refined = sum(point.members > 1 for point in found.points)
     members = (
-        f"{len(found.points):,} points with one member each; {refined:,} of them, today's and the Pareto set, with "
-        f"{found.members}: brackets hold 90 % of these."
+        f"{len(found.points):,} points with one member each; {refined:,} with {found.members}: brackets hold 90 %."
     )
     return [advice + ("." if found.trusted else f"{NOT_TRUSTED}."), members]
 
 
-def _latency(point: ForecastPoint, name: str) -> str:
-    return f"{title_of(name).replace(' ms', '')} {value_text(point, name)} ms"
-
-
-def _money(found: ForecastGrid, point: ForecastPoint, today: ForecastPoint) -> str:
-    """Return cost, else throughput per GPU, and its change from today's."""
-    name = PER_GPU if found.gpu_price is None else COST
-    value, before = point.middle(name), today.middle(name)
-    text = f"{value_text(point, name)} {'output tokens/s per GPU' if name == PER_GPU else 'per million output tokens'}"
-    if value is None or not before or abs(value / before - 1.0) <= EVEN:
-        return f"{text} as today"
-    return f"{text}, {wording.signed_percent(value / before - 1.0)}"
+def _numbers(found: ForecastGrid, point: ForecastPoint) -> str:
+    names = (found.latency, PER_GPU if found.gpu_price is None else COST)
+    return ", ".join(f"{title_of(name)} {value_text(point, name)}" for name in names)
 
 
 def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Setting], int]:

@@ -12,7 +12,7 @@ from measure.waits import first_token_waits
 from report.compare.cells import Cells, measure
 from report.compare.ensembles import closer, judge_baselines, losing_p
 from report.compare.results import DurationError, QuantileError
-from sim.forecast.baselines import LINE, cold_predictors, mean_wait_ms, predictors, queued, service_ms
+from sim.forecast.baselines import LINE, predictors, queued, service_ms
 from sim.latency.modelfile import Baseline, default_model
 from tracefile import Meta, Record, RequestId, TraceWriter
 
@@ -56,15 +56,6 @@ def test_lindley_by_hand_and_against_mm1() -> None:
     assert np.quantile(waits_ms, levels) == pytest.approx(-2.0 * np.log(1.0 - levels), rel=0.05)
 
 
-def test_pollaczek_khinchine_against_closed_forms() -> None:
-    arrival_ms = np.arange(0.0, 200.0, 2.0)  # half a request per ms
-    exponential = np.tile([0.0, 2.0], 50)  # mean 1, mean square 2, as an exponential's
-    assert mean_wait_ms(arrival_ms, exponential) == pytest.approx(1.0)  # M/M/1: ρ / (μ − λ)
-    assert mean_wait_ms(arrival_ms, np.ones(100)) == pytest.approx(0.5)  # M/D/1: half of it
-    assert np.isnan(mean_wait_ms(arrival_ms, np.full(100, 2.0)))
-    assert np.isnan(mean_wait_ms(np.zeros(1), np.ones(1)))
-
-
 def test_service_times_are_the_models_for_a_request_alone() -> None:
     one, other = np.array([5_000, 5_000]), np.array([5_000, 8])
     alone_ms, later_ms = service_ms(MODEL, one, other, np.array([3, 1]))
@@ -84,25 +75,18 @@ def test_predictors_are_told_the_cached_tokens(tmp_path: Path) -> None:
     again = replace(truth, ttft_ms=truth.ttft_ms * 1.5)
     found = predictors(MODEL, truth, [truth, again])
     judged = judge_baselines(truth, {"all": rows}, cells, found)
-    assert list(judged) == [LINE, "mg1_mean_wait", "mg1_queue", "last_capture"]
+    assert list(judged) == [LINE, "mg1_queue", "last_capture"]
     assert judged[LINE]["all"].median_abs_error == 0.0
     assert judged["last_capture"]["all"].median_abs_error == pytest.approx(0.5)
-    # A second between requests of 12 ms: the queue is empty, its mean wait under a tenth of a millisecond.
+    # A second between requests of 12 ms: the queue is empty.
     alone_ms = service_ms(MODEL, truth.prompt_tokens, truth.prompt_tokens - 60, truth.output_tokens)[0]
     assert found["mg1_queue"].ttft_ms.tolist() == pytest.approx(alone_ms.tolist())
-    assert found["mg1_mean_wait"].ttft_ms.tolist() == pytest.approx((alone_ms + 0.14).tolist(), abs=0.1)
+    # Without sharing all tokens of a prompt are computed.
+    cold = predictors(MODEL, truth, [], cold=True)
+    assert cold[LINE].ttft_ms.tolist() == [2.0 + 0.25 * (100 + number) for number in range(30)]
     unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
     assert np.isnan(predictors(MODEL, unsaid, [])[LINE].ttft_ms).all()
     assert "mg1_queue" not in predictors(MODEL, unsaid, [])
-
-
-def test_a_warm_curve_is_scaled_by_the_work_that_a_cold_cache_asks_for(tmp_path: Path) -> None:
-    # Prompts of 100 and 101 tokens, 60 cached: 201 tokens cold, 81 warm; by the line 54.25 ms cold, 24.25 warm.
-    warm = run_of(tmp_path / "w.jsonl", [10.0, 20.0], cached=60)
-    found = cold_predictors(MODEL, warm, [])
-    assert found["warm_scaled_by_tokens"].ttft_ms.tolist() == pytest.approx([10 * 201 / 81, 20 * 201 / 81])
-    assert found["warm_scaled_by_line"].ttft_ms.tolist() == pytest.approx([10 * 54.25 / 24.25, 20 * 54.25 / 24.25])
-    assert found[LINE].ttft_ms.tolist() == [2 + 25.0, 2 + 25.25]
 
 
 def test_closer_compares_what_both_have() -> None:
