@@ -11,9 +11,8 @@ from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
 from sim.forecast.captured import Load
-from sim.forecast.ensemble import Forecast, RunOne, forecast
+from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns
 from sim.forecast.saturation import PointRun, run_point, utilization_of
-from sim.kernels import layout
 from sim.latency.modelfile import Model
 
 Seen = dict[str, npt.NDArray[Any]]
@@ -61,21 +60,12 @@ def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
 def _seen(dispatch: Dispatch) -> Seen:
     fleet = dispatch.fleet
     runs, count = fleet.state.runs, len(fleet.arrivals)
-    found: Seen = {
-        "outcome": runs["outcome"].astype(np.int8),
-        "arrival_ms": np.where(runs["outcome"] == layout.PARENT_FAILED, np.nan, runs["arrival_ms"]),
-        "ttft_ms": runs["ttft_ms"].copy(),
-        "e2e_ms": runs["e2e_ms"].copy(),
-        "queue_ms": np.full(count, np.nan),
-        "output_tokens": runs["num_seen"].copy(),
-        "cached_tokens": np.full(count, -1),
-        "preemptions": np.zeros(count, np.int64),
-    }
+    found: Seen = seen_columns(runs)
+    found |= {"cached_tokens": np.full(count, -1), "preemptions": np.zeros(count, np.int64)}
     gaps_ms = [np.empty(0)]
     for number, life in enumerate(fleet.lives):
         places, state = np.flatnonzero(fleet.life_of == number), life.state
         requests = state.scheduler.requests
-        found["queue_ms"][places] = (state.runs["admitted_ms"] - state.runs["entry_ms"])[places]
         found["cached_tokens"][places] = requests["cached_tokens"][places]
         found["preemptions"][places] = requests["preemptions"][places]
         gaps = np.maximum(runs["num_seen"][places] - 1, 0)

@@ -14,12 +14,6 @@ from tracefile.commandline.configfile import refuse_code
 from tracefile.records.errors import InputError
 
 MOST_POINTS: Final = 5_000
-_TYPES: Final = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a word in quotes",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +38,11 @@ def read_grid(path: Path) -> Grid:
         raise InputError(f"{path}: {error.strerror}; expected the grid of a sweep, a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}; expected TOML") from None
-    axes, base = _table(path, told, "axes"), _table(path, told, "base")
     told.pop("sim", None)  # flags of this command, for --config
-    for key in told:
-        raise InputError(f"{path}: {key}: no such key; expected [axes], [base] or [sim.sweep]")
+    for key, value in told.items():
+        if key not in ("axes", "base") or not isinstance(value, dict):
+            raise InputError(f"{path}: {key}: no such table; expected [axes], [base] or [sim.sweep]")
+    axes, base = told.get("axes", {}), told.get("base", {})
     chosen = AS_CAPTURED
     for key, value in base.items():
         axis, where = _axis(path, "base", key)
@@ -58,13 +53,6 @@ def read_grid(path: Path) -> Grid:
     count = prod(len(values) for values in found.axes.values())
     if not found.axes or count > MOST_POINTS:
         raise InputError(f"{path}: axes: {count:,} points, all combinations; expected 2 to {MOST_POINTS:,}")
-    return found
-
-
-def _table(path: Path, told: dict[str, Any], name: str) -> dict[str, Any]:
-    found = told.pop(name, {})
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: {name}: {found!r}; expected a table [{name}]")
     return found
 
 
@@ -86,11 +74,12 @@ def _values(path: Path, key: str, told: Any) -> tuple[Axis, list[Any]]:
 
 
 def _value(axis: Axis, value: Any, where: str) -> Any:
-    _typed(value, axis.kind, where)
-    if axis.name == "route":
-        refuse_code(where, value)
     if axis.kind is bool:
+        if not isinstance(value, bool):
+            raise InputError(f"{where}: {value!r}; expected true or false")
         return axis.on if value else not axis.on
+    if axis.name == "route":
+        refuse_code(where, str(value))
     return _placed(lambda: axis.read(where, str(value)), where)
 
 
@@ -100,10 +89,3 @@ def _placed(read: Callable[[], Any], where: str) -> Any:
         return read()
     except InputError as error:
         raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-
-
-def _typed(value: Any, kind: type, where: str) -> Any:
-    kinds = (int, float) if kind is float else kind
-    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
-        raise InputError(f"{where}: {value!r}; expected {_TYPES[kind]}")
-    return value

@@ -9,7 +9,7 @@ from report.grid.points import LEVELS, TTFT, Measure, Span
 from sim.forecast.results import EffectGate, ForecastPoint
 from tracefile.records.errors import InputError
 
-TIMES: Final = ("ttft", "itl", "e2e", "queue")
+TIMES: Final = ("ttft", "itl", "e2e")
 """Metrics with levels."""
 NUMBERS: Final = ("output_tokens_per_s", "hit_rate")
 KEYS: Final = ("difference", "ratio")
@@ -24,19 +24,17 @@ def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
     """Read a limit; raises InputError for one that no forecast could be held to. ``keys``: effects it may be on."""
     found = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
     timed = found.metric in TIMES
-    if timed and _level(found) not in LEVELS:
-        wanted = f"pNN with one of {', '.join(LEVELS)}"
-        raise InputError(f"{flag} {text}: {_level(found) or 'no level'}; expected {wanted}, as in ttft.p95<=1s")
-    if not timed and (found.percentile is not None or found.cohort is not None):
-        raise InputError(f"{flag} {text}: {found.metric} has no level or cohort; expected as in hit_rate>=30%")
-    if found.cohort is not None and found.metric != "ttft":
-        raise InputError(f"{flag} {text}: {found.metric} has no cohort; expected cohorts before ttft only")
-    if found.key is not None and found.key not in keys:
-        expected = f"{' or '.join(keys)}, or neither" if keys else "the value itself"
-        raise InputError(f"{flag} {text}: {found.key!r}; expected {expected}")
-    if (found.unit == "ms") != (timed and found.key != "ratio"):
-        wants = "a duration" if timed and found.key != "ratio" else "a number or a percentage"
-        raise InputError(f"{flag} {text}: the limit is {found.unit}; expected {wants}")
+    is_time = timed and found.key != "ratio"
+    wrong = (
+        (timed and _level(found) not in LEVELS, f"no level; expected pNN with one of {', '.join(LEVELS)}"),
+        (not timed and found.percentile is not None, f"{found.metric} has no level"),
+        (found.cohort is not None and found.metric != TTFT, f"{found.metric} has no cohort; only ttft has"),
+        (found.key is not None and found.key not in keys, f"{found.key!r}; expected {' or '.join(keys) or 'none'}"),
+        ((found.unit == "ms") != is_time, f"expected {'a duration' if is_time else 'a number or a percentage'}"),
+    )
+    for is_wrong, message in wrong:
+        if is_wrong:
+            raise InputError(f"{flag} {text}: {message}")
     return found
 
 

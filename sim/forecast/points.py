@@ -55,8 +55,6 @@ class ForecastConfig:
 
     trace: Path
     model: Path
-    paced: bool | None = None
-    """None: if the trace knows its sessions."""
     members: int = 32
     seed: int = 0
 
@@ -65,7 +63,6 @@ def config_of(arguments: argparse.Namespace) -> ForecastConfig:
     return ForecastConfig(
         trace=arguments.trace,
         model=arguments.latency_model,
-        paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         seed=arguments.seed,
     )
@@ -79,7 +76,7 @@ class PointForecast:
     ) -> None:
         """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
         self.config, self.model = config, load_model(config.model)
-        self.captured = read_captured(config.trace, self.model, paced=config.paced, kv_groups=kv_groups)
+        self.captured = read_captured(config.trace, self.model, paced=None, kv_groups=kv_groups)
         self.cohorts = summing.cohorts_of(self.captured.records)
         for limit in limits:
             if (limit.cohort or ALL) not in self.cohorts:
@@ -131,7 +128,6 @@ class PointForecast:
             "notes": [
                 *filter(None, [captured.part_hashed]),
                 *engine_warning(model, captured.meta, captured.engine),
-                *ensemble.no_draws(model),
             ],
             "trace_digest": captured.digest,
             "model_digest": model_digest(model),

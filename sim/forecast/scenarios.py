@@ -74,12 +74,6 @@ def add_scenario_flags(parser: Parser) -> None:
 
 def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--replay-sessions",
-        action=argparse.BooleanOptionalAction,
-        help="a turn comes its think time after its parent's predicted end, or at its recorded offset; default: the "
-        "former where the trace has sessions",
-    )
-    parser.add_argument(
         "--members",
         type=int,
         default=32,

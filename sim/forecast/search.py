@@ -79,7 +79,7 @@ def add_arguments(parser: Parser) -> None:
         "--target",
         required=True,
         metavar="THRESHOLD",
-        help="[COHORT.]METRIC.pNN<=LIMIT of ttft, itl, e2e or queue, as turns2+.ttft.p90<=500ms, or hit_rate>=30%%",
+        help="[COHORT.]METRIC.pNN<=LIMIT of ttft, itl or e2e, as turns2+.ttft.p90<=500ms, or hit_rate>=30%%",
     )
     parser.add_argument(
         "--between",
@@ -191,15 +191,10 @@ def _only_one(scenarios: Sequence[Scenario], quantity: str) -> Scenario:
 
 
 def _between(text: str, quantity: str) -> tuple[float, float]:
-    try:
-        low, high = (float(word) for word in text.split(","))
-    except ValueError:
-        low = high = 0.0
-    whole = low == round(low) and high == round(high)
-    least = {"num-gpu-blocks": 2, RATE: 0}.get(quantity, 1)
-    if not 0.0 < low < high < float("inf") or (quantity != RATE and (low < least or not whole)):
-        kind = "two numbers above 0" if quantity == RATE else f"two whole numbers from {least} on"
-        raise InputError(f"--between: {text!r}; expected {kind}, the smaller first")
+    words = text.split(",")
+    low, high = (float(AXIS_OF[quantity].read("--between", word)) for word in words) if len(words) == 2 else (0.0, 0.0)
+    if not 0.0 < low < high:
+        raise InputError(f"--between: {text!r}; expected two values above 0, the smaller first")
     return low, high
 
 

@@ -69,12 +69,12 @@ def curve_of(waits: Sequence[Waits]) -> Curve:
     first_ms = max(min(float(one.time_ms[0]) if len(one) else 1.0 for one in waits), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
     waiting = np.array([survival_at(one, incidence(one), grid_ms) for one in waits])
-    bands = [interval(column) for column in waiting.T]
+    middle, low, high = np.round([interval(column) for column in waiting.T], 5).T.tolist()
     return Curve(
         time_ms=[round(time_ms, 3) for time_ms in grid_ms.tolist()],
-        survival=[round(band.middle, 5) for band in bands],
-        low=[round(band.low, 5) for band in bands],
-        high=[round(band.high, 5) for band in bands],
+        survival=middle,
+        low=low,
+        high=high,
     )
 
 
@@ -96,7 +96,7 @@ def _engine_values(found: Forecast) -> dict[str, FloatArray]:
         "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
         "unserved": np.isin(found.outcome, _UNSERVED).sum(axis=1).astype(np.float64),
     }
-    for name, rows in (("queue", list(found.queue_ms)), ("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
+    for name, rows in (("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
         at_levels = np.array([_order_statistics(row) for row in rows])
         values |= {f"{name}.{level}": column for level, column in zip(LEVELS, at_levels.T, strict=True)}
     return values
@@ -111,8 +111,8 @@ def _order_statistics(values: FloatArray) -> FloatArray:
 
 def span_of(values: FloatArray) -> Span:
     """Return the members' values as a span; null: infinite."""
-    found = interval(values)
-    return Span(middle=finite(found.middle), low=finite(found.low), high=finite(found.high))
+    middle, low, high = map(finite, interval(values))
+    return Span(middle=middle, low=low, high=high)
 
 
 def finite(value: float) -> float | None:

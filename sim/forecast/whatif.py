@@ -127,7 +127,7 @@ def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
 
 
 def _plans(captured: Captured, asked: WhatIf, measured: ForecastPoint | None) -> Iterator[tuple[Kind, str, Scenario]]:
-    """Yield the forecasts to make; the capture's is left out where nothing was measured and ``--base`` is another.
+    """Yield the forecasts to make; of the capture only if it was measured, or nothing else is the base.
 
     Raises InputError for a load that no engine could have, or that serves no request.
     """

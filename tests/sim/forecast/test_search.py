@@ -153,8 +153,8 @@ def test_nothing_holds_where_more_is_asked_than_the_engine_can_do(folder: Path) 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: the limit is number; expected a duration"),
-        (["--between", "2,1"], "--between: '2,1'; expected two numbers above 0, the smaller first"),
+        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: expected a duration"),
+        (["--between", "2,1"], "--between: '2,1'; expected two values above 0, the smaller first"),
         (["--rate", "2"], "--rate: it is what is searched; expected --between to limit it"),
         (["--num-gpu-blocks", "100,200"], "2 scenarios; expected one value of each flag, as rate is varied"),
         (
