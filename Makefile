@@ -38,8 +38,7 @@ results: $(VENV)/ready         ## forecasts against a real vLLM; what is capture
 	$(PY) -m scripts.fidelity capture out/results
 	$(PY) -m scripts.fidelity judge out/results
 
-# The compiled form is built again when its source changes; without a compiler Python's is used.
-$(VENV)/ready: pyproject.toml setup.py wire/usualevents.c
+$(VENV)/ready: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)
 	# uv takes a quarter of pip's time; pip alone knows an index of one's own.
 	{ $(PY) -m pip install --quiet uv && $(PY) -m uv pip install --quiet --python $(PY) --editable '.[dev]'; } \

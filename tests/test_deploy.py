@@ -108,7 +108,6 @@ def test_the_build_copies_every_package_and_nothing_else() -> None:
     packages = {pattern.removesuffix("*") for pattern in built}
     assert {line.removeprefix("!") for line in kept if line.startswith("!")} == packages | {
         "pyproject.toml",
-        "setup.py",  # compiled forms of the tap's and loadgen's loops
         "README.md",
         "LICENSE",
     }

@@ -109,16 +109,6 @@ def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic:
     assert plan(there, both).engine.num_gpu_blocks == 100
 
 
-def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:
-    records = [
-        msgspec.structs.replace(record, e2e_ms=1_500.0) for record in synthetic.calibration(0, prompts=2, mixed=0)
-    ]
-    there = captured(records, paced=False)
-    last_ms = max(record.arrival_ms or 0.0 for record in records)
-    assert plan(there, Scenario({})).horizon_ms == last_ms + 1_500.0
-    assert plan(there, Scenario({}, rate=2.0)).horizon_ms == pytest.approx(last_ms / 2 + 1_500.0)
-
-
 def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synthetic: ModuleType) -> None:
     path = tmp_path / "t.jsonl"
     with TraceWriter(path, Meta(block_size=32, engine=Engine(num_gpu_blocks=77, max_num_seqs=None))) as writer:
