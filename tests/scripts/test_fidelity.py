@@ -26,7 +26,6 @@ from scripts.fidelity.loads import (
 )
 from scripts.gpu_engine import server_command
 from scripts.vllm_engine import ModelShape
-from scripts.wheels import whole_wheels
 
 PROBE = Probe(short_ms=20.0, long_ms=20.0 + 0.04 * (8192 - 64), output_ms=0.5)
 """An accelerator: 25,000 prompt tokens a second, a step of 8 ms for 16 outputs."""
@@ -94,18 +93,6 @@ def test_no_capture_begins_that_the_budget_has_no_room_for(tmp_path: Path, monke
     Bench("sim", "http://engine", tmp_path, made).capture_each(made.captures()[:15], 1215.0)
     done = [capture.name for capture in made.captures() if read_manifest(tmp_path, capture)]
     assert done == ["calibration-1", "session-fast", "poisson-long", "burst", "session-fast-cold-replayed"]
-
-
-def test_wheels_in_pieces_are_put_together_once(tmp_path: Path) -> None:
-    folder, joined = tmp_path / "wheels", tmp_path / "joined"
-    folder.mkdir()
-    for name, text in {"b-1.whl.01": "cd", "b-1.whl.00": "ab", "a-1.whl": "x", "notes.txt": "-"}.items():
-        (folder / name).write_text(text)
-    found = whole_wheels(folder, joined)
-    assert [path.name for path in found] == ["a-1.whl", "b-1.whl"]
-    assert found[1].read_text() == "abcd"
-    stamp = found[1].stat().st_mtime_ns
-    assert whole_wheels(folder, joined)[1].stat().st_mtime_ns == stamp
 
 
 def test_the_default_model_has_the_shape_of_qwen3_8b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
