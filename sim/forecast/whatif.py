@@ -165,8 +165,9 @@ def headline(result: ForecastGrid) -> str:
     if not scenarios:
         return f"{title}: {known}"
     best = min(scenarios, key=lambda point: (point.saturated, point.middle(name) or float("inf")))
-    state = "saturated, " if best.saturated else ""
-    return f"{title}: {best.name} is best, {state}{value_text(best, name)} ms ({effect_text(best, name)}); {known}"
+    state = "best" if (best.middle(name) or float("inf")) < (base.middle(name) or 0.0) else "nearest"
+    state += ", saturated" if best.saturated else ""
+    return f"{title}: {best.name} is {state}, {value_text(best, name)} ms ({effect_text(best, name)}); {known}"
 
 
 MOST_DRAWN: Final = 8

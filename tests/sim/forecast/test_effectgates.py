@@ -10,7 +10,8 @@ from sim.__main__ import main
 from sim.forecast.limits import KEYS, judge, parse_limit
 from sim.forecast.results import ForecastPoint
 from sim.latency.modelfile import default_model, save_model
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tests.sim.forecast.conftest import write_shared
+from tracefile import InputError
 
 
 def row(name: str, **measures: Measure) -> ForecastPoint:
@@ -95,18 +96,7 @@ def test_the_workflows_command_is_taken() -> None:
 
 
 def test_the_exit_code_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TraceWriter(tmp_path / "t.jsonl", Meta(block_size=32)) as writer:
-        for number in range(30):
-            hashes = [BlockHash(number % 5 * 100 + block) for block in range(28)]
-            writer.write(
-                Record(
-                    request_id=RequestId(f"r{number}"),
-                    arrival_ms=number * 400.0,
-                    prompt_tokens=960,
-                    output_tokens=2,
-                    block_hashes=hashes,
-                )
-            )
+    write_shared(tmp_path / "t.jsonl", 30, 400.0)
     save_model(default_model(), tmp_path / "model.json")
     cold = ["what-if", str(tmp_path / "t.jsonl"), "--latency-model", str(tmp_path / "model.json"), "--cold-prompts"]
     assert main([*cold, "--members", "3", "--gate", "hit_rate>=0"]) == 0

@@ -80,14 +80,6 @@ def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: Arrivals)
     np.testing.assert_array_equal(one.e2e_ms, same.e2e_ms)
 
 
-def test_a_member_is_the_same_beside_few_or_many(arrivals: Arrivals) -> None:
-    """So that a run may be begun with few members and go on with more."""
-    drawn = members(drawn_model(), 5, seed=1)
-    all_of_them = forecast(arrivals, default_model().engine, drawn, seed=7)
-    first_two = forecast(arrivals, default_model().engine, drawn[:2], seed=7)
-    np.testing.assert_array_equal(all_of_them.ttft_ms[:2], first_two.ttft_ms)
-
-
 def test_every_draw_is_taken_before_any_is_taken_again() -> None:
     model = drawn_model()
     t0 = model.parameters["t0_ms"].value
@@ -113,11 +105,6 @@ def test_drift_that_few_captures_told_has_heavier_tails() -> None:
     # Student's t of 5 degrees of freedom is beyond 2.015 in a twentieth of cases, the normal beyond 1.645.
     assert logs[191] == pytest.approx(0.2015, rel=0.02)
     assert np.median(logs) == pytest.approx(0.0)
-
-
-def test_a_model_that_knows_no_doubt_has_equal_members() -> None:
-    model = default_model()
-    assert {member.costs for member in members(model, 3, seed=0)} == {model.costs}
 
 
 def test_the_same_luck_meets_another_cache(arrivals: Arrivals) -> None:

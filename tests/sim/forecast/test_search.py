@@ -21,7 +21,7 @@ from sim.forecast.search import Question, bisect, search
 from sim.latency.modelfile import default_model, load_model, make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.sim.fleets import COSTS
-from tests.sim.forecast.conftest import interrupted_at
+from tests.sim.forecast.conftest import interrupted_at, write_shared
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 MEMBERS = 8
@@ -29,23 +29,9 @@ MEMBERS = 8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 requests over six prefixes of 28 blocks, in turn, three a second."""
+    """120 requests on prefixes of 28 blocks, out of turn, three a second."""
     path = tmp_path_factory.mktemp("search")
-    with TraceWriter(path / "shared.jsonl", Meta(block_size=32)) as writer:
-        for number in range(120):
-            writer.write(
-                Record(
-                    request_id=RequestId(f"s{number}"),
-                    arrival_ms=number * 333.0,
-                    e2e_ms=60.0,
-                    prompt_tokens=960,
-                    output_tokens=2,
-                    block_hashes=[
-                        *(BlockHash(number * number % 6 * 100 + block) for block in range(28)),
-                        *(BlockHash(10_000 + number * 10 + block) for block in range(2)),
-                    ],
-                )
-            )
+    write_shared(path / "shared.jsonl", 120, 333.0, lambda number: number * number % 6)
     model = default_model()
     row = [parameter.value for parameter in model.parameters.values()]
     draws = [[value * share for value in row] for share in (0.94, 0.98, 1.0, 1.03)]

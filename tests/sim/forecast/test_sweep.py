@@ -20,9 +20,8 @@ from sim.forecast.sweep import choice_of, pareto_of
 from sim.forecast.whatif import WhatIf, forecast_scenarios
 from sim.latency.modelfile import default_model, save_model
 from tests.jsonoutput import json_of
-from tests.report.browser import CHROMIUM, figures_drawn
-from tests.sim.forecast.conftest import interrupted_at
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tests.sim.forecast.conftest import interrupted_at, write_shared
+from tracefile import InputError
 
 GRID = """
 [sim.sweep]
@@ -41,22 +40,9 @@ LIGHT = ["--members", "3"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 requests over six prefixes of 28 blocks, in turn, five a second."""
+    """60 requests on prefixes of 28 blocks, out of turn, five a second."""
     path = tmp_path_factory.mktemp("sweep")
-    with TraceWriter(path / "shared.jsonl", Meta(block_size=32)) as writer:
-        for number in range(60):
-            shared = [BlockHash(number * number % 6 * 100 + block) for block in range(28)]
-            own = [BlockHash(10_000 + number * 10 + block) for block in range(2)]
-            writer.write(
-                Record(
-                    request_id=RequestId(f"s{number}"),
-                    arrival_ms=number * 200.0,
-                    e2e_ms=60.0,
-                    prompt_tokens=960,
-                    output_tokens=2,
-                    block_hashes=[*shared, *own],
-                )
-            )
+    write_shared(path / "shared.jsonl", 60, 200.0, lambda number: number * number % 6)
     save_model(default_model(), path / "model.json")
     (path / "grid.toml").write_text(GRID)
     return path
@@ -191,12 +177,3 @@ def test_the_pareto_set_is_what_no_point_beats(numbers: list[tuple[int, int, int
     best = [int(key) for key in pareto_of(points, LATENCY)]
     assert {numbers[at][:2]: numbers[at][2] for at in best} == expected
     assert [numbers[at][0] for at in best] == sorted(numbers[at][0] for at in best)
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
-def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert main(swept(folder, "--html", str(page))) == 0
-    ids = {f"{axis}-{measure}" for axis in ("replicas", "num-gpu-blocks") for measure in ("ttft-all-p90", "hit-rate")}
-    assert figures_drawn(page) == {"frontier", *ids}

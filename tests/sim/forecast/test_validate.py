@@ -21,7 +21,7 @@ from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_
 from sim.latency.requestsample import request_sample
 from sim.latency.verdicts import read_verdicts
 from tests.report.browser import CHROMIUM, figures_drawn
-from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
 
 BASELINES = {
     "constant_ttft": Baseline(formula="60 ms", intercept_ms=60.0, median_abs_error=0.5, p90_abs_error=2.0),
@@ -116,11 +116,6 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "arrivals"}
 
 
-def test_one_seed_one_result(folder: Path) -> None:
-    assert validate(folder, "--seed", "3") == validate(folder, "--seed", "3")
-    assert validate(folder, "--seed", "3")[1] != validate(folder, "--seed", "4")[1]
-
-
 def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
     code, result = validate(folder, model="off.json")
     assert code == 1
@@ -153,21 +148,6 @@ def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> No
     assert "calibrations and more, captured before, between and after the loads" in bands
     [kept] = read_verdicts(folder / "wide.json", wide)
     assert str(kept).startswith("was too uncertain on TTFT p50 (")
-
-
-def test_a_failed_gate_says_what_to_do_next(folder: Path) -> None:
-    """Every cohort is faster than a model that is half slower than its engine forecasts."""
-    _, result = validate(folder, model="off.json")
-    changed, noisy = (next(one for one in result["next_steps"] if word in one) for word in ("changed", "noisy"))
-    assert changed.startswith("every cohort was faster than forecast: ")
-    assert "pass it as --repeat" in noisy
-    assert any("captured before, between and after the loads" in one for one in result["next_steps"])
-    again = ["--repeat", str(folder / "b.jsonl")]
-    _, beside = validate(folder, *again, *again, model="off.json")
-    assert beside["repeats"] == ["again", "again-2"]
-    assert beside["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["p50"]["captures"] == 3
-    assert not any("--repeat" in one for one in beside["next_steps"])
-    assert validate(folder)[1]["next_steps"] == []
 
 
 def test_other_settings_and_loads_beyond_the_fit_are_likely_causes(folder: Path) -> None:
@@ -313,14 +293,6 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
     assert later["ttft"]["p90"]["inside_band"] is True
 
 
-def test_a_replay_at_recorded_times_is_forecast_at_them(folder: Path) -> None:
-    meta, records = load_trace(folder / "a.jsonl")
-    workload = Workload(pattern="replay", cold_prompts=True)
-    write(folder / "replay.jsonl", records, msgspec.structs.replace(meta, source="replay", workload=workload))
-    made = validate(folder, trace="replay.jsonl")[1]["forecasts"]["predicted"]
-    assert (made["pacing"], made["cold_prompts"]) == ("recorded", True)
-
-
 def test_bad_input_is_one_line_and_2(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,11 +302,6 @@ def test_bad_input_is_one_line_and_2(
         command()
     assert ended.value.code == 2
     assert "the model was fitted on this very trace (a.jsonl" in capsys.readouterr().err
-
-
-def test_a_part_of_a_fitted_trace_judges_nothing(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"part\.jsonl: has requests of a\.jsonl, which the model was fitted on"):
-        main(["validate", str(folder / "part.jsonl"), "--latency-model", str(folder / "fitted.json")])
 
 
 @pytest.mark.parametrize(
