@@ -37,7 +37,7 @@ TOLD = {
     "expired certificate": ": TLS: the certificate has expired; expected a valid one",
     "port with no server": ": connection refused; expected a server on port 8444",
     "`http://`": ": plain HTTP on a port that speaks TLS; expected https:// instead of http://",
-    "`https://` to the tap's port": ": TLS: the port does not speak it; expected http:// instead of https://, or another port",
+    "`https://` to the tap's port": ": TLS: the port does not speak it; expected http:// instead of https://",
     "path": "/v1/models: HTTP 404; expected an engine's base URL, or --model NAME",
     "no `--cert`": "/v1/models: HTTP 400, no certificate that the server takes; expected --cert and --key with one",
 }
