@@ -1,6 +1,5 @@
 """Calls to engines that respond without end, over real sockets: bounded bytes, one deadline, and a clear error."""
 
-import json
 import socket
 import ssl
 import threading
@@ -14,8 +13,6 @@ import trustme
 
 from engines.access import Access
 from engines.calls import BlockingCalls, CallError, LateError, most_bytes
-from engines.facts import MAX_METRICS, describe_engine, parse_metrics
-from tracefile import Engine
 from wire.tls import Tls
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -102,14 +99,6 @@ def test_one_byte_after_another_is_late_however_fast_each_comes() -> None:
         caller.get("/version")
 
 
-def test_an_encoded_response_is_refused_for_it_could_be_any_size() -> None:
-    def encoded(sock: socket.socket) -> Iterator[bytes]:
-        yield HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
-
-    with engine(encoded) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="encoded"):
-        caller.get("/metrics")
-
-
 def test_a_connection_serves_several_calls() -> None:
     connections = []
 
@@ -123,22 +112,6 @@ def test_a_connection_serves_several_calls() -> None:
     with engine(whole) as url, BlockingCalls(url, 5.0) as caller:
         assert [caller.get("/version").text for _ in range(3)] == ["ok"] * 3
     assert len(connections) == 1
-
-
-def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
-    many = parse_metrics("".join(f"name_{number} 1\n" for number in range(MAX_METRICS + 5)) + "name_0 2\n")
-    assert len(many) == MAX_METRICS
-    assert many["name_0"].value == 3
-    word = "w" * 1_000_000
-    labels = parse_metrics(f'vllm:cache_config_info{{{word},block_size="16"}} 1.0\nvllm:x NaN\nvllm:y +Inf\n')
-    assert describe_engine("", labels, "") == Engine(name="vllm", block_size=16)
-
-
-@pytest.mark.parametrize("version", ["1.0\x1b[2J", "v" * 1000])
-def test_a_version_that_could_be_any_text_is_unknown(version: str) -> None:
-    text = json.dumps({"version": version})
-    digits = f'vllm:cache_config_info{{block_size="{"9" * 5000}"}} 1.0'
-    assert describe_engine(text, parse_metrics(digits), "[" * 100_000) == Engine(name="vllm")
 
 
 def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> None:
@@ -178,11 +151,3 @@ def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> 
     assert str(error.value) == "TLS: the server refused after the handshake; expected --cert and --key that it takes"
     thread.join()
     listener.close()
-
-
-def test_a_server_that_speaks_no_http_is_named() -> None:
-    def hello(sock: socket.socket) -> Iterator[bytes]:
-        yield b"SSH-2.0-OpenSSH\r\n\r\n"
-
-    with engine(hello) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="no HTTP response"):
-        caller.get("/version")

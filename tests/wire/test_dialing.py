@@ -14,7 +14,6 @@ import trustme
 from wire.client.dialing import speaks_tls
 from wire.client.pool import ConnectError, ConnectionPool
 from wire.errors import WireError
-from wire.server import Server
 from wire.tls import SYSTEM_TLS, Tls, client_context
 from wire.url import Origin
 
@@ -38,10 +37,6 @@ def files_of(certificate: trustme.LeafCert, folder: Path) -> tuple[str, str]:
     chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
     certificate.private_key_pem.write_to_path(key)
     return str(chain), str(key)
-
-
-def break_file(path: str) -> None:
-    Path(path).write_text("half a file")
 
 
 def context_of(certificate: trustme.LeafCert) -> ssl.SSLContext:
@@ -180,17 +175,3 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SSL_CERT_FILE", "gone.pem")
     with pytest.raises(WireError, match=r"SSL_CERT_FILE=gone\.pem: not there; expected"):
         client_context(SYSTEM_TLS)
-
-
-def test_a_handshake_on_a_port_of_plain_http_is_refused_at_once(ca: str) -> None:
-    async def scenario() -> None:
-        server = Server(lambda head, client: pytest.fail("no request"))
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            port = sock.getsockname()[1]
-            await server.listen_on(sock.dup())
-        assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
-            "tls_failed: TLS: the port does not speak it; expected http:// instead of https://, or another port"
-        )
-        await server.drain(1)
-
-    asyncio.run(scenario())

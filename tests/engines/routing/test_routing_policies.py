@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,12 +16,10 @@ from engines.routing import (
     RoutingCosts,
     engine_seed,
 )
-from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
-from engines.routing.load import least_loaded, round_robin, session_hash
+from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms
+from engines.routing.load import least_loaded, session_hash
 from engines.routing.prefix import longest_prefix
 from engines.routing.workload import WorkloadAware
-from sim.latency.modelfile import default_model
-from tracefile.records.errors import InputError
 
 BLOCK_TOKENS = 16
 
@@ -47,10 +44,6 @@ def engine(
 
 def idle(count: int) -> list[RoutedEngine]:
     return [engine(place=place) for place in range(count)]
-
-
-def test_round_robin_goes_round() -> None:
-    assert [round_robin(request(number), idle(3)) for number in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_least_loaded_looks_at_requests_then_at_prefill_then_in_turn() -> None:
@@ -138,13 +131,6 @@ def with_costs(engine: RoutedEngine, step_tokens: float = 8192) -> RoutedEngine:
     return msgspec.structs.replace(engine, costs=msgspec.structs.replace(COSTS, step_tokens=step_tokens))
 
 
-def test_cost_takes_the_earliest_first_token() -> None:
-    cold, holder = with_costs(engine()), with_costs(engine(overlap=10))
-    assert earliest_first_token(request(), [cold, holder]) == 1
-    # 500 tokens to prefill first are more than ten blocks of 16 save.
-    assert earliest_first_token(request(), [cold, with_costs(engine(1, 10, prefill_tokens=500, held_tokens=500))]) == 0
-
-
 def assert_books_add_up(policy: WorkloadAware) -> None:
     for place, residents in policy._residents.items():
         living = [session for session in policy._sessions.values() if session.place == place]
@@ -206,17 +192,3 @@ def test_workload_aware_books_add_up(steps: list[tuple[int, int, float, bool, in
             router.ended(number - 2 * earlier, now_s)
         assert_books_add_up(policy)
         router.check_integrity()
-
-
-def test_costs_are_read_from_a_model_file(tmp_path: Path) -> None:
-    model = default_model()
-    path = tmp_path / "model.json"
-    path.write_bytes(msgspec.json.encode(model))
-    costs = read_costs(path)
-    assert costs == routing_costs(model.cost_by_name, 2048)
-    assert (costs.per_prefill_token_ms, costs.frontend_base_ms, costs.delivery_ms_per_prompt_token) == (0.013, 7.0, 0.0)
-    with pytest.raises(InputError, match=r"nowhere\.json: No such file or directory; expected a model\.json"):
-        read_costs("nowhere.json")
-    path.write_text("{}")
-    with pytest.raises(InputError, match=r"model\.json: Object missing required field `parameters`; expected a model"):
-        read_costs(path)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from measure.metrics.hits import count_hits, measure_prefill, measure_upstreams
+from measure.metrics.hits import count_hits, measure_upstreams
 from measure.metrics.tables import upstream_table
 from measure.runs import make_run
 from tests.measure.metrics.made import request, run_of
@@ -37,19 +37,6 @@ def test_hits_are_whole_blocks_of_the_engine_and_leave_a_token_to_compute() -> N
     assert run_of(records, block_size=16).reusable_tokens.tolist() == [0, 48, 0]
 
 
-def test_ttft_by_length() -> None:
-    run = run_of(
-        [
-            request("a", 0.0, ttft_ms=10.0, prompt_tokens=100, cached_tokens=100),
-            request("b", 0.0, ttft_ms=20.0, prompt_tokens=127, cached_tokens=0),
-            request("c", 0.0, ttft_ms=40.0, prompt_tokens=128),
-        ]
-    )
-    found = measure_prefill(run)
-    by_uncached = [(one.from_tokens, one.to_tokens, one.ttft_ms.p50) for one in found.by_uncached_tokens]
-    assert by_uncached == [(0, 0, 10.0), (64, 127, 20.0)]
-
-
 def test_each_of_several_upstreams_has_its_requests_hits_and_ttft() -> None:
     def sent(name: str, upstream: str | None, ttft_ms: float | None, **known: Any) -> Record:
         return request(name, 0.0, upstream=upstream, ttft_ms=ttft_ms, **known)
@@ -74,13 +61,6 @@ def test_each_of_several_upstreams_has_its_requests_hits_and_ttft() -> None:
     assert run_of(records).select(np.array([1, 4])).upstream.tolist() == [1, 1]
     assert measure_upstreams(run_of(records[1:2])) == {}
     assert upstream_table({}).lines == []
-
-
-def test_ttft_by_turn() -> None:
-    turns = [request("a", 0.0, turn=1, ttft_ms=10.0), *(request("b", 0.0, turn=n, ttft_ms=10.0 * n) for n in (2, 3))]
-    found = measure_prefill(run_of(turns)).by_turn
-    assert {name: (one.n, one.mean) for name, one in found.items()} == {"turn1": (1, 10.0), "turns2+": (2, 25.0)}
-    assert measure_prefill(run_of([request("a", 0.0, ttft_ms=10.0)])).by_turn == {}
 
 
 chains = st.lists(st.integers(0, 2), min_size=0, max_size=5)
