@@ -1,6 +1,6 @@
 """A load's plan carried out by a simulated engine in virtual time: what a tap between the two would have captured.
 
-Loaded by the fixture ``planned``. Two minutes of ``loadgen --pattern calibration`` take a second or two.
+Two minutes of ``loadgen --pattern calibration`` take a second or two.
 """
 
 import heapq
@@ -19,8 +19,8 @@ from sim.latency.terms import reception_ms
 from sim.workload.arrivals import Arrival
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import RequestRun, predicted_records
+from tests.sim.synthetic import engine_of
 from tracefile import BlockHasher, HashKey, Meta, Record, TraceWriter
-from tracefile import Engine as EngineInfo
 
 KEY = HashKey(bytes(32))
 
@@ -103,15 +103,8 @@ def capture(config: LoadConfig, model: Model, *, spread: float = 0.0, delay_ms: 
 
 def write(path: Path, records: list[Record], model: Model) -> Path:
     """The capture as a file, with what an engine of this model tells of itself."""
-    config = model.engine
-    told = EngineInfo(
-        block_size=config.block_size,
-        num_gpu_blocks=config.num_gpu_blocks,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        async_scheduling=config.async_scheduling,
-    )
-    with TraceWriter(path, Meta(source="tap", block_size=config.block_size, engine=told)) as writer:
+    meta = Meta(source="tap", block_size=model.engine.block_size, engine=engine_of(model))
+    with TraceWriter(path, meta) as writer:
         for record in records:
             writer.write(record)
     return path

@@ -9,6 +9,7 @@ from sim.workload.arrivals import plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile import Engine as EngineInfo
 
 BLOCK_SIZE = 32
 
@@ -62,6 +63,19 @@ def calibration(seed: int, prompts: int = 40, mixed: int = 80) -> list[Record]:
         add(f"mixed {number}", f"m{number}", tokens, output, blocks.extend([], (tokens + output) // BLOCK_SIZE))
         now_ms += rng.expovariate(1 / 500)
     return records
+
+
+def engine_of(model: Model, **changes: object) -> EngineInfo:
+    """What an engine of this model tells of itself."""
+    config = model.engine
+    told = {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.num_gpu_blocks,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "async_scheduling": config.async_scheduling,
+    }
+    return EngineInfo(**(told | changes))  # type: ignore[arg-type]
 
 
 class UnevenEngine(Engine):

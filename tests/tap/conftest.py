@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import signal
 import ssl
 import sys
@@ -29,7 +28,6 @@ from tap.proxy.routing import live_policy
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tap.supervisor.account import Account, Ledger
-from tap.supervisor.processes import RecorderProcess
 from tap.supervisor.service import recorder_socket, recording, runtime_folder
 from tap.supervisor.startup import recorder_setup, spoken_dialect
 from tests.warmstart import WarmProcess, warm_children, warm_process
@@ -173,10 +171,6 @@ class RawResponse:
         return self.raw.partition(b"\r\n\r\n")[2]
 
     @property
-    def json(self) -> Any:
-        return json.loads(self.raw_body)
-
-    @property
     def ended_cleanly(self) -> bool:
         """For a chunked response: the last chunk came."""
         return self.raw_body.endswith(b"0\r\n\r\n")
@@ -191,8 +185,6 @@ class RunningTap:
     relays: Relays
     budget: CopyBudget
     server: Server
-    recorder: RecorderProcess
-    ledger: Ledger
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
@@ -311,18 +303,13 @@ async def tap_command(
     folder: Path,
     upstream_port: int,
     *extra: str,
-    limit: int | None = None,
     warm: bool = True,
 ) -> AsyncIterator[TapCommand]:
-    """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk.
+    """``tap`` in front of a port.
 
     ``warm``: forked, as ``tests.warmstart`` does, without the arguments, environment and memory that the system tells
     of a process of its own.
     """
-
-    def small_disk() -> None:
-        assert limit is not None
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     command = (
         *("tap", "--listen", "127.0.0.1:0"),
@@ -330,7 +317,7 @@ async def tap_command(
         *("-o", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
     )
     process: asyncio.subprocess.Process | WarmProcess
-    if warm and limit is None:
+    if warm:
         process = await warm_process(*command, env=environment(folder))
     else:
         process = await asyncio.create_subprocess_exec(
@@ -338,7 +325,6 @@ async def tap_command(
             env=environment(folder),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            preexec_fn=None if limit is None else small_disk,
         )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
@@ -373,24 +359,21 @@ class Lab:
     @contextlib.asynccontextmanager
     async def tap(
         self,
-        script: Script | int,
+        script: Script,
         *,
         facts: EngineFacts = UNKNOWN,
         **settings: Any,
     ) -> AsyncIterator[tuple[RunningTap, ScriptedUpstream]]:
-        """A tap for the length of the block; an int in place of a script is a port that nobody need listen on."""
-        upstream = ScriptedUpstream(_never if isinstance(script, int) else script)
+        """A tap for the length of the block."""
+        upstream = ScriptedUpstream(script)
         async with contextlib.AsyncExitStack() as stack:
-            if isinstance(script, int):
-                upstream.port = script
-            else:
-                await stack.enter_async_context(upstream.serving())
+            await stack.enter_async_context(upstream.serving())
             config = self.config(upstream.port, **settings)
             folder = stack.enter_context(runtime_folder())
             budget, counts = CopyBudget(config.queue_bytes), WorkerCounts(folder, 1)
             ledger = Ledger(counts, 1)
             setup = recorder_setup(config, self.key, facts, recorder_socket(folder))
-            async with recording(setup, ledger) as recorder:
+            async with recording(setup, ledger):
                 link = RecorderLink(recorder_socket(folder), budget, counts)
                 entries = entries_of(config.upstreams, spoken_dialect(config, facts))
                 upstreams = Upstreams(entries, live_policy(config.route))
@@ -400,7 +383,7 @@ class Lab:
                 )
                 server = Server(relays.new_relay)
                 port = await listen(server)
-                yield RunningTap(port, link, relays, budget, server, recorder, ledger), upstream
+                yield RunningTap(port, link, relays, budget, server), upstream
                 await server.drain(5.0)
                 upstreams.close()
                 await link.finish(30.0)
@@ -433,10 +416,6 @@ class Lab:
     @property
     def records(self) -> list[Record]:
         return self.read()[1]
-
-
-async def _never(request: RawRequest) -> None:
-    raise AssertionError("nothing listens here")
 
 
 COMPLETION = {"model": "m", "prompt": list(range(12)), "max_tokens": 4}

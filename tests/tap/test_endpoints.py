@@ -18,7 +18,7 @@ from engines.dialect import DialectName
 from tap.ipc.messages import Endpoint, ExchangeCopy
 from tap.prompts.byteblocks import ByteBlocks
 from tap.prompts.prompt import PromptHasher
-from tap.proxy.sidecopy import copied_bytes, recorded_endpoint
+from tap.proxy.sidecopy import recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
 from tracefile import BlockHasher, HashKey, Record, keyed_id
 from tracefile.records.schema import MOST_TOKENS
@@ -91,38 +91,15 @@ def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
     [
         (b"/v1/completions?x=1", "/v1/completions"),
         (b"/gateway/v1/chat/completions", "/v1/chat/completions"),
-        (b"/v1/responses", "/v1/responses"),
         (b"/v1/responses/resp_0a1/cancel", "/v1/responses/*/cancel"),
-        (b"/anthropic/v1/messages", "/v1/messages"),
         (b"/v1/messages/count_tokens", None),
-        (b"/v1/embeddings", "/v1/embeddings"),
-        (b"/v1/audio/transcriptions?v1/x", "/v1/audio/transcriptions"),
-        (b"/v1/rerank/", "/v1/rerank"),
         (b"/v1/load_lora_adapter", None),
-        (b"/v1/files", None),
-        (b"/v1/chat%2Fcompletions", "/v1/chat/completions"),
-        (b"/v1/completion%73?x", "/v1/completions"),
-        (b"/v1/%63hat/completions", "/v1/chat/completions"),
-        (b"/%761/%72%65sponses", "/v1/responses"),
-        (b"/v1/chat/completions%3Fx", "/v1/chat/*"),
-        (b"/v1/completions#x", "/v1/completions"),
-        (b"/v1/%66iles", None),
         (b"/v1/users/alicecanary/chat", "/v1/*/*/chat"),
         (b"/v1/canary", "/v1/*"),
         (b"/v1/0b3f", None),
-        (b"/tokenize", None),
-        (b"/completion", "/completion"),
         (b"/llama/completion?x", "/completion"),
-        (b"/completions", "/v1/completions"),
-        (b"/infill", "/infill"),
-        (b"/responses", "/v1/responses"),
-        (b"/users/responses", None),
         (b"/generate", "/generate"),
-        (b"/api/chat", "/chat"),
         (b"/model/alicecanary/converse-stream", "/converse-stream"),
-        (b"/apply-template", None),
-        (b"/v1/a/b/c/d/e/f", None),
-        (b"/health", None),
     ],
 )
 def test_which_posts_are_recorded_and_under_what_name(target: bytes, endpoint: str | None) -> None:
@@ -201,11 +178,6 @@ def test_llamacpps_own_completion_is_recorded_with_its_chain_and_counts(
     assert (record.block_hashes, record.hash_source) == (chain(ids), source)
 
 
-def test_an_engines_generation_by_another_api_is_recorded_and_has_a_reason_for_no_hashes() -> None:
-    found = made("/generate", {"input_ids": [1, 2, 3, 4]}, {"text": "yo", "meta_info": {}})
-    assert (found.unhashed, found.record.endpoint, found.record.status) == ("other_endpoint", "/generate", "ok")
-
-
 def test_a_response_without_its_end_is_incomplete() -> None:
     answer = [{"type": "response.output_text.delta", "delta": "yo"}]
     record = made("/v1/responses", {"input": "x", "stream": True}, answer).record
@@ -217,10 +189,7 @@ def test_a_response_without_its_end_is_incomplete() -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "unknown_item_kind"),
         ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "encrypted_reasoning"),
-        ({"input": None}, "malformed_prompt"),
     ],
 )
 def test_a_response_to_what_the_server_keeps_has_no_chain_and_a_reason(fields: dict[str, Any], reason: str) -> None:
@@ -283,9 +252,7 @@ def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not()
     ("endpoint", "body", "answer", "content_type", "reason"),
     [
         ("/v1/rerank", {"query": "q", "documents": ["d"]}, {"results": [], "usage": {}}, "application/json", "other"),
-        ("/v1/audio/speech", {"input": "say"}, b"ID3\x00\xff", "audio/mpeg", "other"),
         ("/v1/audio/transcriptions", b"--boundary\r\n\x00", {"text": "said"}, "application/json", "form"),
-        ("/v1/score", {"model": "m", "text_1": "a"}, {"choices": "odd"}, "application/json", "other"),
     ],
 )
 def test_any_other_endpoint_is_recorded_by_its_shape(
@@ -375,12 +342,6 @@ def test_a_response_without_content_type_is_read_as_it_was_asked_for(stream: boo
     assert record.ttft_ms == (1.0 if stream else None)
 
 
-def test_of_what_generates_nothing_little_is_copied() -> None:
-    assert copied_bytes("/v1/messages", 1 << 24) == 1 << 24
-    assert copied_bytes("/v1/audio/transcriptions", 1 << 24) == 1 << 20
-    assert copied_bytes("/v1/embeddings", 1 << 10) == 1 << 10
-
-
 ENDPOINTS = (*GENERATING, "/v1/embeddings", "/v1/rerank")
 NAMES = (
     "model", "messages", "prompt", "input", "tools", "system", "role", "content", "type", "text", "name", "metadata",
@@ -408,10 +369,8 @@ def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: 
     ("fields", "shape"),
     [
         ({"max_tokens": -1}, (None, None)),
-        ({"n": 0}, (None, None)),
         ({"n": -1, "max_tokens": 2**31}, (None, None)),
         ({"max_tokens": 0, "n": 2}, (0, 2)),
-        ({"max_tokens": 10**30, "n": "x"}, (None, None)),
     ],
 )
 def test_odd_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:

@@ -1,7 +1,6 @@
 """Hits of several KV groups, one request at a time: against the scheduler, and the rules that took the rest."""
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from tests.sim.oracles.hybrid_pool import HybridPool
 from tests.sim.oracles.readable_loop import in_python
 from tests.sim.vllm.test_hybrid_oracle import make_hybrid
 from tests.sim.vllm.test_vllm_oracle import Keys
-from tracefile.records.errors import InputError
 
 IN_PYTHON = in_python(run_one_by_one)
 
@@ -85,14 +83,6 @@ def test_cohorts_are_the_first_turn_and_all_later_ones(tmp_path: Path) -> None:
         "turn unknown": 4800,
     }
     assert counts.by_group == {}  # blocks of 16 lose nothing
-
-
-def test_windows_that_are_not_kept_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "misses", system_prompts(tmp_path), "--kv-groups", "full:16+window(64):16*3")
-    assert "4,320 of 6,000 input tokens hit (72.00%)" in text
-    assert "window or state not kept 240 4.00% window(64):16 240" in text  # the second request's
-    text = told(capsys, "misses", system_prompts(tmp_path), "--kv-groups", "full:32+window(64):16*3+eagle")
-    assert "last block dropped" in text
 
 
 @pytest.mark.parametrize(("blocks", "hits"), [("inf", 36), ("5", 28)])
@@ -182,40 +172,3 @@ def test_one_at_a_time_hits_are_the_schedulers(seed: int) -> None:
     assert alone.scheduler.pool.num_free == stepped.pool.num_free
     counts = count_hits(prompts, layout, 150, unlimited(prompts, layout))
     assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--kv-groups", "full:6"], "--kv-groups: full:6: blocks of 6 tokens; expected multiples of the trace's 4"),
-        (["--kv-groups", "full:4", "--block-size", "8"], "--block-size: given with --kv-groups"),
-        (["--kv-groups", "fool:4"], "'fool:4'; expected full:16"),
-        (["--kv-groups", "none.json"], "none.json: No such file"),
-        (["--kv-groups", "full:4", "--engine", "sglang"], "--kv-groups: only with --engine vllm"),
-    ],
-)
-def test_wrong_flags_are_one_line(arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError) as raised:
-        main(["pool", SIX, *arguments])
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_causes_add_up() -> None:
-    rng = random.Random(1)
-    layout = parse_groups("full:8+window(24):8*2+eagle")
-    shared = [rng.randrange(0, 12) for _ in range(40)]
-    keys = [[*range(count), *(rng.randrange(10**9) for _ in range(40))] for count in shared]
-    requests = np.zeros(40, arrays.REQUEST)
-    requests["prompt_tokens"] = requests["num_tokens"] = [rng.randrange(1, 120) for _ in range(40)]
-    requests["last_token"] = requests["prompt_tokens"] + 3
-    requests["known_keys"] = [len(chain) for chain in keys]
-    requests["first_key"] = np.cumsum(requests["known_keys"]) - requests["known_keys"]
-    tokens = requests["prompt_tokens"].copy()
-    whole = np.array([key for chain in keys for key in chain], np.uint64)
-    seen = np.minimum(8 * np.array(shared), tokens)
-    prompts = Prompts(requests, whole, tokens, seen, np.zeros(40, np.int64), 8)
-    counts = count_hits(prompts, layout, 80, unlimited(prompts, layout))
-    assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens == tokens.sum()
-    assert counts.tokens["evicted"] > 0
-    assert min(counts.tokens[cause] for cause in CAUSES) >= 0

@@ -1,7 +1,6 @@
 """``sim misses``: every prompt token has one cause, as a plain pool that is asked one request at a time says."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,17 +145,8 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(share["name"], share["requests"]) for share in found["cohorts"]] == [("turn unknown", 6)]
 
 
-def test_every_later_turn_is_in_one_cohort() -> None:
-    turns = [1, 2, 3, None, 4]
-    found = attribute(prompts([record(number, [1] * 8, 8, turn=turn) for number, turn in enumerate(turns)]), None)
-    assert {share.name: share.requests for share in found.cohorts} == {"turn 1": 1, "turns 2+": 3, "turn unknown": 1}
-
-
-def test_mooncake_hits_are_those_of_sim_pool() -> None:
-    folder = os.environ.get("KVTAPE_DATA")
-    if not folder:
-        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
-    with open_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl") as reader:
+def test_mooncake_hits_are_those_of_sim_pool(mooncake: Path) -> None:
+    with open_trace(mooncake) as reader:
         found = attribute(lay_out(hashed_batches(reader), Chains(reader.meta)), 10_000)
     assert found.total.tokens["hit"] == 61_238 * 512
     assert found.total.input_tokens == 144_793_823

@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 
 from measure.cache.hitcurve import HitCurve
 from report.output import render_page
-from report.pages.panels import Page
 from sim.cache.pages import curve_page, misses_page
 from sim.cache.results import Attribution, CauseShare, Distribution, Reuse, Window
 
@@ -44,42 +43,14 @@ def curve(*hit_blocks: int) -> HitCurve:
     )
 
 
-def page_of(found: HitCurve, *, reuse: Reuse | None = None, kv_bytes: int | None = None) -> Page:
-    return curve_page(TRACE, found, kv_bytes, reuse)
-
-
 def test_figures_hold_the_numbers() -> None:
-    page = page_of(curve(1, 2, 5), reuse=REUSE)
+    page = curve_page(TRACE, curve(1, 2, 5), None, REUSE)
     assert set(page.figures) == {"hits", "distance", "time", "working-set"}
     for figure in page.figures.values():
         assert len(go.Figure(figure).data) == len(figure["data"])
     (hits,) = page.figures["hits"]["data"]
     assert (hits["x"], hits["y"]) == ([16, 32, 48], [0.1, 0.2, 0.5])
     assert page.figures["working-set"]["data"][1]["y"] == [48, 64, 80]
-
-
-def test_the_headline_names_the_cache_with_90_percent_of_the_hits() -> None:
-    assert page_of(curve(*([1] * 2_999), 4, 5, 5)).headlines == [
-        "90% of max hits at 3,001 blocks (48,016 tokens) of 16 tokens. That is 50.0 % of prompt tokens; an unlimited "
-        "cache has 50.0 %."
-    ]
-    page = page_of(curve())
-    assert (page.headlines, page.figures) == ([f"Prefix cache of {TRACE}"], {})
-
-
-def test_sizes_are_told_in_memory_too() -> None:
-    assert "at 3 blocks (48 tokens, 48.0 MiB)" in page_of(curve(1, 2, 5), kv_bytes=2**20).headlines[0]
-
-
-def test_reuse_at_zero_is_in_words_and_not_drawn_as_a_wall() -> None:
-    times = replace(QUANTILES, quantiles=[0.0, 0.0, 2_000.0, 2_000.0, 5_000.0])
-    found = replace(REUSE, levels=(0.0, 0.25, 0.5, 0.75, 1.0), time_ms=times, distance_blocks=times)
-    page = page_of(curve(1, 2, 5), reuse=found)
-    drawn = page.figures["time"]["data"][0]
-    assert (drawn["x"], drawn["y"]) == ([2.0, 5.0], [0.75, 1.0])
-    assert "At 0, left of the axis: 25.0 %." in render_page(page)
-    nothing = replace(QUANTILES, count=0, mean=None, quantiles=[])
-    assert "time" not in page_of(curve(1), reuse=replace(found, time_ms=nothing, distance_blocks=nothing)).figures
 
 
 def test_misses_by_cause() -> None:

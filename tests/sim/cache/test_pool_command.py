@@ -1,7 +1,6 @@
 """``sim pool``: known answers, worked by hand on six requests and published for the Mooncake trace."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,19 +15,12 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler
 from sim.workload.chain import FIRST_PRIVATE, Chains
-from tests.sim.oracles.sequential import compiled_hits, plain_hits
-from tests.warmstart import run_warm
+from tests.sim.cache.test_segments import traffic
+from tests.sim.oracles.sequential import plain_hits
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record, RequestId
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
-
-
-def mooncake() -> Path:
-    folder = os.environ.get("KVTAPE_DATA")
-    if not folder:
-        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
-    return Path(folder) / "mooncake" / "conversation_trace.jsonl"
 
 
 def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -88,26 +80,15 @@ def test_a_coarser_block_size_takes_every_second_hash(capsys: pytest.CaptureFixt
         (["--num-gpu-blocks", "50001"], 102_226),
     ],
 )
-def test_mooncake_conversation(capsys: pytest.CaptureFixture[str], arguments: list[str], hits: int) -> None:
-    found = pool(capsys, str(mooncake()), *arguments)
+def test_mooncake_conversation(
+    mooncake: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], hits: int
+) -> None:
+    found = pool(capsys, str(mooncake), *arguments)
     assert (found["hit_blocks"], found["hit_tokens"]) == (hits, 512 * hits)
     assert (found["requests"], found["rejected"], found["input_tokens"]) == (12_031, 0, 144_793_823)
 
 
-@st.composite
-def traffic(draw: st.DrawFn) -> list[Record]:
-    records = []
-    for number in range(draw(st.integers(1, 15))):
-        prompt, output = draw(st.integers(1, 24)), draw(st.integers(1, 8))
-        family = draw(st.integers(0, 2))
-        hashes = [BlockHash(100 * family + i) for i in range(prompt // 4)]
-        records.append(
-            Record(request_id=RequestId(f"r{number}"), prompt_tokens=prompt, output_tokens=output, block_hashes=hashes)
-        )
-    return records
-
-
-@given(traffic(), st.integers(8, 20))
+@given(traffic(), st.integers(20, 40))
 def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable: int) -> None:
     meta = Meta(block_size=4)
     found = plain_hits(records, Chains(meta), usable)
@@ -115,19 +96,11 @@ def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable:
     scheduler = Scheduler(EngineConfig(num_gpu_blocks=usable + 1, block_size=4, max_num_batched_tokens=5))
     for record in records:
         keys = chains.whole(record)
-        scheduler.add(Request(record.request_id, record.prompt_tokens or 0, record.output_tokens or 0, keys))
+        scheduler.add(Request(record.request_id, record.prompt_tokens or 0, record.output_tokens or 1, keys))
         while scheduler.has_work:
             scheduler.finish_step(scheduler.schedule())
     assert scheduler.stats.hit_tokens == found.hit_tokens
     assert scheduler.pool.evicted_blocks == found.evicted_blocks
-
-
-@given(traffic())
-def test_a_pool_that_never_evicts_is_unlimited(records: list[Record]) -> None:
-    meta = Meta(block_size=4)
-    roomy = plain_hits(records, Chains(meta), 199)
-    unlimited = compiled_hits(records, Chains(meta), None)
-    assert (roomy.hit_blocks, roomy.evicted_blocks) == (unlimited.hit_blocks, 0)
 
 
 def record(**fields: Any) -> Record:
@@ -151,33 +124,26 @@ def test_blocks_of_unknown_content_get_keys_of_their_own() -> None:
     assert chains.whole(record(prompt_tokens=9)) == [first - 7, first - 8]
 
 
-def test_a_torn_last_line_is_read_around_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "torn.jsonl"
-    trace.write_text(Path(SIX).read_text() + '{"request_id":"r7","prompt_to')
-    assert main(["pool", str(trace), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["requests"] == 6
-    assert printed.err == f"warning: {trace}:8: torn last line skipped; its writer was cut short\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--num-gpu-blocks", "1"],
-            "--num-gpu-blocks: '1'; expected 2 to 2147483647 blocks, the null block included",
-        ),
-        (["--num-gpu-blocks", "many"], "--num-gpu-blocks: 'many'; expected"),
-        (["--block-size", "6"], "block size 6: not a multiple of the trace's 4"),
-        (["--block-size", "0"], "--block-size: 0; expected 1 to 2147483647 tokens"),
-        (["--block-size", "400000000000"], "--block-size: 400000000000; expected 1 to"),
-        (["--num-gpu-blocks", "99999999999999999999"], "--num-gpu-blocks: '99999999999999999999'; expected 2 to"),
-        (["--kv-groups", "full:4*99999999999"], "expected at most 16777216 tokens and 1000 groups"),
+        ("pool --num-gpu-blocks 1", "--num-gpu-blocks: '1'; expected 2 to 2147483647 blocks, the null block included"),
+        ("pool --block-size 6", "block size 6: not a multiple of the trace's 4"),
+        ("pool --kv-groups full:4*99999999999", "expected at most 16777216 tokens and 1000 groups"),
+        ("pool --kv-groups full:6", "blocks of 6 tokens; expected multiples of the trace's 4"),
+        ("pool --engine llamacpp --slots 0", "--slots: 0; expected 1 to 4096"),
+        ("pool --engine llamacpp --num-gpu-blocks 17", "--num-gpu-blocks: llama.cpp has no pool of blocks"),
+        ("pool --slots 4", "--slots: only with --engine llamacpp"),
+        ("pool --engine sglang --page-size 6 --chunked-prefill-size -1", "--page-size: 6 neither divides"),
+        ("pool --engine sglang --kv-tokens 64 --num-gpu-blocks 17", "expected one of them"),
+        ("curve --cache-tokens 99999999999999999999", "--cache-tokens: '99999999999999999999'; expected numbers"),
+        ("curve --window 0", "--window"),
     ],
 )
-def test_bad_flags_are_named(arguments: list[str], message: str) -> None:
+def test_bad_flags_are_named(arguments: str, message: str) -> None:
+    command, *flags = arguments.split()
     with pytest.raises(InputError, match=message):
-        main(["pool", SIX, *arguments])
+        main([command, SIX, *flags])
 
 
 @pytest.mark.parametrize("command", ["pool", "curve"])
@@ -188,23 +154,6 @@ def test_a_trace_without_hashes_is_refused(tmp_path: Path, command: str) -> None
         main([command, str(trace)])
     with pytest.raises(InputError, match=r"bare.jsonl: block_hashes: no record has any"):
         main([command, str(trace), "--block-size", "16"])
-
-
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    trace = tmp_path / "broken.jsonl"
-    trace.write_text(Path(SIX).read_text() + '{"request_id": 5}\n')
-    ended = run_warm("sim", "pool", trace)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"sim: error: {trace}:8: ")
-    assert ended.stderr.count("\n") == 1
-
-
-def test_sim_pool_says_how_many_blocks_are_usable(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pool", SIX, "--num-gpu-blocks", "5"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "4 usable blocks of 4 tokens: 28 of 61 input tokens hit (45.90%)",
-        "7 of 14 full prompt blocks, 5 evicted, 6 requests",
-    ]
 
 
 @pytest.mark.parametrize(("flags", "unwanted"), [((), {"fastapi"}), (("--engine", "sglang"), {"numba", "fastapi"})])

@@ -1,8 +1,6 @@
 """The compiled pool by segments against the plain pool block by block: the same hits and evictions."""
 
 import itertools
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from sim.workload.chain import Chains
 from tests.sim.oracles.sequential import compiled_hits, plain_hits
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, load_trace
+from tracefile import BlockHash, InputError, Meta, Record, RequestId
 
 BLOCK = 4
 
@@ -66,14 +64,3 @@ def test_ids_that_form_no_chains_are_refused() -> None:
     ]
     with pytest.raises(InputError, match="occurs at two depths"):
         compiled_hits(records, Chains(Meta(block_size=BLOCK)), 10)
-
-
-@pytest.mark.parametrize(
-    ("usable", "hit_blocks"), [(None, 105_592), (1_000, 12_878), (10_000, 61_238), (50_000, 102_226)]
-)
-def test_known_answers(usable: int | None, hit_blocks: int) -> None:
-    folder = os.environ.get("KVTAPE_DATA")
-    if not folder:
-        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
-    meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
-    assert compiled_hits(records, Chains(meta), usable).hit_blocks == hit_blocks

@@ -1,6 +1,5 @@
 """The compiled engine against the plain one: the same bits, whatever the load and the settings."""
 
-import os
 import random
 from pathlib import Path
 from typing import get_args
@@ -19,9 +18,8 @@ from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrival, plan_arrivals
-from sim.workload.chain import FIRST_PRIVATE
 from tests.sim.oracles.plain_engine import Engine
-from tests.sim.oracles.simulation import Simulation, columns, known_keys, read_simulation, simulate
+from tests.sim.oracles.simulation import Simulation, columns, read_simulation, simulate
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
 from tracefile.records.errors import InputError
 
@@ -161,22 +159,6 @@ def test_an_engine_without_tiers_and_policies_runs_in_the_simple_loop_with_the_s
     assert outcome(read_simulation(arrivals, simple)) == outcome(read_simulation(arrivals, whole))
 
 
-def test_a_workload_of_nothing_ends_at_once() -> None:
-    config = EngineConfig(num_gpu_blocks=40)
-    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-    empty = simulate([], config, model, seed=1)
-    assert (empty.runs, len(empty.timeline), empty.timeline.engine_steps) == ([], 0, 0)
-
-
-def test_a_chain_that_is_too_short_is_named() -> None:
-    config = EngineConfig(num_gpu_blocks=40, block_size=4)
-    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-    record = Record(request_id=RequestId("a"), prompt_tokens=9, output_tokens=2, arrival_ms=0.0)
-    short = Arrival(record, "runs", 9, 2, [1], 0.0)
-    with pytest.raises(ValueError, match="request a: its chain of 1 keys is too short"):
-        simulate([short], config, model)
-
-
 def test_hashes_that_are_not_chained_are_refused() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
@@ -219,19 +201,10 @@ def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
     assert used == [[conversations, conversations], [conversations + answers, 2 * conversations]]
 
 
-def test_known_keys_end_where_private_ones_begin() -> None:
-    keys, counts = known_keys([[7, 2**64 - 1, FIRST_PRIVATE], [], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]])
-    assert keys.tolist() == [7, 2**64 - 1, 7]
-    assert counts.tolist() == [2, 0, 0, 1]
-
-
 @pytest.mark.parametrize(("usable", "hit_blocks"), [(1_000, 12_878), (10_000, 61_238), (50_000, 102_226)])
-def test_known_answers(usable: int, hit_blocks: int) -> None:
+def test_known_answers(mooncake: Path, usable: int, hit_blocks: int) -> None:
     """The Mooncake conversation trace, so slowly that requests never meet: what ``sim pool`` hits, to the block."""
-    folder = os.environ.get("KVTAPE_DATA")
-    if not folder:
-        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
-    meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+    meta, records = load_trace(mooncake)
     apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
     config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)

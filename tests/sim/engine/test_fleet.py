@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.engine.dispatch import RoutedLoad, Timeline
+from sim.engine.dispatch import Timeline
 from sim.engine.fleet import Fleet, FleetEngine, engine_seed
 from sim.engine.incidents import Kill
 from sim.engine.results import finished_records
@@ -20,7 +20,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
 from tests.sim.fleets import make_request, routed
-from tracefile import Meta, Record, RequestId, SessionId
+from tracefile import Meta, Record, RequestId
 
 SEED = 7
 RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
@@ -198,13 +198,3 @@ def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
     assert (found.status, found.error, found.http_status, found.finish_reason) == ("error", "no_engine", None, None)
     assert (found.upstream, found.ttft_ms, found.output_tokens, found.e2e_ms) == (None, None, None, 5.0)
     assert np.isnan(fleet.state.runs["ttft_ms"]).all()
-
-
-def test_the_load_as_a_router_sees_it() -> None:
-    record = make_request(5, arrival_ms=10.0, prompt=9, output=3)
-    record.session_id, record.turn, record.max_tokens = SessionId("s"), 2, 30
-    arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
-    request = RoutedLoad(arrivals, 4).request(0, 17, 10.0)
-    assert (request.number, request.arrival_s, request.session, request.turn) == (17, 0.01, b"s", 2)
-    assert (request.prompt_tokens, request.output_tokens) == (9, 30)
-    assert list(request.blocks) == record.block_hashes

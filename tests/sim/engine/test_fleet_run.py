@@ -1,6 +1,5 @@
 """``sim run`` with a fleet."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -37,12 +36,6 @@ def test_a_fleet_run_again_gives_the_same_bytes_and_names_each_engine(model: str
     assert len(records) == len(load_trace(Path(TRACE))[1])
 
 
-def test_the_summary_tells_the_fleet(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(model, tmp_path / "a.jsonl", "--replicas", "2", "--json")
-    fleet = json.loads(capsys.readouterr().out)["fleet"]
-    assert fleet == {"route": "round-robin", "engines": 2, "events": [], "not_served": {}}
-
-
 def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_path: Path) -> None:
     run(model, tmp_path / "a.jsonl", "--replicas", "3", "--route", "session")
     capture = tmp_path / "a.jsonl"
@@ -55,29 +48,11 @@ def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_pat
     assert before == after
 
 
-def test_two_models_make_a_mixed_fleet(model: str, tmp_path: Path) -> None:
-    run(model, tmp_path / "a.jsonl", "--latency-model", model, "--replicas", "2", "--route", "cost")
-
-
-def test_a_file_that_is_there_is_refused_before_the_simulation(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sim.engine.run.run_fleet", None)
-    (tmp_path / "x.jsonl").write_text("kept\n")
-    flags = ["-o", str(tmp_path / "x.jsonl"), "--replicas", "2"]
-    with pytest.raises(InputError, match=r"x\.jsonl: already has 5 bytes; expected a new file, or --overwrite"):
-        main(["run", TRACE, "--latency-model", model, *flags])
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl"] == ["x.jsonl"]
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--replicas", "0"], "--replicas: 0; expected a whole number from 1"),
-        (["--replicas", "2", "--route", "best"], "unknown policy"),
         (["--route", "prefix"], "--route: without --replicas; expected both"),
         (["--route", "captured"], "names no upstream"),
-        (["--replicas", "2", "--event", "kill:engine=2:at=1s"], "engine=2; expected 0 to 1"),
     ],
 )
 def test_flags_that_make_no_fleet(model: str, tmp_path: Path, flags: list[str], said: str) -> None:

@@ -86,32 +86,6 @@ def test_cold_prompts_hit_nothing(trace: Path) -> None:
     assert all(record.block_hashes is None for record in cold)
 
 
-def test_caching_off_hits_nothing(trace: Path) -> None:
-    meta, predicted = run(trace, "--no-prefix-caching")
-    assert {record.cached_tokens for record in predicted} == {0}
-    assert meta.engine is not None
-    assert meta.engine.enable_prefix_caching is False
-
-
-def test_no_noise_gives_the_medians(trace: Path, tmp_path: Path) -> None:
-    _, medians = run(trace, "--no-noise")
-    save_model(msgspec.structs.replace(default_model(), noise=Noise()), tmp_path / "model.json")
-    _, exact = run(trace, output="exact.jsonl")
-    assert [record.ttft_ms for record in medians] == [record.ttft_ms for record in exact]
-
-
-def test_sessions_are_paced_by_predicted_ends(trace: Path) -> None:
-    _, predicted = run(trace, "--replay-sessions", "--no-noise", "--json")
-    by_id = {record.request_id: record for record in predicted}
-    children = [record for record in predicted if record.parent_id is not None]
-    assert children
-    for record in children:
-        assert record.parent_id is not None
-        parent_end = by_id[record.parent_id].end_ms()
-        assert parent_end is not None
-        assert record.arrival_ms == pytest.approx(parent_end + (record.think_ms or 0.0), abs=0.001)
-
-
 def test_sessions_are_inferred_where_the_trace_names_none(trace: Path) -> None:
     _, captured = load_trace(trace)
     anonymous = [
@@ -152,27 +126,6 @@ def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path
     with pytest.raises(InputError, match="fitted on this very trace"):
         run(trace)
     assert not trace.with_name("predicted.jsonl").exists()
-
-
-def test_bad_input_is_named(trace: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="num_gpu_blocks: 1 "):
-        run(trace, "--num-gpu-blocks", "1")
-    with pytest.raises(InputError, match="block size 48"):
-        run(trace, "--block-size", "48")
-    with pytest.raises(InputError, match="No such file"):
-        main(["run", str(trace), "--latency-model", str(tmp_path / "absent.json"), "-o", str(tmp_path / "out.jsonl")])
-    _, captured = load_trace(trace)
-    unhashed = [Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in captured]
-    path = write(tmp_path / "unhashed.jsonl", unhashed, Meta(source="tap"))
-    for flags in ((), ("--replay-sessions",)):
-        with pytest.raises(InputError, match=r"no block hashes|block_hashes"):
-            run(path, *flags)
-    timeless = write(tmp_path / "timeless.jsonl", [msgspec.structs.replace(captured[0], arrival_ms=None)])
-    with pytest.raises(InputError, match=r"arrival_ms: missing"):
-        run(timeless)
-    run(trace)
-    with pytest.raises(InputError, match=r"predicted\.jsonl"):
-        run(trace)
 
 
 @pytest.mark.parametrize("fact", ["sliding_window", "kv_cache_groups"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, refuse_alone
+from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state
 from sim.engine.tiers import traffic_of
 from sim.kernels import layout
@@ -184,22 +184,3 @@ def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, An
 def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
     with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
         Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
-
-
-def test_a_header_tells_of_a_deployment_and_its_assumptions() -> None:
-    assert Deployment().meta() == {}
-    told = Deployment(**LINK, host_blocks=9).meta()
-    assert told["deployment"] == {**LINK, "host_blocks": 9}
-    assert told["assumptions"][0].startswith("host memory: 1 GB/s each way and 2 ms a transfer")
-
-
-def test_a_link_of_no_bandwidth_is_refused() -> None:
-    _, _, _, read, _ = DEPLOYMENT_FLAGS["host-gb-per-s"]
-    with pytest.raises(InputError, match="--host-gb-per-s: '0'; expected a number above 0"):
-        read("--host-gb-per-s", "0")
-
-
-def test_a_flag_of_a_layout_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^--host-latency: without --host-blocks; expected both$"):
-        refuse_alone(["host-latency"])
-    refuse_alone(["host-latency", "host-blocks", "disk-blocks"])

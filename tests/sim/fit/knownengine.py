@@ -17,7 +17,8 @@ from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, default_model
 from sim.latency.noise import LEVELS, Noise
 from sim.workload.arrivals import plan_arrivals
-from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionId, TraceWriter
+from tests.sim.synthetic import engine_of
+from tracefile import BlockHash, Meta, Record, RequestId, SessionId, TraceWriter
 
 BLOCK = 32
 SPREAD = 0.1
@@ -113,17 +114,7 @@ def _request(ids: tuple[str, str], arrival_ms: float, tokens: int, output: int, 
 
 def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Path:
     """Write the trace that a tap before the engine records of the load."""
-    meta = Meta(
-        source="tap",
-        block_size=BLOCK,
-        engine=Engine(
-            block_size=engine.engine.block_size,
-            num_gpu_blocks=engine.engine.num_gpu_blocks,
-            max_num_seqs=engine.engine.max_num_seqs,
-            max_num_batched_tokens=engine.engine.max_num_batched_tokens,
-            async_scheduling=engine.engine.async_scheduling,
-        ),
-    )
+    meta = Meta(source="tap", block_size=BLOCK, engine=engine_of(engine))
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
     state = run_state(build_state(arrivals, engine.engine, engine, seed))
     records = finished_records(results_in(state, arrivals, np.arange(len(arrivals))), BLOCK)

@@ -85,22 +85,6 @@ def test_a_term_without_any_count_gets_its_default() -> None:
     assert np.std(draws) == pytest.approx(0.78, abs=0.15)
 
 
-def test_the_default_gives_way_to_what_the_captures_tell() -> None:
-    """From 1.0, a tenth of a step's constant, towards the truth of 4.0, with the number of decodes."""
-    costs, found = {STEPS: 10.0, DECODES: 4.0}, []
-    for decoding in (0, 2, 120):
-        seen = observed(costs, seed=2, spread=0.3)
-        seen.counts[decoding:, DECODES] = 0.0
-        seen.seen_ms[:] = (seen.counts @ solve(observed(costs, seed=2), FREE).parameters) * np.where(
-            np.arange(120) % 2, 1.3, 0.8
-        )
-        assumed = drawn_towards_defaults(["per_decode_ms"], solve(seen, FREE).parameters, NO_ASSUMPTIONS)
-        found.append(float(solve(seen, FREE, assumed).parameters[DECODES]))
-    assert found[0] == pytest.approx(1.0, rel=0.1)
-    assert found[0] < found[1] < found[2]
-    assert found[2] > 3.0
-
-
 def test_held_costs_vary_with_their_draws_and_the_others_follow() -> None:
     costs = {STEPS: 10.0, DECODES: 2.0}
     seen = observed(costs, seed=3, rows=400)

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,13 +12,14 @@ from sim.__main__ import main
 from sim.fit import audit
 from sim.fit.schedule import Admitted, Reconstruction
 from sim.workload.arrivals import Arrival
+from tests.sim import captured_loads
 from tracefile import Engine, InputError, Record, RequestId, TraceWriter
 
 SEED = 5
 
 
 @pytest.fixture
-def truth(captured_loads: ModuleType) -> list[Record]:
+def truth() -> list[Record]:
     """What an engine of exactly the rules reports."""
     engine = captured_loads.random_engine(SEED)
     records: list[Record] = captured_loads.captured(captured_loads.RandomLoad(SEED).records(40), engine)
@@ -29,10 +29,10 @@ def truth(captured_loads: ModuleType) -> list[Record]:
 class Auditor:
     """Audits records as a trace of the engine of ``SEED``."""
 
-    def __init__(self, directory: Path, loads: ModuleType) -> None:
+    def __init__(self, directory: Path) -> None:
         self.trace = directory / "trace.jsonl"
-        self._meta = loads.META
-        engine = loads.random_engine(SEED)
+        self._meta = captured_loads.META
+        engine = captured_loads.random_engine(SEED)
         self._flags = [
             *("--num-gpu-blocks", str(engine.num_gpu_blocks), "--max-num-seqs", str(engine.max_num_seqs)),
             *("--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--no-async-scheduling"),
@@ -49,8 +49,8 @@ class Auditor:
 
 
 @pytest.fixture
-def auditor(tmp_path: Path, captured_loads: ModuleType) -> Auditor:
-    return Auditor(tmp_path, captured_loads)
+def auditor(tmp_path: Path) -> Auditor:
+    return Auditor(tmp_path)
 
 
 def audited(auditor: Auditor, records: list[Record], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -95,9 +95,7 @@ def test_a_request_that_the_settings_could_never_serve(
 
 
 @pytest.mark.parametrize("more", [-1, 4])
-def test_a_pool_of_another_size_is_found(
-    more: int, auditor: Auditor, captured_loads: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pool_of_another_size_is_found(more: int, auditor: Auditor, capsys: pytest.CaptureFixture[str]) -> None:
     """The engine had other blocks than the audit is told: prefixes are cut short that much sooner or later."""
     engine = captured_loads.random_engine(SEED)
     asked = captured_loads.RandomLoad(SEED).records(40)
@@ -112,17 +110,6 @@ def test_a_trace_that_reports_nothing_is_refused(auditor: Auditor, truth: list[R
     silent = [msgspec.structs.replace(record, cached_tokens=None) for record in truth]
     with pytest.raises(InputError, match="cached_tokens: no record has any"):
         auditor.run(silent)
-
-
-def test_a_trace_without_prompt_lengths_is_refused(auditor: Auditor, truth: list[Record]) -> None:
-    unknown = [msgspec.structs.replace(record, prompt_tokens=None) for record in truth]
-    with pytest.raises(InputError, match="prompt_tokens: no request with cached_tokens has any"):
-        auditor.run(unknown)
-
-
-def test_a_share_is_from_0_to_1(auditor: Auditor, truth: list[Record]) -> None:
-    with pytest.raises(InputError, match=r"--min-exact-share: 98\.0; expected a share from 0 to 1"):
-        auditor.run(truth, "--min-exact-share", "98")
 
 
 def test_a_trace_of_sglang_is_refused(auditor: Auditor, truth: list[Record]) -> None:

@@ -158,9 +158,3 @@ def test_a_lender_of_another_engine_or_shape_is_refused(
     argv += ["--config", str(tmp_path / "shape.toml")]
     with pytest.raises(InputError, match=message):
         main([*argv, "-o", str(tmp_path / "m.json")])
-
-
-def test_a_lender_is_not_written_over(folder: Path) -> None:
-    lender = str(folder / "lender.json")
-    with pytest.raises(InputError, match=r"--output .*lender.json: an input of this command"):
-        main(["calibrate", str(folder / "sessions.jsonl"), "--borrow-from", lender, "-o", lender])

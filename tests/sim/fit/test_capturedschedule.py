@@ -1,44 +1,31 @@
 """A schedule out of a capture: the engine's own, as far as its tokens tell."""
 
-from types import ModuleType
-
 import msgspec
 import pytest
 
 from sim.fit.capturedschedule import reconstruct
 from sim.vllm.config import EngineConfig
+from tests.sim import captured_loads
 from tracefile import BlockHash, Record, RequestId
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_exact_times_give_the_engine_s_own_admissions(seed: int, captured_loads: ModuleType) -> None:
-    """Nothing of the model of time is given, nor what was cached: both engines must still agree request by request."""
-    engine = captured_loads.random_engine(seed)
-    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine, frontend_ms=7.0 * (seed % 2))
-    found = reconstruct(captured_loads.arrivals_of(truth), engine)
-    assert found.evicted_blocks > 0  # else nothing was put to the test
-    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+@pytest.mark.parametrize(
+    ("seeds", "ahead", "late_ms"), [(range(16), False, 0.0), (range(1, 9), True, 0.0), (range(1, 7), False, 2.0)]
+)
+def test_admissions_are_the_engines_own(seeds: range, ahead: bool, late_ms: float) -> None:
+    """Nothing of the model of time is given, nor what was cached; reads may come late, where no step is so short."""
+    for seed in seeds:
+        engine = captured_loads.random_engine(seed, async_scheduling=ahead)
+        frontend_ms = 0.0 if ahead or late_ms else 7.0 * (seed % 2)
+        asked = captured_loads.RandomLoad(seed).records(50)
+        truth = captured_loads.captured(asked, engine, frontend_ms=frontend_ms)
+        seen = captured_loads.late_reads(truth, seed, late_ms) if late_ms else truth
+        found = reconstruct(captured_loads.arrivals_of(seen), engine)
+        assert ahead or late_ms or found.evicted_blocks > 0  # else nothing was put to the test
+        assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
 
 
-@pytest.mark.parametrize("seed", range(1, 9))
-def test_an_engine_that_composes_a_step_ahead(seed: int, captured_loads: ModuleType) -> None:
-    engine = captured_loads.random_engine(seed, async_scheduling=True)
-    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine)
-    found = reconstruct(captured_loads.arrivals_of(truth), engine)
-    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
-
-
-@pytest.mark.parametrize("seed", range(1, 7))
-def test_reads_that_come_a_little_late_change_nothing(seed: int, captured_loads: ModuleType) -> None:
-    """Two milliseconds, where the shortest steps take ten."""
-    engine = captured_loads.random_engine(seed)
-    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine)
-    seen = captured_loads.late_reads(truth, seed, 2.0)
-    found = reconstruct(captured_loads.arrivals_of(seen), engine)
-    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
-
-
-def test_preemptions_come_out_of_the_rules(captured_loads: ModuleType) -> None:
+def test_preemptions_come_out_of_the_rules() -> None:
     """Two requests of two blocks whose third does not fit beside the other's, in 5 usable blocks."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     records = [asked(name, at_ms, 60, 40, first) for name, at_ms, first in [("a", 0.0, 1), ("b", 1.0, 11)]]
@@ -49,7 +36,7 @@ def test_preemptions_come_out_of_the_rules(captured_loads: ModuleType) -> None:
     assert [outcome.preemptions for outcome in found.outcomes] == [record.preemptions for record in truth]
 
 
-def test_reported_cached_tokens_are_not_looked_at(captured_loads: ModuleType) -> None:
+def test_reported_cached_tokens_are_not_looked_at() -> None:
     engine = captured_loads.random_engine(3)
     truth = captured_loads.captured(captured_loads.RandomLoad(3).records(30), engine)
     wrong = [msgspec.structs.replace(record, cached_tokens=0) for record in truth]
@@ -57,7 +44,7 @@ def test_reported_cached_tokens_are_not_looked_at(captured_loads: ModuleType) ->
     assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
 
 
-def test_blocks_are_back_when_the_client_has_left(captured_loads: ModuleType) -> None:
+def test_blocks_are_back_when_the_client_has_left() -> None:
     """``a`` leaves long before its end and before ``b`` comes, which needs all blocks; ``c`` finds nothing of a."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     left = msgspec.structs.replace(
@@ -71,7 +58,7 @@ def test_blocks_are_back_when_the_client_has_left(captured_loads: ModuleType) ->
     assert [outcome.cached_tokens for outcome in found.outcomes] == [0, 0, 0]
 
 
-def test_a_client_that_stays_without_a_token_keeps_its_blocks(captured_loads: ModuleType) -> None:
+def test_a_client_that_stays_without_a_token_keeps_its_blocks() -> None:
     """No read tells when ``a`` computes on, but it is there until its client leaves: ``b``, which needs all, waits."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     stays = msgspec.structs.replace(
@@ -83,7 +70,7 @@ def test_a_client_that_stays_without_a_token_keeps_its_blocks(captured_loads: Mo
     assert [outcome.admitted_ms for outcome in found.outcomes] == [0.0, 1000.0]
 
 
-def test_a_response_in_one_piece_keeps_its_blocks_to_its_end(captured_loads: ModuleType) -> None:
+def test_a_response_in_one_piece_keeps_its_blocks_to_its_end() -> None:
     """Not streamed: only the end is known, and a second request that came meanwhile shares its prompt."""
     engine = EngineConfig(num_gpu_blocks=40, block_size=32, async_scheduling=False)
     whole = msgspec.structs.replace(asked("a", 0.0, 70, 20, 1), stream=False, e2e_ms=400.0)

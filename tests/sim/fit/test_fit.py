@@ -14,28 +14,17 @@ import pytest
 from sim.__main__ import main
 from sim.fit.drift import Drift, drift_of_mean, estimate_drift
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
-from sim.fit.observations import Observations, _assemble
+from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, estimate_noise, solve
-from sim.fit.residuals import Requests, baseline_errors, requests_of
+from sim.fit.residuals import requests_of
 from sim.fit.variants import choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
 from sim.latency.requestsample import request_sample
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
+from tests.sim.synthetic import engine_of
 from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 from tracefile.records.arrays import FloatArray
-
-
-def engine_of(model: Model, **changes: object) -> Engine:
-    config = model.engine
-    told = {
-        "block_size": config.block_size,
-        "num_gpu_blocks": config.num_gpu_blocks,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "async_scheduling": config.async_scheduling,
-    }
-    return Engine(**(told | changes))  # type: ignore[arg-type]
 
 
 def write(path: Path, records: list[Record], engine: Engine | None) -> Path:
@@ -84,13 +73,6 @@ def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
     assert all(error < base.median_abs_error for base in fitted.model.baselines.values())
 
 
-def test_an_exact_engine_is_recovered_exactly(learn: Learn) -> None:
-    truth = default_model()
-    found = learn(truth, 4, spread=0.0).model
-    for name, parameter in truth.parameters.items():
-        assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
-
-
 def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
     """Faster steps, cheaper attention, dearer KV, a serial front end, composing ahead."""
     step = {
@@ -120,19 +102,6 @@ def test_a_front_end_on_the_engines_core_is_told_and_recovered(learn: Learn) -> 
     assert_recovered(truth, found)
 
 
-def test_an_extra_term_is_recovered_when_asked_for(learn: Learn) -> None:
-    model = default_model()
-    chunk = msgspec.structs.replace(model.parameters["t0_ms"], value=12.0, unit="ms/chunk")
-    truth = msgspec.structs.replace(model, parameters=model.parameters | {"per_prefill_chunk_ms": chunk})
-    plain = learn(truth, 6, extra_terms=())
-    extended = learn(truth, 6, extra_terms=("per_prefill_chunk_ms",))
-    assert extended.model.parameters["per_prefill_chunk_ms"].value == pytest.approx(12.0, rel=0.15)
-    assert extended.model.diagnostics["loss"] < plain.model.diagnostics["loss"]
-    chosen = learn(truth, 6).model
-    assert "per_prefill_chunk_ms" in chosen.parameters  # or one that grows with it
-    assert chosen.diagnostics["loss"] < plain.model.diagnostics["loss"]
-
-
 def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic: ModuleType) -> None:
     for ahead in (False, True):
         truth = default_model()
@@ -142,15 +111,6 @@ def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic
         fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
         assert len(fitted.model.diagnostics["variants"]) == 2
         assert fitted.model.engine.async_scheduling == ahead
-
-
-def test_the_steps_spread_is_found_as_noise(learn: Learn) -> None:
-    noise = learn(default_model(), 8, spread=0.1).model.noise
-    for row in noise.step_log_ratio:
-        levels = dict(zip(noise.levels, row, strict=True))
-        assert levels[0.8] - levels[0.2] == pytest.approx(2 * 0.8416 * 0.1, rel=0.25)
-        assert levels[0.5] == pytest.approx(0.0, abs=0.03)
-    assert noise.autocorrelated_share < 0.1  # each step's luck is its own
 
 
 def test_load_does_not_lead_the_loop_astray(tmp_path: Path, synthetic: ModuleType) -> None:
@@ -222,21 +182,14 @@ def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
     alike = [record for record in synthetic.calibration(11, prompts=0, mixed=200) if record.prompt_tokens == 700]
     same = write(tmp_path / "same.jsonl", synthetic.capture(alike, truth), engine_of(truth))
     unsettled = write(tmp_path / "unsettled.jsonl", records, None)
-    later = [msgspec.structs.replace(record, arrival_ms=(record.arrival_ms or 0.0) + 1.0) for record in records]
-    smaller = write(tmp_path / "smaller.jsonl", later, engine_of(truth, num_gpu_blocks=9))
     good = write(tmp_path / "good.jsonl", records, engine_of(truth))
-    beyond = write(tmp_path / "beyond.jsonl", records, engine_of(truth, max_model_len=8))
     copy = write(tmp_path / "copy.jsonl.zst", records, engine_of(truth))
     for traces, message in (
         ((few,), "only 12 requests"),
         ((same,), "about one size"),
         ((unsettled,), "--num-gpu-blocks"),
-        ((beyond,), "no token of the captures is one that .* beyond max_model_len 8"),
-        ((good, smaller), "num_gpu_blocks: 9, but 4096"),
-        ((good, good), "good.jsonl: the same trace as .*good.jsonl; expected each trace once"),
         ((good, copy), "copy.jsonl.zst: the same trace as .*good.jsonl; expected each trace once"),
         ((few, good), "good.jsonl: has requests of .*few.jsonl; expected traces without common requests"),
-        ((good, few), "few.jsonl: has requests of .*good.jsonl; expected traces without common requests"),
     ):
         with pytest.raises(InputError, match=message):
             fit_traces(FitConfig(traces, tmp_path / "model.json", {}))
@@ -300,18 +253,6 @@ def test_no_parameter_is_negative() -> None:
     assert found[0] > 0.0
 
 
-def requests(seen: list[float], predicted: list[float], censored: list[bool], prompt: list[float]) -> Requests:
-    n = len(seen)
-    return Requests(
-        np.arange(n),
-        np.array(seen),
-        np.array(predicted),
-        np.array(censored),
-        np.array(prompt),
-        np.zeros(n),
-    )
-
-
 def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
     """Steps of 10 ms that vary by 20 %, steps of 400 ms that vary by 2 %, and luck of which half lasts for 300 ms."""
     ladder = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
@@ -347,25 +288,6 @@ def test_a_late_read_is_not_taken_for_a_quick_step() -> None:
     seen = [100.0 + 80.0 * (number % 10 == 0) - 80.0 * (number % 10 == 1) for number in range(400)]
     row = estimate_noise(observations([[1.0]] * 400, seen, [True] * 400), vector(100.0)).step_log_ratio[0]
     assert row == pytest.approx([0.0] * len(LEVELS), abs=1e-6)
-
-
-def test_the_front_ends_luck_is_told_from_its_steps() -> None:
-    """An idle engine's front end takes 20 ms, varying by 30 %, before steps of 10 ms that vary by 5 %."""
-    rng = np.random.default_rng(4)
-    steps = [10.0 * float(np.exp(0.05 * one)) for one in rng.standard_normal(600)]
-    fronts = [20.0 * float(np.exp(0.3 * one)) for one in rng.standard_normal(200)]
-    alone = observations([[1.0]] * 400, steps[:400], [False] * 400)
-    opening = observations(
-        [[1.0, *[0.0] * (RECEIVED - 1), 1.0]] * 200,
-        [sum(each) for each in zip(fronts, steps[400:], strict=True)],
-        [True] * 200,
-    )
-    seen = Observations.join([alone, replace(opening, opens=np.ones(200, dtype=np.bool_))])
-    parameters = vector()
-    parameters[[0, RECEIVED]] = 10.0, 20.0
-    row = estimate_noise(seen, parameters).frontend_log_ratio
-    assert row[LEVELS.index(0.5)] == pytest.approx(0.0, abs=0.06)
-    assert row[LEVELS.index(0.8)] - row[LEVELS.index(0.2)] == pytest.approx(2 * 0.8416 * 0.3, rel=0.2)
 
 
 def test_the_steps_noise_is_taken_out_of_the_api_servers() -> None:
@@ -435,25 +357,6 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
     # A term without which the TTFTs of no run come out comes in, whatever the intervals say.
     tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[CHUNKS] else 1.0)
     assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)
-
-
-def test_a_baseline_by_hand() -> None:
-    line = requests([110.0, 120.0, 130.0], [1.0] * 3, [False] * 3, [10.0, 20.0, 30.0])
-    through = baseline_errors(line)["linear_in_uncached_tokens"]
-    assert through.median_abs_error == 0.0
-    assert [through.intercept_ms, through.per_uncached_token_ms] == pytest.approx([100.0, 1.0])
-
-
-def test_a_first_token_at_once_without_an_end_was_seen_at_0() -> None:
-    found = requests_of([Record(request_id=RequestId("a"), ttft_ms=0.0)], [0], [5.0])
-    assert (found.seen_ms.tolist(), found.censored.tolist()) == ([0.0], [False])
-
-
-def test_a_capture_of_no_step_has_no_observation() -> None:
-    found = _assemble([], [])
-    assert [len(column) for column in (found.start_ms, found.seen_ms, found.counts, found.steps, found.capture)] == [
-        0
-    ] * 5
 
 
 def test_a_client_that_left_before_its_first_token_was_seen_to_wait() -> None:

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import numpy as np
@@ -12,10 +11,10 @@ from loadgen.loadflags import parse_config
 from sim.fit.fitting import FitConfig, fit_traces
 from sim.latency.modelfile import Model, Parameter, default_model
 from sim.latency.terms import FrontendPlacement
+from tests.sim import planned
 
 
 def learn(
-    planned: ModuleType,
     folder: Path,
     truth: Model,
     *,
@@ -38,9 +37,9 @@ def widths(model: Model) -> np.ndarray:
     return np.array([((one.high or 0.0) - (one.low or 0.0)) / one.value for one in model.parameters.values()])
 
 
-def test_every_parameter_is_found_within_a_twentieth_or_its_interval(planned: ModuleType, tmp_path: Path) -> None:
+def test_every_parameter_is_found_within_a_twentieth_or_its_interval(tmp_path: Path) -> None:
     truth = default_model()
-    found = learn(planned, tmp_path, truth, seed=1, spread=0.05, flags="--number 78")
+    found = learn(tmp_path, truth, seed=1, spread=0.05, flags="--number 78")
     for name, parameter in truth.parameters.items():
         got = found.parameters[name]
         assert got.identified
@@ -48,30 +47,26 @@ def test_every_parameter_is_found_within_a_twentieth_or_its_interval(planned: Mo
         assert near or (got.low or 0.0) <= parameter.value <= (got.high or 0.0), name
 
 
-def test_one_round_on_an_engine_ten_times_as_fast_is_enough_where_nothing_is_noisy(
-    planned: ModuleType, tmp_path: Path
-) -> None:
+def test_one_round_on_an_engine_ten_times_as_fast_is_enough_where_nothing_is_noisy(tmp_path: Path) -> None:
     slow = default_model()
     faster = {
         name: msgspec.structs.replace(one, value=one.value / 10) if name.startswith(("t0", "per_")) else one
         for name, one in slow.parameters.items()
     }
     truth = msgspec.structs.replace(slow, parameters=faster)
-    found = learn(planned, tmp_path, truth, seed=2, spread=0.0, flags="--number 78")
+    found = learn(tmp_path, truth, seed=2, spread=0.0, flags="--number 78")
     for name, parameter in truth.parameters.items():
         assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
 
 
 @pytest.mark.parametrize("placement", ["parallel", "shared_core"])
-def test_a_first_tokens_delivery_is_noticed_and_found(
-    planned: ModuleType, tmp_path: Path, placement: FrontendPlacement
-) -> None:
+def test_a_first_tokens_delivery_is_noticed_and_found(tmp_path: Path, placement: FrontendPlacement) -> None:
     """No flag tells of it: it is a term that predicts what it was not fitted on."""
     delivery = Parameter(value=0.0004, unit="ms/token")
     model = default_model()
     parameters = {**model.parameters, "delivery_ms_per_prompt_token": delivery}
     truth = msgspec.structs.replace(model, parameters=parameters, frontend_placement=placement)
-    found = learn(planned, tmp_path, truth, seed=4, spread=0.05)
+    found = learn(tmp_path, truth, seed=4, spread=0.05)
     # Reads that it holds up are left out, the more the longer it takes: it is found too small rather than too large.
     assert found.parameters["delivery_ms_per_prompt_token"].value == pytest.approx(0.0004, rel=0.3)
     for name, parameter in model.parameters.items():
@@ -82,14 +77,14 @@ def test_a_first_tokens_delivery_is_noticed_and_found(
         assert near or low - slack <= parameter.value <= high + slack, name
 
 
-def test_shared_context_and_rests_are_found(planned: ModuleType, tmp_path: Path) -> None:
+def test_shared_context_and_rests_are_found(tmp_path: Path) -> None:
     """A block that several outputs read costs a quarter as much again; a rest costs a step, and its prompt's past."""
     model = default_model()
     costs = {"per_kv_token_ms": 2e-4, "per_repeated_kv_token_ms": 5e-5}
     costs |= {"rested_step_ms": 2.0, "per_rested_depth_ms": 1.2e-3}
     added = {name: Parameter(value=value, unit="ms") for name, value in costs.items()}
     truth = msgspec.structs.replace(model, parameters={**model.parameters, **added})
-    found = learn(planned, tmp_path, truth, seed=7, spread=0.05)
+    found = learn(tmp_path, truth, seed=7, spread=0.05)
     for name, value in costs.items():
         got = found.parameters[name]
         assert got.identified, name
@@ -97,35 +92,32 @@ def test_shared_context_and_rests_are_found(planned: ModuleType, tmp_path: Path)
         assert (got.low or 0.0) - slack <= value <= (got.high or 0.0) + slack, (name, got)
 
 
-def test_an_engine_of_uneven_steps_widens_what_the_fit_says(planned: ModuleType, tmp_path: Path) -> None:
+def test_an_engine_of_uneven_steps_widens_what_the_fit_says(tmp_path: Path) -> None:
     """Steps four times as uneven: intervals and noise grow with them."""
     truth = default_model()
-    even, uneven = (
-        learn(planned, tmp_path, truth, seed=3, spread=spread, flags="--number 78") for spread in (0.05, 0.2)
-    )
+    even, uneven = (learn(tmp_path, truth, seed=3, spread=spread, flags="--number 78") for spread in (0.05, 0.2))
     assert np.median(widths(uneven) / widths(even)) > 2
     inner = [model.noise.levels.index(level) for model in (even,) for level in (0.1, 0.9)]
     noise = [np.ptp(np.array(model.noise.step_log_ratio)[:, inner], axis=1).max() for model in (even, uneven)]
     assert noise[1] > 2 * noise[0]
 
 
-def test_answers_that_come_late_by_chance_widen_the_front_ends_share(planned: ModuleType, tmp_path: Path) -> None:
+def test_answers_that_come_late_by_chance_widen_the_front_ends_share(tmp_path: Path) -> None:
     """Up to 12 ms, where the front end takes 7: no parameter holds that, so it is noise."""
     truth = default_model()
     prompt, late = (
-        learn(planned, tmp_path, truth, seed=5, spread=0.05, flags="--number 78", delay_ms=delay_ms)
-        for delay_ms in (0.0, 12.0)
+        learn(tmp_path, truth, seed=5, spread=0.05, flags="--number 78", delay_ms=delay_ms) for delay_ms in (0.0, 12.0)
     )
     assert np.ptp(late.noise.frontend_log_ratio) > 2 * np.ptp(prompt.noise.frontend_log_ratio)
 
 
-def test_work_that_no_term_counts_widens_the_steps_noise(planned: ModuleType, tmp_path: Path) -> None:
+def test_work_that_no_term_counts_widens_the_steps_noise(tmp_path: Path) -> None:
     """An engine that takes 20 ms for every chunk, fitted as if none did."""
     model = default_model()
     chunk = Parameter(value=20.0, unit="ms/chunk")
     truth = msgspec.structs.replace(model, parameters={**model.parameters, "per_prefill_chunk_ms": chunk})
     blind, told = (
-        learn(planned, tmp_path, truth, seed=6, spread=0.05, flags="--number 78", extra_terms=terms)
+        learn(tmp_path, truth, seed=6, spread=0.05, flags="--number 78", extra_terms=terms)
         for terms in ((), ("per_prefill_chunk_ms",))
     )
     assert told.parameters["per_prefill_chunk_ms"].value == pytest.approx(20.0, rel=0.1)

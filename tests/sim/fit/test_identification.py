@@ -4,9 +4,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
-import numpy as np
 import pytest
 
 from loadgen.loadflags import parse_config
@@ -14,15 +12,13 @@ from sim.fit.fit import describe_fit
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.identification import (
     Coverage,
-    Unidentified,
     describe_open,
     lack,
     next_capture,
-    require_enough,
 )
 from sim.latency.modelfile import default_model
 from sim.vllm.config import EngineConfig
-from tracefile import InputError
+from tests.sim import planned
 
 ALL = Coverage(
     step_tokens=2048,
@@ -40,16 +36,8 @@ ALL = Coverage(
     ("changes", "parameter", "said"),
     [
         ({"shortest_cold": 3000}, "per_prefill_token_ms", "cold prompts are all of 3,000 to 9,000 tokens"),
-        (
-            {"longest_cold": 600},
-            "per_attention_token2_ms",
-            "no cold prompt is longer than 600 tokens, and a step takes 2,048",
-        ),
         ({"answers_at_once": 1}, "per_decode_ms", "never more than 1 outputs were generated at once"),
-        ({"deepest_answer": 300}, "per_kv_token_ms", "outputs had 90 to 300 tokens behind them"),
-        ({"idle_arrivals": 0}, "frontend_base_ms", "requests that came to an idle engine: 0"),
         ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
-        ({"longest_warm": 700}, "frontend_ms_per_prompt_token", "the longest warm prompt has 700 tokens"),
     ],
 )
 def test_what_is_lacking_is_named(changes: dict[str, int], parameter: str, said: str) -> None:
@@ -57,7 +45,7 @@ def test_what_is_lacking_is_named(changes: dict[str, int], parameter: str, said:
     assert lack(parameter, ALL) is None
 
 
-def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
+def fit(folder: Path, flags: str) -> Fitted:
     """What is learnt of an engine that was sent this load."""
     config = parse_config(["--url", "http://x", "-o", "t", *shlex.split(flags)])
     truth = default_model()
@@ -83,10 +71,8 @@ def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
         ),
     ],
 )
-def test_a_load_that_lacks_something_leaves_it_open(
-    planned: ModuleType, tmp_path: Path, load: str, lacking: dict[str, str]
-) -> None:
-    fitted = fit(planned, tmp_path, f"--number 60 --output-tokens 8:24 {load}")
+def test_a_load_that_lacks_something_leaves_it_open(tmp_path: Path, load: str, lacking: dict[str, str]) -> None:
+    fitted = fit(tmp_path, f"--number 60 --output-tokens 8:24 {load}")
     found = {one.name: one for one in fitted.unidentified}
     said = "\n".join(describe_open(fitted.unidentified, fitted.model.diagnostics["next_capture"]))
     for name, why in lacking.items():
@@ -100,8 +86,8 @@ def test_a_load_that_lacks_something_leaves_it_open(
     assert (config.pattern, str(config.prompt_tokens)) == ("calibration", "64:10000")
 
 
-def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Path) -> None:
-    fitted = fit(planned, tmp_path, "--pattern calibration --number 78 --seed 5")
+def test_the_designed_load_leaves_nothing_open(tmp_path: Path) -> None:
+    fitted = fit(tmp_path, "--pattern calibration --number 78 --seed 5")
     assert fitted.unidentified == []
     assert fitted.model.diagnostics["next_capture"] is None
     held = Coverage(**fitted.model.diagnostics["coverage"])
@@ -115,30 +101,10 @@ def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Pa
     ("engine", "prompts", "parallel"),
     [
         (EngineConfig(num_gpu_blocks=10_000, max_num_batched_tokens=2048), "64:10000", 16),
-        (EngineConfig(num_gpu_blocks=100_000, max_num_batched_tokens=8192, max_num_seqs=4), "64:40000", 4),
         (EngineConfig(num_gpu_blocks=10_000, max_model_len=4096), "64:2700", 16),
-        (EngineConfig(num_gpu_blocks=1000, max_num_seqs=1), "64:5300", 2),
-        (EngineConfig(num_gpu_blocks=10_000, max_model_len=128), "10:85", 16),
     ],
 )
 def test_the_next_capture_is_one_that_the_engine_can_take(engine: EngineConfig, prompts: str, parallel: int) -> None:
     command = next_capture(engine)
     config = parse_config(shlex.split(command.removeprefix("loadgen ")))
     assert (str(config.prompt_tokens), config.parallel) == (prompts, parallel)
-
-
-def test_too_little_to_fit_says_what_to_send() -> None:
-    for uncached, gaps in ((np.full(3, 100.0), 50), (np.geomspace(64, 9000, 40), 3), (np.full(40, 700.0), 500)):
-        with pytest.raises(InputError, match="loadgen --pattern calibration"):
-            require_enough(uncached, gaps)
-
-
-def test_what_to_capture_next_says_if_the_range_is_missing() -> None:
-    """One parameter without the range for it is enough to say so."""
-    hidden = Unidentified("t0_ms", "noise", "more", range_missing=False)
-    for found, line in (
-        ([hidden], "The captures have the range"),
-        ([hidden, Unidentified("a", "b", "c")], "The missing"),
-    ):
-        said = list(describe_open(found, "loadgen"))
-        assert said[len(found) + 1].startswith(line)

@@ -85,23 +85,6 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
         main(["validate", str(path), "--latency-model", str(tmp_path / "n.json")])
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["-o", "x"], "CAPTURE: none; expected captures of one engine"),
-        (["--pace-from", "c", "-o", "x"], "--pace-from: expected --pace-from CAPTURE --latency-model MODEL"),
-        (["t", "--pace-from", "c", "--latency-model", "m", "-o", "x"], "--pace-from: .* no CAPTURE"),
-        (
-            ["--pace-from", "c", "--latency-model", "m", "-o", "x", "--no-prefix-caching"],
-            "--prefix-caching: given with --pace-from; expected one of them: the model keeps its terms",
-        ),
-    ],
-)
-def test_half_a_request_for_a_pace_is_refused(argv: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        main(["calibrate", *argv])
-
-
 def test_a_capture_of_several_engines_is_refused(tmp_path: Path) -> None:
     meta, records = load_trace(capture(tmp_path / "c.jsonl", default_model()))
     for number, record in enumerate(records):
@@ -114,10 +97,3 @@ def test_a_capture_of_several_engines_is_refused(tmp_path: Path) -> None:
         main(["calibrate", str(tmp_path / "two.jsonl"), "-o", str(tmp_path / "model.json"), "--num-gpu-blocks", "800"])
     with pytest.raises(InputError, match=said):
         capture_steps(meta, records, default_model(), "two.jsonl")
-
-
-def test_too_little_traffic_tells_no_pace(tmp_path: Path) -> None:
-    model = default_model()
-    meta, records = load_trace(capture(tmp_path / "c.jsonl", model))
-    with pytest.raises(InputError, match="expected 100 for a pace, of streamed outputs"):
-        measure_pace(capture_steps(meta, records[:1], model, "c.jsonl"), model, "c.jsonl")

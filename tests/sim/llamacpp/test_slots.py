@@ -13,7 +13,6 @@ from sim.llamacpp.slots import Chain, SlotCache, SlotConfig
 from tests.sim.cache.test_pool_command import SIX
 from tests.sim.oracles.slow_slots import SlowServer
 from tracefile import BlockHash, Engine, HashInfo, Meta, Record, RequestId, TraceWriter
-from tracefile.records.errors import InputError
 
 ALONE = SlotConfig(slots=2, kv_unified=False, cache_ram_tokens=0)
 
@@ -50,12 +49,6 @@ class Server:
         self.end(started[0], tokens)
         return started
 
-    def first_key(self, token: int) -> int:
-        return self._interned.chain([token]).keys[0]
-
-    def held(self) -> list[int]:
-        return [slot.chain.tokens for slot in self.cache.slots]
-
 
 A = [1] * 20
 B = [2] * 20
@@ -71,64 +64,6 @@ def test_unused_slots_are_taken_from_the_last_and_the_longest_prefix_wins() -> N
     assert server.run(B) == (1, 0)  # now slot 0 was; of A nothing is left
     assert server.run(A) == (0, 0)
     assert server.cache.evicted_tokens == 20 + 22 + 20
-
-
-def test_a_slot_must_hold_more_than_a_tenth_of_a_prompt() -> None:
-    server = Server(ALONE)
-    server.run([1, 1, 7, 7])
-    assert server.run([1, 1] + [8] * 18) == (0, 0)  # 2 of 20 is a tenth: the other slot was never used
-    assert server.run([1, 1] + [9] * 17) == (0, 2)  # 2 of 19 is more; of equals the first slot is taken
-
-
-def test_a_shared_prefix_takes_the_slot_of_another_session() -> None:
-    server = Server(ALONE)
-    prefix = [1] * 10
-    server.run([*prefix, *[2] * 5])
-    assert server.run([*prefix, *[3] * 5]) == (1, 10)  # slot 0 is free, but slot 1 has the prefix
-    assert server.run([*prefix, *[2] * 6]) == (1, 10)  # the first session's own tokens are gone
-
-
-def test_a_busy_slot_is_passed_and_a_request_waits_for_one() -> None:
-    server = Server(ALONE)
-    assert server.start(A) == (1, 0)
-    assert server.start(A) == (0, 0)  # its prompt is being computed next door
-    assert server.start(A) is None
-    server.end(0, [*A, 4])
-    assert server.start([*A, 4, 5]) == (0, 21)
-
-
-def test_what_is_displaced_comes_back_from_the_prompt_cache() -> None:
-    server = Server(SlotConfig(slots=1, kv_unified=False, cache_idle_slots=False))
-    server.run(A)
-    server.run(B)
-    assert [chain.tokens for chain in server.cache.saved] == [20]
-    assert server.run([*A, 5]) == (0, 20)  # A was moved back, B saved in its place
-    assert [chain.tokens for chain in server.cache.saved] == [20]
-    # Less than a quarter of what is saved would be used: it stays there.
-    assert server.run([2] * 4 + [7] * 4) == (0, 0)
-    assert server.cache.evicted_tokens == 0
-
-
-def test_a_unified_buffer_keeps_idle_prompts_in_the_prompt_cache_alone() -> None:
-    server = Server(SlotConfig(slots=2))
-    server.run(A)
-    assert server.start(B) == (0, 0)
-    assert server.held() == [0, 0]  # slot 0 is busy, slot 1 was moved
-    assert [chain.tokens for chain in server.cache.saved] == [20]
-    assert server.start([*A, 5]) == (1, 20)
-    assert server.cache.saved == []
-
-
-def test_the_prompt_cache_drops_its_oldest_and_never_takes_what_is_larger() -> None:
-    server = Server(SlotConfig(slots=1, kv_unified=False, cache_idle_slots=False, cache_ram_tokens=45))
-    for tokens in ([1] * 20, [2] * 20, [3] * 20, [4] * 50, [5] * 20):
-        server.run(tokens)
-    # 1 went for 3; 4 is larger than the bound.
-    assert [chain.tokens for chain in server.cache.saved] == [20, 20]
-    assert server.cache.evicted_tokens == 20 + 50
-    assert server.run([1] * 20) == (0, 0)  # 5 is saved, and 2 dropped for it
-    assert server.run([5] * 20) == (0, 19)  # 1 is saved, and 3 dropped for it, before 5 is looked for
-    assert [chain.keys[0] for chain in server.cache.saved] == [server.first_key(1)]
 
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
@@ -222,20 +157,3 @@ def test_six_requests_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", SIX, "--engine", "llamacpp", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["requests"], found["hit_tokens"], found["settings"]["slots"]) == (6, 39, 4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--engine", "llamacpp", "--slots", "0"], "--slots: 0; expected 1 to 4096"),
-        (["--engine", "llamacpp", "--slots", "99999999999"], "--slots: 99999999999; expected 1 to 4096"),
-        (["--engine", "llamacpp", "--slot-prompt-similarity", "2"], "--slot-prompt-similarity: 2; expected 0 to 1"),
-        (["--engine", "llamacpp", "--cache-ram-tokens", "-1"], "--cache-ram-tokens: -1; expected 0 or more"),
-        (["--engine", "llamacpp", "--num-gpu-blocks", "17"], "--num-gpu-blocks: llama.cpp has no pool of blocks"),
-        (["--engine", "llamacpp", "--page-size", "4"], "--page-size: only with --engine sglang"),
-        (["--slots", "4"], "--slots: only with --engine llamacpp"),
-    ],
-)
-def test_refuses_settings_that_it_does_not_have(arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        main(["pool", SIX, *arguments])

@@ -164,19 +164,6 @@ def test_more_requests_than_the_pool_holds_all_finish(ahead: bool) -> None:
     assert engine.kv_usage == 0.0
 
 
-def test_real_time_follows_the_same_virtual_clock() -> None:
-    # Same durations as at full speed, from whenever the request arrived; the real clock is only waited for.
-    async def use(engine: RealTimeEngine) -> None:
-        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
-        engine.submit(one)
-        await until(engine, lambda: one.outcome is not None)
-        assert one.token_ms[0] - one.arrival_ms == pytest.approx(20.0)
-        assert one.token_ms[1] - one.arrival_ms == pytest.approx(35.0)
-        assert engine.clock_ms() >= one.token_ms[1]
-
-    with_running(MODEL, use, speed=4.0)
-
-
 def test_the_fits_noise_stretches_the_front_end_and_steps_by_their_length() -> None:
     # Constant tables, so whatever is drawn: the front end takes half of what the model says, steps of 8 ms (the
     # prefill's) twice and of 5 ms three times as long.

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,18 +51,3 @@ def test_rules_that_know_the_conversation_find_its_cache(start_sim_server: Start
                 grown = [*history, *range(4000 * turn, 4000 * turn + 2 * BLOCK)]
                 assert ask(client, grown, f"s{session}") == (first, len(history) // BLOCK * BLOCK)
                 history = grown
-
-
-def test_two_engines_prefix_aware_serve_rollouts_of_two_tasks_from_two_caches(start_sim_server: StartSimServer) -> None:
-    flags = ("--speed", "max", "--block-size", str(BLOCK), "--num-gpu-blocks", "2048", "--engines", "2")
-    tasks = [list(range(start, start + 8 * BLOCK)) for start in (100, 9000)]
-    with start_sim_server(*flags, "--route", "prefix") as url, httpx.Client(base_url=url, timeout=30) as client:
-        served = [ask(client, [*tasks[number % 2], 7, number]) for number in range(6)]
-    assert served == [(0, 0), (1, 0)] + [(0, 128), (1, 128)] * 2
-
-
-def test_a_users_policy_routes(start_sim_server: StartSimServer, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("def choose(request, engines):\n    return 2 if request.number else 1\n")
-    with engines(start_sim_server, f"{path}:choose") as client:
-        assert [ask(client, [1, 2, number])[0] for number in range(3)] == [1, 2, 2]

@@ -24,25 +24,6 @@ def test_the_ids_of_answers_survive_the_way_through_text(token_ids: list[int]) -
     assert VOCABULARY.encode(VOCABULARY.decode(token_ids)) == token_ids
 
 
-@given(st.integers(0, VOCABULARY.size - 1).filter(lambda token_id: not 128 <= token_id < 256))
-def test_every_id_but_a_lone_utf8_byte_survives_alone(token_id: int) -> None:
-    assert VOCABULARY.encode(VOCABULARY.decode([token_id])) == [token_id]
-
-
-def test_english_takes_one_to_three_tokens_a_word() -> None:
-    pieces = [VOCABULARY.decode([token_id]) for token_id in VOCABULARY.encode("The cache hits 1024 blocks.")]
-    assert pieces == ["The", " cac", "he", " hit", "s", " ", "102", "4", " blo", "cks", "."]
-
-
-def test_an_answer_sent_back_as_a_message_continues_the_ids_it_was() -> None:
-    question = Message(role="user", text="why?")
-    before = VOCABULARY.render_chat([question], [], generation_prompt=True)
-    answer = VOCABULARY.output_ids[:5].tolist()
-    turn_two = [question, Message(role="assistant", text=VOCABULARY.decode(answer)), Message(role="user", text="and?")]
-    rendered = VOCABULARY.render_chat(turn_two, [], generation_prompt=True)
-    assert rendered[: len(before) + 6] == [*before, *answer, VOCABULARY.end_id]
-
-
 def test_tools_and_calls_are_part_of_the_prompt() -> None:
     question = Message(role="user", text="go")
     plain = VOCABULARY.render_chat([question], [], generation_prompt=True)

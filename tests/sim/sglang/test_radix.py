@@ -1,7 +1,7 @@
 """SGLang's radix cache: states worked by hand, and random workloads against the rules written down slowly."""
 
 import json
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixPool, RadixTree
-from tests.sim.cache.test_pool_command import SIX, mooncake
-from tracefile.records.errors import InputError
+from tests.sim.cache.test_pool_command import SIX
+from tests.sim.oracles import slow_radix
 
 Path_ = tuple[int, ...]
 
@@ -50,33 +50,6 @@ def test_nodes_are_cut_where_chains_part() -> None:
     tree.check_integrity()
 
 
-def test_whole_leaves_go_least_recently_touched_first() -> None:
-    tree = RadixTree(block_size=1)
-    tree.insert([1, 2, 3, 4], 4)
-    tree.insert([1, 2, 5], 3)
-    tree.insert([6, 7], 2)
-    tree.match([1, 2, 3, 4], 4)  # 3 4 is now younger than 5 and 6 7
-    assert [node.keys for node in tree.evict(1)] == [[5]]
-    assert [node.keys for node in tree.evict(1)] == [[6, 7]]  # one token was asked for, the node goes whole
-    assert [node.keys for node in tree.evict(3)] == [[3, 4], [1, 2]]  # a parent without children is a leaf
-    assert (tree.evicted_nodes, tree.evicted_tokens, tree.tokens) == (4, 7, 0)
-    tree.check_integrity()
-
-
-def test_a_lock_keeps_the_node_and_all_above() -> None:
-    tree = RadixTree(block_size=1)
-    tree.insert([1, 2, 3], 3)
-    held = tree.match([1, 2], 2)
-    tree.lock(held)
-    assert (tree.evictable_tokens, tree.protected_tokens) == (1, 2)
-    tree.insert([1, 8], 2)  # cuts the locked node: both parts stay locked
-    assert state(tree) == [(0, 1, 1, 1), (1, 2, 2, 1), (1, 2, 8, 0), (2, 3, 3, 0)]
-    assert [node.keys for node in tree.evict(9)] == [[3], [8]]
-    tree.unlock(held)
-    assert [node.keys for node in tree.evict(9)] == [[2], [1]]
-    tree.check_integrity()
-
-
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
 OPERATIONS = st.lists(
     st.one_of(
@@ -89,7 +62,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(sizes=st.sampled_from([(1, 1), (2, 1), (4, 1), (4, 2), (4, 4)]), operations=OPERATIONS)
-def test_agrees_with_the_slow_tree(slow_radix: ModuleType, sizes: tuple[int, int], operations: list[Any]) -> None:
+def test_agrees_with_the_slow_tree(sizes: tuple[int, int], operations: list[Any]) -> None:
     block_size, page_size = sizes
     ours, slow, interned = RadixTree(block_size), slow_radix.SlowTree(page_size), Interned()
     held: list[tuple[Any, Any]] = []
@@ -115,7 +88,8 @@ def test_agrees_with_the_slow_tree(slow_radix: ModuleType, sizes: tuple[int, int
         assert gone == slow.evicted
         assert (ours.evictable_tokens, ours.protected_tokens) == (slow.size(locked=False), slow.size(locked=True))
         assert state(ours) == sorted(
-            (node.depth() - len(node.tokens), node.depth(), node.tokens[-1][0], node.locks) for node in slow.nodes()
+            (node.depth() - len(node.tokens), node.depth(), node.tokens[-1][0], node.locks)  # type: ignore[index]
+            for node in slow.nodes()
         )
 
 
@@ -127,7 +101,7 @@ def test_agrees_with_the_slow_tree(slow_radix: ModuleType, sizes: tuple[int, int
     requests=st.lists(st.tuples(PATHS, st.integers(1, 24), st.integers(0, 8)), max_size=25),
 )
 def test_pool_agrees_with_every_step_of_the_slow_one(
-    slow_radix: ModuleType, sizes: tuple[int, int], room: int, chunk: int | None, requests: list[Any]
+    sizes: tuple[int, int], room: int, chunk: int | None, requests: list[Any]
 ) -> None:
     block_size, page_size = sizes
     config = RadixConfig(max_total_num_tokens=room, page_size=page_size, chunked_prefill_size=chunk)
@@ -162,27 +136,6 @@ def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--page-size", "6", "--chunked-prefill-size", "-1"], "--page-size: 6 neither divides"),
-        (["--page-size", "0"], "--page-size: 0; expected"),
-        (["--page-size", "99999999999"], "--page-size: 99999999999; expected 1 to 16777216 tokens"),
-        (["--kv-tokens", "0"], "--kv-tokens: 0; expected"),
-        (["--kv-tokens", "64", "--num-gpu-blocks", "17"], "expected one of them"),
-        (["--page-size", "4", "--chunked-prefill-size", "6"], "--chunked-prefill-size: 6; expected a multiple"),
-    ],
-)
-def test_refuses_settings_that_no_engine_has(arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        main(["pool", SIX, "--engine", "sglang", *arguments])
-
-
-def test_refuses_settings_of_sglang_for_vllm() -> None:
-    with pytest.raises(InputError, match="--page-size: only with --engine sglang"):
-        main(["pool", SIX, "--page-size", "4"])
-
-
-@pytest.mark.parametrize(
     ("blocks", "page_size", "expected"),
     [
         ("inf", "1", (105_592, 54_063_104, 0)),
@@ -195,9 +148,9 @@ def test_refuses_settings_of_sglang_for_vllm() -> None:
     ],
 )
 def test_mooncake(
-    capsys: pytest.CaptureFixture[str], blocks: str, page_size: str, expected: tuple[int, int, int]
+    mooncake: Path, capsys: pytest.CaptureFixture[str], blocks: str, page_size: str, expected: tuple[int, int, int]
 ) -> None:
-    found = pool(capsys, str(mooncake()), "--num-gpu-blocks", blocks, "--page-size", page_size)
+    found = pool(capsys, str(mooncake), "--num-gpu-blocks", blocks, "--page-size", page_size)
     assert (found["hit_blocks"], found["hit_tokens"], found["evicted_nodes"]) == expected
 
 

@@ -2,7 +2,6 @@
 
 from collections import deque
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
+from tests.sim.oracles import slow_engine
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def chain(number: int, arrival: Arrival, block_size: int) -> list[int]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads())
-def test_every_step_is_the_slow_engines(slow_engine: ModuleType, workload: tuple[EngineConfig, list[Arrival]]) -> None:
+def test_every_step_is_the_slow_engines(workload: tuple[EngineConfig, list[Arrival]]) -> None:
     config, arrivals = workload
     fast = Scheduler(config)
     slow = slow_engine.SlowEngine(

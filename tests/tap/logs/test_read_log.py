@@ -98,13 +98,9 @@ def test_a_log_without_times_keeps_its_order_and_says_so(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "no request in it"),
         ([{"note": 1}], "no request in it; expected rows with a prompt, messages or input"),
-        ([{"ts": AT_S, "body": chat("a")}, chat("b")], ":2: has no time, unlike the rows before"),
         ([{"ts": AT_S, "body": chat("a")}, {"ts": AT_S - 1, "body": chat("b")}], ":2: earlier than the row"),
-        ([{"ts": "soon", "body": chat("a")}], ":1: 'soon'; expected a time as"),
         ([{"ts": AT_S, "end_time": AT_S - 1, "body": chat("a")}], ":1: ends before it starts"),
-        ([3], ":1: a JSON int; expected a request body"),
     ],
 )  # fmt: skip
 def test_a_bad_log_is_named(tmp_path: Path, rows: list[Any], message: str) -> None:
@@ -121,9 +117,6 @@ def test_an_engine_cannot_be_asked(tmp_path: Path) -> None:
     ("body", "endpoint"),
     [
         ({"messages": [], "system": "s"}, "/v1/messages"),
-        ({"messages": []}, "/v1/chat/completions"),
-        ({"prompt": "p"}, "/v1/completions"),
-        ({"input": "i"}, "/v1/responses"),
         ({"url": "https://gateway/team-a/v1/messages", "body": {"messages": []}}, "/v1/messages"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,13 +22,6 @@ def test_a_later_prompt_keeps_the_boundaries_of_what_it_shares_whatever_its_own_
     assert dense[:10] == first
     assert len(dense) == 20
     known.check_integrity()
-
-
-def test_a_prompt_that_ends_before_the_boundary_has_no_block_there() -> None:
-    known = blocks()
-    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
-    shorter = known.hash_blocks(HASHER, "m", b"a" * 150, 37)
-    assert shorter == first[:9]
 
 
 def test_memory_is_bounded_and_the_leaves_of_the_least_recent_prompt_go_first() -> None:
@@ -72,10 +64,3 @@ def test_a_hash_stands_for_the_bytes_up_to_its_blocks_end(prompts: list[tuple[st
         assert all(len(shorter) < len(longer) for shorter, longer in pairwise(prefixes))
         assert known.hash_blocks(HASHER, "m", data, tokens) == chain, "the same prompt again is the same chain"
         known.check_integrity()
-
-
-@pytest.mark.parametrize("size", [1, 2, 8, 16, 32])
-def test_every_block_size_gives_the_engines_count(size: int) -> None:
-    hasher = BlockHasher(HashKey(bytes(32)), block_size=size)
-    chain = ByteBlocks(size).hash_blocks(hasher, "m", b"The quick brown fox. " * 100, 523)
-    assert len(chain) == 523 // size

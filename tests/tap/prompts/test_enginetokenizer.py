@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engines.dialect import DialectName
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.enginetokenizer import EngineTokenizer
 
@@ -117,27 +116,6 @@ def test_llamacpp_makes_a_chat_a_text_first(engine: TokenizingEngine) -> None:
     assert engine.asked[1][1] == {"content": "<user>x", "add_special": True, "parse_special": True}
 
 
-ODD = {
-    "no list": b'{"tokens": "none"}',
-    "below any id": b'{"tokens": [-1]}',
-    "beyond any id": b'{"tokens": [4294967296]}',
-    "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-}
-
-
-def test_a_refusal_for_want_of_a_key_is_said_once(
-    engine: TokenizingEngine, tokenizer: EngineTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine.answers["/tokenize"] = (401, {"error": "CANARY"})
-    assert reason(tokenizer, "one") == "engine_tokenizer_http_401"
-    tokenizer._resume_at.clear()
-    assert reason(tokenizer, "two") == "engine_tokenizer_http_401"
-    assert capsys.readouterr().err == (
-        f"tap: upstream {engine.url}/tokenize: HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the "
-        "variable of --api-key-env; UNTIL THEN RECORDS HAVE NO HASHES\n"
-    )
-
-
 @pytest.mark.parametrize("status", [401, 404])
 def test_an_engine_that_has_no_such_service_is_left_alone_for_a_while(engine: TokenizingEngine, status: int) -> None:
     engine.answers["/tokenize"] = (status, {})
@@ -149,14 +127,6 @@ def test_an_engine_that_has_no_such_service_is_left_alone_for_a_while(engine: To
     assert reason(hasty, "a") == reason(hasty, "b") == f"engine_tokenizer_http_{status}"
     hasty.close()
     assert len(engine.asked) == 3
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "llamacpp"])
-def test_an_engine_that_is_not_there_is_unreachable(dialect: DialectName) -> None:
-    tokenizer = EngineTokenizer("http://127.0.0.1:1", dialect, pause_s=3600)
-    assert reason(tokenizer, "a") == "engine_tokenizer_unreachable"
-    assert reason(tokenizer, "b") == "engine_tokenizer_paused"
-    tokenizer.close()
 
 
 def test_an_engine_that_does_not_answer_in_time_is_not_waited_for(engine: TokenizingEngine) -> None:

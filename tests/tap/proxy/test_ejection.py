@@ -12,12 +12,6 @@ def test_failures_in_a_row_eject_and_a_success_between_them_does_not() -> None:
     assert (ejection.admits(1.9), ejection.admits(2.0), ejection.count) == (False, True, 1)
 
 
-def test_of_many_failures_at_once_the_first_counts() -> None:
-    ejection = Ejection()
-    assert [ejection.fail(0.0, unreached=True) for _ in range(5)] == [True, False, False, False, False]
-    assert ejection.admits(1.0), "one wait, not five"
-
-
 def test_one_trial_at_a_time_ends_the_ejection_or_doubles_the_wait() -> None:
     ejection = Ejection()
     ejection.fail(0.0, unreached=True)

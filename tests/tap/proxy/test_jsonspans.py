@@ -96,23 +96,9 @@ def test_a_request_says_what_the_client_said_and_what_was_wanted(
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"null",
-        b"[]",
         b'{"prompt":"x","stream":true',
-        b'{"prompt":"x","stream":true}}',
-        b'{"prompt":"x","prompt":"y","stream":true}',
         b'{"prompt":"x","stream":true,"stream":false}',
-        b'{"prompt":"x","pr\\u006fmpt":"y"}',
-        b'{"prompt":NaN}',
         b"[" * 100_000,
-        pytest.param(
-            json.dumps({"prompt": "x", **{f"{key}{'x' * 1640}": 1 for key in range(9000)}}), id="15 MB of keys"
-        ),
-        pytest.param(
-            json.dumps({"prompt": "x", "stream": True, "stream_options": {"\n" * (1 << 16): 1, "y": 2}}),
-            id="a long key",
-        ),
     ],
 )
 def test_a_body_that_is_no_plain_object_is_left_alone(body: bytes | str) -> None:
@@ -123,18 +109,6 @@ def test_a_body_that_is_no_plain_object_is_left_alone(body: bytes | str) -> None
 def test_a_name_written_with_escapes_is_the_name() -> None:
     body = b'{"prompt":"x","stre\\u0061m":true,"stream_options":{"include_us\\u0061ge":true}}'
     assert inject(body, TEXT, "vllm", BOTH)[1] == {"token-ids"}
-
-
-def test_what_a_string_or_an_inner_object_says_is_not_the_request() -> None:
-    body = json.dumps({"prompt": '"stream":true}', "tools": [{"stream": True, "return_token_ids": True}]}).encode()
-    injected, added = inject(body, TEXT, "vllm", BOTH)
-    assert (injected, added) == (body, frozenset())
-
-
-def test_other_endpoints_are_left_alone() -> None:
-    body = b'{"input":"x","prompt":"x","messages":[],"stream":true}'
-    for endpoint in ("/v1/responses", "/v1/messages", "/v1/embeddings"):
-        assert inject(body, endpoint, "vllm", BOTH) == (body, frozenset())
 
 
 @given(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from engines.routing import POLICIES, RoutedEngine, RoutedRequest, Router
 from engines.routing.prefix import PrefixIndex
-from tap.ipc.messages import UpstreamEntry
 from tap.ipc.sharedmemory import BoardSize, UpstreamBoard
 from tap.proxy.routing import LivePolicy, live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
@@ -153,14 +152,6 @@ def picked(upstreams: Upstreams, session: str | None, keys: Sequence[int] = ()) 
     assignment.begin()
     assignment.end()
     return assignment.upstream.name
-
-
-def test_the_next_upstream_of_a_removed_ones_slot_begins_with_an_empty_table() -> None:
-    upstreams = Upstreams([entry(0), entry(1)], live_policy("prefix"))
-    for one in upstreams.all:
-        one.table.add([1, 2, 3])
-    upstreams.reload([UpstreamEntry("http://another:8000", 0), entry(1)])
-    assert [one.table.overlap([1, 2, 3]) for one in upstreams.all] == [0, 3]
 
 
 def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:

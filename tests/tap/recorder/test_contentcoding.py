@@ -53,12 +53,6 @@ def test_each_event_comes_at_the_time_of_the_read_that_completed_it(
     assert all(data for _, data in decoded), "a read that completed nothing is none"
 
 
-def test_no_coding_is_none() -> None:
-    reads = [(1, b"a"), (2, b"b")]
-    for coding in (None, "", "identity"):
-        assert decode_reads(reads, coding, ROOM) == reads
-
-
 @pytest.mark.parametrize("coding", ["compress", "gzip;q=1", "gzip", "zstd", "deflate", "br"])
 def test_what_cannot_be_undone_is_said(coding: str) -> None:
     with pytest.raises(UndecodableError):

@@ -16,7 +16,7 @@ from tap.ipc.messages import EngineChanged, ExchangeCopy, Progress, Ready, Recor
 from tap.recorder.recorder import Recorder
 from tests.tap.conftest import settings_of
 from tests.warmstart import WarmPopen
-from tracefile import Engine, HashInfo, HashKey, InputError, Meta, Record, load_trace, open_trace
+from tracefile import Engine, HashInfo, HashKey, Meta, Record, load_trace, open_trace
 from tracefile.storage.segments import manifest_path, read_manifest, segments_there
 from wire.process import split_frames
 
@@ -208,16 +208,6 @@ def test_closed_segments_are_uploaded_and_those_left_are_taken_up_by_the_next_ru
     third.close()
     assert third.finish_uploads().uploaded == 4
     assert not list((tmp_path / "elsewhere").iterdir()), "what is uploaded is not uploaded again"
-
-
-def test_a_trace_of_other_blocks_is_not_resumed(trace: Path, rotate: int | None) -> None:
-    recorder = Recorder(setup(trace, rotate_bytes=rotate))
-    recorder.take(exchange(tokens(8), 1))
-    recorder.close()
-    changed = setup(trace, rotate_bytes=rotate, resume=True)
-    other = msgspec.structs.replace(changed, meta=msgspec.structs.replace(changed.meta, block_size=8))
-    with pytest.raises(InputError, match=r"--resume .*meta\.block_size: 8; expected 4"):
-        Recorder(other)
 
 
 class RecorderProcess:

@@ -213,42 +213,6 @@ def test_explicit_sessions_by_every_name_in_order_of_precedence(lab: Any) -> Non
     ]
 
 
-def test_sessions_are_linked_by_the_chain_where_nobody_names_them(lab: Any) -> None:
-    first = list(range(100, 108))
-    answer = list(range(200, 205))
-    second = [*first, *answer, 1, 2, 3, 4]
-
-    def reply(body: Any) -> Any:
-        choice = {"index": 0, "text": "t", "token_ids": answer, "finish_reason": "length"}
-        return {"choices": [choice], "usage": usage(len(body["prompt"]), 5)}
-
-    async def scenario() -> None:
-        async with lab.tap(answering(reply)) as (tap, _):
-            for prompt in (first, second):
-                await tap.post("/v1/completions", {"prompt": prompt, "return_token_ids": True})
-                await asyncio.sleep(0.02)
-
-    asyncio.run(scenario())
-    opening, following = lab.records
-    assert (following.parent_id, following.turn, following.session_source) == (opening.request_id, 2, "inferred")
-    assert following.session_id == opening.session_id
-    assert following.think_ms == pytest.approx(following.arrival_ms - opening.arrival_ms - opening.e2e_ms)
-    assert following.think_ms >= 20
-
-
-def test_a_request_id_used_twice_stays_unique_in_the_trace(lab: Any) -> None:
-    async def scenario() -> None:
-        async with lab.tap(answering(lambda body: {"choices": []})) as (tap, _):
-            for _ in range(2):
-                await tap.post("/v1/completions", {"prompt": [1]}, b"X-Request-Id: same\r\n")
-
-    asyncio.run(scenario())
-    ids = [record.request_id for record in lab.records]
-    assert ids[0] == keyed_id(lab.key, "request", "same")
-    assert ids[1].startswith(ids[0])
-    assert ids[1] != ids[0]
-
-
 def test_an_error_inside_a_stream_and_a_stream_without_an_end_are_errors(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
@@ -267,26 +231,6 @@ def test_an_error_inside_a_stream_and_a_stream_without_an_end_are_errors(lab: An
         ("error", "stream_error"), ("error", "response_incomplete")
     ]  # fmt: skip
     assert b"CANARY" not in lab.trace.read_bytes()
-
-
-def test_bytes_share_a_prefix_whatever_the_lengths_and_number_what_the_engine_counts(lab: Any) -> None:
-    system = {"role": "system", "content": "You are a patient assistant. " * 40}
-    turns = [system, {"role": "user", "content": "Tell me of the sea, and of the ships upon it. " * 3}]
-    longer = [*turns, {"role": "assistant", "content": "Ships sail. " * 30}, {"role": "user", "content": "More? " * 9}]
-
-    async def scenario() -> None:
-        counts = iter([330, 480])
-        script = answering(lambda body: {"choices": [], "usage": usage(next(counts), 1)})
-        async with lab.tap(script, tokenizer="bytes", block_size=16) as (tap, _):
-            for messages in (turns, longer):
-                await tap.post("/v1/chat/completions", {"messages": messages, "model": "m"})
-
-    asyncio.run(scenario())
-    first, second = lab.records
-    assert (len(first.block_hashes), len(second.block_hashes)) == (330 // 16, 480 // 16)
-    assert second.block_hashes[: len(first.block_hashes)] == first.block_hashes
-    assert first.hash_source == second.hash_source == "bytes"
-    assert second.turn == 2, "and so the chain tells the session"
 
 
 @pytest.fixture(scope="module")
@@ -357,21 +301,3 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsy
     printed = capsys.readouterr()
     assert "prompt token counts equal the engine's in 66.7% of 3" in printed.out
     assert "is this its tokenizer" in printed.err
-
-
-@needs_vocabulary
-def test_without_usage_the_tokenizer_counts_the_prompt(lab: Any, vocabulary: Path) -> None:
-    async def script(request: Any) -> None:
-        request.write_sse_head()
-        for word in ("a", "b", "c"):
-            await request.write_event({"choices": [{"index": 0, "delta": {"content": word}}]})
-        await request.write_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        await request.write_event(None)
-        request.end_chunks()
-
-    body = {"messages": [{"role": "user", "content": "Hello world"}], "stream": True}
-    record = record_one(lab, "/v1/chat/completions", body, script, tokenizer=str(vocabulary))
-    assert record.tokens_source == "tokenizer"
-    assert record.prompt_tokens > 4
-    assert len(record.block_hashes) == record.prompt_tokens // 4
-    assert (record.output_tokens, record.cached_tokens) == (3, None)

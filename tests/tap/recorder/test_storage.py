@@ -78,22 +78,3 @@ def test_a_machine_that_fails_and_starts_again_goes_on_in_the_same_trace(lab: An
     assert tracefile(["convert", str(manifest_path(lab.trace)), str(joined)]) == 0
     assert trace_digest(joined) == trace_digest(lab.trace)
     assert tracefile(["check", str(joined)]) == 0
-
-
-def test_a_killed_recorder_costs_no_session_its_id_and_the_account_is_exact(lab: Any) -> None:
-    async def scenario() -> None:
-        async with tap_on(lab, *SMALL_SEGMENTS) as tap:
-            await converse(tap, "a", 10)
-            await until(lambda: readable(lab) == 10)
-            killed = tap.recorder_pid()
-            os.kill(killed, signal.SIGKILL)
-            await until(lambda: tap.pids("tap.recorder.recorder") not in ([], [killed]))
-            await converse(tap, "a", 10)
-            await tap.end()
-
-    asyncio.run(scenario())
-    account = summary(lab)
-    assert account["offered"] == 20 == account["recorded"] + sum(account["dropped"].values())
-    records = load_trace(lab.trace)[1]
-    assert len(records) == account["recorded"]
-    assert [record.turn for record in records] == list(range(1, len(records) + 1))

@@ -2,34 +2,14 @@
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tap.supervisor.service import changed_engine, watch_engines
-from tests.waiting import until
 from tracefile.records.schema import Engine
-from tracefile.storage.segments import segments_there
 from wire.url import Origin
-
-VLLM = """# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0"} 3.0
-vllm:num_requests_running{engine="1"} 2.0
-vllm:num_requests_waiting{engine="0"} 7.0
-vllm:kv_cache_usage_perc{engine="0"} 0.25
-vllm:kv_cache_usage_perc{engine="1"} 0.75
-vllm:prefix_cache_queries_total{engine="0"} 1000.0
-vllm:prefix_cache_hits_total{engine="0"} 400.0
-vllm:num_preemptions_total{engine="0"} 1.0
-"""
-SGLANG = """sglang:num_running_reqs 4.0
-sglang:num_queue_reqs 1.0
-sglang:token_usage 0.5
-sglang:prompt_tokens_total{engine_type="unified"} 90.0
-sglang:cached_tokens_total{engine_type="unified"} 30.0
-"""
 
 
 class Engines:
@@ -37,7 +17,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.version = "1.0"
-        self.metrics = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n' + VLLM
+        self.metrics = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n'
         self.answers = True
         self.port = 0
 
@@ -62,11 +42,8 @@ class Engines:
 @pytest.mark.parametrize(
     ("known", "learnt", "now"),
     [
-        pytest.param(Engine(version="1"), Engine(version="1"), None, id="the same"),
         pytest.param(Engine(version="1"), Engine(version="2"), Engine(version="2"), id="another version"),
         pytest.param(Engine(version="1", block_size=16), Engine(version="1"), None, id="an answer that did not come"),
-        pytest.param(Engine(version="1"), None, None, id="no answer at all"),
-        pytest.param(None, Engine(version="1"), Engine(version="1"), id="the first answer"),
         pytest.param(
             Engine(version="1", num_gpu_blocks=9, block_size=16),
             Engine(version="1", num_gpu_blocks=8),
@@ -111,29 +88,6 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
         return told
 
     assert asyncio.run(scenario()) == [Engine(name="vllm", version="2.0", block_size=16, num_gpu_blocks=100)]
-
-
-def test_records_after_a_change_are_of_the_other_engine(lab: Any) -> None:
-    async def script(request: Any) -> None:
-        request.write_json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}})
-
-    async def scenario() -> None:
-        async with lab.tap(script, rotate_bytes=1 << 30) as (tap, _):
-            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
-            await until(lambda: tap.ledger.progress.recorded == 1)
-            tap.recorder.engine_changed(Engine(name="vllm", version="2.0"))
-            await until(lambda: tap.ledger.progress.segments == 2)
-            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
-
-    asyncio.run(scenario())
-    assert list(versions_of_segments(lab)) == [(None, 1), ("2.0", 1)]
-
-
-def versions_of_segments(lab: Any) -> Iterator[tuple[str | None, int]]:
-    """Each segment's engine version and its number of records."""
-    for path in segments_there(lab.trace):
-        header, *records = path.read_text().splitlines()
-        yield json.loads(header)["meta"].get("engine", {}).get("version"), len(records)
 
 
 def test_the_first_engine_that_can_be_reached_speaks_for_all(lab: Any) -> None:

@@ -83,22 +83,6 @@ def test_it_waits_longer_from_death_to_death_up_to_a_bound() -> None:
     assert waits == [0.0, BACKOFF_S, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
 
-def test_a_killed_child_is_mourned_and_replaced(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
-    async def scenario() -> None:
-        child = nursery.child
-        await child.start()
-        for count in range(1, 4):
-            await until(lambda expected=count: len(nursery.heard) == expected)
-            assert child.pid == nursery.heard[-1]
-            os.kill(child.pid, signal.SIGKILL)
-            await until(lambda expected=count: child.ready and child.restarts == expected)
-        assert await child.finish(30)
-
-    asyncio.run(scenario())
-    assert (nursery.deaths, nursery.child.restarts, nursery.child.pid) == (3, 3, None)
-    assert "the test process died; nothing happens" in capsys.readouterr().err
-
-
 def test_one_that_cannot_be_started_again_is_tried_until_it_can(
     nursery: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:

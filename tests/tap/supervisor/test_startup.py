@@ -64,9 +64,7 @@ def probed(
         (LLAMA_CPP, {"content": [7]}, "engine", ""),
         # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
         (VLLM, {"content": [7]}, "bytes", " (the engine's /tokenize finds no tokens in a text)"),
-        (VLLM, None, "bytes", " (the engine's /tokenize gave HTTP 404)"),
         (LLAMA_CPP, LOADING, "engine", " (still loading)"),
-        (EngineFacts(), LOADING, "bytes", " (the engine's /tokenize gave HTTP 503)"),
     ],
 )
 def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
@@ -89,22 +87,3 @@ def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
     lab.trace.write_bytes(encode_meta(Meta(source="tap", block_size=4, tokenizer=before)))
     found, asked = probed(lab, VLLM, {"prompt": [7]}, resume=True)
     assert (found.settings.tokenizer, "POST /tokenize" in asked) == (before, False)
-
-
-def test_what_the_engine_tells_is_said_in_a_line(lab: Any) -> None:
-    found, _ = probed(lab, VLLM, {"prompt": [7]}, block_size=None)
-    assert found.line == (
-        "model tiny · vllm 0.32.0 · engine blocks of 32 · cached tokens only if started with "
-        "--enable-prompt-tokens-details · no cache reset (VLLM_SERVER_DEV_MODE=1) · tokenizer engine"
-    )
-    assert list(found.notes) == [
-        "the engine is not idle: 2 requests running, 0 waiting before the first; times and hits will not be this "
-        "load's alone",
-        "no --inject usage,token-ids: streams have no cached tokens and estimated lengths where clients do not ask for "
-        "usage; the blocks of an output are known from the next turn alone; expected --inject auto",
-    ]
-    stranger, asked = probed(lab, EngineFacts(), None, block_size=None)
-    assert asked == ["POST /tokenize"]
-    assert stranger.notes[0] == (
-        "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
-    )

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -78,19 +76,3 @@ def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
     said = capsys.readouterr().err
     assert "; CLIENTS GET 503 until it can be reached" in said
     assert said.count("\n") == 1, "once, however often it was tried"
-
-
-def test_signals_before_and_after_the_start() -> None:
-    async def scenario() -> None:
-        signals = Signals()
-        os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.sleep(10)
-        signals.started()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await signals.stops.get()
-        assert not signals.reloads.empty(), "a reload before the start is not lost"
-
-    asyncio.run(scenario())

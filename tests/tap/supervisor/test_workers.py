@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
-from pathlib import Path
 from typing import Any
 
 from scripts.proxybench.processes import ended
@@ -52,24 +50,6 @@ def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
     )
     assert "httptools" in loaded.stdout
     assert not ONLY_OTHERS_NEED & set(loaded.stdout.split())
-
-
-def test_a_worker_is_small(lab: Any) -> None:
-    async def scenario() -> int:
-        async with upstream_of(lab) as port, lab.command(port, warm=False) as tap:
-            await asyncio.gather(*(tap.post("/v1/completions", COMPLETION) for _ in range(50)))
-            held = resident_bytes(*tap.pids("tap.proxy.worker"))
-            await tap.end()
-            return held
-
-    assert asyncio.run(scenario()) < 80_000_000
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory that a process has."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(line.split()[1]) * 1024
 
 
 def test_a_killed_worker_is_replaced_and_what_it_had_begun_is_counted(lab: Any) -> None:
@@ -131,12 +111,6 @@ def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
     lost = dropped(lab)
     assert set(lost) <= {"recorder_died", "recorder_off"}, "off: where starting it took longer than workers wait"
     assert len(lab.records) == 25 - sum(lost.values())
-
-
-def healthy(port: int) -> bool:
-    """Whether the admin process says that it lives; waits for the answer."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_S) as answer:
-        return bool(answer.status == 200)
 
 
 def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
