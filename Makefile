@@ -25,11 +25,8 @@ test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_L
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray
 
-test-docs: $(VENV)/ready       ## the documentation's commands run, its site built
+test-docs: $(VENV)/ready       ## the documentation's commands run
 	$(PY) -m pytest -n 2 --dist worksteal -m docs
-
-site: $(VENV)/ready            ## the documentation as a site that needs no network: out/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
@@ -38,8 +35,7 @@ results: $(VENV)/ready         ## forecasts against a real vLLM; what is capture
 	$(PY) -m scripts.fidelity capture out/results
 	$(PY) -m scripts.fidelity judge out/results
 
-# The compiled form is built again when its source changes; without a compiler Python's is used.
-$(VENV)/ready: pyproject.toml setup.py wire/usualevents.c
+$(VENV)/ready: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)
 	# uv takes a quarter of pip's time; pip alone knows an index of one's own.
 	{ $(PY) -m pip install --quiet uv && $(PY) -m uv pip install --quiet --python $(PY) --editable '.[dev]'; } \

@@ -23,7 +23,6 @@ from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
-from wire.completion import forms
 from wire.errors import WireError
 from wire.url import parse_listen
 
@@ -129,9 +128,7 @@ def _versions() -> Check:
             told.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             told.append(f"no {package}")
-    slow = forms() == "python"
-    advice = "a C compiler at pip install makes loadgen and the tap faster" if slow else ""
-    return Check("versions", "look" if slow else "ok", ", ".join([*told, f"{forms()} forms"]), advice)
+    return Check("versions", "ok", ", ".join(told))
 
 
 def _key() -> Check:

@@ -24,11 +24,15 @@ import numpy as np
 from loadgen.core.bodies import encode_ids
 from loadgen.core.draws import expand_tokens
 from loadgen.core.vocabulary import ORDINARY
-from scripts.loadbench.runs import Measured, cases, kvtape, measure, reference
+from scripts.loadbench.runs import Client, Measured, cases, loadgen, measure, reference, trace_ttfts
 from scripts.markdown import markdown_table
 from scripts.proxybench.conditions import Watch
 
-CLIENTS = (kvtape(), reference("aiohttp", "aiohttp_client"), reference("bare loop", "protocol_client"))
+CLIENTS = (
+    Client("kvtape", loadgen, trace_ttfts),
+    reference("aiohttp", "aiohttp_client"),
+    reference("bare loop", "protocol_client"),
+)
 Figure = Callable[[Measured], float | None]
 ROWS: Sequence[tuple[str, str, Figure, str, str, float]] = [
     ("short", "16-token streams, requests/s", lambda run: run.requests_per_s, ",.0f", "≥ aiohttp ×", 1.3),
@@ -47,20 +51,11 @@ ROWS: Sequence[tuple[str, str, Figure, str, str, float]] = [
 """Case, name, figure, its form, and the goal for kvtape: sign and bound; a bound of 0: none."""
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("--quick", action="store_true", help="shorter runs, one round")
-    made.add_argument("--rounds", type=int, metavar="N", help="default 3, quick 1")
-    made.add_argument("--only", default="short,long,rate50,rate200", metavar="LIST", help="default: %(default)s")
-    return made
-
-
-def bench(args: argparse.Namespace, folder: Path) -> list[Measured]:
+def bench(folder: Path, *, quick: bool) -> list[Measured]:
     """Run each client on each case, round after round."""
-    wanted = [case for case in cases(3.0 if args.quick else 5.0) if case.name in args.only.split(",")]
     runs = []
-    for turn in range(args.rounds or (1 if args.quick else 3)):
-        for case in wanted:
+    for turn in range(1 if quick else 3):
+        for case in cases(3.0 if quick else 5.0):
             for client in CLIENTS:
                 runs.append(measure(client, case, folder / f"{case.name}-{client.name}-{turn}"))
                 if runs[-1].complaint is not None:
@@ -104,13 +99,15 @@ def expansion_rate(tokens: int = 10_240, block_size: int = 16) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = parser().parse_args(argv)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="shorter runs, one round")
+    args = parser.parse_args(argv)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-loadgen-") as name:
         os.environ["KVTAPE_KEY_FILE"] = f"{name}/key"
-        runs = bench(args, Path(name))
+        runs = bench(Path(name), quick=args.quick)
     conditions = watch.stop(())
     print(f"{table(runs)}\n\nexpansion: {expansion_rate() / 1e6:.0f} million tokens/s (goal 5)")
     print(f"{datetime.now(UTC):%Y-%m-%d}; {conditions}")

@@ -234,6 +234,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 def _add_settings(made: Parser) -> None:
     add = made.add_setting
+    add("--lora", action="append", default=[], metavar="NAME", dest="loras", help="served name of a LoRA adapter")
     add("--file-mode", type=_mode, default="0600", metavar="MODE", help="permissions of the trace and its other files")
     add(
         "--max-body-mb",
@@ -343,6 +344,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
         "inject": _injections(words, args.dialect),
         "inject_auto": AUTO in words,
         "keep_headers": tuple(dict.fromkeys(args.keep_headers)),
+        "loras": tuple(args.loras),
     }
     return Settings(**(same_named(Settings, args) | made))
 

@@ -14,8 +14,8 @@ import pytest
 
 from kvtape.__main__ import OWN
 from kvtape.completion import PROGRAMS, commands, parser_of
-from scripts.commands_page import PAGE, examples_of, flags_of, help_of, page, row
-from tests.doccommands import OUTSIDE, PAGES, ROOT, USER_PAGES, is_known, lines, program_of, reason, without_config
+from scripts.commands_page import PAGE, examples_of, flags_of, page
+from tests.doccommands import PAGES, ROOT, USER_PAGES, is_known, lines, without_config
 from tracefile.commandline.parser import removed
 
 COMMANDS = list(commands())
@@ -72,89 +72,13 @@ def test_help_ends_with_examples_of_the_command(command: str) -> None:
     assert f"```sh\n{textwrap.dedent(examples)}```" in PAGE.read_text()
 
 
-COUNTED = re.compile(
-    r"\b(tokens?|TOKENS|blocks?|requests?|responses|records?|sessions?|conversations|turns?|documents|examples|groups|"
-    r"adapters|engines|slots|GPUs?|processes|parts|steps|points|runs?|checks|members|forecasts|draws|resamples|prefixes|"
-    r"MB|KB|GB|GiB|bytes|ms|seconds|times|share|multiple|seed|id|shape|temperature|price)\b"
-)
 """Nouns and units of numbers."""
-TIME_WITH_UNIT = re.compile(r"\b\d[\d.]*(ms|s|m|h|d)\b")
-PLAIN = re.compile(
-    r"(URL|FILE|DIR|PATH|TRACE|OUT|PAGE|NAME|MODEL|TEXT|WORD|LABEL|COMMAND|RULE|WHEN|HOW|[A-Z]),?…?|[\w-]+(\\\|[\w-]+)+"
-)
 """Values that need no example: places, names, counts, and words that the help lists."""
-UNTOLD: tuple[object, ...] = (None, [], argparse.SUPPRESS, "auto")
 """Defaults in words: the command finds the value."""
-SHOWN = re.compile(r"such as|as in|, as |default \w|\w=\w")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_flag_tells_its_default_unit_and_form(command: str) -> None:
-    """Each value has its default or ``required``; a number its noun, a time a unit, any other form an example."""
-    made, missing = parser(command), []
-    for action in flags_of(made):
-        if action.nargs == 0 or action.help == argparse.SUPPRESS:
-            continue
-        text, form = help_of(made, action), row(made, action).split("`")[1].rpartition(" ")[2]
-        own = action.default
-        told = {
-            "its default": re.search(r"\bdefault\b|\brequired\b", text),
-            "the parser's default": own in UNTOLD or f"default {shown_as(own)}" in text,
-            "a time with its unit": "TIME" not in form or TIME_WITH_UNIT.search(text),
-            "a noun for the number": action.type not in (int, float) or COUNTED.search(f"{form} {text}"),
-            "an example": action.choices or action.type or PLAIN.fullmatch(form) or SHOWN.search(text),
-        }
-        missing += [f"{action.option_strings[0]} {name}: {text}" for name, found in told.items() if not found]
-    assert not missing
-
-
-def shown_as(default: object) -> str:
-    return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-PAGE_OF_TWO = """
-   ```sh
-   KEY='a b' tap --upstream http://x \\
-       -o t   # starts
-   cat > f <<'END'
-   sim serve
-   END
-   ```
-"""
-
-
-def test_lines_are_whole_and_without_comments() -> None:
-    assert list(lines(PAGE_OF_TWO)) == ["KEY='a b' tap --upstream http://x      -o t", "cat > f"]
-
-
-@pytest.mark.parametrize(
-    ("line", "program", "why"),
-    [
-        ("KEY='a b' tap --upstream http://x", "tap", ""),
-        ("kvtape sim curve t", "sim", ""),
-        ("kvtape doctor", "kvtape", ""),
-        ("export A=1", "", ""),
-        ("sudo systemctl restart kvtape-tap", "sudo", "wants a cluster, or changes the machine"),
-        ("tracefile info s3://traces/host-1", "tracefile", "wants a bucket or the service's folders"),
-    ],
-)
-def test_a_line_has_a_program_and_perhaps_a_reason_not_to_run(line: str, program: str, why: str) -> None:
-    assert (program_of(line), reason(line)) == (program, why)
 
 
 def test_every_program_of_a_user_page_is_ours_or_one_that_pages_may_call() -> None:
     assert not {line for page in USER_PAGES for line in lines(page.read_text()) if not is_known(line)}
-
-
-def test_every_program_that_pages_may_call_is_called() -> None:
-    called = " ".join(line for page in PAGES for line in lines(page.read_text()))
-    assert not [program for program in OUTSIDE if program not in called]
-
-
-def test_most_command_lines_are_run() -> None:
-    """Those that are not have a reason: see ``tests.test_docs_run``."""
-    found = [reason(line) for page in USER_PAGES for line in lines(page.read_text())]
-    assert found.count("") > 0.6 * len(found)
 
 
 def test_scripts_and_targets_of_pages_are_there() -> None:

@@ -7,8 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import pytest
 import yaml
 
 from tap.__main__ import parser, read_settings
-from tap.ipc.settings import read_upstreams
 from tap.supervisor import processes, service
-from tests.doccommands import without_config
 
 ROOT = Path(__file__).parent.parent
 FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + processes.ADMIN_LEAVE_S
@@ -86,12 +83,6 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
-def test_the_image_lacks_only_what_a_user_must_say() -> None:
-    arguments = image_arguments()
-    parsed([*arguments, "--upstream", "http://engine:8000", "--tokenizer", "bytes"], "Dockerfile")
-    assert "--resume" in arguments, "a container that is started again goes on with its volume's trace"
-
-
 def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is() -> None:
     text = dockerfile()
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
@@ -100,27 +91,6 @@ def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is
     port = parsed([*image_arguments(), "--tokenizer", "bytes"], "Dockerfile").admin[1]
     assert asked[1] == str(port)
     assert {str(port), "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
-
-
-def test_the_build_copies_every_package_and_nothing_else() -> None:
-    kept = set((DEPLOY / "container" / "Dockerfile.dockerignore").read_text().split("\n"))
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    packages = {pattern.removesuffix("*") for pattern in built}
-    assert {line.removeprefix("!") for line in kept if line.startswith("!")} == packages | {
-        "pyproject.toml",
-        "setup.py",  # compiled forms of the tap's and loadgen's loops
-        "README.md",
-        "LICENSE",
-    }
-
-
-def test_the_image_needs_one_base_and_has_the_pythons_packages_of_it() -> None:
-    """A mirror of Debian and one of PyPI are enough; compiled modules outlive a copy, which gives files other times."""
-    text = dockerfile()
-    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${DEBIAN}", "scratch"]
-    assert text.count("compileall -q --invalidation-mode unchecked-hash") == 2
-    assert "--no-compile" in text
-    assert "/system/usr/lib/ssl/cert.pem" in text  # where its OpenSSL looks for authorities
 
 
 def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
@@ -167,50 +137,6 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (result.returncode, about_it) == (0, [])
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
-def test_haproxy_takes_its_configuration() -> None:
-    command = ["haproxy", "-c", "-f", str(DEPLOY / "gateway" / "haproxy.cfg")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "WARNING" not in result.stderr
-
-
-@pytest.mark.parametrize("path", sorted(DEPLOY.glob("*/upstreams")), ids=lambda path: path.parent.name)
-def test_lists_of_upstreams_are_lists_of_upstreams(path: Path) -> None:
-    assert read_upstreams(str(path))
-
-
-def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
-    """The commands in a page's blocks of shell, with their lines; comments, redirections and ``&`` are left out."""
-    text = page.read_text()
-    for block in re.finditer(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        line = text.count("\n", 0, block.start()) + 2
-        joined = re.sub(r"\$\([^()]*\)", "OUTPUT", block[1].replace("\\\n", " "))
-        for command in re.split(r"\n|&&|;|(?<=\s)&(?=\s|$)|\|", joined):
-            words = shlex.split(re.sub(r"\d?>+(?!=)\S*", "", command), comments=True)
-            while words and re.fullmatch(r"[A-Z_]+=\S*|sudo|\(|-u|kvtape", words[0]):
-                words.pop(0)
-            if words:
-                yield line, words
-
-
-def tap_arguments(words: list[str]) -> list[str] | None:
-    """What a command gives to the tap, directly or through the image; null: it runs something else."""
-    if Path(words[0]).name == "tap":
-        return None if words[1:2] == ["read-log"] else words[1:]
-    if words[:2] == ["docker", "run"] and "kvtape" in words:
-        return [*image_arguments(), *words[words.index("kvtape") + 1 :]]
-    return None
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_tap_command_in_the_documentation_is_one(page: Path) -> None:
-    for line, words in commands(page):
-        arguments = tap_arguments(words)
-        if arguments is not None and "..." not in arguments:
-            parsed(without_config(arguments), f"{page.relative_to(ROOT)}, block at line {line}")
-
-
 def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path) -> None:
     """Beyond their names: the settings are read as the command reads them, files of the target machine aside."""
     here = {"%d/key": str(tmp_path / "key"), "/etc/kvtape/upstreams": str(DEPLOY / "systemd" / "upstreams")}
@@ -226,13 +152,6 @@ def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path)
         config = read_settings(local)
         assert config.resume, f"{name}: a service that is started again goes on with its trace"
         assert config.rotate_s, f"{name}: a trace that never ends a file cannot be shipped or thinned"
-
-
-@pytest.mark.parametrize("page", [*PAGES, DEPLOY / "container" / "Dockerfile"], ids=lambda page: page.name)
-def test_every_extra_that_is_installed_is_there(page: Path) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = re.findall(r"'(?:\.|kvtape)\[([\w,]+)\]'", page.read_text())
-    assert {extra for names in named for extra in names.split(",")} <= extras.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -255,10 +174,3 @@ def test_each_alert_fires_on_its_fault_and_on_nothing_else() -> None:
     command = ["promtool", "test", "rules", "alerts_test.yaml"]
     done = subprocess.run(command, cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_each_alert_has_a_test() -> None:
-    [group] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
-    tested = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())["tests"]
-    fired = {one["alertname"] for test in tested for one in test.get("alert_rule_test", ()) if one["exp_alerts"]}
-    assert fired == {rule["alert"] for rule in group["rules"]}

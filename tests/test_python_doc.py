@@ -1,9 +1,7 @@
 """docs/python.md: its blocks run in order, and print what stands below them; ``import kvtape`` stays light."""
 
 import contextlib
-import importlib
 import io
-import math
 import re
 import signal
 import subprocess
@@ -66,13 +64,6 @@ def test_a_frame_has_a_row_a_request(library: Any) -> None:
     assert set(frame["status"]) == {"ok"}
 
 
-def test_columns_tell_unknown_as_nan() -> None:
-    found = importlib.import_module("kvtape.traces").read_columns(kvtape.read_run(CAPTURE))
-    assert {len(column) for column in found.values()} == {40}
-    assert found["cached_tokens"].tolist() == [record.cached_tokens for record in load_trace(CAPTURE)[1]]
-    assert all(map(math.isnan, found["planned_prompt_tokens"]))
-
-
 def test_the_import_is_light_and_every_name_is_there() -> None:
     heavy = ("numpy", "scipy", "plotly", "numba", "msgspec", "measure", "loadgen", "sim", "report")
     code = f"import kvtape, sys; print([name for name in {heavy} if name in sys.modules])"
@@ -100,12 +91,6 @@ def test_bad_input_is_the_command_s_own_line(tmp_path: Path) -> None:
         kvtape.forecast(CAPTURE, "model.json", [kvtape.Scenario({"num_gpu_block": 600})])
     with pytest.raises(kvtape.InputError, match="bootstrap: -1; expected 0 or more"):
         kvtape.fit_model([CAPTURE], "model.json", bootstrap=-1)
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(kvtape.InputError, match="pandas: not installed; expected pip install pandas"):
-        kvtape.read_frame(CAPTURE)
 
 
 class Interrupted:

@@ -10,13 +10,12 @@ of far more or of fewer tokens than that (an engine that sends several at a time
 proportion to its events. A few more are left with the first read: tokens without text, such as the one that stops.
 """
 
-import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from wire.event_template import EventTemplate, template_of
 from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
 from wire.jsonsize import LARGE_BYTES, fits_in_memory
 
@@ -73,60 +72,14 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
     return take_event(completion, decode_event(data), texts)
 
 
-def take_usual_events(completion: Completion, data: bytes, texts: list[str]) -> tuple[int, int]:
-    """Add the events at the beginning of ``data`` that need no care: their tokens, and the bytes that are read.
-
-    None, here: all events are read one by one.
-    """
-    return 0, 0
-
-
-PURE = os.environ.get("KVTAPE_PURE", "0") not in ("", "0")
-"""``KVTAPE_PURE=1`` leaves the compiled form unused; ``pip install`` builds it where it finds a compiler."""
-
-
-def _usual_events() -> Callable[[Completion, bytes, list[str]], tuple[int, int]]:
-    try:
-        return take_usual_events if PURE else importlib.import_module("wire.usualevents").take_usual_events
-    except ImportError:
-        return take_usual_events
-
-
-usual_events = _usual_events()
-"""The compiled form of ``take_usual_events``, which reads the events as ``take_data`` would; without one, Python's."""
-
-
-def forms() -> str:
-    """Return the form in use: ``compiled`` or ``python``."""
-    return "python" if usual_events is take_usual_events else "compiled"
-
-
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response read by read."""
     completion = Completion()
-    events = EventStream()
-    texts: list[str] = []
+    stream = StreamedEvents(completion, take)
     gaps_ns, gap_tokens = completion.gaps_ns, completion.gap_tokens
     last_token_ns: int | None = None
-    usual = take is take_data
-    for at_ns, read in reads:
-        data, tokens = read, 0
-        if usual and events.begins_event:
-            tokens, at = usual_events(completion, data, texts)
-            if at:
-                events.started = True
-                data = data[at:]
-        for event_bytes in events.feed(data) if data else ():
-            if event_bytes == b"[DONE]":
-                completion.done = True
-                continue
-            if len(event_bytes) > LARGE_BYTES and not fits_in_memory(event_bytes):
-                completion.error_kind = "unparseable"
-                continue
-            try:
-                tokens += take(completion, event_bytes, texts)
-            except UNREADABLE:
-                completion.error_kind = "unparseable"
+    for at_ns, data in reads:
+        tokens = stream.take_read(data)
         if tokens == 0:
             continue
         if last_token_ns is None:
@@ -136,9 +89,50 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
             gaps_ns.append(at_ns - last_token_ns)
             gap_tokens.append(tokens)
         last_token_ns = at_ns
-    completion.text = "".join(texts)
+    completion.text = "".join(stream.texts)
     share_usage(completion)
     return completion
+
+
+class StreamedEvents:
+    """Events of one stream, added to what is known of its response."""
+
+    def __init__(self, completion: Completion, take: EventTaker) -> None:
+        self.texts: list[str] = []
+        self._completion, self._take = completion, take
+        self._events = EventStream()
+        self._template: EventTemplate | None = None
+
+    def take_read(self, data: bytes) -> int:
+        """Add the events that a read completes; returns how many tokens it carried."""
+        if self._template is not None and self._events.begins_event and (match := self._template.match(data)):
+            return self._take_equal(*match)
+        return sum(map(self._take_event, self._events.feed(data)))
+
+    def _take_equal(self, texts: list[str], ids: list[int] | None) -> int:
+        self.texts += texts
+        if ids is not None and self._completion.token_ids is not None:
+            self._completion.token_ids += ids
+        elif ids is not None:
+            self._completion.token_ids = ids
+        return len(texts)
+
+    def _take_event(self, data: bytes) -> int:
+        completion = self._completion
+        if data == b"[DONE]":
+            completion.done = True
+            return 0
+        try:
+            if len(data) > LARGE_BYTES and not fits_in_memory(data):
+                raise msgspec.DecodeError
+            if self._take is not take_data:
+                return self._take(completion, data, self.texts)
+            event = decode_event(data)
+            self._template = self._template or template_of(data, event)
+            return take_event(completion, event, self.texts)
+        except UNREADABLE:
+            completion.error_kind = "unparseable"
+            return 0
 
 
 def share_usage(completion: Completion) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol, cast
@@ -66,11 +65,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         on_closed: Callable[["ClientConnection"], None],
         error_type: str = "proxy_error",
         turns: Turns | None = None,
-        on_opened: Callable[["ClientConnection"], None] | None = None,
     ) -> None:
         """``turns``: shared with the connections among which work is divided."""
         self._new_handler, self._on_closed, self._error_type = new_handler, on_closed, error_type
-        self._on_opened = on_opened
         self.transport: asyncio.Transport | None = None
         self._handler: RequestHandler | None = None
         self._head: RequestHead | None = None
@@ -197,8 +194,6 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        if self._on_opened is not None:
-            self._on_opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return READ_BUFFER
@@ -379,7 +374,6 @@ class Server:
         self._turns = Turns()
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
-        self._tls = False
         self._none_open = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -387,11 +381,10 @@ class Server:
     def num_connections(self) -> int:
         return len(self._connections)
 
-    async def listen_on(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections from a socket that is bound already; with ``tls`` HTTPS."""
-        self._tls = tls is not None
+    async def listen_on(self, sock: socket.socket) -> None:
+        """Accept connections from a socket that is bound already."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG, ssl=tls)
+        self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
         self._sweep()
 
     async def drain(self, timeout_s: float) -> int:
@@ -424,16 +417,10 @@ class Server:
         self._sweeper = asyncio.get_running_loop().call_later(every_s, self._sweep)
 
     def _accept(self) -> ClientConnection:
-        # A TLS handshake that fails ends without a word to the protocol: behind TLS, a connection opens after it.
-        later = self._opened if self._tls else None
-        connection = ClientConnection(self._new_handler, self._closed, self._error_type, self._turns, later)
-        if later is None:
-            self._opened(connection)
-        return connection
-
-    def _opened(self, connection: ClientConnection) -> None:
+        connection = ClientConnection(self._new_handler, self._closed, self._error_type, self._turns)
         self._connections.add(connection)
         self._none_open.clear()
+        return connection
 
     def _closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)

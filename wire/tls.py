@@ -1,4 +1,4 @@
-"""TLS of clients and servers, by its files, which are read again when they change."""
+"""TLS of clients, by its files, which are read again when they change."""
 
 import os
 import ssl
@@ -45,35 +45,20 @@ def _client_context(
         except (OSError, ssl.SSLError) as error:
             raise WireError(f"--ca {tls.ca}: {_unread(error)}; expected a file of PEM certificates") from None
     if tls.cert is not None:
-        _load_chain(context, tls.cert, tls.key, ("--cert", "--key"))
+        _load_chain(context, tls.cert, tls.key)
     elif tls.key is not None:
         raise WireError(f"--key {tls.key}: without --cert; expected both, or neither")
     return context
 
 
-def server_context(cert: str, key: str | None) -> ssl.SSLContext:
-    """Return a server's context; raises WireError naming the file that is wrong."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(ALPN)
-    reload_chain(context, cert, key)
-    return context
-
-
-def reload_chain(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    """Use the files as they are now for connections to come; raises WireError, and then nothing has changed."""
-    _load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key, ("--tls-cert", "--tls-key"))
-    _load_chain(context, cert, key, ("--tls-cert", "--tls-key"))
-
-
-def _load_chain(context: ssl.SSLContext, cert: str, key: str | None, flags: tuple[str, str]) -> None:
-    for flag, path in zip(flags, (cert, key), strict=True):
+def _load_chain(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    for flag, path in (("--cert", cert), ("--key", key)):
         if path is not None and not os.access(path, os.R_OK):
             raise WireError(f"{flag} {path}: cannot be read; expected a PEM file")
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except (OSError, ssl.SSLError) as error:
-        flag, path = (flags[0], cert) if key is None else (" and ".join(flags), f"{cert}, {key}")
+        flag, path = ("--cert", cert) if key is None else ("--cert and --key", f"{cert}, {key}")
         raise WireError(f"{flag} {path}: {_unread(error)}; expected a PEM certificate and its unlocked key") from None
 
 

@@ -1,14 +1,61 @@
-"""Datasets for loads: sessions from files."""
+"""Datasets for loads: sessions from files.
 
+Of a trace its lengths and pauses are a dataset, without its arrivals and its sharing. A request that goes on from
+another is a later turn of its session: of its prompt, what is longer than the prompt and answer before is new. Of
+several that go on from the same one, the first does; the others begin sessions of their own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadgen.datasets.conversations import read_messages, read_sharegpt
-from loadgen.datasets.session import Dataset
-from loadgen.datasets.traces import read_trace
-from tracefile import InputError
+from loadgen.datasets.session import CountTokens, Dataset, DatasetSession, DatasetTurn
+from tracefile import InputError, Record, RequestId, open_trace
 
 RANDOM = "random"
 """Sessions drawn by the flags alone, from no file."""
+
+
+@dataclass(slots=True)
+class Growing:
+    """A session being put together."""
+
+    turns: list[DatasetTurn] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, record: Record) -> None:
+        prompt = record.prompt_tokens or 0
+        self.turns.append(
+            DatasetTurn(
+                max(1, prompt - self.tokens),
+                output_tokens=max(1, record.output_tokens or 1),
+                think_ms=record.think_ms if self.turns else 0.0,
+            )
+        )
+        self.tokens = record.context_tokens()
+
+
+def read_trace(path: Path, count: CountTokens | None) -> Iterator[DatasetSession]:
+    """Sessions of a trace in any form that ``open_trace`` reads."""
+    del count
+    with open_trace(path) as reader:
+        yield from _grouped(record for record in reader if record.prompt_tokens)
+
+
+def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
+    """Sessions in order of their first requests' arrival."""
+    sessions: list[Growing] = []
+    by_last: dict[RequestId, Growing] = {}
+    for record in sorted(records, key=lambda record: record.arrival_ms or 0.0):
+        session = by_last.pop(record.parent_id, None) if record.parent_id is not None else None
+        if session is None:
+            session = Growing()
+            sessions.append(session)
+        session.add(record)
+        by_last[record.request_id] = session
+    return (session.turns for session in sessions)
+
 
 DATASETS: dict[str, Dataset] = {
     "sharegpt": Dataset(read_sharegpt, has_texts=True),
@@ -16,10 +63,6 @@ DATASETS: dict[str, Dataset] = {
     "trace": Dataset(read_trace, has_texts=False),
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""
-GONE = {
-    **dict.fromkeys(("mooncake", "bailian", "trie"), "trace"),
-    **dict.fromkeys(("swe-smith", "aiperf"), "messages"),
-}
 
 
 def parse_dataset(text: str) -> tuple[str, Path | None]:
@@ -27,8 +70,6 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
     name, _, path = text.partition(":")
     if name == RANDOM and not path:
         return RANDOM, None
-    if name in GONE:
-        raise InputError(f"--dataset: {name}: gone; expected {GONE[name]}:PATH, which reads sessions of more kinds")
     if name not in DATASETS:
         raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
     if not path:

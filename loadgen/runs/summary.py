@@ -15,7 +15,6 @@ from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.runs import STATUSES, Run, load_run
 from tracefile import InputError
-from wire.completion import forms
 
 CPU_LIMIT = 0.9
 SHORT_S = 2.0
@@ -54,8 +53,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client_cpu: float
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
-    forms: str
-    """``compiled`` or ``python``: the parser of events, which has both forms (``wire/completion.py``)."""
     findings: dict[str, int]
     prompt_check: PromptTokenReport | None = None
     """Check of prompts in the target's tokens; null: not checked."""
@@ -115,7 +112,6 @@ def end_run(
         metrics=metrics,
         client_cpu=round(sum(process.cpu for process in processes), 4),
         processes=processes,
-        forms=forms(),
         findings=outcome.findings,
         prompt_check=prompt_check,
         counters_before=facts[0].counters,

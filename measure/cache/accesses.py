@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.interning import PRIVATE, PackedChains, lay_out_chains, leading, unlimited_hits
-from tracefile.records.arrays import BoolArray, FloatArray, Int32Array, IntArray
+from measure.cache.interning import PRIVATE, PackedChains, lay_out_chains
+from tracefile.records.arrays import FloatArray, Int32Array, IntArray
 
 MOST_BLOCKS: Final = 1 << 20
 """Blocks of a piece, unless one request has more."""
@@ -88,21 +88,6 @@ class Accesses:
     def lookup_blocks(self) -> IntArray:
         """Full prompt blocks of each request, the first of its blocks."""
         return self.prompt_tokens // self.block_size
-
-    @property
-    def request_of(self) -> IntArray:
-        """Request of each of ``blocks``."""
-        return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
-
-    @property
-    def may_hit(self) -> BoolArray:
-        """True where a block is short of its prompt's last token."""
-        return leading(self.starts, self.limits)
-
-    @property
-    def unlimited_hits(self) -> IntArray:
-        """Hits of each request in an unlimited cache."""
-        return unlimited_hits(self.blocks, self.starts, self.limits, self.distinct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Cached tokens by three accounts: the sessions' own, the engine's, and an unlimited cache over the block hashes."""
+"""Cached tokens by two accounts: the engine's, and an unlimited cache over the block hashes."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,10 +6,8 @@ from typing import Final
 import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
-from measure.metrics.prefillfit import fit_prefill
 from measure.metrics.requests import known
 from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, UpstreamMetrics
-from measure.metrics.sessions import accounted_tokens
 from measure.metrics.statistics import statistics_of
 from measure.runs import UNKNOWN, Run
 from tracefile.records.arrays import FloatArray, IntArray
@@ -19,13 +17,13 @@ DEFAULT_BLOCK: Final = 16
 
 
 def count_hits(run: Run) -> Hits:
-    """Count cached tokens by each account, and the requests on which two differ."""
-    accounts = {"accounted": accounted_tokens(run), "reported": run.cached_tokens, "simulated": run.reusable_tokens}
+    """Count cached tokens by each account, and the requests on which they differ."""
+    accounts = {"reported": run.cached_tokens, "simulated": run.reusable_tokens}
     rows = {name: rows for name, rows in cohort_rows(own_traits(run)).items() if name in (ALL, FIRST_TURN, LATER_TURNS)}
     counted = {
         name: {cohort: _count(run, tokens, at) for cohort, at in rows.items()} for name, tokens in accounts.items()
     }
-    return Hits(**counted, partings=list(_partings(run, accounts)))
+    return Hits(**counted, partings=list(_partings(run)))
 
 
 def _count(run: Run, tokens: IntArray, rows: IntArray) -> HitCount:
@@ -54,29 +52,26 @@ def block_size(run: Run) -> int:
     return (engine.block_size if engine else None) or run.meta.block_size or DEFAULT_BLOCK
 
 
-def _partings(run: Run, accounts: dict[str, IntArray]) -> Iterator[HitParting]:
-    for first, other in (("reported", "simulated"), ("reported", "accounted")):
-        mine, theirs = accounts[first], accounts[other]
-        both = (mine != UNKNOWN) & (theirs != UNKNOWN)
-        for sign, word in ((-1, "<"), (1, ">")):
-            off = np.where(both, sign * (mine - theirs), 0)
-            rows = np.flatnonzero(off >= block_size(run))
-            if len(rows):
-                yield HitParting(
-                    accounts=f"{first} {word} {other}",
-                    requests=len(rows),
-                    tokens=int(off[rows].sum()),
-                    example=run.request_ids[rows[np.argmax(off[rows])]],
-                )
+def _partings(run: Run) -> Iterator[HitParting]:
+    mine, theirs = run.cached_tokens, run.reusable_tokens
+    both = (mine != UNKNOWN) & (theirs != UNKNOWN)
+    for sign, word in ((-1, "<"), (1, ">")):
+        off = np.where(both, sign * (mine - theirs), 0)
+        rows = np.flatnonzero(off >= block_size(run))
+        if len(rows):
+            yield HitParting(
+                accounts=f"reported {word} simulated",
+                requests=len(rows),
+                tokens=int(off[rows].sum()),
+                example=run.request_ids[rows[np.argmax(off[rows])]],
+            )
 
 
 def measure_prefill(run: Run) -> Prefill:
-    """Group TTFT by prompt tokens and by uncached tokens."""
+    """Group TTFT by uncached tokens and by turn."""
     uncached, rows = known(own_traits(run).uncached_tokens), cohort_rows(own_traits(run))
     return Prefill(
-        by_prompt_tokens=_groups(run.ttft_ms, known(run.prompt_tokens)),
         by_uncached_tokens=_groups(run.ttft_ms, uncached),
-        fit=fit_prefill(run),
         by_turn={
             name: found
             for name in (FIRST_TURN, LATER_TURNS)

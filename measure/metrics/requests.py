@@ -39,13 +39,6 @@ def e2e_per_token_ms(run: Run) -> FloatArray:
     return ratio(completed_e2e_ms(run), known(run.output_tokens))
 
 
-def tpot_veeksha_ms(run: Run) -> FloatArray:
-    """Σ gaps / (output tokens − 1): the first read counts as one token."""
-    gap_sums = np.bincount(run.gap_owner, run.gap_ms, len(run))
-    streamed = np.bincount(run.gap_owner, minlength=len(run)) > 0
-    return np.where(streamed, ratio(gap_sums.astype(np.float64), known(run.output_tokens) - 1), np.nan)
-
-
 def interactivity_tps(run: Run) -> FloatArray:
     """Tokens a second that the user of a stream sees after its first read."""
     return ratio(np.full(len(run), 1000.0), run.tpot_ms)
@@ -56,7 +49,6 @@ REQUEST_METRICS: Final[dict[str, Callable[[Run], FloatArray]]] = {
     "ttft_from_schedule_ms": ttft_from_schedule_ms,
     "itl_ms": lambda run: run.itl_ms,
     "tpot_ms": lambda run: run.tpot_ms,
-    "tpot_veeksha_ms": tpot_veeksha_ms,
     "tbc_ms": lambda run: run.gap_ms,
     "e2e_ms": completed_e2e_ms,
     "e2e_per_token_ms": e2e_per_token_ms,

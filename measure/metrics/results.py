@@ -128,25 +128,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     cached_tps: Rates
     uncached_tps: Rates
     completion_tps: Rates
-    tpot_based_tps: float | None
-    tbc_based_tps: float | None
     concurrency: Concurrency | None
     timeline: Timeline | None
     goodput: Goodput | None = None
     """Null: no SLO on a metric of a request."""
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The row of evalscope's performance overview."""
-
-    concurrency: int | None
-    """Limit that the run was given. Null: none."""
-    rate: float | None
-    """Rate that the run was given, a second. Null: none."""
-    n: int
-    rps: float | None
-    gen_tps: float | None
-    success: float
 
 
 class PrefillGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,32 +143,10 @@ class PrefillGroup(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Statistics
 
 
-class PrefillFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Line through TTFT by uncached tokens, of requests of this trace."""
-
-    n: int
-    """Requests behind it."""
-    idle: bool
-    """True: all of them were sent to an idle engine. False: too few were, so that the line holds waits in the queue."""
-    idle_requests: int
-    """Requests with known values that were sent to an idle engine."""
-    ms_per_1000_tokens: float
-    low: float | None
-    """Interval of ``ms_per_1000_tokens``. Null: too few independent sessions."""
-    high: float | None
-    intercept_ms: float
-    """TTFT without a token to prefill."""
-    tokens_per_s: float | None
-    """1e6 / ``ms_per_1000_tokens``. Null: the line does not rise."""
-
-
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT by length, the groups' bounds powers of two, and by turn."""
+    """TTFT by uncached tokens, the groups' bounds powers of two, and by turn."""
 
-    by_prompt_tokens: list[PrefillGroup]
     by_uncached_tokens: list[PrefillGroup]
-    fit: PrefillFit | None
-    """Null: no two requests that differ in uncached tokens."""
     by_turn: dict[str, Statistics]
     """First turns and later ones, by cohort."""
 
@@ -210,7 +173,7 @@ class UpstreamMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HitParting(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests on which two accounts differ by a block or more."""
+    """Requests on which the accounts differ by a block or more."""
 
     accounts: str
     """``reported < simulated``: the first has fewer."""
@@ -221,10 +184,8 @@ class HitParting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hits(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached tokens by three accounts, by cohort."""
+    """Cached tokens by two accounts, by cohort."""
 
-    accounted: dict[str, HitCount]
-    """The turn before, prompt and output, as trie's workload accounting has it."""
     reported: dict[str, HitCount]
     """By the engine."""
     simulated: dict[str, HitCount]
@@ -312,7 +273,6 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     shape: dict[str, Statistics | None]
     """Of every session: its turns, and the tokens and pauses of these."""
     workload: Workload
-    overview: Overview
     prefill: Prefill
     hits: Hits
     cache: CacheSize | None

@@ -9,7 +9,7 @@ from measure.metrics.requests import interactivity_tps, known, ratio
 from measure.metrics.results import SessionUse
 from measure.metrics.statistics import quantile_of
 from measure.resampling import busy_units
-from measure.runs import UNKNOWN, Run
+from measure.runs import Run
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 
@@ -53,8 +53,6 @@ class Sessions:
     decode_tps: FloatArray
     hit_rate: FloatArray
     eligible_hit_rate: FloatArray
-    eligible_hit_rate_trie: FloatArray
-    eligible_hit_rate_evalscope: FloatArray
     requests: FloatArray
 
 
@@ -108,19 +106,13 @@ def _hit_rates(run: Run, order: SessionOrder) -> dict[str, FloatArray]:
     prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
     both = ~np.isnan(prompt) & ~np.isnan(cached)
     reusable = known(run.reusable_tokens)[order.rows]
-    expected = expected_tokens(run, order)
-    unknown = order.total(np.isnan(expected).astype(np.float64)) > 0
-    trie = np.where(unknown, np.nan, order.total(np.where(both, expected, 0.0)))
     hashed = both & ~np.isnan(reusable)
     cached_sum = order.total(np.where(both, cached, 0.0))
-    later = order.total(np.where(both & ~order.is_first, cached, 0.0))
     return {
         "hit_rate": ratio(cached_sum, order.total(np.where(both, prompt, 0.0))),
         "eligible_hit_rate": ratio(
             order.total(np.where(hashed, cached, 0.0)), order.total(np.where(hashed, reusable, 0.0))
         ),
-        "eligible_hit_rate_trie": ratio(cached_sum, trie),
-        "eligible_hit_rate_evalscope": ratio(later, trie),
     }
 
 
@@ -145,14 +137,3 @@ def session_uses(run: Run) -> list[SessionUse]:
 
 
 SESSION_METRICS: Final = tuple(one.name for one in fields(Sessions) if one.name != "completed")
-
-
-def accounted_tokens(run: Run) -> IntArray:
-    """Return, by row, prompt tokens that trie's accounting expects to be cached; UNKNOWN if it cannot say."""
-    order = session_order(run)
-    expected = expected_tokens(run, order)
-    prompt = known(run.prompt_tokens)[order.rows]
-    found = np.full(len(run), UNKNOWN)
-    tells = ~np.isnan(expected) & ~np.isnan(prompt)
-    found[order.rows[tells]] = np.minimum(expected, prompt)[tells]
-    return found

@@ -11,9 +11,7 @@ from measure.metrics.results import (
     HealthCheck,
     HitCount,
     Hits,
-    Overview,
     Prefill,
-    PrefillFit,
     PrefillGroup,
     SessionUse,
     SloResult,
@@ -30,7 +28,6 @@ TITLES: Final = {
     "ttft_from_schedule_ms": "TTFT from schedule ms",
     "itl_ms": "ITL ms",
     "tpot_ms": "TPOT ms",
-    "tpot_veeksha_ms": "TPOT (Veeksha) ms",
     "tbc_ms": "TBC ms",
     "e2e_ms": "E2E ms",
     "e2e_per_token_ms": "E2E / token ms",
@@ -51,26 +48,23 @@ RATE_TITLES: Final = {
 
 def metric_lines(metrics: TraceMetrics) -> list[str]:
     """Return every table, a blank line before each; a metric that the trace lacks has no row."""
+    further = workload_sentences(metrics.workload, metrics.sessions.per_s) if metrics.workload.wall_s else ()
     blocks = chain(
         [session_table(metrics.by_session).lines],
-        [_statistics("per request", metrics.per_request).lines, _per_session(metrics).lines],
-        [_statistics("shape", metrics.shape).lines, _workload(metrics)],
-        [prefill.lines for prefill in prefill_tables(metrics.prefill)],
-        [upstream_table(metrics.upstreams).lines],
-        [_hits(metrics.hits), [*cache_sentences(metrics.cache), *prefill_sentences(metrics.prefill.fit)]],
+        [table.lines for table in metric_tables(metrics)],
+        [[*further, *parting_lines(metrics.hits), *cache_sentences(metrics.cache)]],
         [health_lines(metrics.health), slo_lines(metrics.slos)],
     )
     return [line for block in blocks if block for line in ("", *block)]
 
 
 def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
-    """Return the tables of ``metric_lines`` that have rows."""
+    """Return the tables that have rows."""
     tables = [
         _statistics("per request", metrics.per_request),
         _per_session(metrics),
         _statistics("shape", metrics.shape),
         throughput_table(metrics.workload),
-        _overview(metrics.overview),
         *prefill_tables(metrics.prefill),
         upstream_table(metrics.upstreams),
         hit_table(metrics.hits),
@@ -97,7 +91,7 @@ def verdict(metrics: TraceMetrics) -> str:
 
 def _served(hits: Hits, requests: int) -> str:
     """Return the share of prompt tokens by the best account there is."""
-    reported, simulated, accounted = (found.get(ALL) for found in (hits.reported, hits.simulated, hits.accounted))
+    reported, simulated = hits.reported.get(ALL), hits.simulated.get(ALL)
     if reported is not None and reported.rate is not None:
         said = f"The prefix cache served {_of_tokens(reported, requests, 'reported cached tokens')}"
         more = simulated is not None and simulated.rate is not None and simulated.rate > 1.01 * reported.rate
@@ -106,10 +100,6 @@ def _served(hits: Hits, requests: int) -> str:
         return (
             f"The engine reports no cached tokens; an unlimited prefix cache would serve "
             f"{_of_tokens(simulated, requests, 'block hashes')}"
-        )
-    if accounted is not None and accounted.rate is not None:
-        return (
-            f"The engine reports no cached tokens; in the turn before were {_of_tokens(accounted, requests, 'usage')}"
         )
     return "The trace tells nothing about the prefix cache"
 
@@ -178,14 +168,6 @@ def session_table(uses: Sequence[SessionUse]) -> TextTable:
     return TextTable(["session", "requests", "prompt tokens", "cached", "hit rate", "TTFT p50 ms"], rows)
 
 
-def _workload(metrics: TraceMetrics) -> list[str]:
-    found = metrics.workload
-    if not found.wall_s:
-        return []
-    further = workload_sentences(found, metrics.sessions.per_s)
-    return [*throughput_table(found).lines, "", *_overview(metrics.overview).lines, *further]
-
-
 def throughput_table(found: Workload) -> TextTable:
     """Return tokens a second by window; no rows: the trace has no lengths."""
     windows = ["overall", "last_30s", "steady"] + (["steady_per_gpu"] if found.gpus else [])
@@ -198,26 +180,12 @@ def throughput_table(found: Workload) -> TextTable:
     return TextTable(["workload", *(titles.get(window, window) for window in windows)], rows)
 
 
-def _overview(row: Overview) -> TextTable:
-    told = [
-        NOTHING if row.concurrency is None else f"{row.concurrency:,}",
-        NOTHING if row.rate is None else f"{row.rate:g}",
-        f"{row.n:,}",
-        *(_rate_text(one) for one in (row.rps, row.gen_tps)),
-        share(row.success),
-    ]
-    return TextTable(["Conc", "Rate", "Num", "RPS", "Gen/s", "Success"], [told])
-
-
 def workload_sentences(found: Workload, sessions_per_s: float | None) -> Iterator[str]:
-    """Return wall time, requests in flight, the pace of a stream and goodput, a line each."""
+    """Return wall time, requests in flight and goodput, a line each."""
     yield f"wall time {found.wall_s:,.1f} s, {_rate_text(sessions_per_s)} sessions/s"
     flight = found.concurrency
     if flight is not None:
         yield f"concurrency: mean {rate(flight.mean)}, p50 {flight.p50:,}, p90 {flight.p90:,}, max {flight.max:,}"
-    if found.tpot_based_tps is not None:
-        tbc = _rate_text(found.tbc_based_tps)
-        yield f"tok/s of one stream: {rate(found.tpot_based_tps)} by mean TPOT, {tbc} by p99 TBC"
     good = found.goodput
     if good is not None:
         kept = f"{good.requests:,} requests ({share(good.share)})"
@@ -230,9 +198,8 @@ def _rate_text(value: float | None) -> str:
 
 def prefill_tables(prefill: Prefill) -> list[TextTable]:
     """Return TTFT by length and by turn."""
-    by_length = {"prompt tokens": prefill.by_prompt_tokens, "uncached tokens": prefill.by_uncached_tokens}
     named = {
-        **{title: [(_span_text(group), group.ttft_ms) for group in groups] for title, groups in by_length.items()},
+        "uncached tokens": [(_span_text(group), group.ttft_ms) for group in prefill.by_uncached_tokens],
         "turn": [(cohort_title(name), found) for name, found in prefill.by_turn.items()],
     }
     levels = ("mean", "p50", "p90", "p99")
@@ -266,11 +233,7 @@ def upstream_table(found: Mapping[str, UpstreamMetrics]) -> TextTable:
 
 def hit_table(hits: Hits) -> TextTable:
     """Return shares of prompt tokens by account and cohort; no rows: no account knows a request."""
-    accounts = {
-        "accounted (turn before)": hits.accounted,
-        "reported by the engine": hits.reported,
-        "simulated, unlimited": hits.simulated,
-    }
+    accounts = {"reported by the engine": hits.reported, "simulated, unlimited": hits.simulated}
     cohorts = list(hits.reported)
     told = any(found[cohort].requests for found in accounts.values() for cohort in cohorts)
     rows = [
@@ -280,8 +243,9 @@ def hit_table(hits: Hits) -> TextTable:
     return TextTable(["cached of prompt tokens", *map(cohort_title, cohorts)], rows if told else [])
 
 
-def _hits(hits: Hits) -> list[str]:
-    return hit_table(hits).lines + [
+def parting_lines(hits: Hits) -> list[str]:
+    """Return the requests on which the accounts of hits part, a line for each way."""
+    return [
         f"{one.accounts}: {one.requests:,} requests, {count(one.tokens)} tokens; most in {one.example}"
         for one in hits.partings
     ]
@@ -303,28 +267,6 @@ def cache_sentences(found: CacheSize | None) -> Iterator[str]:
 
 def _blocks_text(found: CacheSize, blocks: int, tokens: int) -> str:
     return f"{blocks:,} blocks ({cache_size(tokens, found.kv_bytes_per_token)})"
-
-
-def prefill_sentences(fit: PrefillFit | None) -> Iterator[str]:
-    """Return the line through TTFT by uncached tokens in words, and the requests that it is of."""
-    if fit is None:
-        return
-    yield _prefill_price(fit)
-    yield (
-        f"prefill of {fit.n:,} requests sent to an idle engine"
-        if fit.idle
-        else f"prefill of {fit.n:,} requests, waits in the queue included: {fit.idle_requests:,} found an idle engine"
-    )
-
-
-def _prefill_price(fit: PrefillFit) -> str:
-    if fit.tokens_per_s is None:
-        return "prefill: TTFT does not grow with uncached tokens: something else than prefill decides it"
-    ends = "" if fit.low is None or fit.high is None else f" ({duration_ms(fit.low)} to {duration_ms(fit.high)})"
-    return (
-        f"prefill: {duration_ms(fit.ms_per_1000_tokens)} ms{ends} per 1,000 uncached tokens, "
-        f"{factor(fit.tokens_per_s)} tok/s, and {duration(fit.intercept_ms)} with none"
-    )
 
 
 def health_lines(checks: Sequence[HealthCheck]) -> list[str]:

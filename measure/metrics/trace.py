@@ -15,7 +15,7 @@ from measure.metrics.results import SessionCounts, Statistics, TraceMetrics
 from measure.metrics.sessions import SESSION_METRICS, expected_tokens, measure_sessions, session_order
 from measure.metrics.slos import Slo, check_slos, goodput
 from measure.metrics.statistics import statistics_of
-from measure.metrics.workload import measure_workload, overview
+from measure.metrics.workload import measure_workload
 from measure.runs import Run, load_run
 from tracefile.records.arrays import FloatArray
 from tracefile.records.extras import is_lacking
@@ -55,8 +55,7 @@ def measure_run(
     study = study or study_chains(run)
     engine = run.meta.engine
     per_request = _per_request(run)
-    tbc = per_request["tbc_ms"]
-    workload = measure_workload(run, gpus or (engine.gpus if engine else None), tbc.p99 if tbc else None)
+    workload = measure_workload(run, gpus or (engine.gpus if engine else None))
     workload = msgspec.structs.replace(workload, goodput=goodput(run, slos))
     client, hits, sessions = measure_client(run), count_hits(run), measure_sessions(run)
     completed = int(sessions.completed.sum())
@@ -74,7 +73,6 @@ def measure_run(
         per_session={name: statistics_of(getattr(sessions, name)[sessions.completed]) for name in SESSION_METRICS},
         shape=measure_shape(run),
         workload=workload,
-        overview=overview(run, workload),
         prefill=measure_prefill(run),
         hits=hits,
         cache=None if study is None else study.size,

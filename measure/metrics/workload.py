@@ -1,13 +1,12 @@
-"""Metrics of the whole run: throughput in windows, requests in flight, and the rows that other tools print."""
+"""Metrics of the whole run: throughput in windows, and requests in flight."""
 
 from typing import Final
 
 import numpy as np
 
 from measure.cohorts import own_traits
-from measure.metrics.requests import known, success
-from measure.metrics.results import Concurrency, Overview, Rates, Timeline, Workload
-from measure.metrics.statistics import quantile_of
+from measure.metrics.requests import known
+from measure.metrics.results import Concurrency, Rates, Timeline, Workload
 from measure.quantiles import ROUNDING
 from measure.runs import UNKNOWN, Run
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
@@ -18,13 +17,11 @@ WARM_UP_SHARE: Final = 0.2
 INTERVALS: Final = 120
 
 
-def measure_workload(run: Run, gpus: int | None, tbc_p99_ms: float | None = None) -> Workload:
-    """Measure throughput and requests in flight; ``goodput`` stays null. ``tbc_p99_ms``: null for a pass over gaps."""
+def measure_workload(run: Run, gpus: int | None) -> Workload:
+    """Measure throughput and requests in flight; ``goodput`` stays null."""
     begin_ms, wall_s = wall(run)
     ok = run.ok
     cached, prompt = known(run.cached_tokens), known(run.prompt_tokens)
-    mean_tpot_ms = _mean(run.tpot_ms)
-    tbc_ms = tbc_p99_ms or quantile_of(run.gap_ms, 0.99)
     return Workload(
         wall_s=wall_s,
         gpus=gpus,
@@ -33,8 +30,6 @@ def measure_workload(run: Run, gpus: int | None, tbc_p99_ms: float | None = None
         cached_tps=rates(run, cached, gpus),
         uncached_tps=rates(run, np.maximum(prompt - cached, 0.0), gpus),
         completion_tps=rates(run, known(run.output_tokens), gpus),
-        tpot_based_tps=1000.0 / mean_tpot_ms if mean_tpot_ms else None,
-        tbc_based_tps=1000.0 / tbc_ms if tbc_ms else None,
         concurrency=_concurrency(run, begin_ms, wall_s),
         timeline=_timeline(run, begin_ms, wall_s),
     )
@@ -118,22 +113,3 @@ def _timeline(run: Run, begin_ms: float, wall_s: float) -> Timeline | None:
         cached_tps=per_s(np.where(run.prompt_tokens == UNKNOWN, UNKNOWN, run.cached_tokens)),
         uncached_tps=per_s(own_traits(run).uncached_tokens),
     )
-
-
-def overview(run: Run, workload: Workload) -> Overview:
-    """Return evalscope's row; limits as the run's header has them."""
-    told = run.meta.workload.extra if run.meta.workload is not None else {}
-    limit, rate = told.get("parallel") or told.get("parallel_sessions"), told.get("rate")
-    return Overview(
-        concurrency=limit if isinstance(limit, int) else None,
-        rate=float(rate) if isinstance(rate, int | float) else None,
-        n=len(run),
-        rps=workload.requests_per_s,
-        gen_tps=workload.completion_tps.overall,
-        success=success(run),
-    )
-
-
-def _mean(values: FloatArray) -> float | None:
-    told = values[~np.isnan(values)]
-    return float(told.mean()) if len(told) else None

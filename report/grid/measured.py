@@ -137,9 +137,9 @@ def values_of(metrics: TraceMetrics, *, even: bool) -> dict[str, float | None]:
     tokens, flight, goodput = metrics.workload.completion_tps, metrics.workload.concurrency, metrics.workload.goodput
     throughput, gpus = tokens.steady if even else tokens.overall, metrics.workload.gpus
     return {
-        "completed": metrics.overview.success,
+        "completed": metrics.requests.success,
         "in_flight": None if flight is None else flight.mean,
-        "requests_per_s": metrics.overview.rps,
+        "requests_per_s": metrics.workload.requests_per_s,
         THROUGHPUT: throughput,
         PER_GPU: throughput / gpus if throughput is not None and gpus else None,
         "interactivity": statistic(metrics.per_request["interactivity_tps"], "p50"),

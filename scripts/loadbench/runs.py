@@ -65,11 +65,6 @@ class Client:
     """What it reports of the first token, by the request ids that the server saw, out of its folder."""
 
 
-def kvtape() -> Client:
-    """``loadgen`` with complete recording: hashes, records, trace."""
-    return Client("kvtape", _kvtape, _trace_ttfts)
-
-
 def reference(name: str, module: str) -> Client:
     """A client that stands beside this file."""
 
@@ -88,7 +83,8 @@ def reference(name: str, module: str) -> Client:
     return Client(name, command, _reference_ttfts)
 
 
-def _kvtape(case: Case, url: str, folder: Path) -> list[str]:
+def loadgen(case: Case, url: str, folder: Path) -> list[str]:
+    """``loadgen`` with complete recording: hashes, records, trace."""
     when = ["--parallel", str(case.parallel)]
     if case.rate is not None:
         when = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
@@ -99,7 +95,7 @@ def _kvtape(case: Case, url: str, folder: Path) -> list[str]:
     ]
 
 
-def _trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
+def trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
     """A trace has ids keyed; the key is the one that loadgen used."""
     if not (folder / "trace.jsonl").exists():
         return {}

@@ -34,14 +34,7 @@ from tracefile.records.errors import InputError
 CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
 NO_ROOM = -1
-OTHER_FLAGS = (
-    "html",
-    "block_size",
-    "by",
-    "tenant_field",
-    "groups",
-    "bound",
-)
+OTHER_FLAGS = ("html", "block_size", "bound")
 """Flags of one group of full attention."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 CAUSES = {
@@ -108,7 +101,7 @@ class HybridCounts:
 
 def names_of(layout: KvLayout) -> list[str]:
     """Names of the forms of groups, those of full attention first."""
-    forms = dict.fromkeys(group for group in layout.groups if group.kind != "ring")
+    forms = dict.fromkeys(layout.groups)
     return [group.name for group in sorted(forms, key=lambda group: not group.sees_all)]
 
 
@@ -210,9 +203,8 @@ def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, mo
 def reach(prompts: Prompts, layout: KvLayout) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Tokens that could hit after rounding to the groups' blocks, the coarsest group, then after rounding to the common
     multiple, then after dropping the last block."""
-    cached = [spec for spec in layout.groups if spec.kind != "ring"]
     unit, reachable = layout.match_unit, prompts.reachable
-    sizes = {spec.name: unit if layout.partial_hits else spec.block_size for spec in cached}
+    sizes = {spec.name: unit if layout.partial_hits else spec.block_size for spec in layout.groups}
     each = np.stack([reachable // sizes[name] * sizes[name] for name in names_of(layout)])
     common = reachable // layout.alignment * layout.alignment
     dropping = [layout.groups[place] for place in layout.dropping]

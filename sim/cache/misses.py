@@ -1,4 +1,4 @@
-"""``sim misses``: the cause of every prompt token that a cache of one size did not serve, and evictions by group.
+"""``sim misses``: the cause of every prompt token that a cache of one size did not serve.
 
 The pool is that of ``sim pool``: one request at a time, in file order, and to the block the same hits. A block is
 always evicted before its parent, so a chain is cached from its beginning on. A request's prompt blocks are therefore
@@ -9,7 +9,7 @@ without a known hash.
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from measure.table import table_lines
@@ -18,13 +18,6 @@ from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks
 from sim.cache.results import Attribution, CauseShare
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
-from sim.workload.groups import (
-    Grouping,
-    Members,
-    add_group_arguments,
-    grouping_of,
-    short_names,
-)
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
 from tracefile.records.latenames import LateModule, late_modules
@@ -55,19 +48,17 @@ class Prompts:
     requests: "Requests"
     cohort: IntArray
     """Place in ``COHORTS`` of each request."""
-    members: Members | None
     block_size: int
 
 
 EPILOG = """\
 examples:
-  sim misses monday.jsonl.zst --num-gpu-blocks 20000 --by tenant --tenant-field headers.x-team
+  sim misses monday.jsonl.zst --num-gpu-blocks 20000
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
-    add_group_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_page_argument(parser)
 
@@ -75,11 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
         return hybrid.run(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
-    usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
+    usable_blocks = parse_usable_blocks(arguments.num_gpu_blocks)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
-        prompts = lay_out(in_file_order(hashed_batches(reader)), chains, grouping)
+        prompts = lay_out(in_file_order(hashed_batches(reader)), chains)
     found = attribute(prompts, usable_blocks)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
     html = page_path(arguments, [arguments.trace])
@@ -89,47 +80,36 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains, grouping: Grouping | None = None) -> Prompts:
-    members = Members(grouping, chains.fine_block_size) if grouping else None
+def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains) -> Prompts:
     turns = [np.empty(0, np.int64)]
 
     def noted() -> "Iterator[tuple[Batch, Hashes]]":
         for batch, hashes in batches:
             rows = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
             turns.append(batch.numbers("turn")[rows])  # 0: unknown; turns count from 1
-            if members is not None:
-                members.add(batch, rows)
             yield batch, hashes
 
     requests = sequential_pool.read_requests(noted(), chains)
     turn = np.concatenate(turns)
     cohort = np.where(turn == 0, 2, np.minimum(turn, 2) - 1)
-    return Prompts(requests, cohort, members, chains.block_size)
+    return Prompts(requests, cohort, chains.block_size)
 
 
 def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
     interner = interning.Interner()
     numbers = interner.number(prompts.requests.keys)
-    tokens, members = prompts.requests.prompt_tokens, prompts.members
-    names, group = ([], np.zeros_like(tokens)) if members is None else members.largest(tokens)
     requests = prompts.requests._replace(keys=numbers.astype(np.uint64))
     pool = sequential_pool.SequentialPool(requests, usable_blocks, prompts.block_size)
     fits = pool.fits
-    noted = sequential_pool.note_evictions(interner.distinct, group[fits], max(len(names), 1))
-    pool.run(noted)
+    pool.run(np.zeros(interner.distinct, np.bool_))
     causes = _causes(pool, prompts.requests.prompt_tokens[fits], prompts.block_size)
-    place = np.zeros_like(group)
     return Attribution(
         block_size=prompts.block_size,
         usable_blocks=usable_blocks,
         rejected=int((~fits).sum()),
-        total=_shares((ALL,), place[fits], causes)[0],
+        total=_shares((ALL,), np.zeros_like(prompts.cohort)[fits], causes)[0],
         cohorts=[share for share in _shares(COHORTS, prompts.cohort[fits], causes) if share.requests],
-        by=members.grouping.by if members else None,
-        rule=members.rule if members else "",
-        groups=_shares(tuple(names), group[fits], causes) if names else [],
-        evictions=noted.counts.tolist() if names else [],
     )
 
 
@@ -173,16 +153,9 @@ def describe(found: Attribution) -> str:
     lines = [f"{size}: {found.total.input_tokens:,} prompt tokens of {found.total.requests:,} requests, by cause"]
     if found.rejected:
         lines.append(f"{found.rejected:,} requests do not fit the pool and were left out")
-    names = short_names([share.name for share in found.groups])
-    named = [replace(share, name=name) for share, name in zip(found.groups, names, strict=True)]
     shown = [cause for cause in CAUSES if cause != "prompt_logprobs" or found.total.tokens[cause]]
     headings = ["", "tokens", *(cause.replace("_", " ") for cause in shown)]
-    lines += table_lines(headings, [_row(share, shown) for share in (found.total, *found.cohorts, *named)])
-    if found.rule:
-        lines += ["", found.rule]
-    if found.by is not None and found.groups:
-        lines += ["", f"blocks that the row's {found.by} evicted and the column's requested again"]
-        lines += _matrix(names, found.evictions)
+    lines += table_lines(headings, [_row(share, shown) for share in (found.total, *found.cohorts)])
     return "\n".join(lines)
 
 
@@ -190,13 +163,3 @@ def _row(share: CauseShare, shown: Sequence[str]) -> list[str]:
     whole = share.input_tokens or 1
     shares = (f"{share.tokens[cause] / whole:.2%}" for cause in shown)
     return [share.name, f"{share.input_tokens:,}", *shares]
-
-
-def _matrix(names: Sequence[str], evictions: Sequence[Sequence[int]]) -> list[str]:
-    """Table of blocks by evicting group (row) and by requesting group (column)."""
-    numbers = [str(number) for number in range(1, len(names) + 1)]
-    rows = [
-        [number, name, *(f"{count:,}" for count in row)]
-        for number, name, row in zip(numbers, names, evictions, strict=True)
-    ]
-    return table_lines(["", "", *numbers], rows)

@@ -105,7 +105,7 @@ _LONGEST_NAME: Final = 24
 
 def misses_page(trace: str, found: Attribution) -> Page:
     """Return the page of ``sim misses``."""
-    rows = [found.total, *(found.cohorts if len(found.cohorts) > 1 else []), *found.groups]
+    rows = [found.total, *(found.cohorts if len(found.cohorts) > 1 else [])]
     shares = [share for share in rows if share.input_tokens]
     cells = [
         [
@@ -120,11 +120,6 @@ def misses_page(trace: str, found: Attribution) -> Page:
     pool = "an unlimited pool" if found.usable_blocks is None else f"{found.usable_blocks:,} usable blocks"
     caption = f"{pool} of {found.block_size} tokens; shares of each row's prompt tokens"
     tables = [Table(["requests", "n", "prompt tokens", *causes], cells, caption)]
-    if found.evictions:
-        names = [group.name for group in found.groups]
-        counts = [[name, *(f"{n:,}" for n in row)] for name, row in zip(names, found.evictions, strict=True)]
-        caption = f"Evicted blocks that were requested again; row: the {found.by} that evicted them"
-        tables.append(Table(["evicted by ↓, requested again by →", *names], counts, caption))
     panel = Panel(
         title="Misses by cause",
         id="misses",

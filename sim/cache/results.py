@@ -26,12 +26,6 @@ class Attribution:
     total: CauseShare
     cohorts: list[CauseShare]
     """By turn; cohorts without requests are left out."""
-    by: str | None
-    rule: str
-    """Words on sessions that the trace does not name; empty: it names all."""
-    groups: list[CauseShare]
-    evictions: list[list[int]]
-    """Blocks by evicting group (row) and by the group that requests them again (column)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from measure.cache.interning import leading
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
 from sim.kernels import layout
-from sim.kernels.layout import Ints, Places, Pool, Records, record
+from sim.kernels.layout import Pool, Records, record
 from sim.kernels.pool import (
     KNOWN,
     NO_SERIAL,
@@ -36,6 +36,7 @@ from tracefile.records.errors import InputError
 UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
+NOT_NOTED = np.empty(0, np.bool_)
 REQUEST = record(
     "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
     "prompt_logprobs hits cached_blocks seen_blocks"
@@ -43,17 +44,6 @@ REQUEST = record(
 """``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
 ``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
 cached at its arrival, and that ever were."""
-NEVER = -1
-
-
-class Evictions(NamedTuple):
-    """Evictions by keys, for keys that are numbers from 0 on. No keys: they are not noted."""
-
-    evictor: Ints
-    """By key: number of the request that evicted it last; NEVER: it was never evicted."""
-    group: Places
-    counts: IntArray
-    """By the evictor's group and the group of the request that asks for the block again: blocks."""
 
 
 class Requests(NamedTuple):
@@ -85,9 +75,12 @@ class SequentialPool:
     def evicted_blocks(self) -> int:
         return int(self._pool.counts["evicted_blocks"][0])
 
-    def run(self, evictions: Evictions | None = None) -> IntArray:
-        """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained."""
-        run_requests(self._pool, self.requests, evictions or note_evictions(0, NO_ROWS, 0))
+    def run(self, evicted: BoolArray = NOT_NOTED) -> IntArray:
+        """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained.
+
+        ``evicted``: by key, where keys are numbers from 0 on, whether it ever was; filled in here.
+        """
+        run_requests(self._pool, self.requests, evicted)
         if self._pool.counts["not_chained"][0]:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return np.asarray(self.requests["hits"])
@@ -184,23 +177,18 @@ def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
     return uses
 
 
-def note_evictions(keys: int, group: IntArray, groups: int) -> Evictions:
-    """Return the account of the evictions of so many ``keys``; ``group``: number of each request's group."""
-    return Evictions(np.full(keys, NEVER, np.int32), group, np.zeros((groups, groups), np.int64))
-
-
 @entry
-def run_requests(pool: Pool, requests: Records, evictions: Evictions) -> None:
+def run_requests(pool: Pool, requests: Records, evicted: BoolArray) -> None:
     """Run the requests, writing what each finds."""
     for number in range(len(requests)):
         request, counts = requests[number], pool.counts[0]
         counts.num_holds, counts.free_hold = 0, NONE  # between requests nothing is held
-        if len(evictions.evictor):
-            _look_back(pool, request, number, evictions)
+        if len(evicted):
+            _look_back(pool, request, evicted)
         request.hits = hold(pool, request, request.most_hits)
         request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
-        if len(evictions.evictor):
-            _note_evictions(pool, request.num_blocks - request.hits, number, evictions)
+        if len(evicted):
+            _note_evictions(pool, request.num_blocks - request.hits, evicted)
         take(pool, request.num_blocks - request.hits)
         publish(pool, request, request.hits, request.full_blocks)
         release(pool, request)
@@ -209,22 +197,18 @@ def run_requests(pool: Pool, requests: Records, evictions: Evictions) -> None:
 
 
 @kernel
-def _look_back(pool: Pool, request: Any, number: int, evictions: Evictions) -> None:
-    """Count the prompt's blocks that are cached, and behind these the evicted ones by evictor."""
+def _look_back(pool: Pool, request: Any, evicted: BoolArray) -> None:
+    """Count the prompt's blocks that are cached, and behind these the evicted ones."""
     depth, _ = lookup(pool, request, request.prompt_blocks)
     request.cached_blocks = depth
-    while depth < request.prompt_blocks:
-        evictor = evictions.evictor[pool.keys[request.first_key + depth]]
-        if evictor == NEVER:
-            break
-        evictions.counts[evictions.group[evictor], evictions.group[number]] += 1
+    while depth < request.prompt_blocks and evicted[pool.keys[request.first_key + depth]]:
         depth += 1
     request.seen_blocks = depth
 
 
 @kernel
-def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -> None:
-    """Note the evictor of the ``count`` blocks at the queue's head, which are taken next."""
+def _note_evictions(pool: Pool, count: int, evicted: BoolArray) -> None:
+    """Note the eviction of the ``count`` blocks at the queue's head, which are taken next."""
     count -= min(count, pool.counts[0].num_unhashed)
     copy = pool.copies[QUEUE].after
     while count > 0:
@@ -232,6 +216,6 @@ def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -
         first = max(segment.start, segment.end - count)
         if segment.kind == KNOWN:
             for depth in range(first, segment.end):
-                evictions.evictor[pool.keys[segment.base + depth]] = number
+                evicted[pool.keys[segment.base + depth]] = True
         count -= segment.end - first
         copy = pool.copies[copy].after

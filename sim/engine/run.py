@@ -80,23 +80,11 @@ class CohortSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineShare:
-    """An engine's share of the requests."""
-
-    name: str
-    requests: int
-    hit_rate: float
-    p50_ms: float | None
-    """Of TTFT; None: no first token."""
-    p90_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class FleetSummary:
     """A fleet's run in a few lines."""
 
     route: str
-    engines: list[EngineShare]
+    engines: int
     events: list[tuple[float, str, str]]
     """Time in s from the first arrival, what happened, and the engine."""
     not_served: dict[str, int]
@@ -352,19 +340,10 @@ class FleetRun:
         failed = Counter(one.error for one in records if one.error in ("no_engine", "engine_died"))
         return FleetSummary(
             route=self._plan.route,
-            engines=[_share(engine.name, records) for engine in self._engines],
+            engines=len(self._engines),
             events=events,
             not_served={str(error): count for error, count in sorted(failed.items(), key=str)},
         )
-
-
-def _share(name: str, records: Sequence[Record]) -> EngineShare:
-    own = [record for record in records if record.upstream == name]
-    ttft_ms = [record.ttft_ms for record in own if record.ttft_ms is not None]
-    prompt = sum(record.prompt_tokens or 0 for record in own if record.cached_tokens is not None)
-    cached = sum(record.cached_tokens or 0 for record in own)
-    levels = np.quantile(ttft_ms, (0.5, 0.9), method="inverted_cdf").tolist() if ttft_ms else (None, None)
-    return EngineShare(name, len(own), cached / prompt if prompt else 0.0, *levels)
 
 
 def with_gaps_as_numbers(record: Record) -> Record:
@@ -425,11 +404,7 @@ def _as_text(summary: Summary, output: Path) -> str:
 
 def fleet_lines(fleet: FleetSummary) -> list[str]:
     """Return a fleet's summary as lines of a terminal."""
-    rows = [
-        [one.name, str(one.requests), f"{one.hit_rate:.1%}", _shown_ms(one.p50_ms), _shown_ms(one.p90_ms)]
-        for one in fleet.engines
-    ]
-    lines = table_lines([f"engine ({fleet.route})", "n", "cached", "TTFT p50", "p90"], rows, "<", gap="    ")
+    lines = [f"{fleet.engines} engines, {fleet.route} (report show has each one's hits and TTFT)"]
     lines += [f"at {at_s:,.1f} s engine {name}: {what}" for at_s, what, name in fleet.events[:MOST_EVENTS_SHOWN]]
     if len(fleet.events) > MOST_EVENTS_SHOWN:
         lines.append(f"… and {len(fleet.events) - MOST_EVENTS_SHOWN} events more")

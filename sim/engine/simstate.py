@@ -127,7 +127,6 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
 
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     values = {
-        "by_priority": config.scheduling_policy == "priority",
         "composes_ahead": config.async_scheduling,
         "placement": layout.PLACEMENTS.index(placement),
         "max_tokens": config.longest_request,

@@ -91,12 +91,3 @@ def traffic_sentence(traffic: TierTraffic) -> str:
     if traffic.disk_stored_blocks:
         said += f"; disk: {traffic.disk_read_blocks:,} blocks read, {traffic.disk_stored_blocks:,} written"
     return said
-
-
-def in_list(tier: Tier, first: str) -> list[int]:
-    """Return the places in a list of ``TIERS``: of requests being loaded, or of ended ones."""
-    found, place = [], int(tier.state[first][0])
-    while place != NONE:
-        found.append(place)
-        place = int(tier.requests["next"][place])
-    return found

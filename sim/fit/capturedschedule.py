@@ -188,9 +188,7 @@ class CapturedSchedule:
 
     def _share_out(self) -> StepAhead:
         scheduler = self.scheduler
-        ahead = StepAhead(
-            scheduler.config.max_num_batched_tokens, scheduler.most_per_request(), scheduler.config.block_size
-        )
+        ahead = StepAhead(scheduler.config.max_num_batched_tokens, scheduler.config.block_size)
         for request in scheduler.running:
             token, depth = request.num_generated + request.placeholders, request.num_computed
             ahead.add(request.index, token, request.hashes, depth, scheduler.lacking(request))
@@ -220,7 +218,7 @@ class CapturedSchedule:
         """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token comes no sooner."""
         arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
         most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
-        more = -(-(tokens - min(ahead.budget, ahead.most_per_request)) // most)
+        more = -(-(tokens - ahead.budget) // most)
         later = self._left.get(place, 0)
         ends_ms = self._seen.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
         if not ends_ms:

@@ -1,12 +1,11 @@
 """A fit in words: parameters with intervals, noise, errors in sample."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from measure.table import table_lines
 from sim.fit.identification import Coverage
 from sim.latency.modelfile import Model, Parameter
-from sim.latency.terms import EXTRA_TERMS
 
 
 def describe_fit(model: Model) -> str:
@@ -19,30 +18,12 @@ def describe_fit(model: Model) -> str:
         f"{facts['condition_number']:.0f}",
     ]
     lines.append(str(Coverage(**facts["coverage"])))
-    taken = {"default", *(name for name in EXTRA_TERMS if name in model.parameters)}
-    lines += _tried("ways of scheduling", "loss", facts["variants"], facts["variant"])
-    lines += _tried(
-        "sets of terms",
-        "held-out loss",
-        facts["terms"],
-        next((name for name in facts["terms"] if {*name.split(" + ")} == taken), None),
-    )
     if "borrowed" in facts:
         lines.append(facts["borrowed"]["said"])
     if facts["cached_agreement"] is not None:
         lines.append(f"the rules give the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
     lines += ["", *_parameter_lines(model), *_noise_lines(model), "", *_error_lines(model)]
     return "\n".join(lines)
-
-
-def _tried(noun: str, measure: str, losses: Mapping[str, float], taken: str | None) -> list[str]:
-    """Return a line on the choice; model.json's diagnostics have every loss."""
-    if len(losses) < 2 or taken is None:
-        return []
-    least, most = min(losses.values()), max(losses.values())
-    return [
-        f"{len(losses)} {noun} tried, {measure} {least:.4f} to {most:.4f}; taken, with {losses[taken]:.4f}: {taken}"
-    ]
 
 
 def _parameter_lines(model: Model) -> list[str]:
@@ -78,17 +59,9 @@ def _noise_lines(model: Model) -> list[str]:
 
 
 def _error_lines(model: Model) -> list[str]:
-    rows = [
-        [
-            errors["cohort"],
-            str(errors["requests"]),
-            f"{errors['median_abs']:.1%}",
-            f"{errors['bias']:+.1%}",
-        ]
-        for errors in model.diagnostics["errors"]
-    ]
-    lines = table_lines(["TTFT error in sample", "n", "median |e|", "bias"], rows, "<")
-    return lines + [
+    errors = model.diagnostics["errors"]
+    own = [f"TTFT in sample: median |e| {errors['median_abs']:.1%}, bias {errors['bias']:+.1%}"] if errors else []
+    return own + [
         f"baseline {name.replace('_', ' ')} ({baseline.formula}): median |e| {baseline.median_abs_error:.1%}, "
         f"p90 |e| {baseline.p90_abs_error:.1%}"
         for name, baseline in model.baselines.items()

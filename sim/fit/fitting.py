@@ -19,13 +19,12 @@ from sim.fit.identification import (
     coverage_of,
     find_unidentified,
     next_capture,
-    next_seed,
     one_size,
     require_enough,
 )
 from sim.fit.pace import describe_pace
 from sim.fit.regression import bootstrap, estimate_noise
-from sim.fit.residuals import baseline_errors, cohort_errors
+from sim.fit.residuals import baseline_errors, errors_in_sample
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
     Capture,
@@ -215,7 +214,7 @@ def _model_of(
             "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
             "coverage": asdict(solved.coverage),
             "unidentified": [asdict(one) for one in unidentified],
-            "next_capture": next_capture(best.variant.config, next_seed(metas)) if unidentified else None,
+            "next_capture": next_capture(best.variant.config) if unidentified else None,
         },
         baselines=baseline_errors(best.forecast),
     )
@@ -381,7 +380,7 @@ def _diagnostics(
         "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
         "terms": {" + ".join(("default", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
         "cached_agreement": _mean_agreement(captures),
-        "errors": [asdict(errors) for errors in cohort_errors(requests)],
+        "errors": errors_in_sample(requests),
     }
 
 

@@ -1,10 +1,7 @@
 """Identification: parameters that the captures determine, parameters left open, and the capture that settles them."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +11,6 @@ from sim.latency.terms import DECODES, PREFILL_TOKENS, TERMS, decode_kv_tokens
 from sim.vllm.config import EngineConfig
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Meta
 
 _WIDE = 4
 """Sizes that differ by less are all about one size."""
@@ -217,8 +213,8 @@ def _open(seen: Observations, column: int, parameters: FloatArray, draws: FloatA
     return f"{_ALLOWED} {low:.3g} to {high:.3g}"
 
 
-def next_capture(config: EngineConfig, seed: int) -> str:
-    """Return the command of the capture that settles open parameters; its output is numbered by the seed."""
+def next_capture(config: EngineConfig) -> str:
+    """Return the command of the capture that settles open parameters."""
     longest = min(
         _STEPS_DEEP * config.max_num_batched_tokens,
         config.longest_request * 2 // 3,
@@ -227,36 +223,18 @@ def next_capture(config: EngineConfig, seed: int) -> str:
     scale = 10 ** max(0, len(str(longest)) - 2)
     shortest = min(64, max(1, longest // 8))
     return (
-        f"loadgen --url http://TAP -o client-{seed}.jsonl.zst --pattern calibration --prompt-tokens "
-        f"{shortest}:{longest // scale * scale} --parallel {max(2, min(_PARALLEL, config.max_num_seqs))} --seed {seed}"
+        f"loadgen --url http://TAP -o next.jsonl.zst --pattern calibration --prompt-tokens "
+        f"{shortest}:{longest // scale * scale} --parallel {max(2, min(_PARALLEL, config.max_num_seqs))}"
     )
 
 
-def next_seed(metas: Sequence[Meta]) -> int:
-    """Return a seed that no capture's load had: the same load again would hold nothing new."""
-    used = [meta.workload.seed for meta in metas if meta.workload is not None and meta.workload.seed is not None]
-    return max([*used, len(metas)]) + 1
-
-
-def describe_open(
-    unidentified: Sequence[Unidentified], command: str, traces: Sequence[Path], output: Path
-) -> Iterator[str]:
-    """Yield open parameters, the capture that is missing, and the fit of all captures together."""
+def describe_open(unidentified: Sequence[Unidentified], command: str) -> Iterator[str]:
+    """Yield open parameters, and the capture that is missing."""
     yield "Not identified by these captures:"
     yield from (f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified)
     if any(one.range_missing for one in unidentified):
         yield "The missing capture, in some minutes, through a tap, on an engine that does nothing else:"
     else:
         yield "The captures have the range, and noise hides the rest. One more, through a tap, on an idle machine:"
-    named = re.search(r"client-\d+", command)
-    yield f"  {command}" if named is None else f"  {command.replace(named[0], _unused(named[0], '.jsonl.zst'))}"
-    model = _unused(str(output.with_name(f"{output.stem}-2")), output.suffix)
-    yield "Then fit all captures together (NEXT: the tap's trace of it):"
-    yield f"  sim calibrate {' '.join(map(str, traces))} NEXT.jsonl.zst -o {model}{output.suffix}"
-
-
-def _unused(name: str, suffix: str) -> str:
-    """Return ``name``, which ends in a number, or the first of the next numbers without a file."""
-    stem, _, number = name.rpartition("-")
-    free = next(one for one in count(int(number)) if not Path(f"{stem}-{one}{suffix}").exists())
-    return f"{stem}-{free}"
+    yield f"  {command}"
+    yield "with a --seed that no capture had; then fit all captures together."

@@ -1,4 +1,4 @@
-"""Residuals of a fit's TTFTs: errors by cohort, and those of a baseline."""
+"""Residuals of a fit's TTFTs: errors, and those of a baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,6 @@ from measure.quantiles import quantile
 from sim.latency.modelfile import Baseline
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
-
-_LEAST_CELL = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +58,13 @@ def _left(record: Record) -> bool:
     return record.status not in {"ok", "error"} and record.e2e_ms is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """In-sample errors of a cohort's TTFT, before calibration, as fractions; negative: predicted too early."""
-
-    cohort: str
-    requests: int
-    median_abs: float
-    """Median over requests of |predicted − seen| / seen."""
-    bias: float
-    """Median over requests of (predicted − seen) / seen."""
-
-
-def cohort_errors(requests: Requests) -> list[Errors]:
-    uncached, cached = requests.uncached_tokens, requests.cached_tokens
-    cohorts = {"all": np.ones(len(cached), dtype=np.bool_), "cold": cached == 0, "warm": cached > 0}
-    for low, high in ((0, 256), (256, 1024), (1024, 4096), (4096, 1 << 62)):
-        name = f"uncached {low}–{high - 1}" if high < 1 << 62 else f"uncached ≥ {low}"
-        cohorts[name] = (uncached >= low) & (uncached < high)
-    found = [_errors(name, requests, rows) for name, rows in cohorts.items()]
-    return [errors for errors in found if errors is not None]
-
-
-def _errors(name: str, requests: Requests, rows: BoolArray) -> Errors | None:
-    known = rows & ~requests.censored
-    if known.sum() < _LEAST_CELL:
-        return None
-    seen, predicted = requests.seen_ms[known], requests.predicted_ms[known]
-    relative = predicted / seen - 1.0
-    median_abs, bias = round(float(np.median(np.abs(relative))), 4), round(float(np.median(relative)), 4)
-    return Errors(name, int(known.sum()), median_abs, bias)
+def errors_in_sample(requests: Requests) -> dict[str, float]:
+    """Medians of (predicted − seen) / seen and of its size; negative: predicted too early."""
+    known = ~requests.censored
+    relative = requests.predicted_ms[known] / requests.seen_ms[known] - 1.0
+    if not len(relative):
+        return {}
+    return {"median_abs": round(float(np.median(np.abs(relative))), 4), "bias": round(float(np.median(relative)), 4)}
 
 
 def baseline_errors(requests: Requests) -> dict[str, Baseline]:

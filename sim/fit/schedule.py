@@ -67,7 +67,6 @@ class StepAhead:
     """State of a step after the requests that are surely in it."""
 
     budget: int
-    most_per_request: int
     block_size: int
     sampling: list[tuple[int, int]] = field(default_factory=list)
     """Places of the sampled requests, and the number of the token of each."""
@@ -76,7 +75,7 @@ class StepAhead:
 
     def add(self, place: int, token: int, hashes: Sequence[int], depth: int, tokens: int) -> None:
         """Serve a request that has ``depth`` tokens and lacks ``tokens``, as far as the budget goes."""
-        share = min(tokens, self.most_per_request, self.budget)
+        share = min(tokens, self.budget)
         self.budget -= share
         if share == tokens > 0:
             self.sampling.append((place, token))

@@ -157,7 +157,7 @@ def _described(fitted: "fitting.Fitted", config: "fitting.FitConfig") -> Iterabl
     if fitted.unidentified:
         command = fitted.model.diagnostics["next_capture"]
         yield ""
-        yield from identification.describe_open(fitted.unidentified, command, config.traces, config.output)
+        yield from identification.describe_open(fitted.unidentified, command)
     yield f"{config.output}: written"
 
 

@@ -129,7 +129,7 @@ def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record])
         engine = engine_with(engine, _same_memory(engine, {"block_size": meta.block_size, **blocks}))
     served = (record for record in records if record.status == "ok")
     longest = max((record.context_tokens() for record in served), default=0)
-    if told["max_model_len"] is None and engine.enable_chunked_prefill and longest > (engine.max_model_len or longest):
+    if told["max_model_len"] is None and longest > (engine.max_model_len or longest):
         engine = engine_with(engine, {"max_model_len": longest})
     return engine
 

@@ -15,15 +15,15 @@ from sim.kernels.layout import Ints, Places, Records, record
 from sim.kernels.pool import KNOWN, NONE, PRIVATE, first_slot, link_after, private_key, unlink
 from sim.vllm import rules
 from sim.vllm.config import EngineConfig
-from sim.vllm.groupcache import ChunkGroup, Group, RingGroup, WindowGroup
+from sim.vllm.groupcache import ChunkGroup, Group, WindowGroup
 from sim.vllm.hybrid import cache_of
 from sim.vllm.pool import BlockPool
 from sim.vllm.statecache import StateGroup
 from tracefile.records.arrays import UInt64Array
 
 NO_PLACE = -1
-_KINDS: tuple[type[Group], ...] = (Group, WindowGroup, ChunkGroup, StateGroup, RingGroup)
-FULL, WINDOW, CHUNK, STATE, RING = range(len(_KINDS))
+_KINDS: tuple[type[Group], ...] = (Group, WindowGroup, ChunkGroup, StateGroup)
+FULL, WINDOW, CHUNK, STATE = range(len(_KINDS))
 KEYS_PER_BLOCK = 2
 """Room for entries: a block's content, and mostly no prompt's end inside it. Beyond it, keys are not cached."""
 RULES = record(

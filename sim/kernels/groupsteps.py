@@ -11,7 +11,7 @@ from sim.kernels import loop
 from sim.kernels import scheduler as simple
 from sim.kernels.compiling import entry_variant, nothing
 from sim.kernels.grouplookup import find_alone, look_up
-from sim.kernels.groups import NO_PLACE, RING, STATE, GroupPool, release_block
+from sim.kernels.groups import NO_PLACE, STATE, GroupPool, release_block
 from sim.kernels.grouptables import admit, extend, publish, release
 from sim.kernels.layout import RUNNING, Records, record
 from sim.kernels.pool import release as release_simply
@@ -118,9 +118,7 @@ def most_blocks(pool: GroupPool, tokens: int) -> int:
     for place in range(len(pool.groups)):
         group = pool.groups[place]
         own = _blocks_for(tokens, group.block_size)
-        if group.kind == RING:
-            own = 1
-        elif group.kind == STATE:
+        if group.kind == STATE:
             own = min(own, 2) + pool.rules[0].partial_hits + group.inside
         elif group.most != NO_PLACE:
             own = min(own, group.most)
@@ -142,11 +140,8 @@ def clip(pool: GroupPool, request: Any, start: int, tokens: int, shared: int) ->
     inside = inside and _stores_inside(start, end, checkpoint, unit, size)
     last = 0 if inside else _state_end(request.num_tokens, size, drops)
     if end < prefill_end:
-        most = settings.max_num_batched_tokens
-        if settings.long_prefill_token_threshold:
-            most = min(most, settings.long_prefill_token_threshold)
         whole = end // size * size
-        if whole > start or size <= most:
+        if whole > start or size <= settings.max_num_batched_tokens:
             end = whole
     stop = end
     if start < last < stop:
@@ -178,7 +173,7 @@ def _schedule(scheduler: Any, slot: int) -> None:
 
 
 @kernel
-def _admit_waiting(scheduler: Any, slot: int, most: int) -> None:
+def _admit_waiting(scheduler: Any, slot: int) -> None:
     requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
     settings, end = scheduler.settings[0], len(requests) - 1
     budget, following = settings.max_num_batched_tokens - step.total_tokens, requests[end].next_waiting
@@ -189,10 +184,8 @@ def _admit_waiting(scheduler: Any, slot: int, most: int) -> None:
         if request.stale_steps > 0:
             continue  # a token of before its preemption is still to come; the next in line may go first
         hits = look_up(pool, request)
-        tokens = min(request.num_tokens - hits, most)
-        if not settings.enable_chunked_prefill and tokens > budget:
-            break
-        tokens = clip(pool, request, hits, min(tokens, budget), pool.rules[0].shared_tokens)
+        tokens = min(request.num_tokens - hits, budget)
+        tokens = clip(pool, request, hits, tokens, pool.rules[0].shared_tokens)
         if tokens == 0 or not admit(pool, request, tokens):
             break
         leave_queue(scheduler, place)

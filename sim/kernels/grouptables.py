@@ -12,7 +12,6 @@ from sim.kernels.groups import (
     CHUNK,
     FULL,
     NO_PLACE,
-    RING,
     STATE,
     WINDOW,
     GroupPool,
@@ -63,8 +62,7 @@ def admit(pool: GroupPool, request: Any, tokens: int) -> bool:
         is_hit = is_hit or pool.forms[number].count > 0
     if is_hit:
         for place in range(len(groups)):
-            if groups[place].kind != RING:
-                _adopt(pool, row * len(groups) + place, place, computed)
+            _adopt(pool, row * len(groups) + place, place, computed)
     _grow(pool, request, row, computed, computed + tokens)
     return True
 
@@ -114,8 +112,7 @@ def publish(pool: GroupPool, request: Any, tokens: int) -> None:
             if group.drops and whole:
                 whole = min(tokens, whole + group.block_size)
         before = max(pool.tables[held].num_cached, 0)
-        if group.kind != RING:
-            _publish_full(pool, request, held, place, whole)
+        _publish_full(pool, request, held, place, whole)
         if group.kind == FULL and group.block_size != pool.settings[0].block_size:
             _publish_tail(pool, request, held, place, whole)
         elif group.kind == STATE:
@@ -146,9 +143,7 @@ def _needs(  # noqa: PLR0917 - one for each of the readable rule's
         prefill_end = max(request.prompt_tokens, request.num_tokens - 1)
     for place in range(len(pool.groups)):
         held = row * len(pool.groups) + place
-        if pool.groups[place].kind == RING:
-            needed += pool.tables[held].count == 0
-        elif pool.groups[place].kind == STATE:
+        if pool.groups[place].kind == STATE:
             needed += _needs_states(pool, held, place, computed, end, prefill_end, hits, capped)
         else:
             needed += _needs_blocks(pool, held, place, computed, end, hits, capped)
@@ -238,7 +233,7 @@ def _grow(pool: GroupPool, request: Any, row: int, computed: int, end: int) -> N
             continue
         if table.partial != NO_PLACE:
             _copy_partial(pool, held, place, take_block(pool.cache, pool.counts[0]))
-        required = _blocks_for(end, group.block_size) if group.kind != RING else 1
+        required = _blocks_for(end, group.block_size)
         while table.count < required:
             _append(pool, held, take_block(pool.cache, pool.counts[0]))
     publish(pool, request, min(end, request.num_tokens))

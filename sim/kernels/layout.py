@@ -31,8 +31,8 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 
 SETTINGS = record(
-    "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching composes_ahead placement usable_blocks max_tokens pauses"
+    "block_size max_num_seqs max_num_batched_tokens enable_prefix_caching composes_ahead placement usable_blocks "
+    "max_tokens pauses"
 )
 """``pauses``: the engine stands still within a step where unknown arrivals may come; of a fleet's engines."""
 SEGMENT = record("kind base start end first_key copy next_in_slot")
@@ -52,7 +52,7 @@ free again in lists from ``free_…`` on; ``num_twins``: copies but for the firs
 was met at two depths; ``num_repeated``: holds of blocks that another request held before."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
-    "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
+    "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting "
     "prompt_logprobs first_key known_keys serial first_hold last_hold tail",
     times="arrival_ms",
 )

@@ -50,13 +50,10 @@ def schedule(scheduler: Scheduler, slot: int) -> None:
     step.total_tokens = 0
     step.admitted = 0
     step.preempted = 0
-    most = settings.max_num_batched_tokens
-    if settings.long_prefill_token_threshold > 0 and state.num_running + state.num_waiting > 1:
-        most = settings.long_prefill_token_threshold
-    _schedule_running(scheduler, slot, most)
+    _schedule_running(scheduler, slot)
     state.is_quiet = 1
     if step.preempted == 0 and state.num_waiting > 0:
-        admit_waiting(scheduler, slot, most)
+        admit_waiting(scheduler, slot)
     step.repeated_tokens = scheduler.pool.counts[0].num_repeated * settings.block_size
     if scheduler.tier.state[0].is_on:
         store_step(scheduler, slot)
@@ -118,7 +115,7 @@ def drop_finished(scheduler: Scheduler) -> None:
 
 
 @kernel
-def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
+def _schedule_running(scheduler: Scheduler, slot: int) -> None:
     requests, running, state, step = scheduler.requests, scheduler.running, scheduler.state[0], scheduler.steps[slot]
     position, budget = 0, scheduler.settings[0].max_num_batched_tokens
     while position < state.num_running and budget > 0:
@@ -132,18 +129,13 @@ def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
         if tokens == 0:
             continue
         if tokens > 1:
-            tokens = clip(scheduler, place, min(tokens, most, budget))
+            tokens = clip(scheduler, place, min(tokens, budget))
             if tokens == 0:
                 continue
         end = computed + tokens
         within_block = end <= request.room_tokens and end < request.next_full
-        if not within_block:
-            preempted = step.preempted
-            if not _make_room(scheduler, place, end, slot):
-                break
-            if step.preempted > preempted:  # the preempted request may have stood before it, with a share of this step
-                position = _position_of(scheduler, place) + 1
-                budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
+        if not within_block and not _make_room(scheduler, place, end, slot):
+            break
         launch(request, step, scheduler.shares[slot, step.count], place, tokens)
         budget -= tokens
 
@@ -155,10 +147,10 @@ def clip(scheduler: Scheduler, place: int, tokens: int) -> int:
 
 
 @kernel
-def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
+def admit_waiting(scheduler: Scheduler, slot: int) -> None:
     requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
     tier = scheduler.tier.state[0]
-    block_size, chunks = scheduler.settings[0].block_size, scheduler.settings[0].enable_chunked_prefill
+    block_size = scheduler.settings[0].block_size
     budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
     end = len(requests) - 1
     following = requests[end].next_waiting
@@ -184,9 +176,6 @@ def admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
                         break
                     continue
             tokens = request.num_tokens - hits * block_size
-        tokens = min(tokens, most)
-        if not chunks and tokens > budget:
-            break
         tokens = min(tokens, budget)
         blocks = _blocks_for(request.num_tokens, block_size)
         if _blocks_needed(blocks, hits, idle) > pool.counts[0].num_free:
@@ -250,10 +239,7 @@ def take_up(scheduler: Scheduler, place: int) -> None:
     """Queue a request whose blocks have come from a tier: before all that hold none, after those that do."""
     end_loading(scheduler.tier, place)
     scheduler.requests[place].state = WAITING
-    before = _last_holder(scheduler)
-    if scheduler.settings[0].by_priority:
-        before = _before_in_line(scheduler, place, before, len(scheduler.requests) - 1)
-    _queue_after(scheduler, before, place)
+    _queue(scheduler, place, _last_holder(scheduler))
     scheduler.state[0].is_quiet = 0
 
 
@@ -272,51 +258,11 @@ def _make_room(scheduler: Scheduler, place: int, end: int, slot: int) -> bool:
         state, running = scheduler.state[0], scheduler.running
         state.num_running -= 1
         victim = running[state.num_running]
-        if scheduler.settings[0].by_priority:
-            position = _least_priority(scheduler, state.num_running + 1)
-            victim = running[position]
-            for later in range(position, state.num_running):
-                running[later] = running[later + 1]
-            _withdraw(scheduler, victim, slot)
         _preempt(scheduler, victim)
         scheduler.steps[slot].preempted += 1
         if victim == place:
             return False
     return True
-
-
-@kernel
-def _least_priority(scheduler: Scheduler, num_running: int) -> int:
-    """Position of the first of those whose priority is the least and who came last."""
-    requests, least = scheduler.requests, 0
-    for position in range(1, num_running):
-        one, other = requests[scheduler.running[position]], requests[scheduler.running[least]]
-        if one.priority > other.priority or (one.priority == other.priority and one.arrival_ms > other.arrival_ms):
-            least = position
-    return least
-
-
-@kernel
-def _position_of(scheduler: Scheduler, place: int) -> int:
-    position = 0
-    while scheduler.running[position] != place:
-        position += 1
-    return position
-
-
-@kernel
-def _withdraw(scheduler: Scheduler, place: int, slot: int) -> None:
-    shares, step, kept = scheduler.shares[slot], scheduler.steps[slot], 0
-    for number in range(step.count):
-        share = shares[number]
-        if share.place == place:
-            step.total_tokens -= share.num_tokens
-            scheduler.requests[place].steps_in_flight -= 1
-            continue
-        shares[kept].place, shares[kept].num_tokens = share.place, share.num_tokens
-        shares[kept].depth, shares[kept].samples = share.depth, share.samples
-        kept += 1
-    step.count = kept
 
 
 @kernel
@@ -427,31 +373,7 @@ def _give_back(scheduler: Scheduler, place: int) -> None:
 
 @kernel
 def _queue(scheduler: Scheduler, place: int, before: int) -> None:
-    """Let a request wait: after ``before``, or where its priority puts it."""
-    if scheduler.settings[0].by_priority:
-        last = scheduler.requests[len(scheduler.requests) - 1].previous_waiting
-        before = _before_in_line(scheduler, place, last, _last_holder(scheduler))
-    _queue_after(scheduler, before, place)
-
-
-@kernel
-def _before_in_line(scheduler: Scheduler, place: int, before: int, end: int) -> int:
-    """Return the one after whom a request's priority puts it, from ``before`` towards the front, to ``end``."""
-    requests = scheduler.requests
-    while before != end and _goes_first(requests[place], requests[before], place < before):
-        before = requests[before].previous_waiting
-    return before
-
-
-@kernel
-def _goes_first(one: Any, other: Any, earlier: bool) -> bool:
-    if one.priority != other.priority:
-        return bool(one.priority < other.priority)
-    return bool(one.arrival_ms < other.arrival_ms or (one.arrival_ms == other.arrival_ms and earlier))
-
-
-@kernel
-def _queue_after(scheduler: Scheduler, before: int, place: int) -> None:
+    """Let a request wait after ``before``."""
     requests = scheduler.requests
     after = requests[before].next_waiting
     requests[before].next_waiting = place

@@ -47,7 +47,6 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     cache_salt: str | None = None
-    priority: int | None = 0
     user: str | None = None
     prompt_logprobs: int | None = None
     """Any number: the prompt is not looked up in the prefix cache. The values themselves are not reported."""

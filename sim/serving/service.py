@@ -211,7 +211,6 @@ class Service:
             output_tokens=len(output.token_ids),
             hashes=[int(key) for key in hasher.hash_blocks(computed)],
             max_tokens=limits.max_tokens,
-            priority=fields.priority or 0,
             prompt_logprobs=fields.prompt_logprobs is not None,
         )
         return request, output

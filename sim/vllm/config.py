@@ -2,14 +2,11 @@
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
 from tracefile.commandline.configfile import flag_of
 from tracefile.records.errors import InputError
-
-SchedulingPolicy = Literal["fcfs", "priority"]
-"""Order of the waiting requests: by arrival, or by ``priority`` (the smallest first) and then by arrival."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +21,6 @@ class EngineConfig:
     """Tokens computed in one step, over all requests."""
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens. None: no limit but the pool's."""
-    long_prefill_token_threshold: int = 0
-    """Most tokens of one request in a step while there are others; 0: no such limit."""
-    enable_chunked_prefill: bool = True
-    """A prompt may be computed over several steps. If not, it waits for a step with room for all of it, and no request
-    may be longer than a step."""
-    scheduling_policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
     kv_groups: str | None = None
     """Groups of a hybrid model (``sim.vllm.kvgroups``); None: one of full attention. ``block_size`` is then the tokens
@@ -45,17 +36,9 @@ class EngineConfig:
                 raise InputError(f"{name}: {value} is too small; expected at least {least}")
             if value is not None and value > MOST:
                 raise InputError(f"{name}: {value} is too large; expected at most {MOST}")
-        if self.scheduling_policy not in get_args(SchedulingPolicy):
-            known = " or ".join(get_args(SchedulingPolicy))
-            raise InputError(f"scheduling_policy: {self.scheduling_policy!r} is unknown; expected {known}")
         if self.layout is not None and self.layout.match_unit != self.block_size:
             raise InputError(
                 f"block_size: {self.block_size}; expected {self.layout.match_unit}, the match unit of {self.kv_groups}"
-            )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < (self.max_model_len or 0):
-            raise InputError(
-                f"max_num_batched_tokens: {self.max_num_batched_tokens} is too small without chunked prefill; expected "
-                f"max_model_len ({self.max_model_len}) or more"
             )
 
     @property
@@ -71,8 +54,7 @@ class EngineConfig:
     def longest_request(self) -> int:
         """Most prompt plus output tokens that can ever finish; the last token's KV is never computed."""
         sizes = [self.block_size] if self.layout is None else [group.block_size for group in self.layout.groups]
-        most = self.max_model_len or self.usable_blocks * max(sizes) + 1
-        return most if self.enable_chunked_prefill else min(most, self.max_num_batched_tokens)
+        return self.max_model_len or self.usable_blocks * max(sizes) + 1
 
 
 MOST = 2**31 - 1
@@ -87,7 +69,6 @@ _LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "max_model_len": 2,
-    "long_prefill_token_threshold": 0,
 }
 
 
@@ -99,19 +80,6 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=int, help="requests running at once")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens in a step")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
-    add(
-        "--long-prefill-token-threshold",
-        type=int,
-        metavar="TOKENS",
-        help="most tokens of one request in a step while there are others; 0: no such limit",
-    )
-    add(
-        "--chunked-prefill",
-        dest="enable_chunked_prefill",
-        action=either,
-        help="compute a prompt over several steps; if not, it waits for a step with room for all of it",
-    )
-    add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="order in which waiting requests are served")
     add_kv_groups(settings)
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")

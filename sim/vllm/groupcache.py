@@ -291,27 +291,6 @@ class ChunkGroup(Group):
         self.publish_full(table, progress, tokens)
 
 
-class RingGroup(Group):
-    """A buffer of one block, never cached."""
-
-    def needs(
-        self, table: Table, hits: Sequence[int], computed: int, end: int, prefill_end: int, *, capped: bool = False
-    ) -> int:
-        return 0 if table.blocks else 1
-
-    def adopt(self, table: Table, hits: list[int], computed: int) -> None:
-        pass
-
-    def grow(self, table: Table, end: int) -> None:
-        table.blocks = table.blocks or self.pool.take(1)
-
-    def publish(self, table: Table, progress: Progress, tokens: int) -> None:
-        pass
-
-    def most_blocks(self, tokens: int) -> int:
-        return 1
-
-
 def reachable(progress: Progress, layout: KvLayout) -> list[int]:
     """Tokens at which a request that repeats or continues the prompt can go on, and the end of a shared prefix."""
     tokens, block = progress.prompt_tokens, layout.block_size

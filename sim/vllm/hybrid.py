@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.groupcache import NULL, ChunkGroup, Group, Progress, RingGroup, Rows, Table, WindowGroup
+from sim.vllm.groupcache import NULL, ChunkGroup, Group, Progress, Rows, Table, WindowGroup
 from sim.vllm.kvgroups import KvLayout
 from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
@@ -20,7 +20,7 @@ from sim.vllm.scheduler import Scheduler, Step
 from sim.vllm.statecache import StateGroup, state_end, stores_inside
 from tracefile.records.schema import MOST_TOKENS
 
-_GROUPS = {"window": WindowGroup, "chunk": ChunkGroup, "ring": RingGroup, "mamba": StateGroup, "mamba2": StateGroup}
+_GROUPS = {"window": WindowGroup, "chunk": ChunkGroup, "mamba": StateGroup, "mamba2": StateGroup}
 
 
 class Hits(NamedTuple):
@@ -66,7 +66,7 @@ class HybridCache:
             group.limit(self.in_flight, self.max_model_len)
             if group.spec.keeps_state and not caching:
                 group.size = self.max_model_len
-        alike = [[g for g in self.groups if g.spec == spec] for spec in dict.fromkeys(specs) if spec.kind != "ring"]
+        alike = [[g for g in self.groups if g.spec == spec] for spec in dict.fromkeys(specs)]
         alike.sort(key=lambda groups: not groups[0].spec.sees_all)
         self.alike = [Alike(groups, any(group.drops_last for group in groups)) for groups in alike]
 
@@ -259,10 +259,8 @@ class HybridScheduler(Scheduler):
         inside = self._stores_inside and end >= prefill_end and stores_inside(start, end, checkpoint, unit, size)
         last = 0 if inside else state_end(request.num_tokens, size, drops)
         if end < prefill_end:
-            most = self.config.max_num_batched_tokens
-            most = min(most, self.config.long_prefill_token_threshold or most)
             whole = end // size * size
-            if whole > start or size <= most:
+            if whole > start or size <= self.config.max_num_batched_tokens:
                 end = whole
         stops = [last]
         if start % size and not inside:

@@ -14,10 +14,9 @@ from engines.modelconfig import kv_groups
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS
 
-Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2", "ring"]
+Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2"]
 """``full``, ``mla``: every earlier token. ``window``: the last tokens. ``chunk``: those of the current chunk.
-``mamba``: one state, stored where a scheduler step ends; ``mamba2``: the kernel also stores it inside a step.
-``ring``: a buffer of one block that is never cached."""
+``mamba``: one state, stored where a scheduler step ends; ``mamba2``: the kernel also stores it inside a step."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _STATE: Final = ("mamba", "mamba2")
 _GROUP: Final = re.compile(r"(\w+)(?:\(([\w/]*)\))?:(\d+)(?:\*(\d+))?")
@@ -64,10 +63,8 @@ class KvLayout:
     """Speculative decoding drops the last block of a hit, in every group unless some are of the draft model."""
 
     def __post_init__(self) -> None:
-        cached = [group.block_size for group in self.groups if group.kind != "ring"]
+        cached = [group.block_size for group in self.groups]
         unit, whole = self.match_unit, self.block_size
-        if not cached:
-            raise InputError("kv_groups: no group can be cached; expected one other than ring")
         if any(size % unit for size in cached) or (len(self.groups) == 1 and unit != whole):
             raise InputError(f"kv_groups: match={unit}: does not divide blocks of {cached}; expected a divisor of all")
         sparse = any(group.keeps_state or group.kind == "window" for group in self.groups)
@@ -84,7 +81,7 @@ class KvLayout:
     @property
     def match_unit(self) -> int:
         """Tokens between two block hashes."""
-        return self.match or math.gcd(*(group.block_size for group in self.groups if group.kind != "ring"))
+        return self.match or math.gcd(*(group.block_size for group in self.groups))
 
     @property
     def block_size(self) -> int:
@@ -95,10 +92,7 @@ class KvLayout:
     def partial_hits(self) -> bool:
         """True if a hit may end inside a block: a state was stored there, and the other groups can tell."""
         unit = self.match_unit
-        fits = all(
-            group.sees_all or group.keeps_state or group.kind == "ring" or group.block_size == unit
-            for group in self.groups
-        )
+        fits = all(group.sees_all or group.keeps_state or group.block_size == unit for group in self.groups)
         states = (group.block_size > unit for group in self.groups if group.keeps_state)
         return len(self.groups) > 1 and fits and any(states)
 

@@ -23,8 +23,6 @@ class Request:
     arrival_ms: float = 0.0
     index: int = 0
     """Place in the workload, for the caller's records."""
-    priority: int = 0
-    """Under a priority policy: the smaller, the sooner."""
     max_tokens: int = 0
     """Where generation would stop at the latest; 0: at ``output_tokens``. An asynchronous engine that is not sure of
     the end schedules one step more, whose token is thrown away."""
@@ -68,11 +66,6 @@ class Request:
     @property
     def num_generated(self) -> int:
         return self.num_tokens - self.prompt_tokens
-
-    @property
-    def rank(self) -> tuple[int, float, int]:
-        """Order under a priority policy; vLLM breaks the last tie by request id."""
-        return self.priority, self.arrival_ms, self.index
 
     @property
     def last_token(self) -> int:

@@ -1,4 +1,4 @@
-"""vLLM V1's scheduler, step by step: running requests first, then waiting ones as the policy has them in line.
+"""vLLM V1's scheduler, step by step: running requests first, then waiting ones, first come first served.
 
 ``schedule`` composes a step and counts its tokens as computed; ``finish_step`` hands out what the step sampled. A
 synchronous engine alternates the two. An asynchronous one (vLLM's default) composes the next step while one runs:
@@ -6,7 +6,6 @@ schedule, schedule, finish, schedule, finish …; a decoding request is then sch
 the step in flight is about to sample. Both orders go through the same code here, as the placeholders are 0 otherwise.
 """
 
-from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -69,7 +68,6 @@ class Scheduler:
         self.running: list[Request] = []
         self.stats = PrefixStats()
         self._max_tokens = config.longest_request
-        self._by_priority = config.scheduling_policy == "priority"
         self._clips = False
         """Ends of chunks matter, as ``clip`` has them."""
 
@@ -89,15 +87,14 @@ class Scheduler:
         if len(request.hashes) < (request.last_token - 1) // self.config.block_size:
             raise ValueError(f"request {request.request_id}: its chain of {len(request.hashes)} keys is too short")
         request.max_tokens = min(request.max_tokens, self._max_tokens - request.prompt_tokens)
-        self._queue(request, at_front=False)
+        self.waiting.append(request)
 
     def schedule(self) -> Step:
         """Compose the next step; its tokens count as computed from now on."""
         step = Step()
-        most = self.most_per_request()
-        self._schedule_running(step, most)
+        self._schedule_running(step)
         if not step.preempted:
-            self._admit_waiting(step, most)
+            self._admit_waiting(step)
         step.repeated_tokens = self.pool.num_repeated * self.config.block_size
         return step
 
@@ -143,14 +140,7 @@ class Scheduler:
             self.waiting.remove(request)
         self._retire(request)
 
-    def most_per_request(self) -> int:
-        """Most tokens of one request in this step: a long prefill leaves room for others, if there are any."""
-        threshold = self.config.long_prefill_token_threshold
-        if threshold > 0 and len(self.running) + len(self.waiting) > 1:
-            return threshold
-        return self.config.max_num_batched_tokens
-
-    def _schedule_running(self, step: Step, most: int) -> None:
+    def _schedule_running(self, step: Step) -> None:
         """Rule 12's first half: every running request in order gets what it lacks."""
         running, budget = self.running, self.config.max_num_batched_tokens
         position = 0
@@ -161,26 +151,19 @@ class Scheduler:
             if tokens == 0:
                 continue
             if tokens > 1:
-                tokens = min(tokens, most, budget)
+                tokens = min(tokens, budget)
                 if self._clips and not (tokens := self.clip(request, request.num_computed, tokens)):
                     continue
             end = request.num_computed + tokens
             within_block = end <= request.room_tokens and end < request.next_full
-            if not within_block:
-                preempted = len(step.preempted)
-                if not self._make_room(request, end, step):
-                    break
-                if self._by_priority and len(step.preempted) > preempted:
-                    # The preempted request may have stood before it, and have had a share of this step.
-                    position = running.index(request) + 1
-                    budget = self.config.max_num_batched_tokens - step.total_tokens
+            if not within_block and not self._make_room(request, end, step):
+                break
             self._launch(request, tokens, step)
             budget -= tokens
 
-    def _admit_waiting(self, step: Step, most: int) -> None:
+    def _admit_waiting(self, step: Step) -> None:
         """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
         waiting, running = self.waiting, self.running
-        chunks = self.config.enable_chunked_prefill
         budget = self.config.max_num_batched_tokens - step.total_tokens
         skipped: list[Request] = []
         while waiting and budget > 0 and len(running) < self.config.max_num_seqs:
@@ -190,10 +173,7 @@ class Scheduler:
                 skipped.append(waiting.popleft())
                 continue
             hits, hit_tokens = self._look_up(request)
-            tokens = min(request.num_tokens - hit_tokens, most)
-            if not chunks and tokens > budget:
-                break
-            tokens = min(tokens, budget)
+            tokens = min(request.num_tokens - hit_tokens, budget)
             if self._clips and not (tokens := self.clip(request, hit_tokens, tokens)):
                 break
             if not self._admit(request, hits, hit_tokens, tokens):
@@ -204,8 +184,7 @@ class Scheduler:
             step.admitted.append(request)
             self._launch(request, tokens, step)
             budget -= tokens
-        for request in reversed(skipped):
-            self._queue(request, at_front=True)
+        waiting.extendleft(reversed(skipped))
 
     def clip(self, request: Request, start: int, tokens: int) -> int:
         """Return as many of ``tokens`` from ``start`` as one chunk may have."""
@@ -219,33 +198,15 @@ class Scheduler:
         return request.num_tokens + placeholders - computed
 
     def _make_room(self, request: Request, end: int, step: Step) -> bool:
-        """Rule 13: preempt the last of those running, or of the least priority, until tokens up to ``end`` have blocks;
-        False if that took the request itself."""
+        """Rule 13: preempt the last of those running until tokens up to ``end`` have blocks; False if that took the
+        request itself."""
         while not self._extend(request, end):
-            last = len(self.running) - 1
-            if self._by_priority:
-                last = max(range(last + 1), key=lambda place: self.running[place].rank[:2])
-                self._withdraw(self.running[last], step)
-            victim = self.running.pop(last)
+            victim = self.running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
         return True
-
-    def _withdraw(self, request: Request, step: Step) -> None:
-        shares = [share for share in step.scheduled if share.request is not request]
-        request.steps_in_flight -= len(step.scheduled) - len(shares)
-        request.tokens_in_flight -= sum(share.num_tokens for share in step.scheduled if share.request is request)
-        step.scheduled = shares
-
-    def _queue(self, request: Request, *, at_front: bool) -> None:
-        if self._by_priority:
-            insort(self.waiting, request, key=lambda one: one.rank)
-        elif at_front:
-            self.waiting.appendleft(request)
-        else:
-            self.waiting.append(request)
 
     def _look_up(self, request: Request) -> tuple[Any, int]:
         """Hits of a request in the queue, in the form that ``_admit`` takes, and their tokens."""
@@ -311,7 +272,7 @@ class Scheduler:
         request.state = "waiting"
         request.stale_steps = request.steps_in_flight
         request.preemptions += 1
-        self._queue(request, at_front=True)
+        self.waiting.appendleft(request)
 
     def _retire(self, request: Request) -> None:
         self._give_back(request)

@@ -57,7 +57,6 @@ class Arrival:
             list(self.hashes),
             self.arrival_ms if arrival_ms is None else arrival_ms,
             place,
-            self.record.priority or 0,
             prompt_logprobs=bool(self.record.prompt_logprobs),
         )
 
@@ -73,7 +72,6 @@ class Arrivals:
     prompt_tokens: IntArray
     output_tokens: IntArray
     runs: BoolArray
-    priority: IntArray
     prompt_logprobs: IntArray
     """1: it is never looked up in the prefix cache; 0: it is."""
     abort_after_ms: FloatArray
@@ -202,7 +200,6 @@ class BatchPlan:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             runs=runs,
-            priority=batch.numbers("priority"),
             prompt_logprobs=batch.numbers("prompt_logprobs"),
             abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,

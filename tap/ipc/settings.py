@@ -52,6 +52,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str | None
     model: str | None
     """Model name in place of the upstream's and the requests'. Null: theirs."""
+    loras: tuple[str, ...]
+    """Names of models that are LoRA adapters."""
     max_body_bytes: int
     """Largest body that is copied, and read, decoded."""
     queue_bytes: int

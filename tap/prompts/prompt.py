@@ -116,9 +116,10 @@ class HashedPrompt(NamedTuple):
 
 
 class ChainStart(NamedTuple):
-    """Start of a chain beside the key: two requests share blocks only if both are equal."""
+    """Start of a chain beside the key: two requests share blocks only if all three are equal."""
 
     model: str
+    lora: str | None
     cache_salt: str | None
 
 
@@ -148,7 +149,9 @@ class PromptHasher:
         self._turn_to = turn_to
 
         def new_hasher(start: ChainStart) -> BlockHasher:
-            return BlockHasher(key, algorithm, block_size, model=start.model, cache_salt=start.cache_salt)
+            return BlockHasher(
+                key, algorithm, block_size, model=start.model, lora=start.lora, cache_salt=start.cache_salt
+            )
 
         self._new_hasher = new_hasher
         self._kept_hasher = lru_cache(maxsize=256)(new_hasher)

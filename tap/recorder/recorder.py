@@ -198,6 +198,7 @@ class Recorder:
             hasher,
             epoch_ns=epoch_ns,
             hash_model=settings.model,
+            loras=settings.loras,
             keep_headers=settings.keep_headers,
             dialect=setup.dialect,
             max_body_bytes=settings.max_body_bytes,

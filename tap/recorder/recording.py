@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
@@ -111,6 +111,7 @@ class RecordMaker:
     _: KW_ONLY
     epoch_ns: int
     hash_model: str | None
+    loras: Collection[str] = ()
     keep_headers: Sequence[str] = ()
     dialect: DialectName = "vllm"
     max_body_bytes: int = 16 << 20
@@ -140,6 +141,7 @@ class RecordMaker:
         if shape is not None:
             for name in SHAPE_FIELDS:
                 setattr(record, name, getattr(shape, name))
+            record.lora = shape.model if shape.model in self.loras else None
         session = explicit_session(exchange.request_headers, shape)
         if session is not None:
             record.session_id = SessionId(keyed_id(self.key, "session", session))
@@ -184,7 +186,7 @@ class RecordMaker:
     def _hash(self, record: Record, shape: RequestShape, answer: Completion | None) -> MadeRecord:
         usage_tokens = record.prompt_tokens
         model = self.hash_model or shape.model or ""
-        start = ChainStart(model, shape.cache_salt)
+        start = ChainStart(model, record.lora, shape.cache_salt)
         engine_ids = answer.prompt_token_ids if answer is not None else None
         try:
             prompt = self.prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)

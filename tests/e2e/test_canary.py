@@ -151,7 +151,7 @@ def test_no_secret_and_no_content_is_left_behind(
     assert sum(MARK in json.dumps(body) for body in engine.seen) == 4
     written = capfd.readouterr()
     places = {str(path): opened(path) for path in out.rglob("*") if path.is_file()}
-    assert {"tap.jsonl.zst", "tap.log", "page.html", "log.jsonl"} <= {Path(place).name for place in places}
+    assert {"tap.jsonl.zst", "tap.log", "page.html"} <= {Path(place).name for place in places}
     assert b"blue" in places[str(out / "tap.jsonl.zst")], "as was asked for"
     ran = {word for line in shown for word in line.split(b"\0")}
     assert {b"loadgen.sending.sender", b"tap.recorder.recorder", b"tap.proxy.worker"} <= ran

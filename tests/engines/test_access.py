@@ -34,12 +34,6 @@ def test_messages_have_anthropics_headers_and_its_own_host_gets_no_bearer() -> N
     assert other == ((b"anthropic-version", b"2099-01-01"),)
 
 
-def test_headers_come_beside_the_key_or_in_its_place() -> None:
-    found = access("--header", "X-Team: blue: 1", "--header-env", "Authorization=GATE")
-    assert found.headers == ((b"X-Team", b"blue: 1"), (b"Authorization", b"Basic canary-3"))
-    assert access("--header-env", "X-Gate=GATE").headers[-1] == (b"Authorization", b"Bearer canary-1")
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -1,11 +1,8 @@
 """Calls to engines that respond without end, over real sockets: bounded bytes, one deadline, and a clear error."""
 
-import asyncio
-import json
 import socket
 import ssl
 import threading
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -16,11 +13,7 @@ import trustme
 
 from engines.access import Access
 from engines.calls import BlockingCalls, CallError, LateError, most_bytes
-from engines.control import ControlClient, learn_engine_facts
-from engines.facts import MAX_METRICS, describe_engine, parse_metrics
-from tracefile import Engine, InputError
 from wire.tls import Tls
-from wire.url import parse_url
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNK = b"10000\r\n" + b"vllm:x 1\n" * 7281 + b"vllm:x\n" + b"\r\n"
@@ -106,21 +99,6 @@ def test_one_byte_after_another_is_late_however_fast_each_comes() -> None:
         caller.get("/version")
 
 
-def test_an_encoded_response_is_refused_for_it_could_be_any_size() -> None:
-    def encoded(sock: socket.socket) -> Iterator[bytes]:
-        yield HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
-
-    with engine(encoded) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="encoded"):
-        caller.get("/metrics")
-
-
-def test_an_endless_engine_has_unknown_facts_and_stops_a_run_with_one_line() -> None:
-    with engine(endless_body) as url:
-        assert asyncio.run(learn_engine_facts(parse_url(url))).known_engine is None
-        with ControlClient(url) as control, pytest.raises(InputError, match=r"--url: .*beyond \d+ bytes; expected"):
-            control.resolve_model("auto")
-
-
 def test_a_connection_serves_several_calls() -> None:
     connections = []
 
@@ -134,33 +112,6 @@ def test_a_connection_serves_several_calls() -> None:
     with engine(whole) as url, BlockingCalls(url, 5.0) as caller:
         assert [caller.get("/version").text for _ in range(3)] == ["ok"] * 3
     assert len(connections) == 1
-
-
-def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
-    many = parse_metrics("".join(f"name_{number} 1\n" for number in range(MAX_METRICS + 5)) + "name_0 2\n")
-    assert len(many) == MAX_METRICS
-    assert many["name_0"].value == 3
-    word = "w" * 1_000_000
-    labels = parse_metrics(f'vllm:cache_config_info{{{word},block_size="16"}} 1.0\nvllm:x NaN\nvllm:y +Inf\n')
-    assert describe_engine("", labels, "") == Engine(name="vllm", block_size=16)
-
-
-def test_metrics_are_read_without_a_copy_of_their_lines() -> None:
-    text = "a 1\n" * 20_000
-    tracemalloc.start()
-    metrics = parse_metrics(text)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert metrics["a"].value == 20_000
-    assert peak_bytes < len(text)
-    assert most_bytes("/metrics") == 4 << 20
-
-
-@pytest.mark.parametrize("version", ["1.0\x1b[2J", "v" * 1000])
-def test_a_version_that_could_be_any_text_is_unknown(version: str) -> None:
-    text = json.dumps({"version": version})
-    digits = f'vllm:cache_config_info{{block_size="{"9" * 5000}"}} 1.0'
-    assert describe_engine(text, parse_metrics(digits), "[" * 100_000) == Engine(name="vllm")
 
 
 def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> None:
@@ -200,37 +151,3 @@ def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> 
     assert str(error.value) == "TLS: the server refused after the handshake; expected --cert and --key that it takes"
     thread.join()
     listener.close()
-
-
-def test_a_server_that_speaks_no_http_is_named() -> None:
-    def hello(sock: socket.socket) -> Iterator[bytes]:
-        yield b"SSH-2.0-OpenSSH\r\n\r\n"
-
-    with engine(hello) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="no HTTP response"):
-        caller.get("/version")
-
-
-@pytest.mark.parametrize(
-    ("reason", "asked"),
-    [
-        (b'{"error":"unknown action"}', 0),
-        (b"<center>The plain HTTP request was sent to HTTPS port</center>", 1),
-        (b"Client sent an HTTP request to an HTTPS server.\n", 1),
-    ],
-)
-def test_a_400_asks_for_tls_only_if_it_names_https(reason: bytes, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking takes two seconds where a server waits for the rest of a request, as llama.cpp does."""
-    probes: list[object] = []
-
-    async def speaks_tls(*about: object) -> bool:
-        probes.append(about)
-        return False
-
-    monkeypatch.setattr("engines.calls.speaks_tls", speaks_tls)
-
-    def refusal(sock: socket.socket) -> Iterator[bytes]:
-        yield b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%b" % (len(reason), reason)
-
-    with engine(refusal) as url, ControlClient(url) as control:
-        assert control.post("/slots/0?action=none").status == 400
-    assert len(probes) == asked

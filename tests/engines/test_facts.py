@@ -52,19 +52,6 @@ def test_the_embedded_engine_has_its_own_name_and_vllms_dialect() -> None:
     assert describe_engine('{"version": "1", "engine": "v1"}', parse_metrics(METRICS), MODELS).name == "vllm"
 
 
-@pytest.mark.parametrize("text", ["", "<html>", "[]", "{}", '{"data": []}', '{"data": [1]}', '{"version": 3}', "null"])
-def test_what_is_not_said_is_not_known(text: str) -> None:
-    assert describe_engine(text, parse_metrics(text), text) == Engine()
-    assert prefix_counters(parse_metrics(text)) is None
-    assert first_model(text) is None
-
-
-@pytest.mark.parametrize("labels", ['block_size="None"', 'block_size="0"', 'block_size="-1"', 'num_gpu_blocks="x"'])
-def test_a_setting_that_is_no_size_is_not_known(labels: str) -> None:
-    metrics = parse_metrics(f"vllm:cache_config_info{{{labels}}} 1.0")
-    assert describe_engine("", metrics, "") == Engine(name="vllm")
-
-
 SERVER_INFO = (
     '{"page_size": 1, "max_total_num_tokens": 60000, "chunked_prefill_size": 4096, "max_running_requests": null, '
     '"disable_radix_cache": false, "version": "0.5.23", "api_key": "secret", "internal_states": [{}]}'
@@ -84,10 +71,6 @@ def test_what_sglang_says_of_its_settings() -> None:
         extra={"max_total_num_tokens": 60000, "chunked_prefill_size": 4096},
     )
     assert add_settings(facts, "<html>") == facts
-
-
-def test_vllm_is_asked_for_no_page_of_others() -> None:
-    assert not settings_pages(read_facts("", METRICS, MODELS))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Start of the console scripts: another distribution's package in the place of one of ours is named, and ends it."""
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -51,17 +50,3 @@ def test_another_tap_is_named_before_it_is_imported(
         f"tap: error: tap is imported from {place}, not from {Path(entry.__file__).parent.parent}; "
         "expected an environment of its own: pipx install kvtape, or uv tool install kvtape\n"
     )
-
-
-def test_a_folder_that_two_distributions_write_into_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(entry, "HOME", str(tmp_path))
-    for name, files in {"kvtape": ("tap", "wire"), "other": ("other", "tapes"), "tap.py": ("tap",)}.items():
-        importlib.invalidate_caches()  # a listing is kept as long as the folder's time, which may tick every 4 ms
-        assert entry.shared_room() is None
-        about = tmp_path / f"{name}-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        lines = [f"{about.name}/METADATA,,", *(f"{folder}/__init__.py,sha256=ab,12" for folder in files)]
-        (about / "RECORD").write_text("\n".join(lines) + "\n")
-    importlib.invalidate_caches()
-    assert entry.shared_room() == "tap is a package of tap.py, too, in the same folder"

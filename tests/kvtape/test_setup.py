@@ -4,26 +4,18 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import tomllib
-from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
 from engines.access import Access
-from engines.dialect import OPENAI
 from engines.llamacpp import LLAMA_CPP
 from engines.readiness import Readiness
-from engines.sglang import SGLANG
 from engines.vllm import VLLM
 from kvtape.__main__ import main
 from kvtape.completion import parser_of, whole_parser
-from kvtape.init import config_text
-from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError
 
 
@@ -66,15 +58,6 @@ def test_init_writes_a_table_for_each_command_which_it_takes(
         main(["init", "--url", sim_server, "-o", str(file)])
 
 
-def test_init_without_an_engine_names_where_it_looked(
-    tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvtape.init.PORTS", (free_port,))
-    with pytest.raises(InputError, match=r"no engine at 127.0.0.1, ports \d+; expected --url URL"):
-        main(["init", "-o", str(tmp_path / "kvtape.toml")])
-    assert not (tmp_path / "kvtape.toml").exists()
-
-
 def states(out: str) -> dict[str, str]:
     return {check[0]: check[1] for check in json.loads(out)["checks"]}
 
@@ -114,31 +97,6 @@ def check(name: str, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str
     return next(each[1:] for each in json.loads(capsys.readouterr().out)["checks"] if each[0] == name)
 
 
-def test_doctor_looks_twice_at_a_key_that_others_read_and_a_small_disk(
-    key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    load_key(key_file)
-    assert check("key file", capsys)[0] == "ok"
-    key_file.chmod(0o644)
-    assert check("key file", capsys)[::2] == ["look", f"chmod 600 {key_file}"]
-    assert check("disk", capsys, "-o", str(tmp_path))[0] == "ok"
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
-    assert check("disk", capsys, "-o", str(tmp_path)) == ["look", f"1.0 GiB free at {tmp_path}", "a larger disk"]
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert check("disk", capsys, "-o", str(tmp_path))[::2] == ["fail", "another -o/--output"]
-
-
-def test_doctor_looks_at_open_files_forms_and_the_clock(
-    key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for most, state in ((1024, "look"), (4096, "ok"), (-1, "ok")):
-        monkeypatch.setattr("resource.getrlimit", lambda kind, most=most: (most, most))
-        assert check("files", capsys)[0] == state
-    for forms, state in (("python", "look"), ("native", "ok")):
-        monkeypatch.setattr("kvtape.doctor.forms", lambda forms=forms: forms)
-        assert check("versions", capsys)[0] == state
-
-
 CANNOT_TELL = "ns; cannot tell here if a time server sets it, because {}; on the host run timedatectl"
 
 
@@ -148,12 +106,8 @@ CANNOT_TELL = "ns; cannot tell here if a time server sets it, because {}; on the
     [
         ((0, False, False), None, ("ok", "ns, set by a time server")),
         ((5, False, False), None, ("look", "ns, set by no time server: hosts' traces may not align")),
-        ((5, True, False), None, ("ok", "ns, set by a time server")),
         ((5, False, True), None, ("ok", CANNOT_TELL.format("a container does not see the host's time service"))),
-        ((-1, False, False), None, ("ok", CANNOT_TELL.format("the kernel does not say"))),
-        ((0, False, False), 1.5, ("ok", "ns, within 3 s of the engine's, set by a time server")),
         ((0, False, False), -90.0, ("look", "ns, 90 s behind the engine's")),
-        ((5, False, True), 3600.0, ("look", "ns, 3,600 s ahead of the engine's")),
     ],
 )
 def test_doctor_judges_the_clock_by_all_that_tells(
@@ -175,34 +129,6 @@ def test_doctor_judges_the_clock_by_all_that_tells(
 
 
 @pytest.mark.usefixtures("key_file")
-@pytest.mark.parametrize("status", [200, 404])
-def test_the_engines_clock_is_read_from_its_first_response(
-    status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As every uvicorn sends it; ``sim serve`` sends none."""
-    asked = []
-
-    class Dated(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response_only(status)
-            self.send_header("Date", formatdate(1_000_000_000, usegmt=True))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Dated) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        clock = SimpleNamespace(time=lambda: 1_000_000_060.5, get_clock_info=time.get_clock_info)
-        monkeypatch.setattr("kvtape.doctor.time", clock)
-        _, told, _ = check("clock", capsys, "--url", f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-    assert told.endswith("ns, 60 s ahead of the engine's")
-    assert asked.count("/v1/models") == 1
-
-
-@pytest.mark.usefixtures("key_file")
 @pytest.mark.parametrize(
     ("name", "ready", "found"),
     [
@@ -212,12 +138,8 @@ def test_the_engines_clock_is_read_from_its_first_response(
             Readiness(VLLM),
             ["look", "kvtape doctor --probe tries it with two requests; it needs --enable-prompt-tokens-details"],
         ),
-        ("cache", Readiness(SGLANG, reports_cached=False), ["look", "start it with --enable-cache-report"]),
-        ("cache", Readiness(VLLM, caches_prefixes=False), ["look", "start it with prefix caching"]),
-        ("cache", Readiness(OPENAI), ["look", "kvtape doctor --probe tries it with two requests"]),
         ("reset", Readiness(LLAMA_CPP, has_reset=True), ["ok", ""]),
         ("reset", Readiness(VLLM, has_reset=False), ["look", "start it with VLLM_SERVER_DEV_MODE=1"]),
-        ("reset", Readiness(OPENAI), ["look", "restart it between runs"]),
     ],
 )
 def test_doctor_tells_of_cached_tokens_and_the_reset(
@@ -243,44 +165,6 @@ def test_doctor_probes_cached_tokens_by_the_same_prompt_again(
         main(["doctor", "--probe"])
 
 
-@pytest.mark.usefixtures("key_file")
-@pytest.mark.parametrize(
-    ("cached", "found"),
-    [
-        (None, ["look", "start it with --enable-prompt-tokens-details"]),
-        (0, ["look", "start it with prefix caching"]),
-        (InputError("--probe: HTTP 400"), ["look", "a model that takes prompts of token ids at /v1/completions"]),
-    ],
-)
-def test_doctor_tells_of_a_probe_that_hit_nothing(
-    cached: int | InputError | None,
-    found: list[str],
-    sim_server: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def probed(*_: object) -> int | None:
-        if isinstance(cached, InputError):
-            raise cached
-        return cached
-
-    monkeypatch.setattr("kvtape.doctor.control.probed_cached_tokens", probed)
-    assert check("cache", capsys, "--url", sim_server, "--probe")[::2] == found
-
-
-def test_doctor_tells_of_an_engine_at_work(
-    sim_server: str, key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("kvtape.doctor.readiness.readiness_of", lambda *_: Readiness(VLLM, running=2))
-    main(["doctor", "--url", sim_server])
-    assert "look engine    the engine is not idle: 2 requests running" in capsys.readouterr().out
-
-
-def test_doctor_refuses_a_wrong_address(key_file: Path) -> None:
-    with pytest.raises(InputError, match=r"--listen: 'here': expected HOST:PORT"):
-        main(["doctor", "--listen", "here"])
-
-
 COMPLETED = {
     "kvtape tracef": "tracefile",
     "kvtape sim cur": "curve",
@@ -295,12 +179,6 @@ ASK_BASH = """
 source kvtape.bash; COMP_WORDS=($0); COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )); _shtab_kvtape; echo "${COMPREPLY[@]}"
 """
 ASK_FISH = "source kvtape.fish; complete -C $argv[1]"
-ASK_ZSH = """
-zmodload zsh/zpty; zpty shell zsh -f -i
-zpty -w shell 'fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D; PROMPT=rea""dy'
-zpty -r shell shown '*ready*'
-zpty -w -n shell $1$'\\t'; zpty -r shell shown "*$2*"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -327,30 +205,6 @@ def test_fish_completes(line: str, word: str, scripts: Path) -> None:
     asked = ["fish", "-N", "-c", ASK_FISH, line]
     shown = subprocess.run(asked, cwd=scripts, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[0].split("\t")[0] == word
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-def test_zsh_completes(scripts: Path) -> None:
-    """A whole interactive shell: one word; it waits for the word, or until the time is out."""
-    line, word = "kvtape loadgen --pattern cal", "calibration"
-    subprocess.run(["zsh", "-f", "-c", ASK_ZSH, "ask", line, word], cwd=scripts, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_a_script_names_the_flags_of_a_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", shell, "--for", "tracefile"]) == 0
-    script = capsys.readouterr().out
-    assert "tracefile" in script
-    assert "overwrite" in script
-
-
-def test_init_writes_its_own_keys_and_tls_and_any_model_name() -> None:
-    access = {"api-key-env": "GPU_KEY", "header-env": ["X-Key=OTHER"], "ca": "/etc/ca.pem"}
-    tables = tomllib.loads(config_text("https://gpu", "modèle 🦙", "an engine", access))
-    assert tables["replay"] == {"url": "https://gpu", "model": "modèle 🦙", **access}
-    assert {name for name in tables["tap"] if name in access} == set(access)
-    assert {name for name in tables["loadgen"] if name in access} == {"api-key-env", "header-env"}
 
 
 def test_init_sends_no_key_to_ports_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """loadgen behind TLS of a private authority, a key and a base path: errors with one wrong thing at a time."""
 
-import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +7,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from engines.access import Access
-from engines.control import ControlClient
-from engines.vllm import reset_cache
 from loadgen.__main__ import main as loadgen
-from loadgen.text.api_messages import SentMessage, conversation_body
 from tests.fakes.scripted_engine import ScriptedEngine
 from tracefile import InputError
-from wire.tls import Tls
 
 CANARY = "canary-5f2b"
 LOAD = ("--parallel", "2", "--number", "3", "--prompt-tokens", "20", "--output-tokens", "2")
@@ -65,19 +59,3 @@ def test_one_wrong_thing_at_a_time_is_named(
         "HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the variable of --api-key-env"
     )
     assert CANARY not in "".join(capfd.readouterr())
-
-
-def test_messages_have_no_field_that_anthropic_refuses() -> None:
-    body = json.loads(conversation_body("messages", "m", [SentMessage("system", "s"), SentMessage("user", "u")], 5))
-    assert body.keys() == {"model", "system", "messages", "max_tokens", "temperature", "stream"}
-
-
-def test_a_reset_without_a_key_names_the_variable(door: ScriptedEngine) -> None:
-    with ControlClient(f"{door.url}/team-a", Access(tls=Tls("ca.pem"))) as control:
-        with pytest.raises(
-            InputError, match=r"POST /reset_prefix_cache gave HTTP 401 without a key; .*\$OPENAI_API_KEY"
-        ):
-            reset_cache(control)
-        assert control.facts().problem == (
-            "/version: HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the variable of --api-key-env"
-        )

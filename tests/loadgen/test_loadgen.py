@@ -94,19 +94,6 @@ def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_pa
             assert len(chain) == ((turn.prompt_tokens or 0) + (turn.output_tokens or 0) - 1) // 16
 
 
-def test_the_same_command_twice_finds_nothing_of_its_first_run_in_the_cache(engine: Any, tmp_path: Path) -> None:
-    flags = shlex.split("--rate 200 --number 5 --prompt-tokens 64")
-    nonces = []
-    for name in ("a", "b"):
-        assert load(engine, tmp_path / name, flags) == 0
-        meta, records = load_trace(tmp_path / name)
-        assert {record.cached_tokens for record in records} == {0}
-        assert meta.workload is not None
-        nonces.append(str(meta.workload.nonce))
-    assert load(engine, tmp_path / "c", [*flags, "--nonce", nonces[0]]) == 0
-    assert {record.cached_tokens for record in load_trace(tmp_path / "c")[1]} == {48}  # all but the last block
-
-
 def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,18 +162,6 @@ def test_an_slo_decides_the_exit_code_once_everything_is_told(
     assert "E2E ms" in capsys.readouterr().out
 
 
-def test_ids_beyond_the_vocabulary_are_told_from_prompts_beyond_the_context(engine: Any, tmp_path: Path) -> None:
-    engine.vocabulary = 50_000
-    with pytest.raises(InputError, match=r"--vocab-high: the engine refuses token ids of 1000 … 99999 \(HTTP 400\)"):
-        load(engine, tmp_path / "a", ["--rate", "100", "--number", "9"])
-    engine.vocabulary, engine.context = 150_000, 100
-    with pytest.raises(InputError, match="expected lengths within its context"):
-        load(engine, tmp_path / "b", ["--rate", "100", "--number", "9"])
-    # Nothing was answered: no trace is in the corrected command's way.
-    assert not (tmp_path / "a").exists()
-    assert not (tmp_path / "b").exists()
-
-
 def test_requests_that_are_all_refused_leave_no_trace_and_show_the_engines_reason(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,12 +198,3 @@ def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: s
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 5
     assert {record.status for record in records} == {"client_abort"}
-
-
-def test_a_trace_that_is_there_is_not_overwritten(engine: Any, tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("something\n")
-    with pytest.raises(InputError, match="already has 10 bytes"):
-        load(engine, tmp_path / "t", ["--rate", "100", "--number", "1"])
-    assert engine.seen == []
-    assert load(engine, tmp_path / "t", ["--rate", "100", "--number", "1", "--overwrite"]) == 0
-    assert len(load_trace(tmp_path / "t")[1]) == 1

@@ -9,7 +9,6 @@ import pytest
 
 from loadgen.__main__ import main
 from replay.__main__ import main as replay
-from tests.jsonoutput import json_of
 from tracefile import BlockHasher, InputError, load_key, load_trace
 
 FEW = ("--parallel", "2", "--number", "3", "--prompt-tokens", "40", "--output-tokens", "4")
@@ -44,22 +43,6 @@ def test_fields_of_a_load_and_of_its_replay(engine: Any, tmp_path: Path) -> None
     }
 
 
-def test_whole_responses_have_no_ttft(engine: Any, tmp_path: Path) -> None:
-    engine.first_token_s = 0.3  # longer than a pulse: what is in flight has no live TTFT either
-    summary = json_of(main, to(engine, tmp_path / "t", *FEW, "--no-stream", "--turns", "2"))
-    assert summary["statuses"] == {"ok": 6}
-    assert (summary["metrics"]["per_request"]["ttft_ms"], summary["metrics"]["per_request"]["itl_ms"]) == (None, None)
-    assert any(note.startswith("--no-stream: responses come whole") for note in summary["notes"])
-    assert not any("stream_options" in body for body in engine.seen)
-    meta, records = load_trace(tmp_path / "t")
-    assert meta.workload is not None
-    assert meta.workload.extra["stream"] is False
-    for record in records:
-        assert (record.stream, record.ttft_ms, record.itl_ms) == (False, None, [])
-        assert record.output_block_hashes is not None
-    assert {bool(record.cached_tokens) for record in records} == {True, False}
-
-
 def test_sessions_are_named_in_the_header_that_a_router_reads(engine: Any, tmp_path: Path) -> None:
     def config(*names: str) -> tuple[str, str]:
         setting = f"session-header = {json.dumps(names)}\n"
@@ -86,19 +69,6 @@ def test_a_hard_end_cancels_and_counts(engine: Any, tmp_path: Path) -> None:
     assert [(record.status, record.error) for record in records] == [("client_abort", "deadline")] * 3
     assert meta.workload is not None
     assert meta.workload.extra["at_end"] == "cancel"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--at-end", "cancel", "--number", "3"), "--at-end: cancel without a time; expected --duration"),
-        (("--at-end", "cancel", "--pattern", "calibration", "--duration", "9s"), "--at-end: cancel with --pattern"),
-        (("--no-stream", "--pattern", "calibration"), "--no-stream: with --pattern calibration"),
-    ],
-)
-def test_flags_that_make_no_sense_are_named(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        main(["--url", "http://x", "-o", str(tmp_path / "t"), *flags])
 
 
 @pytest.mark.vllm

@@ -98,22 +98,10 @@ def test_each_run_is_a_command_of_its_own() -> None:
     assert plan.command.startswith("loadgen sweep --rate 0.5,2 --parallel 9 ")
 
 
-def test_a_file_has_flags_of_the_sweep_and_of_its_loads(tmp_path: Path) -> None:
-    file = tmp_path / "kvtape.toml"
-    file.write_text('[loadgen.sweep]\nurl = "http://a"\nparallel = "8,16"\nrepeat = 2\nduration = "60s"\n')
-    plan = parse_sweep(["--config", str(file)])
-    assert [run.parallel for run in plan.runs] == [8, 16, 8, 16]
-    assert not any("--config" in run.argv for run in plan.runs)
-    file.write_text("")  # the runs and the sweep's command have its flags by now
-    assert plan.command == "loadgen sweep --url=http://a --parallel=8,16 --repeat=2 --duration=60s"
-
-
 @pytest.mark.parametrize(
     "load",
     [
         "--rate 2 --pattern gamma --burstiness 0.5 --number 9 --turns 3 --think 2s",
-        "--parallel 2 --pattern series --rate-series 0:1,10:2 --duration 60",
-        "--parallel 2 --pattern rollouts --turns 2 --think 1s --duration 60 --at-end cancel",
         "--parallel 2 --dataset trace:data/captures/128x2/session-fast.jsonl.zst --turns 4:9 --think 1s",
     ],
 )
@@ -130,19 +118,12 @@ def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
     [
         ("--url http://a --number 1", "--parallel, --rate: missing; expected the points, as --parallel 8,16,24"),
         ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas between them"),
-        ("--url http://a --parallel 8,8", "--parallel: '8,8'; expected each number once, and --repeat N"),
-        ("--url http://a --parallel 8,0", "--parallel: 0; expected a number above 0"),
         ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several of both; expected"),
-        ("--url http://a --parallel 8 --repeat 0", "--repeat: 0; expected 1 or more"),
-        ("--url http://a --parallel 8 --json", "--json: of one load alone; expected report show DIR --json"),
-        ("--url http://a --parallel 8 --pattern calibration", "--pattern: calibration, which has its own concurrency"),
         ("--parallel 8 --variant '--url http://a'", "--variant: '--url http://a'; expected 'LABEL: FLAGS'"),
-        ("--parallel 8 --variant 'A: --url \"http://a'", "--variant: 'A: --url \"http://a': No closing quotation"),
         (
             "--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'",
             "--variant A: beside A; expected labels",
         ),
-        ("--parallel 8 --variant 'A: --url http://a --rate 2'", "--variant A: --rate; expected it outside, for every"),
     ],
 )
 def test_bad_flags_are_one_line_before_anything(flags: str, error: str) -> None:
@@ -198,20 +179,6 @@ def test_without_a_reset_every_run_sends_other_tokens(
     assert len({nonce.partition("~")[0] for nonce in nonces}) == 1
 
 
-def test_labels_of_one_engine_without_a_reset_share_no_prompt(
-    engine: Any, sent: list[LoadConfig], tmp_path: Path
-) -> None:
-    engine.has_reset = False
-    variants = ["--variant", "A: --seed 1", "--variant", "B: --seed 2"]
-    assert main(sweep(tmp_path / "s", "--url", engine.url, "--parallel", "1,2", *variants)) == 0
-    assert [(config.trace.name[:4], (config.nonce or "").partition("~")[2]) for config in sent] == [
-        ("A-p1", "1"),
-        ("B-p1", "3"),
-        ("B-p2", "4"),
-        ("A-p2", "2"),
-    ]
-
-
 def test_a_failed_run_is_kept_and_the_next_goes_on(
     engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,22 +198,6 @@ def test_a_failed_run_is_kept_and_the_next_goes_on(
     assert main(flags) == 0  # the engine works again: failed runs are made again, and only those
     assert [config.trace.name for config in sent] == ["B-p1-r1.jsonl.zst", "B-p2-r1.jsonl.zst"]
     assert [status for _, status in names(read_sweep(tmp_path / "s"))] == ["done"] * 4
-
-
-def test_a_missing_engine_is_said_before_anything_is_sent(engine: Any, tmp_path: Path, free_port: int) -> None:
-    variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url http://127.0.0.1:{free_port}"]
-    with pytest.raises(InputError, match=f"B: --url: http://127.0.0.1:{free_port}: "):
-        main(sweep(tmp_path / "s", "--parallel", "1,2", *variants))
-    assert engine.seen == []
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_missed_slo_is_exit_code_1(
-    engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(sweep(tmp_path / "s", "--parallel", "2,1", "--url", engine.url, "--slo", "ttft.p90<=0ms")) == 1
-    assert names(read_sweep(tmp_path / "s")) == [("s-p2-r1", "done"), ("s-p1-r1", "done")]
-    assert "SLO MISSED: ttft.p90<=0ms" in capsys.readouterr().err
 
 
 def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:

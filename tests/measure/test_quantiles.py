@@ -41,11 +41,6 @@ def test_buckets_hold_the_same_quantile() -> None:
         assert quantile_bucket(np.cumsum(counts).tolist(), level) == quantile(values, level)
 
 
-def test_no_values_have_no_quantile() -> None:
-    with pytest.raises(IndexError):
-        quantile([], 0.5)
-
-
 PURE = ("measure.quantiles", "measure.tally", "measure.histogram")
 
 

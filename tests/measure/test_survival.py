@@ -41,17 +41,6 @@ def test_aalen_johansen_with_censoring_by_hand() -> None:
     assert incidence(waits) == pytest.approx([0.0, 0.0, 2 / 3])
 
 
-def test_at_equal_times_an_end_comes_before_a_censoring() -> None:
-    waits = waits_of((10, CENSORED), (10, EVENT))
-    assert waits.end.tolist() == [EVENT, CENSORED]
-    assert 1.0 - incidence(waits) == pytest.approx([0.5, 0.5])
-
-
-def test_uncensored_quantiles_are_order_statistics() -> None:
-    waits = waits_of(*((float(time), EVENT) for time in range(1, 11)))
-    assert quantiles(waits, incidence(waits), LEVELS).tolist() == [5.0, 9.0, 10.0]
-
-
 def censored_data(waits: Waits) -> Any:
     """As scipy has it."""
     from scipy import stats
@@ -104,16 +93,6 @@ def test_the_bootstrap_draws_sessions_whole() -> None:
     assert (low[0], high[0]) == (10.0, 20.0)
 
 
-def test_draws_are_the_seeds() -> None:
-    assert (draw_weights(9, 50, seed=1) == draw_weights(9, 50, seed=1)).all()
-    assert (draw_weights(9, 50, seed=1) != draw_weights(9, 50, seed=2)).any()
-
-
-def test_an_interval_may_be_open_above() -> None:
-    low, high = interval(np.array([[1.0], [2.0], [np.inf], [np.inf]]))
-    assert (low[0], high[0]) == (1.0, np.inf)
-
-
 def test_distances_by_hand() -> None:
     # {1, 3} against {2, 6}: the curves are 1/2 apart on [1, 2) and on [3, 6), so W1 = 0.5 + 1.5.
     found = distance(waits_of((1, EVENT), (3, EVENT)), waits_of((2, EVENT), (6, EVENT)))
@@ -139,8 +118,3 @@ def test_large_samples_are_thinned_to_their_order_statistics(monkeypatch: pytest
     assert distance(waits_of(*twelve[:4]), other).w1_ms == pytest.approx(20 - 2.5), "four are not too many"
     censored = waits_of(*twelve[:11], (21, CENSORED))  # a censored sample is no list of order statistics
     assert distance(censored, other).w1_ms == pytest.approx(sum(20 - time for time in range(1, 12)) / 12 + 1 / 12)
-
-
-def test_a_distance_stops_where_a_curve_is_no_longer_known() -> None:
-    found = distance(waits_of((1, EVENT), (2, CENSORED)), waits_of((1, EVENT), (9, EVENT)))
-    assert (found.w1_ms, found.horizon_ms) == (0.0, 2.0)

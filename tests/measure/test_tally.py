@@ -28,14 +28,6 @@ def test_a_small_sample_is_exact() -> None:
     assert sample.quantile(0.0) == 0.0
 
 
-def test_of_nothing_there_is_no_quantile() -> None:
-    with pytest.raises(IndexError):
-        Sample().quantile(0.5)
-    empty = Sample()
-    empty.fold()
-    assert (empty.count, empty.max) == (0, 0.0)
-
-
 durations = st.lists(st.floats(0.0, 1e7, allow_subnormal=False).map(lambda value: round(value, 3)), max_size=50)
 
 
@@ -104,13 +96,6 @@ def test_what_a_tally_says_of_requests() -> None:
     assert (tally.prompt_tokens, tally.looked_up_tokens, tally.cached_tokens) == (200, 200, 128)
 
 
-def test_two_processes_tallies_are_one() -> None:
-    whole, parts = tally_of(A, B, A), tally_of(A)
-    parts.merge(pickle.loads(pickle.dumps(tally_of(B, A))))
-    parts.check_integrity()
-    assert parts == whole
-
-
 def test_refusals_tell_of_the_whole_run_once_they_are_as_many_as_are_in_flight() -> None:
     tally = tally_of(*[B] * 4)
     assert tally.only_refusals
@@ -119,19 +104,6 @@ def test_refusals_tell_of_the_whole_run_once_they_are_as_many_as_are_in_flight()
     tally = tally_of(B, B)
     assert not tally.only_refusals
     assert not tally_of(*[B] * 9, A).only_refusals
-
-
-def test_waits_that_were_told_as_they_ended_are_not_recent_twice() -> None:
-    tally = Tally()
-    tally.start()
-    tally.finish(A, told=True)
-    recent = tally.take_recent()
-    assert (recent.ttft_ms.count, recent.itl_ms.count, recent.lag_ms.count) == (0, 0, 1)
-
-
-def test_a_wait_for_a_slot_is_counted_and_is_no_lag() -> None:
-    tally = tally_of(record("c", held=True))
-    assert (tally.held, tally.recent.lag_ms.count) == (1, 0)
 
 
 def test_what_is_recent_came_since_it_was_last_taken() -> None:

@@ -18,16 +18,12 @@ def parsed(text: str) -> Threshold:
     [
         ("ttft.p90<=500ms", (None, None, "ttft", 90.0, None, "<=", 500.0, "ms")),
         ("ttft.p99.9 < 1.5s", (None, None, "ttft", 99.9, None, "<", 1500.0, "ms")),
-        ("turns2+.ttft.p50<=2m", (None, "turns2+", "ttft", 50.0, None, "<=", 120_000.0, "ms")),
         (
             "predicted.turns2+.ttft.p50.error<=10%",
             ("predicted", "turns2+", "ttft", 50.0, "error", "<=", 0.1, "share"),
         ),
-        ("predicted.ttft.p50.error<=0.1", ("predicted", None, "ttft", 50.0, "error", "<=", 0.1, "number")),
         ("run.1.all.cached.exact_share>=99%", ("run.1", "all", "cached", None, "exact_share", ">=", 0.99, "share")),
-        ("run.all.e2e.w1_ms<20ms", ("run", "all", "e2e", None, "w1_ms", "<", 20.0, "ms")),
         ("load:4-7.itl.p99>1e-3", (None, "load:4-7", "itl", 99.0, None, ">", 0.001, "number")),
-        ("  uncached:16384+.tpot.p95 <= 40ms ", (None, "uncached:16384+", "tpot", 95.0, None, "<=", 40.0, "ms")),
         ("cached.bias>=-1%", (None, None, "cached", None, "bias", ">=", -0.01, "share")),
     ],
 )
@@ -49,20 +45,11 @@ def test_a_threshold_names_a_value_and_its_limit(text: str, expected: tuple[obje
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "not a threshold"),
         ("ttft.p90", "not a threshold"),
-        ("ttft.p90<=", "not a threshold"),
-        ("ttft.p90==5ms", "not a threshold"),
-        ("ttft.p90<=5 days", "not a threshold"),
         ("p90<=500ms", "no metric 'p90'; expected one of cached, ttft, tpot, itl, e2e"),
-        ("tfft.p90<=500ms", "no metric 'tfft'"),
-        ("all.tfft.p90<=500ms", "no metric 'tfft'"),
         ("predicted.turn9.ttft.p50.error<=1", "no cohort 'turn9'; expected one of all, turn1, turns2+"),
         ("other.all.ttft.p50.error<=1", "no compared label 'other'; expected one of predicted, run.1, run"),
-        ("other.ttft.p50.error<=1", "no compared label 'other'"),
         ("ttft.p0<=1s", "'p0'; expected pNN, a key, or pNN.key"),
-        ("ttft.p100<=1s", "expected pNN"),
-        ("ttft.p50.error.more<=1", "expected pNN"),
     ],
 )
 def test_another_text_is_refused_with_what_is_wrong(text: str, said: str) -> None:

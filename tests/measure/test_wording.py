@@ -32,12 +32,3 @@ def test_times_and_sizes() -> None:
         "2,500 h",
     ]
     assert [wording.size(value) for value in (0, 1_536, 256 << 20)] == ["0 B", "1.50 KiB", "256 MiB"]
-
-
-def test_a_sentence_begins_with_one_capital_and_ends_with_one_stop() -> None:
-    assert [wording.sentence(text) for text in ("of two", "Of two.", "p90 TTFT")] == ["Of two.", "Of two.", "P90 TTFT."]
-
-
-def test_a_sentence_has_one_capital() -> None:
-    assert wording.sentence("two words.") == "Two words."
-    assert wording.capitalized("") == ""

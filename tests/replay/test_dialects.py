@@ -11,14 +11,11 @@ import pytest
 from engines.control import ControlClient, reset_prefix_cache
 from engines.dialect import DialectName
 from engines.llamacpp import LLAMA_CPP
-from engines.recognition import DIALECTS, Recognised, find_dialect
+from engines.recognition import DIALECTS, find_dialect
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
-from engines.vllm import VLLM
 from loadgen.core.bodies import cache_probe
 from loadgen.core.vocabulary import ORDINARY
-from replay.config import require_adapters
-from replay.survey import survey_trace
 from tracefile import BlockHash, InputError
 
 WITH_IDS: list[DialectName] = ["vllm", "sglang", "llamacpp", "trtllm"]
@@ -143,36 +140,15 @@ def test_adapters_are_named_as_each_engine_knows_them(
 
 
 @pytest.mark.parametrize(
-    ("name", "loras", "message"),
-    [
-        ("llamacpp", {}, "--lora-map: nothing for 'law'; expected law=… as llamacpp knows it"),
-        ("llamacpp", {"law": "x"}, "--lora-map: 'x'; expected NAME=NUMBER for llama.cpp"),
-        ("trtllm", {"law": "x"}, "expected NAME=ADAPTER:NUMBER:PATH for TensorRT-LLM"),
-        ("vllm", {"tax": "x"}, "--lora-map: 'tax' is not in the trace; expected one of law"),
-    ],
-)
-def test_an_adapter_that_cannot_be_named_is_refused(
-    name: DialectName, loras: dict[str, str], message: str, traces: ModuleType, tmp_path: Path
-) -> None:
-    source = traces.written(tmp_path / "lora.jsonl", [traces.request("a", lora="law")])
-    config = traces.config(source, loras=loras)
-    with pytest.raises(InputError) as error:
-        require_adapters(survey_trace(source), Recognised(DIALECTS[name], ""), config)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("name", "set_up", "message"),
     [
         ("vllm", {"busy": True}, "POST /reset_prefix_cache did not succeed; expected an engine with nothing in flight"),
-        ("trtllm", {}, "gave HTTP 404; expected a TensorRT-LLM built with it: start the server anew"),
         (
             "llamacpp",
             {"saves": False},
             "/slots/0?action=erase gave HTTP 501; expected a llama.cpp started with --slot-save",
         ),
         ("llamacpp", {"remembers": True}, "32 tokens still cached after llamacpp's reset; expected none (it keeps"),
-        ("openai", {}, "--reset-cache: not known how with --dialect openai; expected vllm, sglang"),
     ],
 )
 def test_a_reset_that_did_not_work_is_an_error(
@@ -192,11 +168,8 @@ def test_a_reset_that_did_not_work_is_an_error(
     ("answers", "expected", "evidence"),
     [
         ({"/metrics": '# HELP x\nsglang:num_running_reqs{a="b"} 1.0\n'}, SGLANG, "its metrics are sglang:…"),
-        ({"/metrics": "llamacpp:prompt_tokens_total 1\n"}, LLAMA_CPP, "its metrics are llamacpp:…"),
         ({"/props": '{"build_info": "b1"}'}, LLAMA_CPP, "it has /props with build_info"),
-        ({"/get_server_info": '{"internal_states": []}'}, SGLANG, "it has /get_server_info with internal_states"),
         ({"/v1/models": '{"data": [{"owned_by": "tensorrt_llm"}]}'}, TENSORRT_LLM, "as /v1/models says"),
-        ({"/v1/models": '{"data": [{"owned_by": 7}]}', "/metrics": "vllm:x 1"}, VLLM, "its metrics are vllm:…"),
         ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "no evidence of another engine"),
     ],
 )

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from loadgen.core.job import Shard, add_shares
 from replay.capture import group_requests, load_capture
-from replay.config import ReplayConfig
 from replay.survey import Selection, survey_trace
-from tracefile import BlockHash, InputError
+from tracefile import BlockHash
 
 
 def hashes(*values: int) -> list[BlockHash]:
@@ -69,14 +68,6 @@ def test_a_closed_loop_keeps_order_and_its_width(family: Path, traces: ModuleTyp
     assert played.most_in_flight == 2
 
 
-def test_a_closed_loop_of_sessions_gives_a_place_to_each(family: Path, traces: ModuleType, runner: ModuleType) -> None:
-    plan = traces.opened(family, closed_loop=True, parallel=1, replay_sessions=True).plan()
-    played = runner.play(plan, lambda request: runner.Outcome(took_ms=10.0))
-    # The one by itself takes the place of a whole session, when the last of its branches has ended.
-    assert played.ids == ["root", "left", "right", "last", "alone"]
-    assert played.started_ms["alone"] == played.ended_ms["last"]
-
-
 def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     job = traces.opened(family, start_s=0.015, end_s=0.080, replay_sessions=True)
     played = runner.play(job.plan())
@@ -121,16 +112,6 @@ def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runn
     assert [record.request_id for record in played.records if record.prompt_logprobs] == ["scored"]
     assert [body["model"] for body in bodies.values()] == ["m", "m", "m", "m", "law-v2"]
     assert next(record for record in played.records if record.request_id == "adapted").lora == "law"
-
-
-def test_of_several_answers_the_first_is_gone_on_from(tmp_path: Path, traces: ModuleType, runner: ModuleType) -> None:
-    root = {"n": 2, "prompt_tokens": 8, "output_tokens": 10, "output_block_hashes": hashes(3)}
-    child = {"parent_id": "root", "arrival_ms": 9.0, "prompt_tokens": 13, "block_hashes": hashes(1, 2, 3)}
-    source = traces.written(tmp_path / "t", [traces.request("root", **root), traces.request("child", **child)])
-    played = runner.play(traces.opened(source, replay_sessions=True).plan())
-    # Five tokens each; the engine tells the first one's: 500 … 504, of which four fill a block.
-    assert runner.body(played.sent[0])["max_tokens"] == 5
-    assert runner.body(played.sent[1])["prompt"][8:12] == [500, 501, 502, 503]
 
 
 def test_what_goes_on_from_anothers_answer_goes_with_it(family: Path) -> None:
@@ -215,22 +196,3 @@ def test_the_digest_tells_loads_apart(family: Path, traces: ModuleType) -> None:
     assert len(set(shares)) == len(flags)
     # The same tokens, whatever fields an engine wants with them.
     assert traces.opened(family).digest_share() == traces.opened(family, dialect="sglang").digest_share()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"closed_loop": True}, "--closed-loop: without --parallel"),
-        ({"parallel": 0}, "--parallel: 0"),
-        ({"speedup": 0.0}, "--speedup: 0"),
-        ({"speedup": float("nan")}, "--speedup: nan"),
-        ({"start_s": 5.0, "end_s": 5.0}, "--end: 5s, --start: 5s; expected an end after the start"),
-        ({"end_s": float("inf")}, "--end: inf"),
-        ({"dialect": "tgi"}, "--dialect: 'tgi'; expected one of auto, vllm"),
-        ({"closed_loop": True, "parallel": 1, "speedup": 2.0}, "--speedup: with --closed-loop"),
-    ],
-)
-def test_flags_that_make_no_sense_are_named(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        ReplayConfig(source=tmp_path, url="http://x", trace=tmp_path, nonce="n", **flags)
-    assert message in str(error.value)

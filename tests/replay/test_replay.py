@@ -99,19 +99,6 @@ def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: A
     assert meta.workload.nonce
 
 
-def test_without_ids_decode_filled_blocks_are_missed_and_it_is_said(
-    captured: Path, other_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other_engine.returns_ids = False
-    out = tmp_path / "out.jsonl"
-    assert replay(other_engine, captured, out, "--replay-sessions") == 0
-    filled = sum(bool(record.output_block_hashes) for record in by_id(captured).values())
-    assert f"the engine returned no token ids for {filled} answers" in capsys.readouterr().out
-    later, captured_later = hits(out)[0], hits(captured)[0]
-    fewer = [(later[request_id] or 0) - (tokens or 0) for request_id, tokens in captured_later.items()]
-    assert max(fewer) == 0 > min(fewer)
-
-
 def test_cold_prompts_hit_nothing_twice_in_a_row(captured: Path, other_engine: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert replay(other_engine, captured, tmp_path / name, "--replay-sessions", "--cold-prompts") == 0

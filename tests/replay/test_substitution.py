@@ -231,13 +231,6 @@ def test_a_block_of_prompt_and_answer_is_both() -> None:
     assert (substitution.substituted_blocks, substitution.missed_blocks) == (1, 0)
 
 
-def test_the_last_generated_token_fills_no_block() -> None:
-    substitution = OutputSubstitution(EXPANSION, {B: 0})
-    prompt = prompt_of(substitution, [A], 0, "first")
-    assert substitution.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4]) == []
-    assert substitution.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4, 5]) == [B]
-
-
 def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
     substitution = OutputSubstitution(EXPANSION, {B: 0, C: 0})
     first = prompt_of(substitution, [A], 0, "first")

@@ -23,7 +23,6 @@ def test_the_json_has_every_promised_key(make_trace: MakeTrace) -> None:
     names = {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "input_tokens", "output_tokens", "turns"}
     assert all(set(found["per_request"][name]) == STATISTICS for name in names)
     names = {"latency_ms", "ttft_ms", "ttfat_ms", "decode_tps", "hit_rate"}
-    names |= {"eligible_hit_rate_trie", "eligible_hit_rate_evalscope"}
     assert all(set(found["per_session"][name]) == STATISTICS for name in names)
     assert 0 < found["per_session"]["hit_rate"]["p50"] < 1  # a fraction
     windows = {"overall", "last_30s", "steady", "steady_per_gpu"}

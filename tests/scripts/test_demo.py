@@ -56,7 +56,3 @@ def test_the_last_line_has_errors_bands_and_verdicts(cold: str, said: str, reaso
         "forecasts: warm 2.0 % too short at p50 and 2.0 % too short at p90, bands ± 4.0 %: within band; "
         f"cold 53.0 % too long at p50 and 53.0 % too long at p90, bands ± 90.0 %: {said}{reasons}"
     )
-
-
-def test_nothing_judged_is_no_success() -> None:
-    assert verdict_line(judged(None, None)) == "forecasts: not judged, as no cohort has enough requests"

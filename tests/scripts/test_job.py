@@ -34,8 +34,3 @@ def test_an_engine_behind_a_door_is_emptied(tmp_path: Path, monkeypatch: pytest.
         assert engine.paths[-1] == "POST /reset_prefix_cache"
         with pytest.raises(SystemExit, match="without a key; expected one in"):
             Workspace(tmp_path, access=Access(tls=work.access.tls)).empty_cache(engine.url)
-
-
-def test_a_bad_flag_ends_the_script_with_a_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"error: --ca gone\.pem: No such file"):
-        workspace(tmp_path, "--ca", "gone.pem")

@@ -1,11 +1,10 @@
 """The load benchmark's arithmetic: what it makes of a server's truth and a client's word."""
 
-import numpy as np
 import pytest
 
 from scripts.bench_loadgen import ROWS, expansion_rate, table
 from scripts.loadbench.reference_server import Pace, Served, ServerLog
-from scripts.loadbench.runs import Case, cases, figures_of, lags_ms, quantile, steady_rate, ttft_errors_ms
+from scripts.loadbench.runs import Case, cases, figures_of
 
 MS = 1_000_000
 
@@ -53,28 +52,3 @@ def test_a_goal_beside_the_bare_loop_is_judged_by_its_figure() -> None:
             in table(runs)
         )
     assert expansion_rate(1024) > 0
-
-
-def test_the_error_is_what_the_client_says_beyond_the_truth() -> None:
-    truth = [served("a", 0), served("b", 10), served("cut", 20, None), served("untold", 30)]
-    told = {"a": 5.25 * MS, "b": 7.0 * MS, "cut": 1.0 * MS, "of another run": 3.0 * MS}
-    assert ttft_errors_ms(truth, told).tolist() == [0.25, 2.0]
-
-
-def test_lag_is_measured_from_the_earliest_arrival() -> None:
-    # 100 a second: due at 0, 10, 20, 30 from a start that nobody knows; the second came at its time at the earliest.
-    received_ns = np.array([1003, 1011, 1025, 1031]) * MS
-    assert lags_ms(received_ns, 100.0).tolist() == [2.0, 0.0, 4.0, 0.0]
-
-
-def test_a_run_counts_between_its_start_and_its_end() -> None:
-    assert steady_rate(np.array([0, 100, 400, 1000])) == 1e9 / 750  # from 200 to 950
-    assert steady_rate(np.array([], dtype=np.int64)) == 0.0
-
-
-def test_a_quantile_is_a_value_that_occurred() -> None:
-    assert [quantile(np.array([4.0, 1.0, 2.0, 3.0]), level) for level in (0.5, 0.75, 0.99)] == [2.0, 3.0, 4.0]
-
-
-def test_nothing_has_no_quantile() -> None:
-    assert quantile(lags_ms(np.array([], dtype=np.int64), 10.0), 0.5) is None

@@ -41,16 +41,13 @@ SMALL = (
 )
 """Sizes of what grows, or of what comes at once."""
 HOST = ("--host-blocks", "1000", "--kv-bytes-per-token", "1000000", "--host-gb-per-s")
-CACHES = (
-    *(["pool"], ["misses"], ["misses", "--by", "session"], ["curve"]),
-    *(["misses", "--by", "tenant"], ["pool", "--bound"], ["curve", "--window", "10s"]),
-)
+CACHES = (*(["pool"], ["misses"], ["curve"], ["pool", "--bound"], ["curve", "--window", "10s"]),)
 GROUPS = tuple(
     ["pool", "--kv-groups", groups]
     for groups in (f"full:{BLOCK}+window(16):{BLOCK}", f"full:{BLOCK}+mamba:{BLOCK}", f"window(8):{BLOCK}")
 )
 RUNS: tuple[list[str], ...] = (
-    *([], ["--replay-sessions"], ["--no-async-scheduling", "--scheduling-policy", "priority"]),
+    *([], ["--replay-sessions"], ["--no-async-scheduling"]),
     *(["--kv-groups", f"full:{BLOCK}+window(16):{BLOCK}"], ["--replicas", "3", "--route", "cost"]),
     *([*HOST, "0.1"], [*HOST, "25", "--disk-blocks", "300"]),
     ["--replicas", "2", "--route", "prefix", "--event", "kill:engine=2:at=50ms:back=90ms"],

@@ -232,6 +232,7 @@ def settings_of(**changes: Any) -> Settings:
         "algorithm": "xxh3_64",
         "key_file": None,
         "model": None,
+        "loras": (),
         "max_body_bytes": 1 << 20,
         "queue_bytes": 64 << 20,
         "engine_facts": False,

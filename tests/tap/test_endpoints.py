@@ -268,13 +268,6 @@ def test_a_streamed_message_with_tools_and_a_prompt_in_three_parts() -> None:
     assert (found.prompt_count_matches, record.session_id) == (True, keyed_id(KEY, "session", "s"))
 
 
-def test_an_error_of_messages_is_an_error() -> None:
-    error = {"type": "error", "error": {"type": "overloaded_error", "message": "CANARY"}}
-    record = made("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, [error]).record
-    assert (record.status, record.error) == ("error", "stream_error")
-    assert "CANARY" not in repr(record)
-
-
 def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not() -> None:
     answer = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
     for sent in ("seas", ["seas"]):
@@ -302,13 +295,6 @@ def test_any_other_endpoint_is_recorded_by_its_shape(
     assert (found.record.endpoint, found.record.status, found.record.http_status) == (endpoint, "ok", 200)
     assert found.record.block_hashes is None
     assert found.unhashed == {"other": "other_endpoint", "form": "request_not_json"}[reason]
-
-
-def test_a_batch_has_no_chain_even_where_the_engine_says_the_ids_of_its_first_prompt() -> None:
-    choices = [{"index": 0, "text": "a", "prompt_token_ids": [1, 2, 3, 4]}, {"index": 1, "text": "b"}]
-    answer = {"choices": choices, "usage": {"prompt_tokens": 8, "completion_tokens": 2}}
-    found = made("/v1/completions", {"model": "m", "prompt": [[1, 2, 3, 4], [5, 6, 7, 8]]}, answer)
-    assert (found.unhashed, found.record.prompt_tokens, found.record.hash_source) == ("batch", 8, None)
 
 
 def test_several_choices_count_together_and_have_no_one_output_chain() -> None:

@@ -1,7 +1,6 @@
 """Reading and writing: what goes in comes out, from any compression, and whatever cut the writer short."""
 
 import gzip
-import hashlib
 import json
 import os
 import subprocess
@@ -63,13 +62,6 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     assert load_trace(path) == (META, records(9))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_compression_is_told_by_content_not_by_name(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"a.jsonl{suffix}", records(3))
-    renamed = path.rename(tmp_path / "renamed.txt")
-    assert load_trace(renamed) == (META, records(3))
-
-
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
 def test_concatenated_streams_are_one_trace(tmp_path: Path, suffix: str, compress) -> None:  # type: ignore[no-untyped-def]
     lines = write(tmp_path / "plain.jsonl", records(4)).read_bytes().splitlines(keepends=True)
@@ -129,15 +121,6 @@ def test_unknown_fields_of_the_header_survive_at_every_level(tmp_path_factory, o
     assert json.loads(path.read_text())["meta"].keys() >= outer.keys()
 
 
-def test_null_and_zero_and_empty_stay_apart(tmp_path: Path) -> None:
-    given_records = [
-        Record(request_id=RequestId("miss"), cached_tokens=0, block_hashes=[]),
-        Record(request_id=RequestId("unknown")),
-    ]
-    _, read = load_trace(write(tmp_path / "a.jsonl", given_records))
-    assert [(r.cached_tokens, r.block_hashes) for r in read] == [(0, []), (None, None)]
-
-
 def test_extra_cannot_pose_as_a_known_field() -> None:
     with pytest.raises(InputError, match=r"extra\.ttft_ms"):
         encode_record(Record(request_id=RequestId("a"), extra={"ttft_ms": 1.0}))
@@ -182,17 +165,6 @@ def test_a_flushed_record_is_on_disk_while_the_writer_lives(tmp_path: Path, suff
     writer.close()
 
 
-def test_records_reach_the_disk_without_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracefile.files.writing.FLUSH_INTERVAL_S", 0.01)
-    with TraceWriter(tmp_path / "a.jsonl", META) as writer:
-        header = os.path.getsize(writer.path)
-        writer.write(records(1)[0])
-        while os.path.getsize(writer.path) == header:
-            pass  # the suite's time limit ends this if the flushing thread does not
-        with open_trace(writer.path) as reader:
-            assert list(reader) == records(1)
-
-
 KILLED_WRITER = """
 import sys, time
 from tracefile import Meta, Record, TraceWriter
@@ -221,24 +193,12 @@ def test_a_killed_writer_leaves_what_it_took_a_moment_before(tmp_path: Path, suf
         assert len(reader.warnings) == (1 if suffix else 0)
 
 
-def test_a_complete_last_line_needs_no_line_end(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", records(2))
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    with open_trace(path) as reader:
-        assert (list(reader), reader.warnings) == (records(2), [])
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (b'{"request_id": "a", "ttft_ms": "soon"}', "t.jsonl:3: ttft_ms: Expected `float | null`, got `str`"),
-        (b'{"request_id": "a", "itl_ms": [1, null]}', "t.jsonl:3: itl_ms[1]: Expected `float`, got `null`"),
         (b'{"ttft_ms": 1}', "t.jsonl:3: request_id: missing"),
-        (b'{"request_id": "a", "status": "fine"}', "t.jsonl:3: status: Invalid enum value 'fine'"),
-        (b'{"request_id": "a", "new": 1, "n": "x"}', "t.jsonl:3: n: Expected `int | null`, got `str`"),
         (b'{"request_id": "a", "ttft_ms": NaN}', "t.jsonl:3: NaN or Infinity"),
-        (b"[]", "t.jsonl:3: a JSON list"),
-        (b'{"request_id": "\xff"}', "t.jsonl:3: not "),
     ],
 )
 def test_a_bad_line_is_named_with_its_field(tmp_path: Path, line: bytes, message: str) -> None:
@@ -256,12 +216,7 @@ def test_a_bad_line_is_named_with_its_field(tmp_path: Path, line: bytes, message
     ("content", "message"),
     [
         (b"", ":1: no lines"),
-        (b"\n \n", "no lines"),
-        (b"hello\n", ":1: begins with 'hello'; expected a trace"),
         (b'{"a": 1}\n', ":1: neither a trace's header"),
-        (b'{"request_id": "a"}\n', ":1: neither a trace's header"),
-        (b'{"meta": {"schema": "kvtape/9"}}\n', "meta.schema: 'kvtape/9'"),
-        (b'{"meta": {"schema": "kvtape/1", "block_size": "x"}}\n', ":1: meta: block_size: Expected"),
         (gzip.compress(b"x" * 100)[:-20] + b"\0" * 20, "damaged gzip data"),
     ],
 )
@@ -274,13 +229,6 @@ def test_a_file_that_is_no_trace_is_refused_at_opening(tmp_path: Path, content: 
     assert message in str(raised.value)
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        open_trace(tmp_path / "none")
-    with pytest.raises(InputError, match="is empty; expected segments"):
-        open_trace(tmp_path)
-
-
 def test_a_writer_never_overwrites_unasked(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", records(2))
     with pytest.raises(InputError, match="already has"):
@@ -289,19 +237,6 @@ def test_a_writer_never_overwrites_unasked(tmp_path: Path) -> None:
     with TraceWriter(path, META, overwrite=True) as writer:
         writer.write(records(1)[0])
     assert load_trace(path)[1] == records(1)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none/a\.jsonl: cannot write"):
-        TraceWriter(tmp_path / "none" / "a.jsonl", META)
-    with pytest.raises(InputError, match="is a directory; expected a file to write"):
-        TraceWriter(tmp_path, META)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk_is_named() -> None:
-    with pytest.raises(InputError, match="/dev/full: cannot write"):
-        TraceWriter("/dev/full", META)
 
 
 def test_a_disk_that_fills_up_and_empties_loses_only_what_was_refused(
@@ -354,12 +289,3 @@ def test_a_digest_names_the_records_whatever_holds_them(tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes((tmp_path / "b.jsonl").read_bytes() + b'{"request_id": "to')
     assert trace_digest(torn) in digests
-
-
-def test_a_traces_digest_is_of_its_record_lines(tmp_path: Path) -> None:
-    records = b'{"request_id": "a", "prompt_tokens": 9}\n{"request_id": "b"}\n'
-    for name, header in (("plain", b'{"meta": {"schema": "kvtape/1"}}\n'), ("noted", b'{"meta": {"x": 1}}\n\n')):
-        (tmp_path / name).write_bytes(header + records + b'{"torn')
-        assert trace_digest(tmp_path / name) == hashlib.sha256(records).hexdigest()
-    (tmp_path / "other").write_bytes(records.replace(b"9", b"8"))
-    assert trace_digest(tmp_path / "other") != trace_digest(tmp_path / "plain")

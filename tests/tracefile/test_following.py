@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import InputError, Meta, Record, RequestId
+from tracefile import Meta, Record, RequestId
 from tracefile.files.reading import FollowedTrace, wait_for_more
 
 META = Meta(source="tap", epoch_unix_ns=0)
@@ -50,26 +50,6 @@ def test_half_a_line_waits_for_its_other_half_and_a_bad_one_is_counted(tmp_path:
         file.write('}\n{"request_id": 5}\n{"request_id": "b"}\n')
         assert new(followed) == ["a", "b"]
     assert followed.unreadable == 1
-
-
-def test_a_later_header_that_is_none_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"meta": {"schema": "kvtape/1", "source": "tap"}}\n{"meta": 5}\n')
-    followed = FollowedTrace(path)
-    with pytest.raises(InputError, match=r"t\.jsonl:2: meta\.schema: None; this version reads"):
-        new(followed)
-
-
-def test_a_trace_of_another_tool_is_not_followed(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
-    with pytest.raises(InputError, match="a trace of format mooncake; exp"):
-        new(FollowedTrace(path))
-
-
-def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file or directory"):
-        new(FollowedTrace(tmp_path / "t.jsonl"))
 
 
 def test_a_wait_ends_when_the_parent_closes_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

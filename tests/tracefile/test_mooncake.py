@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracefile import HashInfo, InputError, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
+from tracefile import HashInfo, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
 from tracefile.__main__ import main
 from tracefile.records.schema import BlockHash
 
@@ -57,17 +57,6 @@ def test_mooncake_is_in_order_of_arrival_with_an_id_for_every_started_block(tmp_
     ]
 
 
-def test_mooncakes_own_blocks_are_512_tokens(tmp_path: Path) -> None:
-    long = record("l", 0.0, 1030, 1, list(range(100, 164)))
-    (line,) = exported(tmp_path, "mooncake", records=(long,))
-    assert line["hash_ids"] == [0, 1, 2]
-
-
-def test_a_block_size_that_is_no_multiple_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--block-size 24: expected a multiple of the trace's, 16"):
-        exported(tmp_path, "mooncake", "--block-size", "24")
-
-
 def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path) -> None:
     exported(tmp_path, "mooncake")
     kept = ("prompt_tokens", "output_tokens")
@@ -101,25 +90,3 @@ def test_ids_are_equal_exactly_where_prefixes_are(
             assert [a == b for a, b in zip(own[: len(one)], others[: len(other)], strict=False)] == [
                 n < common for n in range(min(len(one), len(other)))
             ]
-
-
-def test_a_trace_without_lengths_is_refused_in_a_line(tmp_path: Path) -> None:
-    bare = Record(request_id=RequestId("a"))
-    meta = Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"))
-    out = tmp_path / "o"
-    with pytest.raises(InputError, match=r"nothing to write as mooncake: .*; capture with tap --inject usage"):
-        main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", "mooncake"])
-    assert not out.exists()
-
-
-def test_a_trace_without_hashes_has_no_blocks_to_name(tmp_path: Path) -> None:
-    path = trace(tmp_path / "t.jsonl", FIRST, meta=Meta())
-    with pytest.raises(InputError, match=r"meta\.block_size: missing; expected a trace with block hashes"):
-        main(["convert", path, str(tmp_path / "o"), "--to", "mooncake"])
-
-
-def test_requests_without_hashes_are_said_to_share_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = Record(request_id=RequestId("u"), arrival_ms=9.0, prompt_tokens=33, output_tokens=1)
-    lines = exported(tmp_path, "mooncake", "--block-size", "16", records=(FIRST, unknown))
-    assert [line["hash_ids"] for line in lines] == [[3, 4, 5], [0, 1, 2]]
-    assert "1 requests have no hashes: their ids are shared with none" in capsys.readouterr().err

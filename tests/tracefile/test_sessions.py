@@ -1,7 +1,5 @@
 """Sessions: the rules case by case, and against an oracle that compares every pair of requests."""
 
-from itertools import pairwise
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -61,77 +59,6 @@ def test_a_conversation_is_linked_turn_by_turn_with_think_times() -> None:
     assert online(trace) == links(trace)
 
 
-def test_the_input_is_left_alone() -> None:
-    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 25, 30, [1, 2, 3, 4])]
-    infer_sessions(trace, B)
-    assert all(record.session_id is None and record.turn is None for record in trace)
-
-
-def test_an_overlapping_request_is_a_branch() -> None:
-    # b holds a's whole chain but arrived before a had ended: it cannot have seen a's answer.
-    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 9, 30, [1, 2, 3, 4])]
-    assert links(trace)["b"] == (None, 1)
-
-
-def test_arriving_at_the_very_end_is_after_it() -> None:
-    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 10, 30, [1, 2, 3, 4])]
-    assert links(trace)["b"] == ("a", 2)
-
-
-def test_the_longest_chain_wins_over_the_latest_end() -> None:
-    trace = [
-        request("a", 0, 10, [1], [2]),
-        request("b", 11, 20, [1, 2, 3], [4]),
-        request("a-again", 12, 50, [1], [2]),
-        request("c", 60, 70, [1, 2, 3, 4, 5]),
-    ]
-    assert links(trace)["c"] == ("b", 3)
-
-
-def test_of_equal_chains_the_latest_end_is_the_parent_and_the_link_is_ambiguous() -> None:
-    trace = [
-        request("a", 0, 10, [1], [2]),
-        request("a2", 1, 12, [1], [2]),
-        request("late", 5, 21, [1], [2]),  # ended after b arrived
-        request("b", 20, 30, [1, 2, 3]),
-    ]
-    told = infer_sessions(trace, B)
-    assert told.records[3].parent_id == "a2"
-    assert (told.inferred, told.ambiguous) == (1, 1)
-
-
-def test_the_same_prompt_again_is_a_retry_not_a_turn() -> None:
-    trace = [request("a", 0, 10, [1, 2]), request("b", 20, 30, [1, 2])]
-    assert links(trace)["b"] == (None, 1)
-
-
-def test_a_failure_without_a_token_has_no_answer_to_continue() -> None:
-    trace = [request("a", 0, 10, [1, 2], status="error"), request("b", 20, 30, [1, 2, 3])]
-    assert links(trace)["b"] == (None, 1)
-
-
-def test_two_branches_of_an_answer_are_both_turns() -> None:
-    # The answer's own block 3 is in both, so both saw it; that they differ right after is an edited question.
-    trace = [
-        request("a", 0, 10, [1, 2], [3]),
-        request("b", 20, 30, [1, 2, 3, 4]),
-        request("b2", 20, 31, [1, 2, 3, 5]),
-    ]
-    assert (links(trace)["b"], links(trace)["b2"]) == (("a", 2), ("a", 2))
-
-
-def test_a_stand_alone_request_on_a_prefix_that_was_shared_before_is_no_parent() -> None:
-    # x went on past the system prompt [1, 2] before "alone" had ended: the prefix is no answer of alone's.
-    trace = [
-        request("x", 0, 5, [1, 2, 7]),
-        request("alone", 6, 10, [1, 2]),
-        request("b", 20, 30, [1, 2, 3]),
-    ]
-    assert links(trace)["b"] == (None, 1)
-    assert online(trace)["b"] == (None, 1)
-    assert infer_sessions(trace, B).shared_prefix == 1
-
-
 def test_a_stand_alone_request_that_others_go_on_from_differently_is_no_parent() -> None:
     trace = [
         request("alone", 0, 10, [1, 2]),
@@ -141,35 +68,6 @@ def test_a_stand_alone_request_that_others_go_on_from_differently_is_no_parent()
     assert (links(trace)["b"], links(trace)["c"]) == ((None, 1), (None, 1))
     # Online, when b is given nothing tells it from a true second turn; c is the evidence, and comes later.
     assert (online(trace)["b"], online(trace)["c"]) == (("alone", 2), (None, 1))
-
-
-def test_one_continuation_of_a_prompt_whose_answer_is_unknown_is_its_next_turn() -> None:
-    trace = [
-        request("a", 0, 10, [1, 2]),
-        request("b", 20, 30, [1, 2, 3, 4]),
-        request("c", 40, 50, [1, 2, 3, 4, 5]),
-    ]
-    assert (links(trace)["b"], links(trace)["c"]) == (("a", 2), ("b", 3))
-
-
-def test_a_shared_prefix_turned_down_leaves_the_next_longest_chain() -> None:
-    trace = [
-        request("a", 0, 10, [1], [2]),
-        request("alone", 11, 20, [1, 2, 3]),
-        request("b", 30, 40, [1, 2, 3, 4]),
-        request("c", 50, 60, [1, 2, 3, 5]),
-    ]
-    assert links(trace)["b"] == ("a", 2)
-
-
-def test_a_conversation_had_twice_is_two_sessions() -> None:
-    trace = [
-        request("a1", 0, 10, [1, 2]),
-        request("b1", 20, 30, [1, 2, 3]),
-        request("a2", 100, 110, [1, 2]),
-        request("b2", 120, 130, [1, 2, 3]),
-    ]
-    assert (links(trace)["b1"], links(trace)["b2"]) == (("a1", 2), ("a2", 2))
 
 
 def test_named_sessions_go_by_name_whatever_the_chains_say() -> None:
@@ -208,19 +106,6 @@ def test_what_a_writer_knew_is_kept() -> None:
 def test_without_hashes_nothing_is_said() -> None:
     record = Record(request_id=RequestId("a"), arrival_ms=0.0, e2e_ms=1.0, prompt_tokens=100)
     assert infer_sessions([record], B).records == [record]
-
-
-def test_a_chain_that_stops_being_true_ends_nowhere() -> None:
-    # a's third block is beyond an image: where a ends is unknown, so a can be no parent.
-    a = request("a", 0, 10, [1, 2, 3])
-    a.hashable_blocks = 2
-    assert links([a, request("b", 20, 30, [1, 2, 9])])["b"] == (None, 1)
-
-
-def test_inferring_again_gives_the_same() -> None:
-    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 25, 30, [1, 2, 3, 4])]
-    once = infer_sessions(trace, B).records
-    assert infer_sessions(once, B).records == once
 
 
 @pytest.mark.parametrize("limit", [2, 8, 64])
@@ -374,8 +259,3 @@ def test_turns_count_up_from_parents_that_ended_before(trace: list[Record]) -> N
         assert record.think_ms == pytest.approx((record.arrival_ms or 0.0) - end(parent))
         assert record.think_ms is not None
         assert record.think_ms >= 0
-
-
-def test_the_oracle_s_tree_names_blocks_by_their_path() -> None:
-    assert chained([0, 1, 1]) == [2, 5, 11]
-    assert all(child // 2 == parent for parent, child in pairwise(chained([1, 0, 1, 1])))

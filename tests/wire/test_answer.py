@@ -70,11 +70,6 @@ def test_thoughts_refusals_and_calls_are_tokens_of_a_response(first: bytes) -> N
     assert (answer.done, answer.finish_reason) == (False, None)
 
 
-def test_an_empty_delta_is_no_token() -> None:
-    answer = stream(RESPONSES, (10, event("response.output_text.delta", delta="")), (20, TEXT))
-    assert answer.first_token_ns == 20
-
-
 @pytest.mark.parametrize(
     ("end", "finish_reason", "error_kind"),
     [
@@ -97,11 +92,6 @@ def test_how_a_response_may_end(end: bytes, finish_reason: str, error_kind: str 
     answer = stream(RESPONSES, (1, TEXT), (2, end))
     assert (answer.done, answer.finish_reason, answer.error_kind) == (True, finish_reason, error_kind)
     assert "secret" not in repr(answer)
-
-
-def test_an_error_event_is_an_error_and_no_end() -> None:
-    answer = stream(RESPONSES, (1, TEXT), (2, event("error", code="x", message="secret")))
-    assert (answer.done, answer.error_kind) == (False, "stream_error")
 
 
 def test_a_whole_response_has_its_messages_text_and_the_ids_that_were_asked_for() -> None:
@@ -150,13 +140,6 @@ def test_an_engine_that_learns_of_its_cache_at_the_end_is_believed_then() -> Non
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (100, 80, 2)
 
 
-def test_a_cache_that_is_not_spoken_of_is_not_a_miss() -> None:
-    answer = stream(MESSAGES, (1, started(input_tokens=9, output_tokens=0)), (2, ended(output_tokens=2)))
-    assert (answer.prompt_tokens, answer.cached_tokens) == (9, None)
-    zero = stream(MESSAGES, (1, started(input_tokens=9, cache_read_input_tokens=0)))
-    assert (zero.prompt_tokens, zero.cached_tokens) == (9, 0)
-
-
 @pytest.mark.parametrize(
     ("first", "is_token"),
     [
@@ -176,15 +159,6 @@ def test_what_is_a_token_of_a_message(first: bytes, is_token: bool) -> None:
     assert answer.text == "hi"
 
 
-@pytest.mark.parametrize(
-    ("word", "finish_reason"),
-    [("max_tokens", "length"), ("tool_use", "tool_calls"), ("stop_sequence", "stop"), ("refusal", "refusal")],
-)
-def test_a_messages_stop_reasons_in_the_words_of_the_completions(word: str, finish_reason: str) -> None:
-    body = {"type": "message", "content": [{"type": "text", "text": "a"}], "stop_reason": word, "usage": None}
-    assert whole(MESSAGES, body).finish_reason == finish_reason
-
-
 def test_a_whole_message() -> None:
     content = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -196,12 +170,6 @@ def test_a_whole_message() -> None:
     answer = whole(MESSAGES, {"type": "message", "model": "m", "content": content, "usage": usage})
     assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == ("ab", 12, 8, 6)
     assert (answer.done, answer.first_token_ns, answer.error_kind) == (True, None, None)
-
-
-def test_errors_of_messages_are_errors_in_a_stream_and_whole() -> None:
-    error = {"type": "overloaded_error", "message": "secret"}
-    assert stream(MESSAGES, (1, event("error", error=error))).error_kind == "stream_error"
-    assert whole(MESSAGES, {"type": "error", "error": error}).error_kind == "stream_error"
 
 
 def test_a_token_of_either_comes_with_the_read_that_completes_its_event() -> None:
@@ -219,20 +187,6 @@ def test_llamacpps_own_account_counts_where_it_sends_no_usage(endpoint: str) -> 
     usage = b'data: {"usage":{"prompt_tokens":411,"completion_tokens":3},"timings":{"cache_n":290,"prompt_n":120}}\n\n'
     answer = stream(endpoint, (1, word), (2, usage))
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (411, 290, 3)
-
-
-def test_llamacpps_own_stream_names_its_model_once() -> None:
-    word = b'data: {"index":0,"content":"a","tokens":[5],"stop":false,"model":"m"}\n\n'
-    last = b'data: {"index":0,"content":"","tokens":[],"stop":true,"stop_type":"eos","tokens_predicted":1}\n\n'
-    answer = stream("/completion", (1, word), (2, last))
-    assert (answer.model, answer.text, answer.token_ids) == ("m", "a", [5])
-    assert (answer.done, answer.finish_reason, answer.output_tokens) == (True, "stop", 1)
-
-
-def test_another_endpoint_is_read_by_its_usage_and_its_errors() -> None:
-    embeddings = {"object": "list", "data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 7}}
-    assert whole("/v1/embeddings", embeddings).prompt_tokens == 7
-    assert whole("/v1/rerank", {"error": {"message": "m"}}).error_kind == "stream_error"
 
 
 DIALECTS = {

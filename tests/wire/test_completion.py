@@ -3,12 +3,10 @@
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import BodyRead, Completion, parse_whole
+from wire.completion import BodyRead, Completion
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
-CHAT_TOOL = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"function":{"name":"f","arguments":""}}]}}]}\n\n'
-CHAT_THOUGHT = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}\n\n'
 CHAT_END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 USAGE = (
     b'data: {"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,'
@@ -37,11 +35,6 @@ def test_the_role_is_no_token_and_neither_is_usage() -> None:
     assert completion.error_kind is None
 
 
-def test_reasoning_and_tool_calls_are_tokens() -> None:
-    for event in (CHAT_TOOL, CHAT_THOUGHT):
-        assert parsed(reads((5, CHAT_ROLE), (7, event)), stream=True).first_token_ns == 7
-
-
 def test_a_token_comes_with_the_read_that_completes_its_event() -> None:
     for cut in range(1, len(CHAT_WORD)):
         completion = parsed(reads((10, CHAT_WORD[:cut]), (20, CHAT_WORD[cut:])), stream=True)
@@ -57,18 +50,6 @@ def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None
     completion = parsed(reads((10, first), (20, second)), stream=True)
     assert (completion.first_token_ns, completion.first_tokens, completion.gap_tokens) == (10, 2, [1])
     assert (completion.token_ids, completion.prompt_token_ids) == ([5, 6, 7], [1, 2])
-
-
-def test_sglangs_name_of_the_ids_in_whole_chats() -> None:
-    body = b'{"choices":[{"message":{"content":"ab"},"prompt_token_ids":[1,2],"response_token_ids":[3,4]}]}'
-    completion = parse_whole(body)
-    assert (completion.prompt_token_ids, completion.token_ids) == ([1, 2], [3, 4])
-
-
-def test_all_choices_count_and_the_first_is_kept() -> None:
-    both = b'data: {"choices":[{"index":0,"text":"a"},{"index":1,"text":"b"}]}\n\n'
-    completion = parsed(reads((10, both)), stream=True)
-    assert (completion.first_tokens, completion.text) == (2, "a")
 
 
 def test_an_unreported_hit_is_not_a_miss() -> None:
@@ -123,13 +104,6 @@ def test_counted_events_are_made_to_add_up_to_usage() -> None:
     assert streamed(four, 3) == (1, [1, 1, 0])  # the last event was the text of a token counted before
 
 
-def test_token_ids_are_never_shared_out() -> None:
-    event = b'data: {"choices":[{"index":0,"text":"x","token_ids":[7]}]}\n\n'
-    usage = b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n'
-    completion = parsed(reads((1, event), (2, event), (3, usage)), stream=True)
-    assert (completion.first_tokens, completion.gap_tokens, completion.output_tokens) == (1, [1], 9)
-
-
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -147,11 +121,3 @@ def test_token_ids_are_never_shared_out() -> None:
 def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str) -> None:
     completion = parsed(reads((1, body)), stream=False)
     assert (completion.error_kind, completion.text, completion.done) == (None, text, True)
-
-
-@pytest.mark.parametrize(
-    "body", [b'{"error":{"message":"m","code":400}}', b'{"error":"m"}', b'{"object":"error","message":"m","code":400}']
-)
-def test_an_error_body_is_one_however_it_is_shaped(body: bytes) -> None:
-    assert parsed(reads((1, body)), stream=False).error_kind == "stream_error"
-    assert parsed(reads((1, b"data: " + body + b"\n\n")), stream=True).error_kind == "stream_error"

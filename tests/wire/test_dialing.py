@@ -14,8 +14,7 @@ import trustme
 from wire.client.dialing import speaks_tls
 from wire.client.pool import ConnectError, ConnectionPool
 from wire.errors import WireError
-from wire.server import Server
-from wire.tls import SYSTEM_TLS, Tls, client_context, reload_chain, server_context
+from wire.tls import SYSTEM_TLS, Tls, client_context
 from wire.url import Origin
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -38,10 +37,6 @@ def files_of(certificate: trustme.LeafCert, folder: Path) -> tuple[str, str]:
     chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
     certificate.private_key_pem.write_to_path(key)
     return str(chain), str(key)
-
-
-def break_file(path: str) -> None:
-    Path(path).write_text("half a file")
 
 
 def context_of(certificate: trustme.LeafCert) -> ssl.SSLContext:
@@ -180,36 +175,3 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SSL_CERT_FILE", "gone.pem")
     with pytest.raises(WireError, match=r"SSL_CERT_FILE=gone\.pem: not there; expected"):
         client_context(SYSTEM_TLS)
-
-
-def test_a_server_keeps_its_certificate_if_the_new_one_is_wrong(authority: trustme.CA, ca: str, tmp_path: Path) -> None:
-    chain, key = files_of(authority.issue_cert("other.example"), tmp_path)
-    context = server_context(chain, key)
-
-    async def scenario() -> None:
-        async with serving(tls=context) as port:
-            origin = Origin("https", "localhost", port)
-            assert "for another host" in await reached(origin, Tls(ca))
-            files_of(authority.issue_cert("localhost"), tmp_path)
-            reload_chain(context, chain, key)
-            assert await reached(origin, Tls(ca)) == "http/1.1"
-            break_file(chain)
-            with pytest.raises(WireError, match="--tls-cert and --tls-key"):
-                reload_chain(context, chain, key)
-            assert await reached(origin, Tls(ca)) == "http/1.1"
-
-    asyncio.run(scenario())
-
-
-def test_a_handshake_on_a_port_of_plain_http_is_refused_at_once(ca: str) -> None:
-    async def scenario() -> None:
-        server = Server(lambda head, client: pytest.fail("no request"))
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            port = sock.getsockname()[1]
-            await server.listen_on(sock.dup())
-        assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
-            "tls_failed: TLS: the port does not speak it; expected http:// instead of https://, or another port"
-        )
-        await server.drain(1)
-
-    asyncio.run(scenario())

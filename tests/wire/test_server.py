@@ -1,7 +1,6 @@
 """The server half against raw bytes on real sockets."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -119,18 +118,6 @@ class Eager(Echo):
 BAD_CHUNK = b"1\r\nab\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
-def test_a_bad_chunk_cuts_a_response_that_has_begun() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-        writer.write(BAD_CHUNK)
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-
-    (handler,) = converse(talk, Eager)
-    assert handler.gone
-
-
 class Flood(Echo):
     """Answers with more than the sockets' buffers take."""
 
@@ -207,15 +194,6 @@ def test_a_client_that_leaves_is_noticed_while_nobody_reads_from_it(
 HALF = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhalf"
 
 
-def test_a_body_that_stops_coming_is_refused() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(HALF)
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
-
-    (handler,) = converse(talk, body_stall_s=0.1)
-    assert handler.gone, "whoever waits for the rest hears that it will not come"
-
-
 def test_a_body_that_stops_coming_cuts_a_response_that_has_begun() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HALF)
@@ -285,25 +263,6 @@ def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
     assert passed == message
     assert found == b"".join(chunks)
     assert at == len(message)
-
-
-def read_all(body: ChunkedBody, data: bytes) -> bytes:
-    """The body's bytes; good ones before a wrong one come first."""
-    found = b""
-    while data and not body.complete:
-        _, piece, taken = body.feed(data)
-        found, data = found + piece, data[taken:]
-    return found
-
-
-def test_a_body_of_very_many_chunks_is_read_in_turns() -> None:
-    """Others have theirs between: a read callback is no more work than MAX_CHUNKS_A_TURN chunks."""
-    data = b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n"
-    body = ChunkedBody()
-    assert body.feed(data) == (data[: 6 * 512], b"x" * 512, 6 * 512)
-    assert (body.dense, body.complete) == (True, False)
-    assert read_all(body, data[6 * 512 :]) == b"x" * 488
-    assert body.complete
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

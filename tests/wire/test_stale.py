@@ -7,7 +7,6 @@ import pytest
 
 from tests.wire.timedclient import Client, Exchange
 from wire.client import connection
-from wire.client.pool import ConnectionPool
 from wire.url import parse_url
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -72,49 +71,6 @@ def test_a_server_that_dies_at_work_is_not_asked_again(monkeypatch: pytest.Monke
     peer = Peer(b"", delay_s=0.1)
     assert ask_twice(peer).outcome == "upstream_abort"
     assert peer.requests == 2
-
-
-def test_a_connection_that_is_not_kept_is_closed_by_the_client_too() -> None:
-    """A server that waits for the other side's close would wait for ever."""
-    ends: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
-        ends.append(await reader.read())
-        writer.close()
-
-    async def main() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
-            client = Client(parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-            assert (await client.request("GET", "/")).outcome == "ok"
-            while not ends:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            await client.close()
-
-    asyncio.run(main())
-    assert ends == [b""]
-
-
-def test_a_connection_that_waited_too_long_is_not_given_out() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async def main() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            origin = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            patient, hasty = ConnectionPool(origin), ConnectionPool(origin, max_idle_s=-1.0)  # any wait is too long
-            for pool in (patient, hasty):
-                await pool.warm(2)
-                assert pool.num_idle == 2
-            assert patient.take_idle() is not None
-            assert hasty.take_idle() is None
-            assert hasty.num_idle == 0
-            patient.close()
-            await asyncio.sleep(0.05)
-
-    asyncio.run(main())
 
 
 def test_a_body_of_tiny_chunks_goes_on_after_its_breaks() -> None:

@@ -63,20 +63,3 @@ def test_index_equals_the_oracle(
         if forgotten == 0:
             index.forget(place)
             slow.sendings = [sending for sending in slow.sendings if sending[1] != place]
-
-
-def test_blocks_count_after_the_lag() -> None:
-    index = PrefixIndex(2, capacity_blocks=10, lag_s=0.5)
-    index.sent(1, chain([0, 0, 1]), 3.0)
-    assert index.overlaps(chain([0, 0, 0]), 3.4) == [0, 0]
-    assert index.overlaps(chain([0, 0, 0]), 3.5) == [0, 2]
-
-
-def test_leaves_leave_before_their_root() -> None:
-    index = PrefixIndex(1, capacity_blocks=4)
-    index.sent(0, [1, 2, 3], 0.0)
-    index.sent(0, [4, 5], 1.0)
-    assert index.overlaps([1, 2, 3], 2.0) == [2]
-    assert index.overlaps([4, 5, 6], 2.0) == [2]
-    index.sent(0, [10, 11, 12, 13, 14, 15], 3.0)
-    assert index.overlaps([10, 11, 12, 13, 14, 15], 4.0) == [4]

@@ -7,7 +7,6 @@ import pytest
 
 from engines.routing import (
     RoutedRequest,
-    RoutingCosts,
     make_router,
     parse_route,
 )
@@ -37,14 +36,6 @@ def test_settings_follow_the_name(tmp_path: Path) -> None:
     assert blind.choose(request(1)) != 1, "the load alone decides"
 
 
-def test_speeds_are_in_the_costs_once() -> None:
-    own = [RoutingCosts(t0_ms=4.0), RoutingCosts(t0_ms=8.0)]
-    router = make_router(parse_route("cost"), ["a", "b"], costs=own, speeds=[1.0, 0.5])
-    assert [engine.costs.t0_ms for engine in router.engines] == [4.0, 8.0]
-    router = make_router(parse_route("cost"), ["a", "b"], speeds=[1.0, 0.5])
-    assert [engine.costs.per_prefill_token_ms for engine in router.engines] == [1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -65,11 +56,6 @@ def test_bad_routes_are_refused_in_one_line(text: str, expected: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_complete_knowledge_needs_caches_that_are_known() -> None:
-    with pytest.raises(InputError, match="caches are not known here; expected knowledge=partial"):
-        make_router(parse_route("prefix:knowledge=complete"), NAMES)
-
-
 def written(folder: Path, text: str) -> str:
     path = folder / "mine.py"
     path.write_text(text)
@@ -84,14 +70,6 @@ def test_a_users_policy_chooses_with_settings(tmp_path: Path) -> None:
     router = make_router(parse_route(f"{path}:choose:lag=1s"), NAMES)
     router.sent(request(0), 2)
     assert router.choose(request(1)) == 2
-
-
-@pytest.mark.parametrize(("value", "shown"), [("None", "None"), ("3", "3"), ("-1", "-1"), ("True", "True")])
-def test_a_users_policy_that_returns_no_place_is_told(tmp_path: Path, value: str, shown: str) -> None:
-    path = written(tmp_path, f"def choose(request, engines):\n    return {value}\n")
-    router = make_router(parse_route(f"{path}:choose"), NAMES)
-    with pytest.raises(InputError, match=f"mine.py:choose: returned {shown}; expected a place from 0 to 2"):
-        router.choose(request(0))
 
 
 @pytest.mark.parametrize(

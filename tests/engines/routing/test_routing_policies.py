@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,12 +16,10 @@ from engines.routing import (
     RoutingCosts,
     engine_seed,
 )
-from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms, read_costs, routing_costs
-from engines.routing.load import least_loaded, round_robin, session_hash
-from engines.routing.prefix import PrefixIndex, longest_prefix
+from engines.routing.costs import at_speed, earliest_first_token, predicted_ttfts_ms
+from engines.routing.load import least_loaded, session_hash
+from engines.routing.prefix import longest_prefix
 from engines.routing.workload import WorkloadAware
-from sim.latency.modelfile import default_model
-from tracefile.records.errors import InputError
 
 BLOCK_TOKENS = 16
 
@@ -47,10 +44,6 @@ def engine(
 
 def idle(count: int) -> list[RoutedEngine]:
     return [engine(place=place) for place in range(count)]
-
-
-def test_round_robin_goes_round() -> None:
-    assert [round_robin(request(number), idle(3)) for number in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_least_loaded_looks_at_requests_then_at_prefill_then_in_turn() -> None:
@@ -98,11 +91,6 @@ def test_the_longest_prefix_wins_unless_it_is_short_or_its_engine_overloaded() -
     assert longest_prefix(request(), [engine(5, 6), engine(4, 6)]) == 1
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_one_engine_gets_all_requests(name: str) -> None:
-    assert POLICIES[name].make()(request(5, b"a"), [engine(9)]) == 0
-
-
 @given(
     st.sampled_from(sorted(POLICIES)),
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10), st.floats(0, 1e6)), min_size=1, max_size=9),
@@ -143,13 +131,6 @@ def with_costs(engine: RoutedEngine, step_tokens: float = 8192) -> RoutedEngine:
     return msgspec.structs.replace(engine, costs=msgspec.structs.replace(COSTS, step_tokens=step_tokens))
 
 
-def test_cost_takes_the_earliest_first_token() -> None:
-    cold, holder = with_costs(engine()), with_costs(engine(overlap=10))
-    assert earliest_first_token(request(), [cold, holder]) == 1
-    # 500 tokens to prefill first are more than ten blocks of 16 save.
-    assert earliest_first_token(request(), [cold, with_costs(engine(1, 10, prefill_tokens=500, held_tokens=500))]) == 0
-
-
 def assert_books_add_up(policy: WorkloadAware) -> None:
     for place, residents in policy._residents.items():
         living = [session for session in policy._sessions.values() if session.place == place]
@@ -183,32 +164,6 @@ def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() 
     assert policy.statistics.another_turn(2) < 0.3
 
 
-def test_workload_aware_remembers_only_so_many_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engines.routing.workload.MAX_RESTING", 5)
-    policy, engines = WorkloadAware(), idle(2)
-    for number in range(20):
-        new = request(number, b"s%d" % number)
-        chosen = engines[policy(new, engines)]
-        policy.sent(new, chosen)
-        policy.ended(new, chosen, new.arrival_s)
-        assert_books_add_up(policy)
-    assert list(policy._sessions) == [b"s%d" % number for number in range(14, 20)]
-
-
-def test_workload_aware_keeps_a_session_where_its_cache_is_and_out_of_a_full_one() -> None:
-    policy = WorkloadAware()
-    router = Router(["a", "b"], policy, knowledge=PrefixIndex(2, capacity_blocks=1000), capacity_blocks=100)
-    keys = list(range(60))
-    first = RoutedRequest(0, 0.0, b"s", keys, 16, 960)
-    router.choose(first)
-    router.sent(first, 1)
-    router.ended(0, 1.0)
-    again = RoutedRequest(2, 2.0, b"s", [*keys, 100, 101], 16, 992)
-    assert router.choose(again) == 1
-    # Another session of the same length does not fit beside it: 120 of 100 blocks.
-    assert router.choose(RoutedRequest(1, 2.0, b"t", [k + 1000 for k in keys], 16, 960)) == 0
-
-
 def test_workload_aware_counts_the_prefill_that_others_lose() -> None:
     router = Router(["a", "b"], WorkloadAware(), capacity_blocks=100)
     router.sent(RoutedRequest(0, 0.0, b"s", [], 16, 800), 0)
@@ -237,17 +192,3 @@ def test_workload_aware_books_add_up(steps: list[tuple[int, int, float, bool, in
             router.ended(number - 2 * earlier, now_s)
         assert_books_add_up(policy)
         router.check_integrity()
-
-
-def test_costs_are_read_from_a_model_file(tmp_path: Path) -> None:
-    model = default_model()
-    path = tmp_path / "model.json"
-    path.write_bytes(msgspec.json.encode(model))
-    costs = read_costs(path)
-    assert costs == routing_costs(model.cost_by_name, 2048)
-    assert (costs.per_prefill_token_ms, costs.frontend_base_ms, costs.delivery_ms_per_prompt_token) == (0.013, 7.0, 0.0)
-    with pytest.raises(InputError, match=r"nowhere\.json: No such file or directory; expected a model\.json"):
-        read_costs("nowhere.json")
-    path.write_text("{}")
-    with pytest.raises(InputError, match=r"model\.json: Object missing required field `parameters`; expected a model"):
-        read_costs(path)

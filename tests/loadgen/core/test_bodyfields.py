@@ -30,12 +30,6 @@ def test_merging(fields: dict[str, Any], patch: dict[str, Any], merged: dict[str
     assert json.dumps(fields) == before
 
 
-def test_stop_strings_count_from_the_first_token() -> None:
-    assert BodyFields(extra={"temperature": 1.0}).patch() == {"temperature": 1.0}
-    assert BodyFields(extra={"stop": "x"}).patch() == {"stop": "x", "min_tokens": None}
-    assert BodyFields(extra={"stop": "x", "min_tokens": 5}).patch() == {"stop": "x", "min_tokens": 5}
-
-
 def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
     fields = BodyFields(stream=False, extra={"a": [{"b": "secret"}], "c": {"d": True, "e": 1.5}})
     assert fields.described() == {
@@ -44,12 +38,6 @@ def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
     }
     assert fields.words() == ["whole responses", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
     assert BodyFields().words() == []
-
-
-def test_equal_fields_have_one_name() -> None:
-    texts = ('{"a": 1, "b": {"c": 2, "d": 3}}', '{"b": {"d": 3, "c": 2}, "a": 1}')
-    one, other = (BodyFields(extra=json.loads(text)) for text in texts)
-    assert repr(one) == repr(other) != repr(BodyFields(extra={"a": 1}))
 
 
 @pytest.mark.parametrize(

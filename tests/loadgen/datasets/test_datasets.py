@@ -57,11 +57,6 @@ def test_messages_turn_at_every_answer(tmp_path: Path) -> None:
         assert [turn.output_tokens for turn in session] == [10, 2, None]
 
 
-def test_messages_in_one_array(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text(json.dumps([{"messages": CHAT}, {"messages": CHAT[:2]}], indent=1))
-    assert [len(session) for session in read("messages", tmp_path / "t")] == [3, 1]
-
-
 def test_sharegpt_as_an_array(tmp_path: Path) -> None:
     conversation = [
         {"from": "gpt", "value": "an answer before anything was said"},
@@ -76,12 +71,6 @@ def test_sharegpt_as_an_array(tmp_path: Path) -> None:
     assert said(first) == [[("user", "hi")], [("user", "more")]]
     assert [turn.output_tokens for turn in first] == [2, None]
     assert second == []
-
-
-def test_sharegpt_by_lines(tmp_path: Path) -> None:
-    row = {"conversation_id": 1, "conversation": [{"human": "hi", "assistant": "yo"}, {"human": "", "assistant": "x"}]}
-    (session,) = read("sharegpt", write(tmp_path / "t", row))
-    assert said(session) == [[("user", "hi")]]
 
 
 def test_a_trace_is_its_sessions_lengths(tmp_path: Path) -> None:
@@ -151,17 +140,6 @@ def three(tmp_path: Path) -> Path:
     return write(tmp_path / "three", *lines)
 
 
-def test_a_dataset_is_begun_again(three: Path) -> None:
-    assert firsts(load(three)) == [1, 2, 3, 1, 2, 3, 1]
-    # The same lengths again, but never the same tokens.
-    assert len({turn.prompt_key for session in load(three) for turn in session.turns}) == 13
-
-
-def test_without_bounds_a_dataset_is_gone_through_once(three: Path) -> None:
-    assert firsts(load(three, number=None)) == [1, 2, 3]
-    assert Workload(replace(LOAD, dataset_path=three, number=None)).survey().planned == 6
-
-
 def test_turns_choose_and_cut(three: Path) -> None:
     assert firsts(load(three, turns=LengthDistribution(2, 9))) == [2, 3, 2, 3, 2, 3, 2]
     assert [len(session.turns) for session in load(three, turns=LengthDistribution(1, 2), number=3)] == [1, 2, 2]
@@ -176,12 +154,3 @@ def test_flags_rule_over_what_a_dataset_says(three: Path) -> None:
     *_, session = load(three, number=3, output_tokens=LengthDistribution(9, 9), think_s=LengthDistribution(2, 2))
     assert [turn.output_tokens for turn in session.turns] == [9, 9, 9]
     assert [turn.think_ms for turn in session.turns] == [0, 2000, 2000]
-
-
-def test_another_word_is_another_digest(tmp_path: Path) -> None:
-    shares = []
-    for name, word in (("a", "one"), ("b", "two"), ("c", "one")):
-        path = write(tmp_path / name, [{"role": "user", "content": word}])
-        config = replace(LOAD, dataset="messages", api="chat", dataset_path=path)
-        shares.append(Workload(config).survey().digest_share)
-    assert shares[0] == shares[2] != shares[1]

@@ -13,7 +13,7 @@ from loadgen.core.draws import TokenIds
 from loadgen.core.job import WHOLE, Response, Send, Shard
 from loadgen.core.lengths import LengthDistribution
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.loadjob import LoadJob, load_name
+from loadgen.plan.loadjob import LoadJob
 from loadgen.text.prompts import common_prefix
 from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile import HashKey, Record, RequestId
@@ -71,18 +71,3 @@ def test_prompts_of_all_shards_share_as_many_keys_as_tokens(group: int, shares: 
     for (one, other), count in shared.items():
         size = min(len(keys[one]), len(keys[other]))
         assert np.flatnonzero(keys[one][:size] != keys[other][:size])[:1].tolist() == [count][: count < size]
-
-
-def test_equal_loads_have_equal_names_wherever_they_go() -> None:
-    elsewhere = replace(CONFIG, url="http://y", trace=Path("u"), model="other", timeout_s=None)
-    assert load_name(elsewhere) == load_name(CONFIG)
-    assert load_name(replace(CONFIG, seed=3)) != load_name(CONFIG)
-
-
-def test_a_dataset_names_its_load_by_its_bytes(tmp_path: Path) -> None:
-    names = []
-    for name, text in (("a", "1"), ("b", "2"), ("c", "1")):
-        (tmp_path / name).write_text(text)
-        config = replace(CONFIG, turns=LengthDistribution(1, 1), dataset="trace", dataset_path=tmp_path / name)
-        names.append(load_name(config))
-    assert names[0] == names[2] != names[1]

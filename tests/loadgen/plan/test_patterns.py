@@ -65,25 +65,3 @@ def test_time_over_no_session_starts_but_those_begun_end(engine: Any, tmp_path: 
     records = load(engine, tmp_path / "t", flags)
     # A session takes 150 ms: two begin, none after the time, and both have all their turns.
     assert [sorted(record.turn or 0 for record in records).count(turn) for turn in (1, 2, 3)] == [2, 2, 2]
-
-
-def test_messages_are_sent_word_by_word_and_answered_by_the_model(engine: Any, tmp_path: Path) -> None:
-    rows = [
-        [
-            {"role": "system", "content": "sys"},
-            {"role": "user", "content": "eins"},
-            {"role": "assistant", "content": "as the dataset has it"},
-            {"role": "user", "content": "zwei"},
-        ]
-    ]
-    (tmp_path / "d").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    load(engine, tmp_path / "t", f"--dataset messages:{tmp_path / 'd'} --api chat --parallel 1")
-    first, second = engine.seen
-    assert first["messages"] == rows[0][:2]
-    # 21 letters at four a token.
-    assert first["max_tokens"] == 6
-    assert second["messages"][:2] == rows[0][:2]
-    assert second["messages"][2]["role"] == "assistant"
-    assert second["messages"][2]["content"].startswith("t")  # the engine's own words
-    assert second["messages"][3] == rows[0][3]
-    assert second["max_tokens"] == 16

@@ -10,9 +10,8 @@ from loadgen.core.job import Response
 from loadgen.plan.opening import ChatOpening, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.api_messages import chat_messages, messages_fields, responses_fields
-from loadgen.text.messages import VerbatimMessage
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm
-from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, learn_target
+from loadgen.text.targettext import TargetText, TextMaker, learn_target
 from tracefile import BlockHasher, HashKey, Record, RequestId
 
 SESSION = SessionShape(
@@ -107,21 +106,6 @@ def test_a_session_is_the_tokenizers_chat_to_the_token(tokenizer: WordTokenizer,
     assert (text_maker.counts.outputs, text_maker.counts.outputs_changed) == (1, 0)
 
 
-def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenizer, target: TargetText) -> None:
-    prompt, text_maker = opened(target)
-    text = "time year people way"
-    planned = prompt.planned_tokens()
-    second = after(prompt, answered(planned, tokenizer.encode(text), text), SESSION.turns[1])
-    expected = second.planned_tokens()
-    assert expected is not None
-    third = after(second, answered(expected + 3, tokenizer.encode(text), text), SESSION.turns[2])
-    wanted = third.planned_tokens()
-    assert wanted is not None
-    after(third, answered(wanted, tokenizer.encode(text), text), SESSION.turns[2])
-    assert (text_maker.counts.outputs, text_maker.counts.outputs_changed) == (2, 1)
-    assert (text_maker.counts.planned, text_maker.counts.exact, text_maker.counts.off_tokens) == (3, 2, 0)
-
-
 def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, text_maker = opened(target)
     told = [7, 8, 9]
@@ -165,24 +149,6 @@ def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTok
     second.resolve(answered(planned, None, "way"))
     # Four tokens were generated, three come back: the prompt is as planned, and the answer is not what it was.
     assert (text_maker.counts.exact, text_maker.counts.outputs, text_maker.counts.outputs_changed) == (2, 1, 1)
-
-
-def test_without_a_tokenizer_nothing_is_promised() -> None:
-    prompt, text_maker = opened(NO_TARGET)
-    assert prompt.planned_tokens() is None
-    text = chat_messages(prompt.conversation)[0]["content"]
-    assert len(text.split()) == PREFIX_TOKENS
-    hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
-    assert prompt.chain(hasher, answered(20, None)) is None
-    assert (text_maker.counts.planned, text_maker.counts.unplanned) == (0, 1)
-
-
-def test_quoted_messages_are_sent_as_they_are(target: TargetText) -> None:
-    message = {"role": "user", "content": [{"type": "text", "text": "Hello,  \n"}], "name": "ann"}
-    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, quoted=[VerbatimMessage(message)])])
-    prompt = ChatOpening(TextForm("chat", TextMaker(target)), 0)(said)
-    assert chat_messages(prompt.conversation) == [message]
-    assert prompt.planned_tokens() is None
 
 
 def test_what_each_api_is_sent(tokenizer: WordTokenizer, target: TargetText) -> None:

@@ -14,7 +14,6 @@ from loadgen.__main__ import main
 from loadgen.core.draws import Stream, below, draw
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
-from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
 from tracefile import BlockHasher, load_key, load_trace
@@ -31,7 +30,6 @@ GROUPS = LoadConfig(
     prompt_tokens=LengthDistribution(10, 90),
     output_tokens=LengthDistribution(4, 99),
 )
-FLAGS = ("--url", "http://x", "-o", "t", "--rate", "1", "--number", "2")
 
 
 def digest(config: LoadConfig, shards: int) -> str:
@@ -120,11 +118,3 @@ def test_a_groups_sessions_share_their_first_prompts_blocks_and_no_more(engine: 
     assert len({tuple(record.block_hashes or ()) for record in later}) == 6
     assert {tuple(record.block_hashes or ())[:3] for record in later} == set(shared)
     assert all((record.cached_tokens or 0) >= 64 for record in later)
-
-
-def test_a_group_is_sampled_unless_told_otherwise() -> None:
-    assert parse_config([*FLAGS, "--pattern", "rollouts"]).group_size == 8
-    assert parse_config([*FLAGS, "--pattern", "rollouts"]).fields.extra == {"temperature": 1.0}
-    greedy = parse_config([*FLAGS, "--group-size", "4", "--extra-body", '{"temperature": 0}'])
-    assert greedy.fields.extra == {"temperature": 0}
-    assert parse_config([*FLAGS]).fields.extra == {}

@@ -16,8 +16,8 @@ from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import PlannedRequest
 from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.loadjob import BUSY, PAUSE_MS, LoadJob, OpenLoad
-from loadgen.plan.stages import Wave, outlines, waves
+from loadgen.plan.loadjob import PAUSE_MS, LoadJob, OpenLoad
+from loadgen.plan.stages import outlines, waves
 from loadgen.plan.workload import Workload
 from tracefile import Engine, HashKey, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
@@ -33,16 +33,6 @@ SMALL = LoadConfig(
 
 def flags(text: str = "") -> LoadConfig:
     return parse_config(["--url", "http://x", "-o", "t", "--pattern", "calibration", *shlex.split(text)])
-
-
-def first_round(config: LoadConfig) -> list[Wave]:
-    """Up to and with the first mix."""
-    found = []
-    for wave in waves(config):
-        found.append(wave)
-        if wave.stage == "mix":
-            break
-    return found
 
 
 def test_a_round_has_these_stages() -> None:
@@ -122,28 +112,6 @@ def test_it_sizes_itself_for_a_trace(tmp_path: Path) -> None:
     assert sized(tmp_path, num_gpu_blocks=300, block_size=32, max_num_seqs=4) == ("64:3200", 4)
 
 
-def test_what_it_cannot_be_sized_for_is_refused(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    with TraceWriter(trace, Meta()) as writer:
-        writer.write(Record(request_id=RequestId("r"), arrival_ms=0.0))
-    with pytest.raises(InputError, match=r"--for .*t\.jsonl: no prompt_tokens; expected a trace with them"):
-        flags(f"--for {trace}")
-    with pytest.raises(InputError, match="--for: with --pattern poisson; expected --pattern calibration"):
-        parse_config(["--url", "http://x", "-o", "t", "--for", str(trace)])
-    with pytest.raises(InputError, match="an input of this command"):
-        parse_config(["--url", "http://x", "-o", str(trace), "--pattern", "calibration", "--for", str(trace)])
-
-
-def test_rounds_come_until_a_bound() -> None:
-    usual = list(waves(flags()))
-    assert [wave.stage for wave in usual].count("mix") == 3
-    short = list(waves(flags("--number 70")))
-    assert sum(len(wave.sessions) for wave in short) == 70
-    assert short[-1].sessions == usual[len(short) - 1].sessions[: len(short[-1].sessions)]
-    sent = list(islice(waves(flags("--duration 60s")), 200))  # the engine says how many there is time for
-    assert [wave.stage for wave in sent].count("mix") > 3
-
-
 def test_the_digest_is_this_on_every_machine() -> None:
     digests = [add_shares([Workload(config).survey().digest_share]) for config in (SMALL, replace(SMALL, seed=2))]
     assert digests[0] == "cbe4d9ebb572257d551542191246ab461d65f3b8dee5dfe0ac8dab3c7f003d1d"
@@ -216,21 +184,6 @@ def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, f
         if wave.stage in ("short", "long"):
             assert began_ms[-1] < min(times[session.index][1] for session in wave.sessions)
         over_ms = max(times[session.index][1] for session in wave.sessions)
-
-
-def test_the_mix_comes_as_fast_as_the_engine_can_bear(plan_runner: ModuleType) -> None:
-    """Expected of the sessions alone, from those of about their size: BUSY of the time between arrivals."""
-    config = replace(SMALL, number=200)
-    times = spells(plan_runner, config)
-    mixed = [wave for wave in waves(config) if wave.stage == "mix"]
-    busy_ms = between_ms = 0.0
-    for wave in mixed:
-        began_ms = [times[session.index][0] for session in wave.sessions]
-        assert began_ms == sorted(began_ms)
-        between_ms += (began_ms[-1] - began_ms[0]) / sum(wave.spaces[1:]) * len(wave.spaces)
-        busy_ms += sum(times[session.index][1] - times[session.index][0] for session in wave.sessions)
-    # On this engine nothing is slower beside others; sessions of one turn take less than those of two.
-    assert busy_ms / between_ms == pytest.approx(BUSY, rel=0.35)
 
 
 def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:

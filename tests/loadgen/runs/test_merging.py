@@ -53,27 +53,6 @@ def test_parts_become_one_trace_in_finish_order(folder: Path, name: str) -> None
     assert os.listdir(folder) == [name]
 
 
-def test_what_a_killed_worker_left_whole_is_kept(folder: Path) -> None:
-    trace = folder / "t.jsonl"
-    torn = write(part_of(trace, 0), [record("a", 0, 10), record("b", 0, 30)])
-    torn.write_bytes(torn.read_bytes()[:-9])
-    whole = write(part_of(trace, 1), [record("c", 0, 20)])
-    never_begun = part_of(trace, 2)
-    assert merge_parts(trace, [torn, whole, never_begun], META) == 2
-    assert [each.request_id for each in load_trace(trace)[1]] == ["a", "c"]
-
-
-def test_unknown_fields_pass_as_they_are(folder: Path) -> None:
-    trace = folder / "t.jsonl"
-    line = (
-        b'{"request_id":"\\"concurrency\\":9","arrival_ms":1.0,"e2e_ms":1.0,"concurrency":7,"mine":{"concurrency":8}}\n'
-    )
-    part = write(part_of(trace, 0), [])
-    part.write_bytes(part.read_bytes() + line)
-    merge_parts(trace, [part], META)
-    assert trace.read_bytes().endswith(line.replace(b'"concurrency":7', b'"concurrency":1'))
-
-
 def test_parts_stay_until_the_merged_trace_is_there(folder: Path) -> None:
     trace = folder / "t.jsonl"
     part = write(part_of(trace, 0), [record("a", 0, 10)])

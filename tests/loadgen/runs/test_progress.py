@@ -1,14 +1,12 @@
 """A run's progress: sums of its workers, the last seconds, the time left; and how it is shown."""
 
-import io
 from collections import Counter
 
 import pytest
-from rich.console import Console
 
 from loadgen.runs.messages import Progress
 from loadgen.runs.progress import RunProgress, remaining_s
-from loadgen.runs.view import View, duration_ms, status_line
+from loadgen.runs.view import status_line
 from measure.tally import Counts, Recent, Sample
 
 
@@ -51,20 +49,6 @@ def test_workers_add_up(clock: list[float]) -> None:
     assert status_line(status) == line + "0:06 left"
     clock[0] = 13.0
     assert progress.status().ttft is None  # samples leave after ten seconds
-
-
-@pytest.mark.parametrize("width", [30, 60, 100])
-def test_the_panel_fits_its_width(clock: list[float], width: int) -> None:
-    progress = progress_of(2, planned=40)
-    clock[0] = 4.0
-    progress.hear(0, told(10, 7, 1, ttft_ms=(20.0,)))
-    console = Console(width=width, file=io.StringIO())
-    console.print(View(progress.status()))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(len(line) <= width for line in text.splitlines())
-    for word in ("8 of 40 over", "sent", "errors", "rate", "TTFT"):
-        assert word in text
-    assert [duration_ms(value) for value in (1.234, 12.34, 1234.5)] == ["1.23", "12.3", "1,234"]
 
 
 @pytest.mark.parametrize(

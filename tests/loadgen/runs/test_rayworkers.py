@@ -14,7 +14,7 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.runs.rayworkers import CLOCK_QUESTIONS, clock_ahead_ns
 from tests.jsonoutput import json_of
-from tracefile import InputError, load_trace
+from tracefile import load_trace
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 2 --rate 60 --number 8 --prefix-count 2 --prefix-tokens 40 --prompt-tokens 20:50"
@@ -43,15 +43,6 @@ class SkewedClock:
 def test_the_quickest_answer_says_how_far_a_clock_is_ahead() -> None:
     clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_QUESTIONS])
     assert asyncio.run(clock_ahead_ns(clock.theirs, clock.ours)) == 5_000_000
-
-
-def test_without_ray_the_flag_says_what_to_install(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    flags = ["--url", engine.url, "-o", str(tmp_path / "t.jsonl"), *SESSIONS, "--ray", "auto"]
-    with pytest.raises(InputError, match=r"needs ray: pip install 'kvtape\[ray\]'"):
-        main(flags)
 
 
 def run_on(cluster: str, engine: Any, trace: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
@@ -83,10 +74,3 @@ def test_workers_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pa
     too_many = run_on(cluster, engine, folder / "more", *SESSIONS, "--procs", "5")
     assert too_many.returncode == 2
     assert "--procs: 5 workers on 4 cores; expected a Ray cluster with one for each" in too_many.stderr
-
-
-def test_a_cluster_that_is_not_there(engine: Any, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    flags = ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS, "--ray", "127.0.0.1:1"]
-    with pytest.raises(InputError, match=r"--ray: 127\.0\.0\.1:1: .*; expected the address of a Ray cluster"):
-        main(flags)

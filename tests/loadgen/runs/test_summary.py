@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from engines.facts import EngineFacts, PrefixCounters
 from loadgen.core.settings import RunSettings
 from loadgen.runs import summary as summary_module
 from loadgen.runs.outcome import RunOutcome
-from loadgen.runs.summary import Summary, end_run, length_notes, summary_lines
+from loadgen.runs.summary import Summary, end_run, summary_lines
 from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.tally import Tally
@@ -53,17 +52,6 @@ def summary_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunOutcome], Summar
     return lambda run: end_run(run, settings, **told).summary
 
 
-def test_requests_beyond_the_engines_length_are_named() -> None:
-    lengths = {"status": "error", "output_tokens": None, "prompt_tokens": 90}
-    run = run_of([request("a", 0.0, max_tokens=10, **lengths), request("b", 1.0, max_tokens=11, **lengths)])
-    refused = replace(driven(), tally=Tally(errors=Counter(http_400=2)))
-    assert length_notes(run, refused, 100) == [
-        "1 of 2 requests refused with HTTP 400 are longer than the engine's max_model_len of 100 tokens, prompt and "
-        "output together"
-    ]
-    assert length_notes(run, refused, 101) == length_notes(run, refused, None) == length_notes(run, driven(), 9) == []
-
-
 def test_the_summary_in_lines(summary_of: Callable[[RunOutcome], Summary]) -> None:
     assert summary_lines(summary_of(driven()), ["beside              it"]) == [
         "poisson: 4 sent in 4.0 s: 1 error, 3 ok",
@@ -84,7 +72,6 @@ def test_the_json_has_it_all(summary_of: Callable[[RunOutcome], Summary]) -> Non
     assert set(told) == set(Summary.__struct_fields__)
     assert told["findings"] == {"seen": 2}
     assert told["client_cpu"] == 1.45
-    assert told["forms"] in ("compiled", "python")
     assert [(use["process"], use["cpu"]) for use in told["processes"]] == [
         ("worker 0", 0.95),
         ("worker 1", 0.5),

@@ -17,7 +17,6 @@ from loadgen.core.settings import RunSettings
 from loadgen.runs.messages import Done, Failed, FromParent, FromWorker, Go, Progress, Ready, Setup
 from loadgen.runs.worker import serve
 from tracefile import Meta, Record, RequestId, load_trace
-from wire.process import start_child
 
 Plan = Callable[[], Iterator[Send]]
 
@@ -118,16 +117,6 @@ def outcomes(records: list[Record]) -> dict[str, tuple[str, str | None]]:
     return {record.request_id: (record.status, record.error) for record in records}
 
 
-def test_every_request_of_the_plan_is_sent_and_recorded(engine: Any, tmp_path: Path) -> None:
-    parent = Parent(engine.url, tmp_path / "t.jsonl")
-    done = parent.run(lambda: iter(sends("a", "b", "c")))
-    assert isinstance(done, Done)
-    assert parent.said[0] == Ready(7, None)
-    assert outcomes(parent.records()) == dict.fromkeys("abc", ("ok", None))
-    assert [record.output_tokens for record in parent.records()] == [4, 4, 4]
-    assert (done.tally.statuses, done.findings, done.stopped) == ({"ok": 3}, {"looked": 1}, None)
-
-
 def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path) -> None:
     engine.stalls = True
     parent = Parent(engine.url, tmp_path / "t.jsonl", when_sent=lambda at: at.inbox.put_nowait(None))
@@ -167,12 +156,6 @@ def test_nobody_at_the_url_is_the_users_to_mend(tmp_path: Path) -> None:
     assert failed.is_input
     assert "--url: http://127.0.0.1:1: connection refused; expected a server on port 1" in failed.text
     assert not (tmp_path / "t.jsonl").exists()
-
-
-def test_a_process_whose_parent_is_gone_leaves(engine: Any, tmp_path: Path) -> None:
-    process, sock = start_child("loadgen.runs.worker")
-    sock.close()
-    assert process.wait(timeout=20) == 0
 
 
 def test_a_request_that_meets_a_connection_the_server_has_closed_is_sent_again(tmp_path: Path) -> None:

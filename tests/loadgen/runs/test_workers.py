@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.core.settings import RunSettings
-from loadgen.runs.driving import RunConfig, worker_count
 from tests.jsonoutput import json_of
-from tests.warmstart import WarmPopen
-from tracefile import InputError, Meta, load_trace
+from tests.warmstart import WarmPopen, warm_children
+from tracefile import InputError, load_trace
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 2 --rate 60 --number 7 --prefix-count 2 --prefix-tokens 40 --prompt-tokens 20:50"
@@ -73,7 +71,9 @@ def running(engine: Any, trace: Path, *flags: str) -> Iterator["subprocess.Popen
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[int]:
-    """Worker processes of a run."""
+    """Worker processes of a run, forked by the nursery or started."""
+    if forked := warm_children(process.pid, "loadgen.runs.worker"):
+        return forked
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"loadgen.runs.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -153,27 +153,3 @@ def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, fo
     engine.stalls = False
     assert main(arguments(engine, trace, *SESSIONS, "--overwrite", "--procs", "2")) == 0
     assert os.listdir(folder) == ["t.jsonl"]
-
-
-def test_a_worker_whose_requests_are_all_refused_does_not_end_a_run_that_others_answer(
-    engine: Any, folder: Path
-) -> None:
-    """Of this seed's prompts every other one, which is one worker's, is too long for the engine."""
-    engine.context = 116
-    flags = "--pattern constant --rate 50 --number 8 --seed 358 --prompt-tokens 20:200 --procs 2"
-    assert main(arguments(engine, folder / "t", *flags.split())) == 0
-    _, records = load_trace(folder / "t")
-    assert sorted(record.error or "none" for record in records) == ["http_400"] * 4 + ["none"] * 4
-
-
-@pytest.mark.parametrize(
-    ("procs", "sessions", "parallel", "expected"),
-    [(None, None, None, 2), (1, None, None, 1), (4, None, None, 4), (4, 3, None, 3), (4, 9, 2, 2), (2, 1, 5, 1)],
-)
-def test_no_worker_is_without_a_session_or_a_slot(
-    procs: int | None, sessions: int | None, parallel: int | None, expected: int
-) -> None:
-    settings = RunSettings(url="http://x", trace=Path("t"), procs=procs)
-    job: Any = None
-    run = RunConfig(settings=settings, job=job, meta=Meta(), sessions=sessions, parallel=parallel)
-    assert worker_count(run, cores=2) == expected

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from engines.control import ControlClient
-from loadgen.text.tokenizer import EngineTokenizer, TokenizerError
+from loadgen.text.tokenizer import EngineTokenizer
 
 Question = dict[str, Any]
 Serve = Callable[[str, Question], Question | None]
@@ -92,14 +92,3 @@ def test_conversations_where_the_engine_takes_them() -> None:
     with serving(llama_cpp) as control:
         # Its template writes text; the token that begins every text is the tokenizer's to add.
         assert EngineTokenizer(control, "m").encode_chat(CHAT) == [1, *ids(rendered(CHAT))]
-
-
-def test_what_an_engine_does_not_do_is_said() -> None:
-    with serving(old_sglang) as control, pytest.raises(TokenizerError, match="/tokenize gave HTTP 404"):
-        EngineTokenizer(control, "m").encode_chat(CHAT)
-    with serving(lambda path, asked: None) as control, pytest.raises(TokenizerError, match="HTTP 404"):
-        EngineTokenizer(control, "m")
-    with serving(lambda path, asked: {"tokens": []}) as control, pytest.raises(TokenizerError, match="finds no tokens"):
-        EngineTokenizer(control, "m")
-    with serving(lambda path, asked: {"tokens": "x"}) as control, pytest.raises(TokenizerError, match="no token ids"):
-        EngineTokenizer(control, "m")

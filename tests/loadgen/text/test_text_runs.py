@@ -9,7 +9,7 @@ import pytest
 from loadgen.__main__ import main
 from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
-from tracefile import InputError, load_trace
+from tracefile import load_trace
 
 SESSIONS = shlex.split(
     "--turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50 --output-tokens 8:20"
@@ -50,21 +50,3 @@ def test_a_block_that_an_answer_filled_is_the_next_prompts_under_one_hash(sim_se
     for parent, child in followed:
         chain = [*(parent.block_hashes or ()), *(parent.output_block_hashes or ())]
         assert (child.block_hashes or [])[: len(chain)] == chain
-
-
-def test_without_a_tokenizer_the_run_says_so(
-    sim_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    truth = run(sim_server, tmp_path, "--api", "chat", "--tokenizer", "none", "--seed", "8")["prompt_check"]
-    assert truth["verdict"] == "not known (no tokenizer was asked: --tokenizer none)"
-    assert truth["counts"]["planned"] == 0
-    assert truth["counts"]["unplanned"] == 18
-    assert "may share more or less than was asked for" in capsys.readouterr().err
-
-
-def test_what_cannot_be_had_is_named(sim_server: str, engine: Any, tmp_path: Path) -> None:
-    """The scripted engine has no /tokenize."""
-    with pytest.raises(InputError, match=r"--tokenizer: engine: .*HTTP 404; expected a path"):
-        run(engine.url, tmp_path, "--api", "chat", "--tokenizer", "engine")
-    with pytest.raises(InputError, match=r"--tokenizer .*nowhere: no tokenizer there"):
-        run(sim_server, tmp_path, "--api", "chat", "--tokenizer", str(tmp_path / "nowhere"))

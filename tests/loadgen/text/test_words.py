@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.text.api_messages import chat_messages
-from loadgen.text.chattemplate import Order, learn_gaps
+from loadgen.text.chattemplate import Order
 from loadgen.text.messages import SyntheticMessage
 from loadgen.text.targettext import TargetText, TextMaker, learn_target
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
@@ -33,10 +33,6 @@ def words(tokenizer: LocalTokenizer) -> Words:
 @pytest.fixture(scope="module")
 def target(tokenizer: LocalTokenizer) -> TargetText:
     return learn_target(tokenizer, [SYSTEM_CHAT[:2], SYSTEM_CHAT])
-
-
-def test_a_real_vocabulary_has_many_such_words(words: Words) -> None:
-    assert len(words.texts) == len(set(words.texts)) == 2048
 
 
 @settings(max_examples=60)
@@ -109,9 +105,3 @@ def test_a_tokenizer_that_merges_rows_is_caught() -> None:
 
     target = learn_target(Broken(merging), [("user",)])
     assert target.unknown == "rows of its words do not survive re-tokenization"
-
-
-def test_a_template_that_leaves_a_role_out_is_named() -> None:
-    empty = Broken(by_word, lambda text: "nothing")
-    with pytest.raises(TokenizerError, match="leaves out what the user says"):
-        learn_gaps(empty, find_words(empty), ("user",))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache.interning import PRIVATE, Interner, join_chains, lay_out_chains, pack_chains
+from measure.cache.interning import Interner, join_chains, lay_out_chains, pack_chains
 
 hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
 
@@ -18,17 +18,6 @@ def test_hashes_are_numbered_as_they_first_occur(batches: list[list[int]]) -> No
         assert interner.number(np.array(batch, np.uint64)).tolist() == expected
     assert interner.distinct == len(numbers)
     assert interner.hashes.tolist() == list(numbers)
-
-
-def test_a_chain_is_packed_as_runs_of_successive_numbers() -> None:
-    # 0 1 2 3, then none, then 0 1 4 5, then 6: its run begins anew, though 6 comes after 5.
-    packed = pack_chains(np.array([0, 1, 2, 3, 0, 1, 4, 5, 6], np.int32), np.array([4, 0, 4, 1]))
-    assert (packed.firsts.tolist(), packed.lengths.tolist()) == ([0, 0, 4, 6], [4, 2, 2, 1])
-    assert packed.runs.tolist() == [1, 0, 2, 1]
-    blocks = np.empty(7, np.int32)
-    begins = np.array([0, 1, 1, 3, 4])
-    lay_out_chains(packed, begins, np.array([2, 3, 1]), np.array([0, 4, 6, 7]), blocks)
-    assert blocks.tolist() == [0, 1, 4, 5, 6, PRIVATE, PRIVATE]
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 6), max_size=5), max_size=4), min_size=1, max_size=3), st.data())

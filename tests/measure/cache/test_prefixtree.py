@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 
 from measure.cache.chains import Chains
 from measure.cache.prefixtree import PrefixNode, PrefixTree, TreeRequests, prefix_tree
-from measure.cache.reusable import PromptChains
-from tracefile import BlockHash, Record, RequestId
-from tracefile.records.batches import RecordBatch
 
 BLOCK = 16
 Request = tuple[str, list[int], int, int]
@@ -62,26 +59,6 @@ def test_a_run_is_a_node_and_width_is_what_follows_too() -> None:
     assert found.saved_tokens == 11 * 16
     # Session b's first turn found three blocks of a's; everything else was its own session's.
     assert found.own_session_tokens == 8 * 16
-
-
-def test_small_subtrees_are_summed_by_parent() -> None:
-    found = tree_of(SHARED, most=1)
-    assert found is not None
-    rest = {"parent": 0, "name": "", "prefixes": 2, "from_tokens": 48, "to_tokens": 64, "requests": 4}
-    assert found.nodes[1:] == [node(**rest, saved_tokens=32, below_tokens=32, served_tokens=16)]
-    whole = tree_of(SHARED, most=0)
-    assert whole is not None
-    (all_,) = whole.nodes
-    assert (all_.parent, all_.prefixes, all_.below_tokens) == (None, 1, 11 * 16)
-
-
-def test_ids_that_are_no_chain_have_no_tree() -> None:
-    assert tree_of([("a", [1, 2], 0, 0), ("a", [3, 2], 0, 0)], chained=False) is None
-
-
-def test_without_a_hit_there_is_no_node() -> None:
-    found = tree_of([("a", [1, 2], 0, 0), ("b", [3], 0, 0)])
-    assert found == PrefixTree(nodes=[], saved_tokens=0, own_session_tokens=0)
 
 
 @st.composite
@@ -139,11 +116,3 @@ def test_every_count_by_sets_of_prefixes(found: list[Request], most: int) -> Non
         assert one.saved_tokens + parts == one.below_tokens
     largest = sorted((one.below_tokens for one in tree.nodes), reverse=True)[:most]
     assert sorted((one.below_tokens for one in fewer.nodes if one.name), reverse=True) == largest
-
-
-def test_batches_without_hashes_add_no_block() -> None:
-    chains = PromptChains(4, compiled=True)
-    chains.add(RecordBatch([Record(request_id=RequestId("a"), prompt_tokens=9)]))
-    chains.add(RecordBatch([Record(request_id=RequestId("b"), prompt_tokens=9, block_hashes=[BlockHash(7)])]))
-    found = chains.take()
-    assert (found.numbers.tolist(), found.hashes.tolist(), found.starts.tolist()) == ([0], [7], [0, 0])

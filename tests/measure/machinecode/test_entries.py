@@ -1,16 +1,13 @@
 """Entries: machine code kept on disk where there is a folder, and called without numba."""
 
-import fcntl
-import math
 import os
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import llvmlite
@@ -18,11 +15,10 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
-from measure.machinecode import arguments, digests, entries, files, linking, loading
+from measure.machinecode import entries, files, linking, loading
 from measure.machinecode.digests import digest_of
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
-from tracefile import InputError
 
 ONCE = "kvtape: compiling machine code for the first run of this kind (up to 20 s) …\n"
 OFFSET = 10
@@ -98,12 +94,6 @@ def test_the_first_function_that_is_compiled_is_told_and_one_read_from_disk_is_n
     assert not capsys.readouterr().err
 
 
-def test_a_short_compilation_is_not_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(entries, "TOLD_AFTER_S", 3600.0)
-    assert entry(doubled)(21) == 42
-    assert not capsys.readouterr().err
-
-
 def test_processes_that_need_the_same_code_make_it_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,39 +106,6 @@ def test_processes_that_need_the_same_code_make_it_once(
     assert entry(doubled)(21) == 42
     assert (made, capsys.readouterr().err) == ([], "")
     assert not list(folder.rglob("*.lock"))
-
-
-def test_one_process_at_a_time_makes_a_code(tmp_path: Path) -> None:
-    path = tmp_path / "code.kvo"
-    with files.alone(path), open(tmp_path / "code.lock", "ab") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert not list(tmp_path.iterdir())
-    with files.alone(tmp_path / "none" / "code.kvo"):  # a folder that was removed
-        assert not list(tmp_path.iterdir())
-
-
-def test_a_process_that_keeps_the_lock_delays_others_and_stops_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As one that was suspended while it compiled."""
-    monkeypatch.setattr(files, "LOCK_LIMIT_S", 0.2)
-    monkeypatch.setattr(files, "TOLD_AFTER_S", 0.0)
-    lock = tmp_path / "code.lock"
-    with open(lock, "ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with files.alone(tmp_path / "code.kvo"):
-            said = capsys.readouterr().err
-    assert said == f"kvtape: waiting for another process to compile machine code ({lock}) …\n"
-    assert lock.exists()  # it is the other's
-
-
-def test_a_lock_that_cannot_be_removed_costs_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refused)
-    assert entry(doubled)(21) == 42
-    assert kept_in(folder).is_file()
 
 
 def of_group(own: Path) -> None:
@@ -204,19 +161,6 @@ def test_a_file_that_others_can_write_is_made_again(folder: Path, monkeypatch: p
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_file_of_another_user_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert entry(doubled)(21) == 42
-    fstat, other = os.fstat, max(os.geteuid(), Path(__file__).stat().st_uid) + 1
-
-    def of_another(descriptor: int) -> os.stat_result:
-        found = list(fstat(descriptor))
-        found[stat.ST_UID] = other
-        return os.stat_result(found)
-
-    monkeypatch.setattr(os, "fstat", of_another)
-    assert files.read(kept_in(folder), b"", files.place_of(Path(__file__), "doubled", b"")) is None
-
-
 @pytest.mark.parametrize(("mode", "is_trusted"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)])
 def test_a_parent_in_which_others_can_rename_is_not_trusted(mode: int, is_trusted: bool, tmp_path: Path) -> None:
     """Who can write a parent puts a folder of the same name in the place of this user's."""
@@ -246,15 +190,6 @@ def test_folders_of_other_users_are_not_trusted(tmp_path: Path, monkeypatch: pyt
     assert place.is_trusted(Path(__file__).parent / "__pycache__")  # as Python does
 
 
-def test_a_process_older_than_its_files_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules that it imports late are of another state than those that its digest counts."""
-    before = digest_of(doubled)
-    monkeypatch.setattr(digests, "_sources", lambda: b"another state")
-    assert digest_of(doubled) == before
-    with pytest.raises(InputError, match="has changed since this process began; expected a new process"):
-        entry(doubled)(21)
-
-
 def test_code_under_another_name_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of other kinds of arguments it would read others' memory."""
     assert entry(_same)(3) == 3
@@ -265,58 +200,6 @@ def test_code_under_another_name_is_not_loaded(folder: Path, monkeypatch: pytest
     made = compilations(monkeypatch)
     assert entry(_same)(0.5) == 0.5
     assert made == ["_same"]
-
-
-def test_ctrl_c_leaves_no_half_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        entry(doubled)(21)
-    assert [path for path in folder.rglob("*") if path.is_file()] == []
-
-
-def rounded_root(number: float) -> float:
-    return float(np.round(np.sqrt(number)))
-
-
-def test_a_module_of_a_library_is_its_name_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed, numpy stands beside this package; in a clone, ``.venv`` stands within."""
-    digest = digest_of(rounded_root)
-    monkeypatch.setattr(np, "__file__", str(Path(files.__file__).parents[2] / "numpy/__init__.py"))
-    assert digest_of(rounded_root) == digest
-
-
-def test_folders_are_those_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The named one, then beside the source, then the user's; the first that can be written is taken."""
-    source = tmp_path / "room/module.py"
-    source.parent.mkdir()
-    source.touch()
-    place = files.place_of(source, "one.<locals>.function", b"kinds")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    named, beside, own = place.folders()
-    assert named.parent == tmp_path
-    assert beside == tmp_path / "room/__pycache__"
-    assert own.parent == tmp_path / "home/numba"
-    assert named.name == own.name
-    assert place.name.startswith(f"module.one.-locals-.function-{sys.implementation.cache_tag}-")
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
-    assert list(place.folders()) == [beside, own]
-    assert place.writable_folder() == beside
-    own.mkdir(parents=True, mode=0o755)
-    monkeypatch.setattr(files, "_can_write", lambda folder: folder == own)
-    assert place.writable_folder() == own
-    assert files.find(place, b"") is None
-
-
-def test_code_in_a_folder_that_cannot_be_written_is_read(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """As of an image that was made with it."""
-    assert entry(doubled)(21) == 42
-    monkeypatch.setattr(files, "_can_write", lambda folder: False)
-    made = compilations(monkeypatch)
-    assert entry(doubled)(21) == 42
-    assert not made
 
 
 @pytest.mark.parametrize(
@@ -421,29 +304,6 @@ def test_processes_at_once_leave_one_whole_file(folder: Path) -> None:
     assert run_alone(folder).communicate()[0] == "44 False\n"
 
 
-def test_a_kernel_is_compiled_once_into_its_entry() -> None:
-    """Not for each literal number that a caller has, and not for itself."""
-
-    @entry
-    def twice(number: int) -> int:
-        return total(total(number, 2), total(number, number))
-
-    called: Any = total
-    assert twice(3) == 11
-    [made] = called.compiled.overloads.values()
-    assert not made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
-
-
-def test_an_entry_is_a_kernel_to_others() -> None:
-    inner: Any = entry(doubled)
-
-    @entry
-    def outer(number: int) -> int:
-        return int(inner(number)) + 1
-
-    assert (outer(4), inner(4)) == (9, 8)
-
-
 class Pair(NamedTuple):
     counts: Any
     table: Any
@@ -493,14 +353,6 @@ def test_results_of_all_kinds() -> None:
     assert entry(_seven)(1) == 7
 
 
-def test_numbers_of_one_kind_have_code_in_common(folder: Path) -> None:
-    called = entry(_same)
-    assert (called(-5), called(np.int64(-5))) == (-5, -5)
-    assert (called(0.5), called(np.float64(0.5))) == (0.5, 0.5)
-    assert (called(True), called(np.bool_(True))) == (True, True)
-    assert len(list(folder.rglob("*.kvo"))) == 3
-
-
 def _same(one: Any) -> Any:
     return one
 
@@ -513,69 +365,17 @@ def _seven(_: int) -> int:
     return 7
 
 
-def test_numba_without_its_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking.numba.config, "DISABLE_JIT", 1)
-    with pytest.raises(InputError, match="NUMBA_DISABLE_JIT is set; expected it unset"):
-        entry(doubled)(21)
-
-
-def test_a_function_that_numba_alone_has_is_refused() -> None:
-    """A process that finds the code on disk does not import numba, and would call nothing."""
-    with pytest.raises(TypeError, match=r"numba_\w+: called by machine code; expected one of ceil, exp, "):
-        entry(_drawn)()
-    with pytest.raises(TypeError, match="erf: called by machine code"):
-        entry(_of_c)(2.5)
-
-
-def _drawn() -> float:
-    return float(np.random.random())
-
-
-def _of_c(one: float) -> float:
-    return math.erf(one)
-
-
-def test_a_result_that_is_no_number_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"_pair: returns UniTuple\(int64 x 2\); expected one of none, int64"):
-        entry(_pair)(1)
-
-
-def _pair(one: int) -> tuple[int, int]:
-    return one, one
-
-
 @pytest.mark.parametrize(
     ("one", "said"),
     [
         (np.zeros((4, 4))[:, 0], r"array of shape \(4,\), strides \(32,\); expected a contiguous one"),
-        (np.zeros((2, 2, 2)), r"array of shape \(2, 2, 2\).*; expected a contiguous one of 1 or 2 dimensions"),
-        (np.zeros((2, 2), order="F"), "expected a contiguous one"),
         ([1], "list; expected an array, a named tuple or a number"),
-        (None, "NoneType; expected"),
-        (np.float32(1), "float32; expected"),
         (2**63, "9223372036854775808: an integer for machine code; expected 64 bits, or numpy.uint64"),
-        (-(2**63) - 1, "-9223372036854775809: an integer"),
     ],
 )
 def test_arguments_that_machine_code_cannot_read_are_refused(one: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         entry(_none)(one)
-
-
-def _write(array: Any) -> None:
-    array[0] = 1
-
-
-def test_other_types_of_arrays_have_code_of_their_own() -> None:
-    called = entry(_write)
-    for dtype in (np.int32, np.float64):
-        array = np.zeros(2, dtype)
-        called(array)
-        assert array.tolist() == [1, 0]
-    frozen = np.zeros(2)
-    frozen.flags.writeable = False
-    with pytest.raises(Exception, match=r"[Cc]annot modify readonly array"):
-        called(frozen)
 
 
 def test_exceptions_of_machine_code_are_raised() -> None:
@@ -629,79 +429,3 @@ def test_a_digest_tells_of_code_constants_and_kernels(monkeypatch: pytest.Monkey
         assert digest_of(_of_offset) != before
     assert digest_of(_of_offset) == before
     assert digest_of(doubled) != digest_of(tripled)
-
-
-class Shade(Enum):
-    DARK = 1
-
-
-def _of_shade() -> Any:
-    return Shade.DARK
-
-
-def _of_library(number: float) -> Any:
-    return number * math.pi
-
-
-class Ordered(NamedTuple):
-    one: int
-    other: int
-
-
-class Turned(NamedTuple):
-    other: int
-    one: int
-
-
-CONSTANTS: Any = Ordered(1, 2)
-
-
-def _of_constants() -> Any:
-    return CONSTANTS.one
-
-
-def test_a_digest_tells_of_fields_members_and_numbers_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = digest_of(_of_shade)
-    monkeypatch.setitem(globals(), "Shade", Enum("Shade", {"DARK": 2}, module=__name__))
-    assert digest_of(_of_shade) != before
-    before = digest_of(_of_library)
-    monkeypatch.setattr(math, "pi", 3.0)
-    assert digest_of(_of_library) != before
-    before = digest_of(_of_constants)
-    monkeypatch.setitem(globals(), "CONSTANTS", Turned(1, 2))
-    assert digest_of(_of_constants) != before
-
-
-def _caught(number: int) -> int:
-    try:
-        return doubled(number)
-    except ValueError:
-        return 0
-
-
-def test_a_digest_tells_of_handlers_of_exceptions() -> None:
-    code = _caught.__code__
-    moved = FunctionType(code.replace(co_exceptiontable=b""), globals())
-    assert digest_of(moved) != digest_of(_caught)
-
-
-def test_a_changed_source_replaces_its_code(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    made = compilations(monkeypatch)
-    assert entry(_of_offset)(1) == 11
-    monkeypatch.setitem(globals(), "OFFSET", 20)
-    assert entry(_of_offset)(1) == 21
-    assert made == ["_of_offset", "_of_offset"]
-    assert kept_in(folder).is_file()
-
-
-def test_words_of_arguments() -> None:
-    kinds: list[Any] = []
-    words: list[int] = []
-    array = np.zeros((2, 3), np.int32)
-    arguments.add_argument(Pair(array, 1.0), kinds, words)
-    arguments.add_argument(-1, kinds, words)
-    arguments.add_argument(np.uint64(2**64 - 2), kinds, words)
-    arguments.add_argument(np.bool_(True), kinds, words)
-    assert words == [array.ctypes.data, 2, 3, 0x3FF0000000000000, -1, -2, 1]
-    flags = arguments.ALIGNED | arguments.WRITEABLE
-    assert kinds == [(Pair, ((np.dtype(np.int32), 2, flags), float)), int, np.dtype(np.uint64), bool]

@@ -59,11 +59,6 @@ def change(records: list[Record], rows: Sequence[int], **fields: Any) -> list[Re
     return records
 
 
-def test_lengths_are_those_of_requests_that_ended_well() -> None:
-    found = checked(change(healthy(), [3], status="error", output_tokens=2, prompt_tokens=40))
-    assert [found[name].figure for name in ("prompt length", "output length")] == ["0 of 59 not as planned"] * 2
-
-
 ABORTED = {"status": "timeout"}
 LATE = {"scheduled_ms": 6990.0}
 COLD = {"ttft_ms": 3000.0, "cached_tokens": 32}
@@ -98,20 +93,6 @@ def test_a_run_that_fails_a_check(
     found = checked(change(healthy(), rows, **fields))[name]
     assert (found.verdict, found.figure) == (verdict, figure)
     assert bool(found.where) == (verdict != "ok")
-
-
-def test_a_run_sent_at_another_rate() -> None:
-    records = healthy()
-    for row, record in enumerate(records):
-        record.scheduled_ms = 800.0 * row
-    found = checked(records)["arrival rate"]
-    assert (found.verdict, found.figure) == ("bad", "1 requests/s sent, 1.2 planned")
-
-
-def test_delays_above_the_limit_of_lag() -> None:
-    slow = {**DELAY, "p99": 7.0, "max": 9.0}
-    found = checked(healthy(), workload=Workload(extra={DELAYS: {"loop_ms": slow, "crossing_ms": slow}}))
-    assert [found[name].verdict for name in ("loop delay", "crossing delay")] == ["look", "look"]
 
 
 def test_a_taps_trace_has_no_plan() -> None:

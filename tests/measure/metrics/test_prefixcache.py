@@ -42,21 +42,6 @@ def test_knee_and_todays_size() -> None:
     )
 
 
-def test_blocks_of_the_engines_size() -> None:
-    records = [asked("1", 0.0, [1, 2, 3], "a"), asked("2", 10.0, [1, 2, 3], "b")]
-    found = measure_run(run_of(records, block_size=16, engine=Engine(block_size=32))).cache
-    assert found is not None
-    assert (found.block_size, found.knee_blocks, found.unlimited_rate) == (32, 1, 32 / 98)
-    assert (found.engine_blocks, found.engine_share, found.own_session_share) == (None, None, 0.0)
-
-
-def test_a_trace_without_hashes_or_hits() -> None:
-    assert measure_run(run_of([request("1", 0.0, prompt_tokens=9)], block_size=16)).cache is None
-    found = measure_run(run_of([asked("1", 0.0, [1, 2], "a")], block_size=16)).cache
-    assert found is not None
-    assert (found.unlimited_rate, found.knee_blocks, found.own_session_share) == (0.0, None, None)
-
-
 def test_a_prompt_with_log_probabilities_is_not_looked_up() -> None:
     records = [asked("1", 0.0, [1, 2], "a"), asked("2", 10.0, [1, 2], "a", prompt_logprobs=1)]
     run = run_of(records, block_size=16)

@@ -1,8 +1,8 @@
-"""Metrics of sessions by hand, and the three eligible hit rates where they differ."""
+"""Metrics of sessions by hand."""
 
 import numpy as np
 
-from measure.metrics.sessions import accounted_tokens, measure_sessions
+from measure.metrics.sessions import measure_sessions
 from tests.measure.metrics.made import request, run_of
 
 # trie's example workload: prompts 32, 56 = 32 + 16 + 8 and 88 = 56 + 20 + 12; outputs 16, 20 and 64; blocks of 16.
@@ -61,34 +61,7 @@ def test_a_session_by_hand() -> None:
     assert found.ttfat_ms.tolist() == [2060.0]  # 2000 + 60 − 0
     assert found.decode_tps.tolist() == [75.0]  # mean of 1000 / 10 and 1000 / 20; the third's reads are not known
     assert found.hit_rate.tolist() == [96 / 176]  # (0 + 32 + 64) / (32 + 56 + 88)
-
-
-def test_on_an_engine_with_blocks_no_cache_reaches_100_percent_by_tries_formula() -> None:
-    found = measure_sessions(run_of(AGENT, block_size=16))
-    # Eligible: 0, 32 + 16 = 48 and 56 + 20 = 76 of which the blocks before the new tool output are 32 and 64.
-    assert found.eligible_hit_rate_trie.tolist() == [96 / 124]
-    assert found.eligible_hit_rate_evalscope.tolist() == [96 / 124]
     assert found.eligible_hit_rate.tolist() == [1.0]  # 96 / (0 + 32 + 64)
-
-
-def test_where_sessions_share_a_prefix_tries_formula_passes_100_percent() -> None:
-    shared = {"prompt_tokens": 97, "output_tokens": 3, "block_hashes": [1, 2, 3, 4, 5, 6]}
-    later = {"prompt_tokens": 113, "output_tokens": 3, "block_hashes": [1, 2, 3, 4, 5, 6, 7]}
-    run = run_of(
-        [
-            request("a1", 0.0, session_id="a", e2e_ms=10.0, cached_tokens=0, **shared),
-            request("b1", 20.0, session_id="b", e2e_ms=10.0, cached_tokens=96, **shared),
-            request("b2", 40.0, session_id="b", e2e_ms=10.0, cached_tokens=96, **later),
-        ],
-        block_size=16,
-    )
-    found = measure_sessions(run)
-    assert found.eligible_hit_rate_trie[1] == 192 / 100  # b1's 96 are in the numerator alone
-    assert found.eligible_hit_rate_evalscope[1] == 96 / 100  # turn 1 in neither
-    assert found.eligible_hit_rate[1] == 192 / 192
-    assert np.isnan(found.eligible_hit_rate_trie[0])  # of a single request there is nothing eligible
-    assert np.isnan(found.eligible_hit_rate[0])
-    assert accounted_tokens(run).tolist() == [0, 0, 100]
 
 
 def test_requests_without_a_session_are_sessions_of_one() -> None:

@@ -31,13 +31,3 @@ def test_a_session_and_a_request_alone() -> None:
         "pause_ms": (2, 850.0, 500.0, 1200.0, 1200.0),
         "final_output_tokens": (2, 35.5, 7.0, 64.0, 64.0),
     }
-
-
-def test_unknown_and_negative_values_are_left_out() -> None:
-    cut = [turn("1", (0.0, 100.0), 900, None), turn("2", (50.0, 150.0), 300, 10), turn("3", (400.0, 410.0), 200, 10)]
-    shape = measure_shape(run_of(cut))
-    assert shape["appended_tokens"] is None  # unknown, then a compacted prompt
-    assert shape["pause_ms"] is not None
-    assert (shape["pause_ms"].n, shape["pause_ms"].max) == (1, 250.0)  # the second was sent before the first's end
-    assert shape["turn_output_tokens"] is not None
-    assert shape["turn_output_tokens"].n == 1

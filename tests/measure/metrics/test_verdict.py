@@ -34,7 +34,7 @@ OUTPUTS = {"output_tokens": 6, "e2e_ms": 1.0}
                 request("1", 0.0, session_id=SessionId("s"), prompt_tokens=10, **OUTPUTS),
                 request("2", 5.0, session_id=SessionId("s"), prompt_tokens=22, **OUTPUTS),
             ],
-            "The engine reports no cached tokens; in the turn before were 50.0 % of 32 prompt tokens.",
+            "The trace tells nothing about the prefix cache.",
         ),
         (
             [request("1", 0.0, prompt_tokens=10, cached_tokens=0)],

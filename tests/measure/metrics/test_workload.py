@@ -1,4 +1,4 @@
-"""Throughput in windows, requests in flight and evalscope's row, by hand."""
+"""Throughput in windows and requests in flight, by hand."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ import pytest
 
 from measure.metrics.results import Rates
 from measure.metrics.tables import workload_sentences
-from measure.metrics.trace import measure_run
 from measure.metrics.workload import measure_workload
 from tests.measure.metrics.made import request, run_of
 from tracefile import Engine, Record, Workload
@@ -46,11 +45,6 @@ def test_windows_are_slopes_of_the_cumulative_curve() -> None:
     assert found.requests_per_s == 0.04
 
 
-def test_a_run_shorter_than_30_s_has_its_overall_rate_as_its_last() -> None:
-    found = measure_workload(run_of([tokens("a", (0, 10), (100, 0, 20))]), None).completion_tps
-    assert (found.overall, found.last_30s, found.steady, found.steady_per_gpu) == (2.0, 2.0, 2.5, None)
-
-
 def test_requests_in_flight_by_time() -> None:
     found = measure_workload(RUN, None)
     assert found.concurrency is not None
@@ -63,33 +57,6 @@ def test_requests_in_flight_by_time() -> None:
     parts = (found.timeline.cached_tps, found.timeline.uncached_tps, found.timeline.prompt_tps)
     assert [sum(part) > 0 for part in parts] == [True, True, True]
     assert np.add(*parts[:2]) == pytest.approx(parts[2], abs=2e-3)
-
-
-def test_throughput_of_one_stream_by_mean_tpot_and_by_p99_tbc() -> None:
-    run = run_of(
-        [
-            request("a", 0.0, ttft_ms=1.0, itl_ms=[10.0, 30.0], e2e_ms=50.0),
-            request("b", 0.0, ttft_ms=1.0, itl_ms=[30.0], e2e_ms=50.0),
-        ]
-    )
-    found = measure_workload(run, None)
-    assert found.tpot_based_tps == 40.0  # 1000 / mean(20, 30)
-    assert found.tbc_based_tps == 1000 / 30  # 1000 / p99(10, 30, 30)
-
-
-def test_evalscopes_row() -> None:
-    row = measure_run(RUN).overview
-    assert (row.concurrency, row.rate, row.n, row.rps, row.gen_tps, row.success) == (2, 0.5, 5, 0.04, 7.0, 0.8)
-
-
-def test_gpus_of_the_header_count_unless_the_command_says_otherwise() -> None:
-    assert measure_run(RUN).workload.completion_tps.steady_per_gpu == 6.25 / 4
-    assert measure_run(RUN, gpus=2).workload.completion_tps.steady_per_gpu == 6.25 / 2
-
-
-def test_a_trace_without_times_has_no_rates() -> None:
-    found = measure_run(run_of([request("a", float("nan"), prompt_tokens=5)])).workload
-    assert (found.wall_s, found.prompt_tps, found.concurrency, found.timeline) == (0.0, Rates(), None, None)
 
 
 def test_the_run_in_sentences() -> None:

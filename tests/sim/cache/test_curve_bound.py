@@ -85,7 +85,6 @@ def test_one_at_a_time_vllms_pool_never_hits_more_at_any_size(
         block_size=st.sampled_from([4, 8]),
         max_num_seqs=st.sampled_from([1, 3, 64]),
         max_num_batched_tokens=st.sampled_from([64, 128]),
-        enable_chunked_prefill=st.booleans(),
         async_scheduling=st.booleans(),
     ),
 )

@@ -11,16 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.misses import CAUSES, Prompts, attribute, describe, lay_out
+from sim.cache.misses import CAUSES, Prompts, attribute, lay_out
 from sim.vllm.pool import BlockPool
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
-from sim.workload.groups import Grouping, short_names
 from tests.sim.oracles.sequential import plain_hits
-from tracefile import TraceWriter
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import RecordBatch
-from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
 META = Meta(block_size=4)
@@ -34,7 +31,6 @@ def record(
     *,
     known: int | None = None,
     turn: int | None = None,
-    who: int = 0,
     scored: bool = False,
 ) -> Record:
     """A request over ``tokens`` letters, the first ``prompt`` of them its prompt's, in blocks of 4."""
@@ -43,7 +39,6 @@ def record(
     computed = (max(len(tokens), prompt + 1) - 1) // 4
     return Record(
         request_id=RequestId(f"r{number}"),
-        session_id=SessionId(f"s{who}"),
         turn=turn,
         prompt_tokens=prompt,
         output_tokens=max(len(tokens) - prompt, 1),
@@ -64,8 +59,8 @@ def traces(draw: st.DrawFn) -> list[Record]:
         prompt = draw(st.integers(1, len(tokens)))
         known = draw(st.one_of(st.none(), st.integers(0, 4)))
         turn = draw(st.one_of(st.none(), st.integers(1, 3)))
-        who, scored = draw(st.integers(0, 2)), draw(st.sampled_from([False, False, False, True]))
-        found.append(record(number, tokens, prompt, known=known, turn=turn, who=who, scored=scored))
+        scored = draw(st.sampled_from([False, False, False, True]))
+        found.append(record(number, tokens, prompt, known=known, turn=turn, scored=scored))
     return found
 
 
@@ -74,11 +69,9 @@ class SlowAttribution:
 
     def __init__(self, records: list[Record], usable: int) -> None:
         self.causes: Counter[str] = Counter()
-        self.evictions: Counter[tuple[str, str]] = Counter()
         self.pool = BlockPool(usable + 1, 4)
         self.chains = Chains(META)
         self.seen: set[int] = set()
-        self.evictor: dict[int, str] = {}
         for one in records:
             if -(-tokens_computed(one) // 4) <= usable:
                 self.ask(one)
@@ -92,13 +85,11 @@ class SlowAttribution:
         for place, key in enumerate(whole[: prompt // 4]):
             self.causes[self.cause(one, place, key, len(hits))] += 4
         self.causes["partial_block"] += prompt % 4
-        there = {key for key in self.seen if self.is_cached(key)}
         self.pool.hold(hits)
         blocks = hits + self.pool.take(-(-tokens_computed(one) // 4) - len(hits))
         self.pool.insert(blocks[len(hits) : len(whole)], whole[len(hits) :])
         self.pool.release(blocks)
         self.seen.update(whole)
-        self.evictor.update({key: str(one.session_id) for key in there if not self.is_cached(key)})
 
     def cause(self, one: Record, place: int, key: int, hits: int) -> str:
         if place < hits:
@@ -108,7 +99,6 @@ class SlowAttribution:
         if key not in self.seen:
             return "cold"
         if not self.is_cached(key):
-            self.evictions[self.evictor[key], str(one.session_id)] += 1
             return "evicted"
         if one.prompt_logprobs:
             return "prompt_logprobs"
@@ -116,32 +106,22 @@ class SlowAttribution:
         return "last_token"
 
 
-def prompts(records: list[Record], by: Grouping | None = None) -> Prompts:
+def prompts(records: list[Record]) -> Prompts:
     batch = RecordBatch(records)
-    return lay_out([(batch, batch.hashes())], Chains(META), by)
+    return lay_out([(batch, batch.hashes())], Chains(META))
 
 
 @settings(max_examples=80, deadline=None)
 @given(traces(), st.integers(1, 12))
-def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int) -> None:
-    by = Grouping(by="session")
-    found = attribute(prompts(records, by), usable)
+def test_causes_are_those_of_the_plain_pool(records: list[Record], usable: int) -> None:
+    found = attribute(prompts(records), usable)
     slow = SlowAttribution(records, usable)
     assert found.total.tokens == {**NOTHING, **slow.causes}
     counts = plain_hits(records, Chains(META), usable)
     assert found.total.tokens["hit"] == counts.hit_tokens
     assert (found.rejected, found.total.input_tokens) == (counts.rejected, counts.input_tokens)
-    names = [share.name for share in found.groups]
-    told = {
-        (names[row], names[column]): count
-        for row, counts_of in enumerate(found.evictions)
-        for column, count in enumerate(counts_of)
-        if count
-    }
-    assert told == dict(slow.evictions)
-    for shares in (found.cohorts, found.groups):
-        for cause in CAUSES:
-            assert sum(share.tokens[cause] for share in shares) == found.total.tokens[cause]
+    for cause in CAUSES:
+        assert sum(share.tokens[cause] for share in found.cohorts) == found.total.tokens[cause]
 
 
 @settings(max_examples=50, deadline=None)
@@ -170,79 +150,6 @@ def test_every_later_turn_is_in_one_cohort() -> None:
     turns = [1, 2, 3, None, 4]
     found = attribute(prompts([record(number, [1] * 8, 8, turn=turn) for number, turn in enumerate(turns)]), None)
     assert {share.name: share.requests for share in found.cohorts} == {"turn 1": 1, "turns 2+": 3, "turn unknown": 1}
-
-
-TURNS = [[1], [5], [1, 2], [5, 6], [1, 2, 3], [5, 6, 7]]
-"""Prompts of two conversations in turn; with a letter a block, as ``record`` has them."""
-
-
-def conversations(path: Path, session: str | None) -> str:
-    with TraceWriter(path, META) as writer:
-        for number, letters in enumerate(TURNS):
-            one = record(number, [letter for letter in letters for _ in range(4)], 4 * len(letters), who=number % 2)
-            one.session_id = None if session is None else SessionId(f"{session}{number % 2}")
-            one.arrival_ms, one.e2e_ms = 10.0 * number, 5.0
-            writer.write(one)
-    return str(path)
-
-
-def test_the_command_prints_shares_and_who_evicted_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = conversations(tmp_path / "t.jsonl", "a-conversation-of-the-team-number-")
-    assert main(["misses", trace, "--num-gpu-blocks", "5", "--by", "session"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 usable blocks of 4 tokens: 48 prompt tokens of 6 requests, by cause"
-    assert lines[2].split()[:4] == ["all", "48", "41.67%", "50.00%"]
-    assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
-    assert lines[-1].split()[1] == "a-conversat…eam-number-1"
-
-
-def test_sessions_are_inferred_where_the_trace_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["misses", conversations(tmp_path / "t.jsonl", None), "--by", "session"]) == 0
-    assert "sessions inferred from prefixes for 6 of 6 requests\n" in capsys.readouterr().out
-
-
-def test_the_smaller_groups_are_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = conversations(tmp_path / "t.jsonl", "s")
-    assert main(["misses", trace, "--by", "session", "--groups", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(share["name"], share["requests"]) for share in found["groups"]] == [("s0", 3), ("1 others", 3)]
-
-
-def test_names_in_a_table_differ() -> None:
-    words = ["x" * 30 + "1", "x" * 30 + "2", "y" * 20 + "1" + "y" * 20, "y" * 20 + "2" + "y" * 20]
-    assert short_names(words) == ["xxxxxxxxxxx…xxxxxxxxxxx1", "xxxxxxxxxxx…xxxxxxxxxxx2", *words[2:]]
-
-
-def test_a_group_none_of_whose_requests_fits_is_shown() -> None:
-    """A pool of 2 blocks, and a prompt of 12 tokens: the last group evicts nothing and asks for nothing."""
-    by = Grouping(by="session")
-    found = attribute(prompts([record(0, [1] * 8, 8), record(1, [2] * 12, 12, who=1)], by), 2)
-    assert (found.rejected, found.evictions) == (1, [[0, 0], [0, 0]])
-    assert sorted((share.name, share.requests) for share in found.groups) == [("s0", 1), ("s1", 0)]
-    assert describe(found).splitlines()[-2:] == ["1  s1  0  0", "2  s0  0  0"]
-
-
-def test_tenants_are_what_a_field_says() -> None:
-    one = record(0, [1] * 8, 8)
-    one.headers, one.lora, one.extra = {"x-team": "blue"}, "adapter", {"customer": 7}
-    bare = record(1, [1] * 8, 8)
-    for field, expected in (("headers.x-team", "blue"), ("lora", "adapter"), ("extra.customer", "7")):
-        by = Grouping(by="tenant", tenant_field=field)
-        found = attribute(prompts([one, bare], by), None)
-        assert [share.name for share in found.groups] == [expected, "unknown"]
-
-
-@pytest.mark.parametrize("field", ["tenant", "headers.", "block_hashes", "itl_ms.x"])
-def test_a_field_that_tells_no_tenant_is_refused(field: str) -> None:
-    with pytest.raises(InputError, match="--tenant-field"):
-        main(["misses", SIX, "--by", "tenant", "--tenant-field", field])
-
-
-def test_flags_of_groups_need_groups() -> None:
-    with pytest.raises(InputError, match=r"^--tenant-field: without --by tenant; expected both$"):
-        main(["misses", SIX, "--tenant-field", "lora"])
-    with pytest.raises(InputError, match=r"^--groups: without --by; expected both$"):
-        main(["misses", SIX, "--groups", "3"])
 
 
 def test_mooncake_hits_are_those_of_sim_pool() -> None:

@@ -90,19 +90,14 @@ def test_misses_by_cause() -> None:
         usable_blocks=None,
         rejected=0,
         total=total,
-        cohorts=[replace(total, name="turn 1")],
-        by="tenant",
-        rule="",
-        groups=[replace(total, name="<b>blue</b>"), replace(total, name="red", input_tokens=0)],
-        evictions=[[1, 20_000], [0, 3]],
+        cohorts=[replace(total, name="<b>turn 1</b>"), replace(total, name="turns 2+", input_tokens=0)],
     )
     page = misses_page(TRACE, found)
     figure = page.figures["misses"]
-    # A group without tokens has no shares, a cause without tokens no bar; one cohort alone is all requests again.
-    assert figure["layout"]["yaxis"]["ticktext"] == ["all", "‹b›blue‹/b›"]
+    # A cohort without tokens has no shares, a cause without tokens no bar.
+    assert figure["layout"]["yaxis"]["ticktext"] == ["all", "‹b›turn 1‹/b›"]
     assert [(bar["name"], bar["x"][0]) for bar in figure["data"]] == [("hit", 0.5), ("cold", 0.4), ("evicted", 0.1)]
     assert 0 not in [bar["meta"]["slot"] for bar in figure["data"]]
     html = render_page(page)
-    assert "<b>blue</b>" not in html
-    assert "20,000" in html
+    assert "<b>turn 1</b>" not in html
     assert page.headlines == ["50.0 % of prompt tokens hit in an unlimited pool"]

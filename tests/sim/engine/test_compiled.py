@@ -17,7 +17,7 @@ from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement
-from sim.vllm.config import EngineConfig, SchedulingPolicy
+from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import FIRST_PRIVATE
 from tests.sim.oracles.plain_engine import Engine
@@ -67,7 +67,6 @@ def load(rng: random.Random, requests: int, spacing_ms: float) -> list[Record]:
             output_tokens=output,
             block_hashes=chain[: prompt // 4],
             output_block_hashes=chain[prompt // 4 :] if rng.random() < 0.8 else None,
-            priority=rng.choice([None, 0, 1, 2]),
         )
         if rng.random() < 0.15:
             record.status, record.e2e_ms = "client_abort", rng.uniform(0, 400)
@@ -112,19 +111,7 @@ CONFIGS = st.builds(
     max_num_seqs=st.sampled_from([1, 3, 6, 64]),
     max_num_batched_tokens=st.sampled_from([3, 16, 32, 1024]),
     max_model_len=st.sampled_from([None, 70]),
-    long_prefill_token_threshold=st.sampled_from([0, 5, 12]),
-    scheduling_policy=st.sampled_from(get_args(SchedulingPolicy)),
     enable_prefix_caching=st.sampled_from([True, True, False]),
-    async_scheduling=st.booleans(),
-) | st.builds(
-    EngineConfig,
-    num_gpu_blocks=st.sampled_from([20, 40, 101]),
-    block_size=st.sampled_from([4, 8]),
-    max_num_seqs=st.sampled_from([3, 64]),
-    max_num_batched_tokens=st.sampled_from([64, 100]),
-    long_prefill_token_threshold=st.sampled_from([0, 12]),
-    enable_chunked_prefill=st.just(False),
-    scheduling_policy=st.sampled_from(get_args(SchedulingPolicy)),
     async_scheduling=st.booleans(),
 )
 

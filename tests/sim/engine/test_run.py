@@ -58,7 +58,7 @@ def test_the_prediction_is_a_trace_of_the_same_requests(
     assert meta.workload is not None
     assert meta.workload.source_digest == trace_digest(trace)
     assert meta.extra["model_digest"] == model_digest(model)
-    assert meta.extra["settings"]["scheduling_policy"] == "fcfs"
+    assert meta.extra["settings"]["enable_prefix_caching"]
     assert meta.engine is not None
     assert meta.engine.num_gpu_blocks == model.engine.num_gpu_blocks
     shapes = {record.request_id: record for record in captured}

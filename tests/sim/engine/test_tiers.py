@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, refuse_alone
 from sim.engine.simstate import build_state
-from sim.engine.tiers import in_list, traffic_of
+from sim.engine.tiers import traffic_of
 from sim.kernels import layout
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
@@ -20,6 +20,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import load
 from tests.sim.fleets import COSTS
+from tests.sim.oracles.compiled_scheduler import in_list
 from tracefile import BlockHash, Meta, Record, RequestId
 from tracefile.records.errors import InputError
 

@@ -18,12 +18,11 @@ from sim.fit.identification import (
     describe_open,
     lack,
     next_capture,
-    next_seed,
     require_enough,
 )
 from sim.latency.modelfile import default_model
 from sim.vllm.config import EngineConfig
-from tracefile import InputError, Meta, Workload
+from tracefile import InputError
 
 ALL = Coverage(
     step_tokens=2048,
@@ -89,10 +88,7 @@ def test_a_load_that_lacks_something_leaves_it_open(
 ) -> None:
     fitted = fit(planned, tmp_path, f"--number 60 --output-tokens 8:24 {load}")
     found = {one.name: one for one in fitted.unidentified}
-    steps = describe_open(
-        fitted.unidentified, fitted.model.diagnostics["next_capture"], [Path("a.jsonl")], Path("model.json")
-    )
-    said = "\n".join(steps)
+    said = "\n".join(describe_open(fitted.unidentified, fitted.model.diagnostics["next_capture"]))
     for name, why in lacking.items():
         assert found[name].why.startswith(why)
         assert not fitted.model.parameters[name].identified
@@ -101,7 +97,7 @@ def test_a_load_that_lacks_something_leaves_it_open(
     command = re.search(r"^  loadgen (.*)$", said, re.MULTILINE)
     assert command is not None
     config = parse_config(shlex.split(command[1]))
-    assert (config.pattern, str(config.prompt_tokens), config.seed) == ("calibration", "64:10000", 2)
+    assert (config.pattern, str(config.prompt_tokens)) == ("calibration", "64:10000")
 
 
 def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Path) -> None:
@@ -112,13 +108,7 @@ def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Pa
     assert [lack(name, held) for name in fitted.model.parameters] == [None] * 8
     assert held.answers_at_once >= 7  # of 8, nearly at once
     assert held.longest_cold > 6000
-    told, losses = describe_fit(fitted.model), fitted.model.diagnostics["terms"]
-    assert f"\n{held}\n" in told
-    tried = f"{min(losses.values()):.4f} to {max(losses.values()):.4f}"
-    assert (
-        f"{len(losses)} sets of terms tried, held-out loss {tried}; taken, with {losses['default']:.4f}: default\n"
-        in told
-    )
+    assert f"\n{held}\n" in describe_fit(fitted.model)
 
 
 @pytest.mark.parametrize(
@@ -132,29 +122,9 @@ def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Pa
     ],
 )
 def test_the_next_capture_is_one_that_the_engine_can_take(engine: EngineConfig, prompts: str, parallel: int) -> None:
-    command = next_capture(engine, seed=3)
+    command = next_capture(engine)
     config = parse_config(shlex.split(command.removeprefix("loadgen ")))
-    assert (str(config.prompt_tokens), config.parallel, config.seed) == (prompts, parallel, 3)
-
-
-def test_the_next_step_is_another_capture_and_a_fit_of_all_in_new_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Never the command that was run, nor a file that exists."""
-    monkeypatch.chdir(tmp_path)
-    metas = [Meta(workload=Workload(pattern="calibration", seed=seed)) for seed in (1, 7)]
-    assert next_seed(metas) == 8
-    assert next_seed([Meta(), Meta()]) == 3
-    Path("client-8.jsonl.zst").touch()
-    Path("model-2.json").touch()
-    command = next_capture(EngineConfig(num_gpu_blocks=10_000), next_seed(metas))
-    for missing, said in ((True, "The missing capture, "), (False, "The captures have the range, and noise hides ")):
-        open_ = [Unidentified("per_kv_token_ms", "the captures allow anything", "outputs", missing)]
-        lines = list(describe_open(open_, command, [Path("a.zst"), Path("b.zst")], Path("model.json")))
-        assert lines[2].startswith(said)
-        assert "-o client-9.jsonl.zst --pattern calibration" in lines[3]
-        assert lines[3].endswith("--seed 8")
-        assert lines[5] == "  sim calibrate a.zst b.zst NEXT.jsonl.zst -o model-3.json"
+    assert (str(config.prompt_tokens), config.parallel) == (prompts, parallel)
 
 
 def test_too_little_to_fit_says_what_to_send() -> None:
@@ -163,12 +133,12 @@ def test_too_little_to_fit_says_what_to_send() -> None:
             require_enough(uncached, gaps)
 
 
-def test_what_to_capture_next_says_if_the_range_is_missing(tmp_path: Path) -> None:
+def test_what_to_capture_next_says_if_the_range_is_missing() -> None:
     """One parameter without the range for it is enough to say so."""
     hidden = Unidentified("t0_ms", "noise", "more", range_missing=False)
     for found, line in (
         ([hidden], "The captures have the range"),
         ([hidden, Unidentified("a", "b", "c")], "The missing"),
     ):
-        said = list(describe_open(found, "loadgen", [tmp_path / "a.jsonl"], tmp_path / "model-1.json"))
+        said = list(describe_open(found, "loadgen"))
         assert said[len(found) + 1].startswith(line)

@@ -8,9 +8,9 @@ import numpy as np
 from measure.machinecode.entries import entry
 from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state
-from sim.engine.tiers import in_list
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
+from sim.kernels.layout import Tier
 from sim.kernels.pool import KNOWN, NONE, QUEUE
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
@@ -55,11 +55,7 @@ class CompiledScheduler:
     def __init__(self, config: EngineConfig, requests: Sequence[Request], deployment: Deployment | None = None) -> None:
         arrivals = [
             Arrival(
-                Record(
-                    request_id=RequestId(one.request_id),
-                    priority=one.priority,
-                    prompt_logprobs=one.prompt_logprobs or None,
-                ),
+                Record(request_id=RequestId(one.request_id), prompt_logprobs=one.prompt_logprobs or None),
                 "runs",
                 one.prompt_tokens,
                 one.output_tokens,
@@ -160,3 +156,12 @@ class CompiledScheduler:
     def stats(self) -> tuple[int, int, int]:
         stats = self._scheduler.stats[0]
         return int(stats["requests"]), int(stats["query_tokens"]), int(stats["hit_tokens"])
+
+
+def in_list(tier: Tier, first: str) -> list[int]:
+    """Return the places in a list of ``TIERS``: of requests being loaded, or of ended ones."""
+    found, place = [], int(tier.state[first][0])
+    while place != layout.NONE:
+        found.append(place)
+        place = int(tier.requests["next"][place])
+    return found

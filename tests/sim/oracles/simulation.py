@@ -214,7 +214,6 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         prompt_tokens=np.array([one.prompt_tokens for one in arrivals], np.int64),
         output_tokens=np.array([one.output_tokens for one in arrivals], np.int64),
         runs=np.array([one.kind == "runs" for one in arrivals], bool),
-        priority=np.array([one.record.priority or 0 for one in arrivals], np.int64),
         prompt_logprobs=np.array([bool(one.record.prompt_logprobs) for one in arrivals], np.int64),
         abort_after_ms=_floats([one.abort_after_ms for one in arrivals]),
         recorded_e2e_ms=_floats([one.record.e2e_ms for one in arrivals]),

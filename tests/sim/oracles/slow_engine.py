@@ -29,9 +29,9 @@ class SlowRequest:
 
 
 class SlowEngine:
-    def __init__(self, *, usable: int, block_size: int, seqs: int, budget: int, caching: bool, most: int) -> None:
+    def __init__(self, *, usable: int, block_size: int, seqs: int, budget: int, caching: bool) -> None:
         self.block_size, self.seqs, self.budget = block_size, seqs, budget
-        self.caching, self.most = caching, most
+        self.caching = caching
         self.free = list(range(1, usable + 1))  # rule 1: block 0 is never used
         self.holders: dict[int, int] = dict.fromkeys(self.free, 0)
         self.key: dict[int, Any] = {}
@@ -97,9 +97,8 @@ class SlowEngine:
 
     def schedule(self) -> dict[str, Any]:
         budget, preempted, shares = self.budget, [], []
-        most = self.most if self.most and len(self.running) + len(self.waiting) > 1 else self.budget
         for request in list(self.running):  # rule 12
-            tokens = min(request.known + request.promised - request.computed, most, budget)
+            tokens = min(request.known + request.promised - request.computed, budget)
             final = request.prompt + request.output - 1
             if request not in self.running or tokens <= 0 or request.computed >= final:
                 continue
@@ -129,7 +128,7 @@ class SlowEngine:
             self.running.append(request)
             request.blocks, request.computed = list(hits), len(hits) * self.block_size
             request.cached = request.computed if request.cached is None else request.cached
-            tokens = min(request.known - request.computed, most, budget)
+            tokens = min(request.known - request.computed, budget)
             assert self.grow(request, tokens)
             shares.append((request, tokens, request.computed))
             budget -= tokens

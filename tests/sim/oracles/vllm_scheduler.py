@@ -4,7 +4,7 @@
 
 Needs vLLM (tried with 0.32.0, CPU build) and nothing of this project: tests run it under vLLM's own Python and compare
 what every step did. A workload is ``{"config": {...}, "requests": [{"id", "step", "prompt", "output", "max_tokens",
-"abort_step", "priority", "arrival", "salt", "prompt_logprobs"}]}`` with token ids; a request comes before the step it
+"abort_step", "arrival", "salt", "prompt_logprobs"}]}`` with token ids; a request comes before the step it
 names. The sampled tokens are the given ``output``.
 """
 
@@ -33,7 +33,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
-    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -57,10 +56,8 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
     scheduling = SchedulerConfig(
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
-        long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        max_model_len=model.max_model_len if config["enable_chunked_prefill"] else config["max_num_batched_tokens"],
-        enable_chunked_prefill=config["enable_chunked_prefill"],
-        policy=config["scheduling_policy"],
+        max_model_len=model.max_model_len,
+        enable_chunked_prefill=True,
         is_encoder_decoder=False,
         async_scheduling=config["async_scheduling"],
     )
@@ -130,7 +127,7 @@ def make_spec(group: dict[str, Any], model: ModelConfig, caching: bool) -> Any:
             mamba_cache_mode="align" if caching else "none",
             **inside,
         )
-    spec = {"full": FullAttentionSpec, "mla": MLAAttentionSpec, "ring": CircularBufferSpec}[kind]
+    spec = {"full": FullAttentionSpec, "mla": MLAAttentionSpec}[kind]
     return spec(**attention)
 
 
@@ -148,7 +145,6 @@ def make_request(spec: dict[str, Any], hasher: Any) -> Any:
         sampling,
         None,
         arrival_time=spec["arrival"],
-        priority=spec["priority"],
         cache_salt=spec["salt"],
         block_hasher=hasher,
     )

@@ -399,7 +399,6 @@ def test_a_port_alone_listens_on_all_addresses() -> None:
             ("--num-gpu-blocks", "10", "--block-size", "16", "--max-model-len", "145"),
             "at most the KV cache's 144 tokens",
         ),
-        (("--no-chunked-prefill",), "max_num_batched_tokens: 2048 is too small without chunked prefill"),
         (("--output-tokens", "0"), "--output-tokens"),
         (("--route", "prefix"), "--route: without --engines of 2 or more; expected both"),
     ],

@@ -11,15 +11,12 @@ import pytest
 from engines.routing import parse_route
 from sim.latency.modelfile import Model, make_model
 from sim.latency.noise import Noise
-from sim.serving.apis import read_completion
 from sim.serving.fields import GenerationFields
 from sim.serving.output import Generation, Output
 from sim.serving.realtime import RealTimeEngine
-from sim.serving.service import Fleet, Service
-from sim.serving.vocabulary import Vocabulary
+from sim.serving.service import Fleet
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
-from tracefile import HashKey
 
 STEP = {
     "t0_ms": 4.0,
@@ -120,39 +117,6 @@ def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
         config = replace(CONFIG, async_scheduling=ahead)
         with_running(msgspec.structs.replace(MODEL, engine=config), late_arrival(ahead))
     assert seen[True] - seen[False] == 5.0  # one decode step
-
-
-def test_by_priority_the_urgent_one_overtakes_who_waits() -> None:
-    first_tokens: list[float] = []
-
-    async def use(engine: RealTimeEngine) -> None:
-        three = [generation(8, 3, first_key) for first_key in (100, 200, 300)]
-        for one, priority in zip(three, (0, 5, 1), strict=True):
-            one.request.priority = priority
-            engine.submit(one)
-        await until(engine, lambda: all(one.outcome is not None for one in three))
-        first_tokens.extend(one.token_ms[0] for one in three)
-
-    one_at_a_time = replace(CONFIG, max_num_seqs=1, scheduling_policy="priority")
-    with_running(msgspec.structs.replace(MODEL, engine=one_at_a_time), use)
-    # Each takes a prefill of 8 and two decodes of 5, all having entered at 12.
-    assert first_tokens == [20.0, 20.0 + 2 * (10.0 + 8.0), 20.0 + 10.0 + 8.0]
-
-
-def test_a_requests_priority_is_the_schedulers() -> None:
-    service = Service(
-        fleet=Fleet(MODEL, 1, parse_route("round-robin"), speed=None, noise_seed=None),
-        vocabulary=Vocabulary(),
-        model_name="tiny",
-        max_model_len=64,
-        version="",
-        seed=0,
-        median_output_tokens=8.0,
-        hash_key=HashKey(bytes(32)),
-    )
-    asked = read_completion(service, b'{"prompt": [1, 2, 3], "priority": 4}')
-    (planned,) = service.plan(asked, lambda _: None)
-    assert planned.request.priority == 4
 
 
 def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:

@@ -40,7 +40,7 @@ def test_hits_end_at_multiples_of(text: str, alignment: int, partial: bool) -> N
         ("full(16):16", "expected"),
         ("full:16*0", "expected positive"),
         ("eagle", "'eagle'; expected full:16"),
-        ("ring:16", "no group can be cached"),
+        ("ring:16", "'ring:16'; expected"),
         ("full:16+mamba:24+match=16", "match=16: does not divide blocks of [16, 24]"),
         ("full:16+retain=32", "retain=32; expected 0"),
         ("full:16+window(40):32+retain=48", "a multiple of 32"),

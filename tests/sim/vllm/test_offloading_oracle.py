@@ -31,7 +31,7 @@ def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
     """The workload on our compiled scheduler, in the words of ``vllm_offloading.py``; a step is a millisecond."""
     settings = dict(workload["config"])
     host_blocks = settings.pop("host_blocks")
-    config = EngineConfig(max_model_len=4096 if settings["enable_chunked_prefill"] else None, **settings)
+    config = EngineConfig(max_model_len=4096, **settings)
     deployed = Deployment(host_blocks=host_blocks, kv_bytes_per_token=1, host_gb_per_s=1e12, host_latency_ms=0.0)
     specs, keys = workload["requests"], Keys()
     scheduler = CompiledScheduler(config, [our_request(one, config.block_size, keys) for one in specs], deployed)

@@ -260,14 +260,6 @@ def test_abort_frees_at_once_wherever_the_request_is() -> None:
     scheduler.check_integrity()
 
 
-def test_a_long_prefill_leaves_room_only_while_there_are_others() -> None:
-    scheduler = engine(long_prefill_token_threshold=5)
-    scheduler.add(request("a", 40, 1, family=1))
-    assert run_step(scheduler) == [("a", 16, 0)]
-    scheduler.add(request("b", 7, 1, family=2))
-    assert run_step(scheduler) == [("a", 5, 16), ("b", 5, 0)]
-
-
 def test_requests_that_never_fit_are_refused() -> None:
     scheduler = engine(usable=4, max_model_len=15)
     assert scheduler.accepts(request("a", 10, 5))
@@ -286,48 +278,6 @@ def test_requests_that_never_fit_are_refused() -> None:
 def test_settings_no_engine_could_have_are_refused() -> None:
     with pytest.raises(InputError, match="num_gpu_blocks: 1 is too small; expected at least 2"):
         EngineConfig(num_gpu_blocks=1)
-    with pytest.raises(InputError, match="scheduling_policy: 'fifo' is unknown; expected fcfs or priority"):
-        EngineConfig(num_gpu_blocks=10, scheduling_policy="fifo")  # type: ignore[arg-type]
-
-
-def test_the_smallest_priority_is_served_first_and_ties_by_arrival() -> None:
-    scheduler = engine(scheduling_policy="priority", max_num_batched_tokens=4)
-    for place, (name, priority) in enumerate([("late", 1), ("first", 0), ("second", 0)]):
-        waiting = request(name, 4, 1, family=place)
-        waiting.priority, waiting.arrival_ms = priority, {"late": 0.0, "first": 1.0, "second": 2.0}[name]
-        scheduler.add(waiting)
-    assert [run_step(scheduler)[0][0] for _ in range(3)] == ["first", "second", "late"]
-
-
-def test_by_priority_whoever_gives_way_may_stand_first_and_loses_its_share() -> None:
-    scheduler = engine(usable=4, scheduling_policy="priority")
-    humble, urgent = request("humble", 7, 9, family=1), request("urgent", 8, 8, family=2)
-    humble.priority, urgent.priority = 5, 1
-    scheduler.add(humble)
-    scheduler.add(urgent)
-    assert run_step(scheduler) == [("urgent", 8, 0), ("humble", 7, 0)]
-    scheduler.running.reverse()  # humble is asked first from here on, and gets its share …
-    step = scheduler.schedule()
-    # … which it loses when urgent's ninth token finds no block: rule 13 takes the largest priority.
-    assert (shares(step), step.preempted, humble.steps_in_flight) == ([("urgent", 1, 8)], [humble], 0)
-    scheduler.check_integrity()
-
-
-def test_without_chunks_a_prompt_waits_for_a_step_with_room_for_it() -> None:
-    scheduler = engine(enable_chunked_prefill=False, max_num_batched_tokens=10)
-    scheduler.add(request("a", 6, 3, family=1))
-    scheduler.add(request("b", 5, 1, family=2))
-    scheduler.add(request("c", 1, 1, family=3))
-    assert run_step(scheduler) == [("a", 6, 0)]  # 4 tokens are left; c, which would fit, waits behind b
-    assert run_step(scheduler) == [("a", 1, 6), ("b", 5, 0), ("c", 1, 0)]
-    assert not scheduler.accepts(request("d", 9, 2))  # 11 tokens could need a step of their own after a preemption
-
-
-def test_without_chunks_a_step_must_hold_the_longest_request() -> None:
-    with pytest.raises(
-        InputError, match=r"max_num_batched_tokens: 16 is too small without chunked prefill; expected .*64"
-    ):
-        engine(enable_chunked_prefill=False, max_model_len=64)
 
 
 def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_cached_a_second_time() -> None:

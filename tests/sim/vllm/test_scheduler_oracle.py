@@ -32,7 +32,6 @@ def workloads(draw: st.DrawFn) -> tuple[EngineConfig, list[Arrival]]:
         block_size=block_size,
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 40)),
-        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         async_scheduling=draw(st.booleans()),
     )
@@ -70,7 +69,6 @@ def test_every_step_is_the_slow_engines(slow_engine: ModuleType, workload: tuple
         seqs=config.max_num_seqs,
         budget=config.max_num_batched_tokens,
         caching=config.enable_prefix_caching,
-        most=config.long_prefill_token_threshold,
     )
     requests = []
     for number, arrival in enumerate(arrivals):

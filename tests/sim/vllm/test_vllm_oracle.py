@@ -1,7 +1,6 @@
 """Our pool and scheduler, plain and compiled, against vLLM's own: every step of many random workloads.
 
-Synchronous and asynchronous, first come first served and by priority, with and without chunked prefill, prefix caching,
-a threshold for long prefills, cache salts, and log probabilities of prompts.
+Synchronous and asynchronous, with and without prefix caching, cache salts, and log probabilities of prompts.
 """
 
 import json
@@ -37,16 +36,10 @@ def make_workload(seed: int) -> Workload:
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": rng.choice([16, 48, 128, 256]),
-        "long_prefill_token_threshold": rng.choice([0, 0, 24]),
-        "enable_chunked_prefill": rng.random() > 0.15,
-        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "enable_prefix_caching": rng.random() > 0.1,
         "async_scheduling": seed % 2 == 1,
     }
     most_tokens = (config["num_gpu_blocks"] - 1) * block_size
-    if not config["enable_chunked_prefill"]:
-        config["max_num_batched_tokens"] = rng.choice([200, 400])
-        most_tokens = min(most_tokens, config["max_num_batched_tokens"] - 1)
     prefix = random_tokens(rng, most_tokens)
     requests: list[dict[str, Any]] = []
     for number in range(rng.randrange(8, 24)):
@@ -77,7 +70,6 @@ def make_request(
         "id": f"r{number}",
         "step": step,
         "arrival": step + number / 1000,
-        "priority": rng.randrange(3),
         "salt": rng.choice([None, None, None, "pepper"]),
         "prompt": prompt,
         "output": output,
@@ -199,9 +191,8 @@ def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def our_config(workload: Workload) -> EngineConfig:
-    limit = 4096 if workload["config"]["enable_chunked_prefill"] else None
     config = {name: value for name, value in workload["config"].items() if name != "hybrid"}
-    return EngineConfig(max_model_len=limit, **config)
+    return EngineConfig(max_model_len=4096, **config)
 
 
 class Keys(dict[tuple[object, ...], int]):
@@ -220,7 +211,6 @@ def our_request(spec: dict[str, Any], block_size: int, keys: Keys) -> Request:
         len(spec["output"]),
         keys.chain(spec, block_size),
         arrival_ms=spec["arrival"],
-        priority=spec["priority"],
         max_tokens=spec["max_tokens"],
         prompt_logprobs=spec["prompt_logprobs"],
     )

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from engines.facts import EngineFacts
-from tap.ipc.messages import Endpoint
-from tap.prompts.shape import read_shape
 from tests.fakes.vocabularies import write_model
 from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile import BlockHasher, Engine, keyed_id
@@ -150,17 +148,18 @@ def test_prompts_that_have_no_single_chain_are_recorded_without_and_counted(lab:
     }  # fmt: skip
 
 
-def test_model_override_and_salt_change_the_root(lab: Any) -> None:
+def test_model_override_lora_and_salt_change_the_root(lab: Any) -> None:
     async def scenario() -> None:
         script = answering(lambda body: {"choices": [], "usage": usage(4, 1)})
-        async with lab.tap(script, model="base") as (tap, _):
-            for fields in ({"model": "x"}, {"model": "y"}, {"model": "x", "cache_salt": "s"}):
+        async with lab.tap(script, model="base", loras=("adapter",)) as (tap, _):
+            for fields in ({"model": "x"}, {"model": "adapter"}, {"model": "x", "cache_salt": "s"}):
                 await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4], **fields})
 
     asyncio.run(scenario())
-    first, other, salted = lab.records
-    assert first.block_hashes == other.block_hashes == independent_chain(lab, "base", [1, 2, 3, 4])
-    assert (other.model, salted.block_hashes != first.block_hashes) == ("y", True)
+    first, adapted, salted = lab.records
+    assert first.block_hashes == independent_chain(lab, "base", [1, 2, 3, 4])
+    assert (adapted.lora, adapted.model, first.lora) == ("adapter", "adapter", None)
+    assert len({record.block_hashes[0] for record in (first, adapted, salted)}) == 3
 
 
 def test_a_body_larger_than_the_copy_is_relayed_whole_and_recorded_without_hashes(lab: Any) -> None:
@@ -376,21 +375,3 @@ def test_without_usage_the_tokenizer_counts_the_prompt(lab: Any, vocabulary: Pat
     assert record.prompt_tokens > 4
     assert len(record.block_hashes) == record.prompt_tokens // 4
     assert (record.output_tokens, record.cached_tokens) == (3, None)
-
-
-@pytest.mark.parametrize(
-    ("path", "asked", "found"),
-    [
-        ("/v1/completions", {"prompt_logprobs": 0}, True),
-        ("/v1/completions", {"echo": True, "logprobs": 0}, True),
-        ("/v1/completions", {"echo": True}, None),
-        ("/v1/completions", {"logprobs": 3}, None),
-        ("/v1/completions", {"prompt_logprobs": None, "echo": False, "logprobs": 1}, None),
-        ("/v1/chat/completions", {"echo": True}, True),  # vLLM's default of top_logprobs is 0, not null
-        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, None),
-    ],
-)
-def test_a_request_for_the_prompts_log_probabilities_is_known_by_its_fields(
-    path: Endpoint, asked: dict[str, Any], found: bool | None
-) -> None:
-    assert read_shape(path, json.dumps(asked).encode()).prompt_logprobs is found

@@ -10,8 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +220,6 @@ def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritte
 
     asyncio.run(scenario())
     assert lab.records == []
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Folder whose path leaves room for a socket's, as pytest's own does not everywhere."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
 
 
 def test_a_tap_before_its_engine_goes_on_when_it_comes_and_when_its_trace_goes(lab: Any) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,28 +78,6 @@ def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
     said = capsys.readouterr().err
     assert "; CLIENTS GET 503 until it can be reached" in said
     assert said.count("\n") == 1, "once, however often it was tried"
-
-
-def test_a_reload_reads_the_upstreams_while_none_is_there(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(lab.folder / "upstreams")
-
-    def reload(text: str) -> None:
-        file.write_text(text)
-        os.kill(os.getpid(), signal.SIGHUP)
-
-    async def scenario() -> None:
-        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        there = Origin("http", "127.0.0.1", server.sockets[0].getsockname()[1])
-        async with waiting(lab, free_port(), upstreams_file=str(file)) as (task, clients):
-            reload("nowhere")
-            while "THE UPSTREAMS STAY" not in capsys.readouterr().err:
-                await told(clients, POST)
-            reload(f"{there}\n")
-            config, reached = await asyncio.wait_for(task, 10)
-            assert (config.upstreams, reached) == ((there,), [there])
-        server.close()
-
-    asyncio.run(scenario())
 
 
 def test_signals_before_and_after_the_start() -> None:

@@ -16,10 +16,6 @@ def numbered_post(number: int, framing: str) -> bytes:
     return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
 
-def numbered_answer(number: int) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhere is " + b"%d" % number
-
-
 async def one_at_a_time(peer: Any) -> None:
     """Answers each request with its number, after a while in which no other may come."""
     while True:

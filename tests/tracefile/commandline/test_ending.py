@@ -1,18 +1,16 @@
 """Every end of a command has its exit code, and Ctrl-C has none of a traceback."""
 
 import errno
-import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tracefile import InputError, interrupt
+from tracefile import InputError
 from tracefile.commandline.ending import run_command
 
 
@@ -37,9 +35,7 @@ def raises(error: BaseException) -> Callable[[Sequence[str]], int]:
         (raises(InputError("t:1: a\nb; expected c")), 2, "x: error: t:1: a\\nb; expected c\n"),
         (raises(KeyboardInterrupt()), 130, ""),
         (interrupted_import, 130, ""),
-        (raises(RecursionError()), 2, "x: error: the input is nested too deeply; expected a trace\n"),
         (raises(PermissionError(errno.EACCES, "No", "/f")), 2, "x: error: /f: No; expected room and permission\n"),
-        (raises(MemoryError("1 TiB")), 2, "x: error: not enough memory for this input (1 TiB); "),
     ],
 )
 def test_an_end_is_an_exit_code_and_at_most_one_line(
@@ -49,21 +45,6 @@ def test_an_end_is_an_exit_code_and_at_most_one_line(
         run_command("x", main, [])
     assert exited.value.code == code
     assert capsys.readouterr().err.startswith(said)
-
-
-def test_a_very_long_value_loses_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run_command("x", raises(InputError(f"t:1: {'a' * 300_000}; expected a time")), [])
-    said = capsys.readouterr().err
-    assert len(said) < 4100
-    assert said.startswith("x: error: t:1: aaa")
-    assert said.endswith("aaa; expected a time\n")
-
-
-@pytest.mark.parametrize("error", [ImportError("no module"), OSError(errno.EINVAL, "no module")])
-def test_an_error_of_the_program_stays_one(error: Exception) -> None:
-    with pytest.raises(type(error), match="no module"):
-        run_command("x", raises(error), [])
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +78,6 @@ def test_a_trace_passes_from_stdin_to_stdout_and_only_once(trace: Path) -> None:
     assert shell(f"cat {trace} | tracefile convert - - --anonymize") == (2, said)
 
 
-def test_output_can_be_closed(trace: Path) -> None:
-    assert shell(f"tracefile cat {trace} >&-") == (0, "")
-
-
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_no_socket_takes_the_number_of_a_closed_stream(closed: str) -> None:
     """libuv ends the process where it closes one of these numbers, in children too."""
@@ -111,21 +88,6 @@ def test_no_socket_takes_the_number_of_a_closed_stream(closed: str) -> None:
         "run_command('x', lambda argv: min(own(), subprocess.run(child).returncode))"
     )
     assert shell(f'"{sys.executable}" -c "{text}" {closed}') == (3, "")
-
-
-def test_other_programs_keep_their_handler_of_ctrl_c() -> None:
-    assert interrupt.command_name() is None
-    assert signal.getsignal(signal.SIGINT) is not interrupt.exit_at_once
-
-
-@pytest.mark.parametrize(
-    ("argv", "name"), [(["/bin/tap", "x"], "tap"), (["kvtape", "tap"], "tap"), (["kvtape"], "kvtape"), (["x"], None)]
-)
-def test_name_of_the_command_that_runs(argv: list[str], name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("kvtape.entry")  # the scripts'
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    monkeypatch.setattr(sys, "argv", argv)
-    assert interrupt.command_name() == name
 
 
 @pytest.mark.parametrize("started", ["module", "script"])

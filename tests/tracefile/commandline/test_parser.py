@@ -1,8 +1,6 @@
 """A mistake on the command line gets one line that names the nearest right word, and exit code 2."""
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,17 +67,9 @@ def test_a_mistake_is_one_line(argv: list[str], said: str, capsys: pytest.Captur
     assert said in refusal(capsys, *argv)
 
 
-def test_a_flag_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--out: no such flag; did you mean --output?" in refusal(capsys, "run", "t", "--out", "a")
-
-
 def test_values_that_look_like_flags_are_values() -> None:
     found = parser().parse_args(["run", "-oa", "--number", "-3", "--wait=1m", "--", "--odd"])
     assert (found.output, found.number, found.wait, found.trace) == ("a", -3, 60.0, "--odd")
-
-
-def test_a_default_duration_is_read_as_a_given_one() -> None:
-    assert parser().parse_args(["run", "t", "-o", "a"]).wait == 30.0
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["run", "--version"]])
@@ -87,56 +77,6 @@ def test_every_parser_tells_the_version(argv: list[str], capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as exited:
         parser().parse_args(argv)
     assert (exited.value.code, capsys.readouterr().out) == (0, f"kvtape {VERSION}\n")
-
-
-def test_a_command_that_the_program_handles_itself_is_known_by_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Parser(prog="loadgen", commands=["sweep"])
-    made.add_argument("--url", required=True)
-    for word, said in {
-        "calibrate": "loadgen: error: loadgen calibrate is now python -m scripts.bench_loadgen, in a clone\n",
-        "sweeep": "loadgen: error: sweeep: no such command; did you mean sweep?\n",
-    }.items():
-        with pytest.raises(SystemExit):
-            made.parse_args([word])
-        assert capsys.readouterr().err == said
-
-
-def test_help_tells_forms_and_defaults_of_values_and_keeps_the_lines_of_examples() -> None:
-    made = Parser(prog="tool", description="words " * 30, epilog="examples:\n  tool t --wait 5s\n  tool u\n")
-    made.add_argument("trace", help="read")
-    made.add_argument("--wait", type=duration, default="30s", help="wait")
-    made.add_argument("--share", type=float, default=1.0, help="share of all, such as 50%% (docs/a.md)")
-    made.add_argument("--number", type=int, required=True, help="number")
-    made.add_argument("--also", action="append", default=[], help="another")
-    made.add_argument("--model", help="model (default: the engine's)")
-    made.add_argument("--json", action="store_true", help="one object")
-    shown = " ".join(made.format_help().split())
-    for words in (
-        "TRACE read",
-        "--wait TIME wait (default 30s)",
-        "--share X share of all, such as 50% (docs/a.md; default 1)",
-        "--number N number (required)",
-        "--also ALSO another (default: none)",
-        "--model MODEL model (default: the engine's)",
-        "--json one object",
-    ):
-        assert words in shown
-    assert made.format_help().endswith("examples:\n  tool t --wait 5s\n  tool u\n")
-    assert max(map(len, made.format_help().splitlines())) <= 120
-
-
-def test_a_later_argparse_may_give_subcommands_settings_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.14.8 gives ``color``: every command that has subcommands ended with a TypeError."""
-    given: dict[str, object] = {}
-    usual = argparse.ArgumentParser.__init__
-
-    def later(self: argparse.ArgumentParser, *words: Any, color: object = None, **settings: Any) -> None:
-        usual(self, *words, **settings)
-        given["color"] = color
-
-    monkeypatch.setattr(argparse.ArgumentParser, "__init__", later)
-    Parser("tracefile").add_subparsers().add_parser("cat", color=False)
-    assert given == {"color": False}
 
 
 def test_a_rare_setting_is_given_in_a_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -105,11 +104,6 @@ def test_ids_that_are_no_u32_are_refused(ids: list[int]) -> None:
         BlockHasher(KEY).hash_blocks(ids)
 
 
-def test_a_block_of_no_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match="block size: 0"):
-        BlockHasher(KEY, block_size=0)
-
-
 def test_the_key_shows_in_nothing(tmp_path: Path) -> None:
     key = load_key(tmp_path / "key")
     shown = f"{key} {key!r} {key.key_id} {BlockHasher(key).info}"
@@ -173,19 +167,6 @@ def test_a_key_that_another_user_hands_to_a_group_is_as_a_mounted_secret_is(
     assert capsys.readouterr().err == ""
 
 
-def test_an_unwritable_place_for_the_key_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot read the hash key \(Not a directory\)"):
-        load_key(tmp_path / "file" / "key")
-
-
-def test_a_user_without_a_home_needs_a_named_key_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KVTAPE_KEY_FILE", raising=False)
-    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))
-    with pytest.raises(InputError, match="expected a key file named by KVTAPE_KEY_FILE"):
-        load_key()
-
-
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_a_thinned_chain_shares_exactly_what_hashing_at_the_coarse_size_shares(
     prompt: int, output: int, block_size: int, factor: int, data: st.DataObject
@@ -216,22 +197,6 @@ def hashed(ids: list[int], prompt: int, output: int, block_size: int) -> Record:
     )
 
 
-def test_thinning_parts_prompt_from_output_by_tokens() -> None:
-    # 7 prompt and 6 output tokens in blocks of 2: blocks 0-2 are the prompt's, 3 holds tokens 6 and 7, 5 the last.
-    record = Record(
-        request_id=RequestId("a"),
-        prompt_tokens=7,
-        output_tokens=6,
-        block_hashes=[BlockHash(h) for h in (10, 11, 12)],
-        output_block_hashes=[BlockHash(h) for h in (13, 14, 15)],
-        hashable_blocks=3,
-    )
-    thin = downsample(record, 2, 2)
-    # In blocks of 4: block 0 is the prompt's; block 1 (tokens 4-7) holds an output token, so it is the output's.
-    assert (thin.block_hashes, thin.output_block_hashes, thin.hashable_blocks) == ([11], [13, 15], 1)
-    assert record.block_hashes == [10, 11, 12]
-
-
 def test_a_chain_that_stops_early_loses_its_output_when_thinned() -> None:
     record = Record(
         request_id=RequestId("a"),
@@ -240,10 +205,3 @@ def test_a_chain_that_stops_early_loses_its_output_when_thinned() -> None:
         output_block_hashes=[BlockHash(9)],
     )
     assert downsample(record, 2, 2).output_block_hashes is None
-
-
-def test_thinning_refuses_nonsense_and_leaves_hashless_records_alone() -> None:
-    record = Record(request_id=RequestId("a"))
-    assert downsample(record, 16, 2) == record
-    with pytest.raises(InputError, match="factor: 0"):
-        downsample(record, 16, 0)

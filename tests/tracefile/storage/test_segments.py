@@ -1,6 +1,5 @@
 """A trace in segments reads as one, by its folder, its manifest or its name; and what is no such thing is refused."""
 
-import gzip
 from pathlib import Path
 
 import msgspec
@@ -114,24 +113,6 @@ def test_a_torn_segment_costs_its_torn_line_and_the_next_is_read(trace: Path) ->
         assert f"{plain}:3: torn last line" in reader.warnings[-1]
 
 
-def test_segments_of_other_clocks_or_blocks_are_no_one_trace(trace: Path) -> None:
-    for field, value in (("epoch_unix_ns", 2_000), ("block_size", 8)):
-        third = part_path(segment_path(trace, 3))
-        third.unlink()
-        write(third, range(5, 9), msgspec.structs.replace(META, **{field: value}))
-        with pytest.raises(InputError, match=f"000003.*:1: meta.{field}: {value}; expected"):
-            load_trace(trace)
-
-
-def test_a_segment_that_was_shipped_away_is_read_without(trace: Path) -> None:
-    segment_path(trace, 1).unlink()
-    for name in (trace.parent, manifest_path(trace), trace):
-        with open_trace(name) as reader:
-            assert [found.request_id for found in reader] == [f"r{i}" for i in range(3, 9)]
-            (warning,) = reader.warnings
-            assert "read without 1 of its segments (captured-000001.jsonl.zst" in warning
-
-
 def test_a_segment_that_is_closed_while_the_trace_is_read_is_found_under_its_name(trace: Path) -> None:
     with open_trace(trace) as reader:
         assert next(reader) == record(0)
@@ -180,16 +161,6 @@ def test_a_manifest_names_files_beside_it_alone(trace: Path, name: str) -> None:
     path.write_bytes(msgspec.json.encode(found))
     with pytest.raises(InputError, match=r"segments: name: .*; expected a file's name"):
         open_trace(trace.parent)
-
-
-def test_one_file_is_made_of_many(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    joined = tmp_path / "joined.jsonl.gz"
-    assert main(["convert", str(trace.parent), str(joined)]) == 0
-    assert "9 records" in capsys.readouterr().err
-    assert load_trace(joined) == (META, [record(i) for i in range(9)])
-    assert trace_digest(joined) == trace_digest(trace)
-    headers = [line for line in gzip.decompress(joined.read_bytes()).split(b"\n") if line.startswith(b'{"meta"')]
-    assert len(headers) == 2, "the engine changed once, and that is kept"
 
 
 def test_segments_are_joined_by_time(trace: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The compiled form equals Python's, event for event. Without a compiler both are Python's."""
+"""Events read by a template equal those read one by one, whatever the stream holds."""
 
 from functools import partial
 from itertools import pairwise
@@ -63,7 +63,14 @@ USUAL = (
     '{"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" é\\n",'
     '"logprobs":null,"finish_reason":null,"token_ids":[9,10]}],"usage":null}'
 )
+EQUAL = (
+    'data: {"id":"c","model":"m","choices":[{"index":0,"text":"%s","finish_reason":null,"token_ids":[%s]}]}\n\n',
+    'data: {"id": "c", "choices": [{"index": 0, "delta": {"content": "%s"}, "token_ids": null}], "n": %s}\n\n',
+)
+TEXT = st.sampled_from([" a", "b", "é😀", "", "\\n", "\x01", '","text":"', "token_ids", '"'])
+NUMBER = st.sampled_from(["1", "1", "0", "12", "01", "1,2", "1234567890", "]"])
 BLOCK = st.one_of(
+    st.tuples(st.sampled_from(EQUAL), TEXT, NUMBER).map(lambda told: told[0] % told[1:]),
     st.just(f"data: {USUAL}\n\n"),
     EVENT.map("data: {}\n\n".format),
     st.sampled_from(
