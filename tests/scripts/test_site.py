@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import kvtape
-from scripts.site.hooks import address, own_files
+from scripts.site.hooks import own_files
 from scripts.site.python_api import api_page
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,21 +27,6 @@ def test_the_python_api_has_every_name_its_signature_and_its_docstring() -> None
     assert "| `cached_tokens` | `IntArray` | UNKNOWN: not reported; 0: a miss. |" in page
 
 
-@pytest.mark.parametrize(
-    ("path", "place"),
-    [
-        ("README.md", "index.html"),
-        ("docs/tap.md", "tap.html"),
-        ("docs/recipes/README.md", "recipes/index.html"),
-        ("deploy/README.md", "deploy/index.html"),
-        ("docs/report.png", "report.png"),
-        ("deploy/gateway/haproxy.cfg", "deploy/gateway/haproxy.cfg"),
-    ],
-)
-def test_addresses_are_short(path: str, place: str) -> None:
-    assert address(path) == place
-
-
 def navigation(found: Any) -> list[str]:
     """Pages of a part of the navigation."""
     if isinstance(found, str):
@@ -55,20 +40,6 @@ def test_every_page_is_in_the_navigation_once() -> None:
     own = {str(path.relative_to(ROOT)) for path in own_files() if path.suffix == ".md"}
     notes = {page for page in own if page.startswith("docs/dev/")} - set(pages)
     assert sorted([*pages, *notes]) == sorted(own | GENERATED)
-
-
-def test_links_between_pages_lead_somewhere() -> None:
-    """MkDocs would say so, too; it is not there in every run of tests."""
-    dead = [
-        (str(page.relative_to(ROOT)), link)
-        for page in own_files()
-        if page.suffix == ".md"
-        for link in re.findall(
-            r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
-        )
-        if ":" not in link and not (page.parent / link).is_file()
-    ]
-    assert not dead
 
 
 @pytest.mark.docs
