@@ -25,11 +25,8 @@ test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_L
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray
 
-test-docs: $(VENV)/ready       ## the documentation's commands run, its site built
+test-docs: $(VENV)/ready       ## the documentation's commands run
 	$(PY) -m pytest -n 2 --dist worksteal -m docs
-
-site: $(VENV)/ready            ## the documentation as a site that needs no network: out/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check

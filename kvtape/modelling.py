@@ -69,10 +69,7 @@ def forecast(
     for scenario in (base, *scenarios):
         _check_settings(scenario.settings)
     config = ForecastConfig(trace=Path(trace), model=Path(model), members=checked_members(members), seed=seed)
-    found, finished = forecast_scenarios(config, WhatIf(scenarios=tuple(scenarios), base=base))
-    if not finished:
-        raise KeyboardInterrupt
-    return found
+    return forecast_scenarios(config, WhatIf(scenarios=tuple(scenarios), base=base))
 
 
 def _check_settings(names: Iterable[str]) -> None:

@@ -21,21 +21,26 @@ from report.output import add_page_argument, page_path, put_page, write_page
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
+from tracefile.records.extras import lacking
 from tracefile.records.latenames import LateModule, late_modules
+from tracefile.storage.output import PARQUET, check_output
 
 if TYPE_CHECKING:
-    from measure.metrics import sessions, slos, tables, trace
-    from report import files
+    import numpy as np
+
+    from measure.metrics import columns, sessions, slos, tables, trace
+    from measure.runs import Run
     from report.grid import measured as sweeps
     from report.grid import panels
     from report.trace import measured, page
 else:  # numpy and a page's libraries, which the flags need not
-    sessions, slos, tables, trace = late_modules("measure.metrics", "sessions slos tables trace")
-    files = LateModule("report.files")
+    np = LateModule("numpy")
+    columns, sessions, slos, tables, trace = late_modules("measure.metrics", "columns sessions slos tables trace")
     sweeps, panels = LateModule("report.grid.measured"), LateModule("report.grid.panels")
     measured, page = late_modules("report.trace", "measured page")
 
 TERMINAL_COLUMNS: Final = 100
+TABLES: Final = ("requests.parquet", "sessions.parquet")
 EPILOG: Final = """\
 The folder of a sweep holds sweep.jsonl, as loadgen sweep writes it. Every metric is defined in docs/metrics.md.
 Exit codes: 0 done, 1 an SLO is missed (of a sweep: by every load of a label), 2 bad input.
@@ -84,7 +89,7 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
     limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
     html = page_path(flags, [path])
     if flags.files is not None:
-        files.check_files(flags.files, path)
+        check_files(flags.files, path)
     run = trace.read_run(path)
     for warning in run.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -96,9 +101,47 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
     if html is not None:
         write_page(html, page.trace_page(found))
     if flags.files is not None:
-        files.write_files(flags.files, run)
+        write_files(flags.files, run)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
     lines = [f"{path.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
     lines += tables.metric_lines(metrics)
     print_result(metrics, [*lines, *filter(None, [found.left_out])], as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1
+
+
+def check_files(folder: Path, trace: Path) -> None:
+    """Raise InputError unless the tables can be written: over nothing but earlier ones."""
+    if not folder.resolve().parent.is_dir() or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"--files {folder}: expected a folder to write in")
+    for name in TABLES if folder.is_dir() else ():
+        check_output(folder / name, PARQUET, [trace], "--files")
+
+
+def write_files(folder: Path, run: "Run") -> None:
+    """Write both tables. Raises InputError without pyarrow, and where the folder cannot be written."""
+    tables_of = columns.request_table, columns.session_table
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, table_of in zip(TABLES, tables_of, strict=True):
+            write_parquet(table_of(run), folder / name)
+    except OSError as error:
+        raise InputError(f"--files {folder}: {error.strerror or error}; expected a writable folder") from error
+
+
+def write_parquet(table: "columns.Table", path: Path) -> None:
+    """Write a table as Parquet; NaN is null. Raises InputError without pyarrow."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - optional
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ImportError:
+        raise InputError(f"Parquet: {lacking('pyarrow')}") from None
+
+    def type_of(column: "columns.Column") -> pa.DataType:
+        if isinstance(column, columns.Lists):
+            return pa.list_(pa.float64())
+        return pa.string() if isinstance(column, list) else pa.from_numpy_dtype(np.asarray(column).dtype)
+
+    schema = pa.schema([(name, type_of(column)) for name, column in table.items()])
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
+        for part in columns.parts(table):
+            file.write_batch(pa.RecordBatch.from_pydict(part, schema=schema))

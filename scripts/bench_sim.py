@@ -12,17 +12,23 @@ import gc
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from measure.cache.hitcurve import hit_curve
 from scripts.markdown import markdown_table
-from scripts.simbench.caches import bench_caches
 from scripts.simbench.hour import bench_command, bench_hour
 from scripts.simbench.million import bench_million
+from scripts.simbench.timing import Figures, measure
+from sim.cache.sequential_pool import Requests, SequentialPool, lay_out
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
+from sim.workload.accesses import read_accesses
+from sim.workload.chain import Chains
 from tracefile import load_trace
+from tracefile.records.batches import Batch
 
 COSTS = {
     "t0_ms": 6.0,
@@ -49,6 +55,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--million", type=int, default=0, metavar="N", help="make up and run N requests")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
+
+
+def bench_caches(trace: Path, usable: int, runs: int) -> Figures:
+    """From requests in memory: the pool at ``usable`` blocks, one request at a time; then the whole curve."""
+    meta, records = load_trace(trace)
+    batch = Batch(records)
+    requests, accesses = lay_out(batch, batch.hashes(), Chains(meta)), read_accesses(trace)
+    pool = partial(pool_hits, requests, usable)
+    figures = measure("pool", runs, pool)
+    figures |= {"pool_hit_blocks": pool(), "pool_blocks": int(requests.requests["num_blocks"].sum())}
+    return figures | measure("curve", runs, partial(hit_curve, accesses))
+
+
+def pool_hits(requests: Requests, usable: int) -> int:
+    """Hit blocks of a whole trace."""
+    return int(SequentialPool(requests, usable, 512).run().sum())
 
 
 def main() -> None:

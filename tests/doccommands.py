@@ -14,7 +14,6 @@ OUTSIDE = {
     **dict.fromkeys(("apt-get", "docker", "kubectl", "sudo", "systemctl", "systemd-analyze"), "changes the machine"),
     **dict.fromkeys(("haproxy", "nginx", "journalctl"), "wants servers of its own"),
     **dict.fromkeys(("vllm", "llama-server", "lm_eval"), "wants a real engine"),
-    **dict.fromkeys(("hadolint", "kubernetes-validate", "promtool"), "is not installed everywhere"),
     **dict.fromkeys(("pip", "uv", "make", "."), "sets an environment up"),
     **dict.fromkeys(("kill", "curl", "mkdir", "cd", "openssl", "echo", "python", "zstd", "cat", "export"), ""),
 }

@@ -1,14 +1,24 @@
-"""Lines of each package against its budget in pyproject.toml: a package pays for what it gains."""
+"""Lines of each package, flags, commands and small modules against their budgets: a package pays for what it gains."""
 
+import ast
 import subprocess
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvtape.completion import commands
+from tests.test_imports import MODULES, imported_modules
+
 ROOT = Path(__file__).parent.parent
 KINDS = (".py", ".c", ".js", ".css", ".jinja", ".html")
 BUDGETS: dict[str, int] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["kvtape"]["lines"]
+MOST_FLAGS, MOST_COMMANDS = 240, 26
+SMALL_LINES = 60
+EXEMPT = {"engines.trtllm"}
+"""Every engine is a file of its own."""
 
 
 def lines(package: str) -> int:
@@ -21,3 +31,36 @@ def lines(package: str) -> int:
 @pytest.mark.parametrize("package", BUDGETS)
 def test_a_package_stays_within_its_budget(package: str) -> None:
     assert lines(package) <= BUDGETS[package]
+
+
+def test_flags_and_commands_stay_few() -> None:
+    flags = [line for line in (ROOT / "docs" / "commands.md").read_text().splitlines() if line.startswith("| `-")]
+    assert len(flags) <= MOST_FLAGS
+    assert len(list(commands())) <= MOST_COMMANDS
+
+
+def late_modules(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports late, by a name in a string or by names after their package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "late_modules":
+            package, names = (ast.literal_eval(argument) for argument in node.args)
+            yield from (f"{package}.{name}" for name in names.split())
+
+
+def home(name: str) -> str:
+    """Return the module of a name; empty: none of ours."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def test_a_small_module_has_several_importers() -> None:
+    importers: defaultdict[str, set[Path]] = defaultdict(set)
+    for path in (*MODULES.values(), *(ROOT / "scripts").rglob("*.py")):
+        for name in {*imported_modules(path), *late_modules(path)}:
+            importers[home(name)].add(path)
+    small = {module for module, path in MODULES.items() if len(path.read_text().splitlines()) < SMALL_LINES}
+    entries = {module for module, path in MODULES.items() if path.name in ("__init__.py", "__main__.py")}
+    assert not {module for module in small - entries - EXEMPT if len(importers[module] - {MODULES[module]}) == 1}

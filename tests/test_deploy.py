@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.site.hooks import own_files
 from tap.__main__ import parser, read_settings
 from tap.supervisor import processes, service
 
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + processes.ADMIN_LEAVE_S
 """After the drain: the workers hand over what is left, they leave, the recorder writes it. At worst."""
 DEPLOY = ROOT / "deploy"
-PAGES = [path for path in own_files() if path.suffix == ".md"]
+PAGES = [*ROOT.glob("*.md"), *DEPLOY.rglob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def parsed(arguments: Sequence[str], place: str) -> argparse.Namespace:

@@ -54,7 +54,6 @@ SHORTER = (
     (r"--rate \d\S*(?= .*--number)", "--rate 20"),
     (r"--think \S+", "--think 0.01s:0.02s"),
     (r"^replay ", "replay --speedup 50 "),
-    (r"^sim sweep ", "sim sweep --procs 1 "),
     (r"^sim (what-if|search|sweep|validate|calibrate) ", r"sim \1 --members 2 "),
     (r"^sim calibrate (?!.*--pace-from)", r"sim calibrate --bootstrap 0 "),
     (r"^sim calibrate (?!.*-from)", r"sim calibrate --config quick.toml "),

@@ -18,14 +18,11 @@ Setting = int | float | str | bool | None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A number and the interval of its values over members or repeats. Null: past the end of the run."""
+    """A number and the interval of its values over members or repeats. Null: not known, or without bound."""
 
     middle: float | None
-    """The middle member's. Null with ``beyond``: more than that; null without: not known."""
     low: float | None = None
     high: float | None = None
-    beyond: float | None = None
-    """A lower bound, where the curve stops before the level."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +116,9 @@ def reading_of(measure: str) -> Callable[[float], str]:
 
 
 def span_text(span: Span, reading: Callable[[float], str]) -> str:
-    """``94 [90–99]``; ``> x`` past where the curve stops; a dash where nothing is known."""
+    """``94 [90–99]``; a dash where nothing is known."""
     if span.middle is None:
-        return wording.NOTHING if span.beyond is None else f"> {reading(span.beyond)}"
+        return wording.NOTHING
     if span.low is None or (span.high is not None and reading(span.low) == reading(span.high)):
         return reading(span.middle)
     high = "∞" if span.high is None else reading(span.high)
@@ -143,7 +140,7 @@ def effect_text(point: Point, measure: str) -> str:
     if found is None or found.ratio is None:
         return ""
     ratio, difference, reading = found.ratio, found.difference, reading_of(measure)
-    if difference is None or (ratio.middle or ratio.beyond or 0.0) >= TELLING_FACTOR:
+    if difference is None or (ratio.middle or 0.0) >= TELLING_FACTOR:
         signed = difference is None and (ratio.middle or 0.0) < TELLING_FACTOR
         return span_text(
             ratio, lambda value: wording.signed_percent(value - 1.0) if signed else f"×{wording.factor(value)}"

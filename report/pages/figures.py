@@ -133,14 +133,12 @@ class Survival:
     slot: int
     width: float = 2.2
     dash: str = "solid"
-    stops: bool = False
-    """The curve ends with requests still waiting."""
 
 
 def survival_figure(drawn: Sequence[Survival], x_title: str, y_title: str) -> Figure:
     """Draw curves and their bands; the first are below, so that wide ones hide no equal curve."""
     start_ms = max(0.8 * min((float(one.curve.time_ms[0]) for one in drawn), default=1.0), 1e-3)
-    bands, lines, ends = list[Trace](), list[Trace](), list[Trace]()
+    bands, lines = list[Trace](), list[Trace]()
     for one in drawn:
         x, named = [round_finite(start_ms), *rounded(one.curve.time_ms)], dict[str, Any](legendgroup=one.name)
         y, low, high = ([1.0, *rounded(edge)] for edge in (one.curve.survival, one.curve.low, one.curve.high))
@@ -150,12 +148,8 @@ def survival_figure(drawn: Sequence[Survival], x_title: str, y_title: str) -> Fi
         hover = f"{plain(one.name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms{count}<extra></extra>"
         look = named | {"name": one.name, "line": {"shape": "hv"}, "hovertemplate": hover}
         lines.append(line(x, y, one.slot, width=one.width, dash=one.dash, **look))
-        if one.stops:
-            hover = "the capture's end: %{y:.1%} would wait longer<extra></extra>"
-            cross = {"size": 11, "symbol": "x"}
-            ends.append(points(x[-1:], y[-1:], one.slot, cross, showlegend=False, hovertemplate=hover, **named))
     y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
-    return figure([*bands, *lines, *ends], axis(x_title, type="log"), y_axis)
+    return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
 
 
 def thinned(n: int, most: int = _MOST_POINTS) -> IntArray:

@@ -10,15 +10,18 @@ that the budget has no room for. docs/dev/gpu.md describes a machine with a GPU.
 """
 
 import argparse
+import importlib
+import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from scripts.wheels import install_wheels
+SITE = Path.home() / ".cache" / "kvtape" / "wheels"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,7 +52,6 @@ def _capture(args: argparse.Namespace, began_s: float) -> int:
         parser().error(f"--model {args.model}: expected HIDDENxLAYERS")
     if args.wheels is not None:
         install_wheels(args.wheels)
-    # The wheels hold what these import.
     from scripts.engine_home import measuring_cores, on_core  # noqa: PLC0415
     from scripts.fidelity.capturing import capture_round  # noqa: PLC0415
     from tracefile.commandline.durations import duration  # noqa: PLC0415
@@ -63,6 +65,22 @@ def _capture(args: argparse.Namespace, began_s: float) -> int:
         left = capture_round(args.engine, args.folder.resolve(), int(shape[1]), int(shape[2]), ends_s)
     print(f"{left} captures are left: the same command goes on" if left else "all captures are made")
     return 0
+
+
+def install_wheels(wheels: Path) -> None:
+    """Install a folder's wheels, without a network, before this Python's packages, whose torch stays in use."""
+    files = sorted(wheels.glob("*.whl"))
+    if not files:
+        sys.exit(f"--wheels {wheels}: no wheel; expected *.whl")
+    done, names = SITE / "ready", "\n".join(file.name for file in files)
+    if not done.exists() or done.read_text() != names:
+        print(f"Installing {len(files)} wheels into {SITE} (once) ...", flush=True)
+        flags = ["-m", "pip", "--quiet", "install", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target"]
+        subprocess.run([sys.executable, *flags, SITE, *files], check=True)
+        done.write_text(names)
+    sys.path.insert(0, str(SITE))
+    importlib.invalidate_caches()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
 
 
 def _judge(args: argparse.Namespace) -> int:

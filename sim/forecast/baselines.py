@@ -12,7 +12,7 @@ import numpy as np
 from measure.metrics.requests import known
 from measure.runs import STATUSES, Run
 from report.compare.ensembles import LAST_CAPTURE
-from sim.latency.modelfile import Baseline, Model
+from sim.latency.modelfile import Model
 from sim.latency.terms import (
     NUM_STEP_TERMS,
     begin_row,
@@ -33,36 +33,27 @@ def queued(arrival_ms: FloatArray, service_ms: FloatArray) -> FloatArray:
     return np.asarray(done + np.maximum.accumulate(arrival_ms - done + service_ms) - arrival_ms)
 
 
-def predictors(model: Model, captured: Run, repeats: Sequence[Run]) -> dict[str, Run]:
-    """Return the capture's run with the TTFTs of each predictor in place of its own; ``repeats``: of its load."""
-    return _of_work(model, captured, _uncached(captured)) | _last(repeats)
+def predictors(model: Model, run: Run, repeats: Sequence[Run], *, cold: bool = False) -> dict[str, Run]:
+    """Return a capture's run with the TTFTs of each predictor in place of its own; ``repeats``: of the load forecast.
 
-
-def cold_predictors(model: Model, warm: Run, repeats: Sequence[Run]) -> dict[str, Run]:
-    """Return the predictors of the same load without sharing, from its warm capture; ``repeats``: cold ones."""
-    return _of_work(model, warm, known(warm.prompt_tokens)) | _last(repeats)
-
-
-def _last(repeats: Sequence[Run]) -> dict[str, Run]:
-    return {LAST_CAPTURE: repeats[-1]} if repeats else {}
-
-
-def _of_work(model: Model, run: Run, uncached_tokens: FloatArray) -> dict[str, Run]:
-    """Return predictors by the prompt tokens that each request computes; NaN: unknown."""
-    found = {}
-    if line := _line(model):
-        found[LINE] = _seen(run, _line_ms(line, uncached_tokens))
-    known = ~np.isnan(uncached_tokens) & ~np.isnan(run.arrival_ms)
-    order = np.flatnonzero(known)[np.argsort(run.arrival_ms[known], kind="stable")]
-    if not len(order):
-        return found
-    prompt_tokens, output_tokens = run.prompt_tokens[order], np.maximum(run.output_tokens[order], 1)
-    alone_ms, later_ms = service_ms(model, prompt_tokens, uncached_tokens[order].astype(np.int64), output_tokens)
-    arrival_ms, busy_ms = run.arrival_ms[order], alone_ms + later_ms
-    ttft_ms = np.full(len(run), np.nan)
-    ttft_ms[order] = queued(arrival_ms, busy_ms) - busy_ms + alone_ms
-    found["mg1_queue"] = _seen(run, ttft_ms)
-    return found
+    ``cold``: the load without sharing, which computes every prompt token.
+    """
+    prompts = known(run.prompt_tokens)
+    uncached = prompts if cold else np.asarray(np.maximum(prompts - known(run.cached_tokens), 0.0))
+    line, found = model.baselines.get(LINE), dict[str, Run]()
+    if line is not None and line.intercept_ms is not None:
+        found[LINE] = _seen(run, np.maximum(line.intercept_ms + line.per_uncached_token_ms * uncached, 0.0))
+    tells = ~np.isnan(uncached) & ~np.isnan(run.arrival_ms)
+    order = np.flatnonzero(tells)[np.argsort(run.arrival_ms[tells], kind="stable")]
+    if len(order):
+        output_tokens = np.maximum(run.output_tokens[order], 1)
+        alone_ms, later_ms = service_ms(
+            model, run.prompt_tokens[order], uncached[order].astype(np.int64), output_tokens
+        )
+        ttft_ms = np.full(len(run), np.nan)
+        ttft_ms[order] = queued(run.arrival_ms[order], alone_ms + later_ms) - later_ms
+        found["mg1_queue"] = _seen(run, ttft_ms)
+    return found | ({LAST_CAPTURE: repeats[-1]} if repeats else {})
 
 
 def service_ms(
@@ -87,19 +78,6 @@ def service_ms(
         count_decodes(row, output - 1, (output - 1) * prompt + output * (output - 1) // 2, 0)
         later_ms[place] = row_ms(costs, row)
     return alone_ms, later_ms
-
-
-def _line(model: Model) -> Baseline | None:
-    line = model.baselines.get(LINE)
-    return line if line is not None and line.intercept_ms is not None else None
-
-
-def _line_ms(line: Baseline, tokens: FloatArray) -> FloatArray:
-    return np.asarray(np.maximum((line.intercept_ms or 0.0) + line.per_uncached_token_ms * tokens, 0.0))
-
-
-def _uncached(run: Run) -> FloatArray:
-    return np.asarray(np.maximum(known(run.prompt_tokens) - known(run.cached_tokens), 0.0))
 
 
 def _seen(run: Run, ttft_ms: FloatArray) -> Run:

@@ -50,8 +50,8 @@ class Captured:
     """The engine's settings: those that the trace tells or shows, else the model's."""
     paced: bool
     """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
-    planned: "dict[tuple[int, bool, bool], tuple[Arrivals, float]]" = field(default_factory=dict, compare=False)
-    """Arrivals as captured and where the capture ends, by what they depend on: kept, as scenarios share them."""
+    planned: "dict[tuple[int, bool, bool], Arrivals]" = field(default_factory=dict, compare=False)
+    """Arrivals as captured, by what they depend on: kept, as scenarios share them."""
 
     @property
     def cold(self) -> bool:
@@ -70,11 +70,6 @@ class Captured:
         """Servers of the capture."""
         return upstream_names(record.upstream for record in self.records)
 
-    @property
-    def tail_ms(self) -> float:
-        last_ms = max((record.arrival_ms or 0.0 for record in self.records), default=0.0)
-        return max(max((record.end_ms() or 0.0 for record in self.records), default=0.0) - last_ms, 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -83,8 +78,6 @@ class Load:
     scenario: Scenario
     arrivals: "Arrivals"
     engine: EngineConfig
-    horizon_ms: float
-    """Where the capture would have ended: as long after the last planned arrival as it did."""
     fleet: FleetPlan | None = None
     """None: one engine."""
     deployment: Deployment = AS_DEPLOYED
@@ -155,7 +148,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     cold = scenario.cold_prompts or captured.cold
     key = (engine.block_size, cold, engine.enable_prefix_caching)
     if key not in captured.planned:
-        arrivals = planning.plan_arrivals(
+        captured.planned[key] = planning.plan_arrivals(
             captured.meta,
             list(captured.records),
             engine.block_size,
@@ -164,14 +157,11 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
             replay_sessions=captured.paced,
             needs_hashes=engine.enable_prefix_caching,
         )
-        captured.planned[key] = arrivals, captured.tail_ms
-    arrivals, tail_ms = captured.planned[key]
-    arrivals = at_rate(arrivals, scenario.rate)
-    horizon_ms = float(arrivals.arrival_ms.max()) + tail_ms
+    arrivals = at_rate(captured.planned[key], scenario.rate)
     deployment.require_room(arrivals, engine.block_size)
     if engine.kv_groups is not None and fleet is not None:
         raise InputError(f"--kv-groups: {engine.kv_groups}; expected one group in a fleet of engines")
-    return Load(scenario, arrivals, engine, horizon_ms, fleet, deployment)
+    return Load(scenario, arrivals, engine, fleet, deployment)
 
 
 def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:

@@ -5,7 +5,7 @@ keep their noise under another cache, rate or setting, so that most of it cancel
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +50,6 @@ class Forecast:
     """A child's follows its parent's predicted end; NaN: its parent was never served."""
     ttft_ms: FloatArray
     e2e_ms: FloatArray
-    queue_ms: FloatArray
-    """In the scheduler's line before the first step that served it."""
     output_tokens: IntArray
     cached_tokens: IntArray
     """At the first admission; −1: never admitted."""
@@ -70,15 +68,6 @@ class Forecast:
         return np.asarray((self.e2e_ms - self.ttft_ms) / gaps)
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Median and ``CONFIDENCE`` interval of the members' values. Infinite: past the end of the run."""
-
-    middle: float
-    low: float
-    high: float
-
-
 def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> list[Model]:
     """Return ``count`` models that the captures allow: draws in random order, each once before any comes again.
 
@@ -94,12 +83,6 @@ def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> 
     logs = model.drift_log_sd * scores + farther
     speeds = np.exp(np.clip(logs, -WIDEST_LOG, WIDEST_LOG)).tolist()
     return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
-
-
-def no_draws(model: Model) -> Iterator[str]:
-    """Yield a note on a model whose members all have its own parameters."""
-    if not model.draws:
-        yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"
 
 
 def forecast(
@@ -147,30 +130,34 @@ def _on_one_engine(arrivals: Arrivals, config: EngineConfig, model: Model, deplo
     return lambda member, seed: _seen(run_state(with_model(template, arrivals, member, seed), loop_of(config)))
 
 
-def interval(values: FloatArray) -> Interval:
-    """Return the median and ``CONFIDENCE`` of the members' values, which may be infinite; NaN values are left out."""
+def interval(values: FloatArray) -> tuple[float, float, float]:
+    """Return the median of the members' values and the ends of ``CONFIDENCE``; NaN values are left out."""
     kept = np.sort(values[~np.isnan(values)])
     if not len(kept):
-        return Interval(np.nan, np.nan, np.nan)
+        return np.nan, np.nan, np.nan
     low, high = interval_places(CONFIDENCE, len(kept))
-    return Interval(quantile(kept, 0.5), float(kept[low]), float(kept[high]))
+    return quantile(kept, 0.5), float(kept[low]), float(kept[high])
 
 
 def _seen(state: SimState) -> dict[str, npt.NDArray[Any]]:
     runs, requests = state.runs, state.scheduler.requests[:-1]
+    gaps = chain_places(runs["first_token"] + 1, np.maximum(runs["num_seen"] - 1, 0))
+    return seen_columns(runs) | {
+        "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
+        "preemptions": requests["preemptions"].copy(),
+        "gaps_ms": state.itl_ms[_thinned(gaps)],
+    }
+
+
+def seen_columns(runs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return what clients see of the requests of a run, by field of ``Forecast``."""
     failed = runs["outcome"] == layout.PARENT_FAILED
-    counts = np.maximum(runs["num_seen"] - 1, 0)
-    gaps = chain_places(runs["first_token"] + 1, counts)
     return {
         "outcome": runs["outcome"].astype(np.int8),
         "arrival_ms": np.where(failed, np.nan, runs["arrival_ms"]),
         "ttft_ms": runs["ttft_ms"].copy(),
         "e2e_ms": runs["e2e_ms"].copy(),
-        "queue_ms": runs["admitted_ms"] - runs["entry_ms"],
         "output_tokens": runs["num_seen"].copy(),
-        "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
-        "preemptions": requests["preemptions"].copy(),
-        "gaps_ms": state.itl_ms[_thinned(gaps)],
     }
 
 

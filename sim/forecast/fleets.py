@@ -11,9 +11,8 @@ from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
 from sim.forecast.captured import Load
-from sim.forecast.ensemble import Forecast, RunOne, forecast
-from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
-from sim.kernels import layout
+from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns
+from sim.forecast.saturation import PointRun, run_point, utilization_of
 from sim.latency.modelfile import Model
 
 Seen = dict[str, npt.NDArray[Any]]
@@ -61,21 +60,12 @@ def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
 def _seen(dispatch: Dispatch) -> Seen:
     fleet = dispatch.fleet
     runs, count = fleet.state.runs, len(fleet.arrivals)
-    found: Seen = {
-        "outcome": runs["outcome"].astype(np.int8),
-        "arrival_ms": np.where(runs["outcome"] == layout.PARENT_FAILED, np.nan, runs["arrival_ms"]),
-        "ttft_ms": runs["ttft_ms"].copy(),
-        "e2e_ms": runs["e2e_ms"].copy(),
-        "queue_ms": np.full(count, np.nan),
-        "output_tokens": runs["num_seen"].copy(),
-        "cached_tokens": np.full(count, -1),
-        "preemptions": np.zeros(count, np.int64),
-    }
+    found: Seen = seen_columns(runs)
+    found |= {"cached_tokens": np.full(count, -1), "preemptions": np.zeros(count, np.int64)}
     gaps_ms = [np.empty(0)]
     for number, life in enumerate(fleet.lives):
         places, state = np.flatnonzero(fleet.life_of == number), life.state
         requests = state.scheduler.requests
-        found["queue_ms"][places] = (state.runs["admitted_ms"] - state.runs["entry_ms"])[places]
         found["cached_tokens"][places] = requests["cached_tokens"][places]
         found["preemptions"][places] = requests["preemptions"][places]
         gaps = np.maximum(runs["num_seen"][places] - 1, 0)
@@ -83,11 +73,11 @@ def _seen(dispatch: Dispatch) -> Seen:
     return {**found, "gaps_ms": np.concatenate(gaps_ms)}
 
 
-def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
-    """Run a load without noise: its steps and demand, of a fleet those of the busiest engine."""
+def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
+    """Run a load without noise: its steps and utilization, of a fleet those of the busiest engine."""
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
-        return point, demand_of(point, load.arrivals, load.engine, model)
+        return point, utilization_of(point, load.arrivals, load.engine, model)
     seen = RoutedLoad(load.arrivals, load.engine.block_size)
     engines = _engines(load, load.fleet, model)
     dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
@@ -105,5 +95,4 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, Demand]:
     point = PointRun(state, counts, costs[place][: counts.shape[1]])
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
-    demand = demand_of(point, load.arrivals, engine.config, engine.model, own=served)
-    return point, demand
+    return point, utilization_of(point, load.arrivals, engine.config, engine.model, own=served)

@@ -5,7 +5,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import exp, hypot, log
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 import numpy as np
 
 from measure.scores import ndtri, stdtrit
-from measure.wording import NOTHING
+from report.grid.points import Span, span_text
 from sim.fit.drift import INTERVAL
 from sim.fit.pace import Pace, measure_pace, priced_steps
 from sim.fit.variants import Capture
@@ -31,26 +30,14 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
 NICENESS = 15
-POLL_S = 1.0
-REST = 19.0
-"""Pause after a judgement, in its CPU time: a twentieth of a core at most."""
+POLL_S = 10.0
 WINDOW_MS, EVERY_MS = 600e3, 60e3
 """Time that is judged, and from one judgement to the next."""
 MOST_REQUESTS = 2048
-MOST_READS = 1 << 18
-"""Token reads of all kept requests: rebuilding the steps of more takes seconds."""
 LEAST = log(1.05)
 """Drift that is never reported: forecasts' bands are wider."""
 JUDGEMENTS = 3
-"""In a row that say the same before the alarm changes."""
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """A value and the ends of its interval."""
-
-    middle: float
-    low: float
-    high: float
+"""In a row outside before the model has drifted."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +51,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: float = 0.0
     """The judged requests arrived between these."""
     requests: int = 0
-    pace: Bounds | None = None
+    pace: Span | None = None
     """Time of the engine's steps over the model's, with its 95 % interval. Null: a note tells the reason."""
     outside: bool = False
     """The pace is outside the model's own range of drift, by more than the measurement's error."""
     drifted: bool = False
-    """The pace has been outside for several judgements in a row, and not been back for as many."""
-    drifted_since_ms: float | None = None
+    """The last ``JUDGEMENTS`` paces are outside."""
     notes: list[str] = []
 
 
@@ -85,22 +71,6 @@ def is_outside(pace: Pace, reach: float) -> bool:
     return abs(log(pace.factor)) > hypot(reach, pace.reach)
 
 
-@dataclass(slots=True)
-class DriftAlarm:
-    """On after ``JUDGEMENTS`` in a row outside, off after as many inside; judgements without a pace change nothing."""
-
-    drifted: bool = False
-    since_ms: float | None = None
-    """Time of the first judgement in a row that differs from the one before."""
-    _differing_ms: list[float] = field(default_factory=list)
-
-    def judge(self, *, outside: bool, at_ms: float) -> None:
-        self._differing_ms = [] if outside == self.drifted else [*self._differing_ms, at_ms]
-        if len(self._differing_ms) == JUDGEMENTS:
-            self.drifted, self.since_ms = outside, self._differing_ms[0] if outside else None
-            self._differing_ms = []
-
-
 class ModelWatch:
     """Times are the trace's own: the same trace gives the same judgements."""
 
@@ -110,14 +80,13 @@ class ModelWatch:
         self._engine, self._is_chosen = upstream, upstream is not None
         self._fitted = load_model(model)
         self._reach = allowed_reach(self._fitted)
-        self._alarm = DriftAlarm()
+        self._outside = deque[bool](maxlen=JUDGEMENTS)
         self._meta: Meta | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._kept = deque[tuple[Record, float]]()
         """Requests with their ends, in the order of these."""
-        self._reads = 0
         self._latest_ms = self._begin_ms = -np.inf
         self._judged_ms: float | None = None
 
@@ -131,17 +100,11 @@ class ModelWatch:
         if record.arrival_ms is None or end_ms is None or not self._is_of_engine(record):
             return
         self._kept.append((record, end_ms))
-        self._reads += len(record.itl_ms)
         self._latest_ms = max(self._latest_ms, end_ms)
         self._judged_ms = end_ms if self._judged_ms is None else self._judged_ms
         first_ms = self._latest_ms - WINDOW_MS
-        # Of faster traffic a shorter time is kept: sessions are parts of batches.
-        while len(self._kept) > MOST_REQUESTS or self._reads > MOST_READS or self._kept[0][1] < first_ms:
-            if len(self._kept) == 1:
-                break
-            gone, gone_ms = self._kept.popleft()
-            self._reads -= len(gone.itl_ms)
-            self._begin_ms = max(self._begin_ms, gone_ms)  # all requests in flight from then on are kept
+        while len(self._kept) > 1 and (len(self._kept) > MOST_REQUESTS or self._kept[0][1] < first_ms):
+            self._begin_ms = max(self._begin_ms, self._kept.popleft()[1])  # those in flight from then on are kept
 
     def _is_of_engine(self, record: Record) -> bool:
         self._engine = self._engine or record.upstream
@@ -161,20 +124,24 @@ class ModelWatch:
         begin_ms = max(self._begin_ms, until_ms - WINDOW_MS)
         met = [record for record, end_ms in self._kept if (record.arrival_ms or 0.0) < until_ms and end_ms > begin_ms]
         records = sorted(met, key=lambda record: record.arrival_ms or 0.0)
+        from_ms = max(begin_ms, records[0].arrival_ms or 0.0) if records else begin_ms
         engine = captured_engine(self._fitted.engine, self._meta, records)
         model = msgspec.structs.replace(self._fitted, engine=engine_with(engine, self._overrides))
-        judgement = Judgement(
+        notes = list(engine_warning(self._fitted, self._meta, model.engine))
+        pace = self._pace(records, model, (from_ms, until_ms), notes)
+        if pace is not None:
+            self._outside.append(is_outside(pace, self._reach))
+        return Judgement(
             allowed=(round(exp(-self._reach), 4), round(exp(self._reach), 4)),
             epoch_unix_ns=self._meta.epoch_unix_ns,
-            from_ms=round(max(begin_ms, min((one.arrival_ms or 0.0 for one in records), default=begin_ms)), 3),
+            from_ms=round(from_ms, 3),
             until_ms=round(until_ms, 3),
-            notes=list(engine_warning(self._fitted, self._meta, model.engine)),
+            requests=sum((record.arrival_ms or 0.0) >= from_ms for record in records),
+            pace=None if pace is None else _span(pace),
+            outside=pace is not None and self._outside[-1],
+            drifted=len(self._outside) == JUDGEMENTS and all(self._outside),
+            notes=notes,
         )
-        served = [record for record in records if record.ttft_ms is not None]
-        if 2 * sum(record.cached_tokens is not None for record in served) < len(served) or not records:
-            judgement.notes.append("cached tokens: most records have none; nothing is judged (tap --inject usage)")
-            return msgspec.structs.replace(judgement, drifted=self._alarm.drifted)
-        return self._judged(judgement, records, model)
 
     def _known_until_ms(self) -> float:
         """Time by which all arrived requests have ended: as long ago as the longest took, or half of the window."""
@@ -182,32 +149,29 @@ class ModelWatch:
         first_ms = max(self._begin_ms, self._kept[0][0].arrival_ms or 0.0)
         return self._latest_ms - min(longest_ms, (self._latest_ms - first_ms) / 2)
 
-    def _judged(self, judgement: Judgement, records: list[Record], model: Model) -> Judgement:
-        """Return the judgement with the pace."""
+    def _pace(
+        self, records: list[Record], model: Model, between_ms: tuple[float, float], notes: list[str]
+    ) -> Pace | None:
+        """Return the pace of the steps in a time; None: it is not known, as the note added tells."""
         assert self._meta is not None
-        cached = np.array([record.cached_tokens or 0 for record in records], np.int64)
+        served = [record for record in records if record.ttft_ms is not None]
+        if 2 * sum(record.cached_tokens is not None for record in served) < len(served) or not records:
+            notes.append("cached tokens: most records have none; nothing is judged (tap --inject usage)")
+            return None
         arrivals = plan_arrivals(self._meta, records, model.engine.block_size, needs_hashes=False)
-        capture = Capture(records, arrivals, arrivals.objects(), cached.tolist(), None)
-        pace: Pace | None = None
-        seen = priced_steps(capture, model)
-        inside = (seen.start_ms >= judgement.from_ms) & (seen.start_ms < judgement.until_ms)
+        cached = [record.cached_tokens or 0 for record in records]
+        seen = priced_steps(Capture(records, arrivals, arrivals.objects(), cached, None), model)
+        inside = (seen.start_ms >= between_ms[0]) & (seen.start_ms < between_ms[1])
         try:
-            pace = measure_pace(seen.select(inside), model, "pace")
-            self._alarm.judge(outside=is_outside(pace, self._reach), at_ms=judgement.until_ms)
+            return measure_pace(seen.select(inside), model, "pace")
         except InputError as error:
-            judgement.notes.append(str(error))
-        return msgspec.structs.replace(
-            judgement,
-            requests=int((arrivals.runs & (arrivals.arrival_ms >= judgement.from_ms)).sum()),
-            pace=None if pace is None else _bounds(pace.factor, exp(pace.reach)),
-            outside=pace is not None and is_outside(pace, self._reach),
-            drifted=self._alarm.drifted,
-            drifted_since_ms=self._alarm.since_ms,
-        )
+            notes.append(str(error))
+            return None
 
 
-def _bounds(value: float, factor: float) -> Bounds:
-    return Bounds(round(value, 4), round(value / factor, 4), round(value * factor, 4))
+def _span(pace: Pace) -> Span:
+    middle, error = pace.factor, exp(pace.reach)
+    return Span(middle=round(middle, 4), low=round(middle / error, 4), high=round(middle * error, 4))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -217,7 +181,7 @@ def run(arguments: argparse.Namespace) -> int:
     last: Judgement | None = None
     os.nice(NICENESS)
     print(f"{trace}: followed until Ctrl-C", file=sys.stderr, flush=True)
-    for last in _followed(watch, trace):
+    for last in _followed(watch, FollowedTrace(trace)):
         if arguments.json:
             sys.stdout.write(msgspec.json.encode(last).decode() + "\n")
         print("\n".join(describe(last)), file=sys.stderr if arguments.json else None, flush=True)
@@ -227,39 +191,29 @@ def run(arguments: argparse.Namespace) -> int:
 def is_uncertain(one: Judgement) -> bool:
     """Return if the pace's own interval is wider than the range of drift, so that a drift of it would not show."""
     pace = one.pace
-    return pace is None or (not one.outside and pace.high / pace.middle > one.allowed[1])
+    return pace is None or (not one.outside and (pace.high or 0.0) / (pace.middle or 1.0) > one.allowed[1])
 
 
-def _followed(watch: ModelWatch, path: Path) -> Iterator[Judgement]:
-    trace, rest_s = FollowedTrace(path), 0.0
+def _followed(watch: ModelWatch, trace: FollowedTrace) -> Iterator[Judgement]:
     while True:
         for record in trace.new_records():
             assert trace.meta is not None
             watch.take(record, trace.meta)
-        if watch.is_due and rest_s <= 0.0:
-            begun_s = sum(os.times()[:2])
+        if watch.is_due:
             yield watch.judge()
-            rest_s = REST * (sum(os.times()[:2]) - begun_s)
         if not wait_for_more(POLL_S):
             return
-        rest_s -= POLL_S
 
 
 def describe(one: Judgement) -> list[str]:
-    """Return a judgement as lines: the pace, notes."""
+    """Return a judgement as lines: the pace, drift, notes."""
     low, high = one.allowed
-    lines = [
-        f"{_clock(one, one.until_ms)}: {one.requests:,} requests since {_clock(one, one.from_ms)}; "
-        f"pace {_interval(one.pace)}, expected {low:.2f} to {high:.2f}"
-    ]
+    pace = span_text(one.pace or Span(middle=None), "{:.2f}".format)
+    requests = f"{one.requests:,} requests since {_clock(one, one.from_ms)}"
+    lines = [f"{_clock(one, one.until_ms)}: {requests}; pace {pace}, expected {low:.2f} to {high:.2f}"]
     if one.drifted:
-        since = _clock(one, one.drifted_since_ms or 0.0)
-        lines.append(f"  the model has drifted since {since}; scale it (sim calibrate --pace-from) or fit it again")
+        lines.append("  the model has drifted; scale it (sim calibrate --pace-from) or fit it again")
     return lines + [f"  {note}" for note in one.notes]
-
-
-def _interval(bounds: Bounds | None) -> str:
-    return NOTHING if bounds is None else f"{bounds.middle:.2f} ({bounds.low:.2f} to {bounds.high:.2f})"
 
 
 def _clock(one: Judgement, time_ms: float) -> str:

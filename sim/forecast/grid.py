@@ -5,28 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from measure.wording import listed
 from sim.engine.deployment import refuse_alone
 from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, axes_in, combinations
 from tracefile.commandline.configfile import refuse_code
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-else:  # imported by the first array
-    np = LateModule("numpy")
 
 MOST_POINTS: Final = 5_000
-_RANGE: Final = ("from", "to", "steps")
-_TYPES: Final = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a word in quotes",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +38,11 @@ def read_grid(path: Path) -> Grid:
         raise InputError(f"{path}: {error.strerror}; expected the grid of a sweep, a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}; expected TOML") from None
-    axes, base = _table(path, told, "axes"), _table(path, told, "base")
     told.pop("sim", None)  # flags of this command, for --config
-    for key in told:
-        raise InputError(f"{path}: {key}: no such key; expected [axes], [base] or [sim.sweep]")
+    for key, value in told.items():
+        if key not in ("axes", "base") or not isinstance(value, dict):
+            raise InputError(f"{path}: {key}: no such table; expected [axes], [base] or [sim.sweep]")
+    axes, base = told.get("axes", {}), told.get("base", {})
     chosen = AS_CAPTURED
     for key, value in base.items():
         axis, where = _axis(path, "base", key)
@@ -68,13 +56,6 @@ def read_grid(path: Path) -> Grid:
     return found
 
 
-def _table(path: Path, told: dict[str, Any], name: str) -> dict[str, Any]:
-    found = told.pop(name, {})
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: {name}: {found!r}; expected a table [{name}]")
-    return found
-
-
 def _axis(path: Path, table: str, key: str) -> tuple[Axis, str]:
     axis = AXIS_OF.get(key.replace("_", "-"))
     if axis is None:
@@ -84,33 +65,21 @@ def _axis(path: Path, table: str, key: str) -> tuple[Axis, str]:
 
 def _values(path: Path, key: str, told: Any) -> tuple[Axis, list[Any]]:
     axis, where = _axis(path, "axes", key)
-    if isinstance(told, dict):
-        told = _ranged(axis, told, where)
     if not isinstance(told, list) or not told:
-        raise InputError(f"{where}: {told!r}; expected values in brackets, or {{from = …, to = …, steps = …}}")
+        raise InputError(f"{where}: {told!r}; expected values in brackets")
     values = [_value(axis, value, where) for value in told]
     if len(set(values)) < len(values):
         raise InputError(f"{where}: {told!r}; expected each value once")
     return axis, values
 
 
-def _ranged(axis: Axis, told: dict[str, Any], where: str) -> list[Any]:
-    """Return ``steps`` values from one end to the other in equal ratios; whole numbers that fall together are one."""
-    if set(told) != set(_RANGE) or axis.kind not in (int, float):
-        raise InputError(f"{where}: {told!r}; expected numbers in {listed(list(_RANGE))}, or values in brackets")
-    low, high, steps = (_typed(told[key], float, f"{where}.{key}") for key in _RANGE)
-    if not 0 < low < high or not 2 <= steps <= MOST_POINTS or steps != int(steps):
-        raise InputError(f"{where}: {told!r}; expected 0 < from < to, and 2 to {MOST_POINTS:,} steps")
-    values = np.geomspace(low, high, int(steps)).tolist()
-    return list(dict.fromkeys(round(value) if axis.kind is int else float(f"{value:.5g}") for value in values))
-
-
 def _value(axis: Axis, value: Any, where: str) -> Any:
-    _typed(value, axis.kind, where)
-    if axis.name == "route":
-        refuse_code(where, value)
     if axis.kind is bool:
+        if not isinstance(value, bool):
+            raise InputError(f"{where}: {value!r}; expected true or false")
         return axis.on if value else not axis.on
+    if axis.name == "route":
+        refuse_code(where, str(value))
     return _placed(lambda: axis.read(where, str(value)), where)
 
 
@@ -120,10 +89,3 @@ def _placed(read: Callable[[], Any], where: str) -> Any:
         return read()
     except InputError as error:
         raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-
-
-def _typed(value: Any, kind: type, where: str) -> Any:
-    kinds = (int, float) if kind is float else kind
-    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
-        raise InputError(f"{where}: {value!r}; expected {_TYPES[kind]}")
-    return value

@@ -9,7 +9,7 @@ from report.grid.points import LEVELS, TTFT, Measure, Span
 from sim.forecast.results import EffectGate, ForecastPoint
 from tracefile.records.errors import InputError
 
-TIMES: Final = ("ttft", "itl", "e2e", "queue")
+TIMES: Final = ("ttft", "itl", "e2e")
 """Metrics with levels."""
 NUMBERS: Final = ("output_tokens_per_s", "hit_rate")
 KEYS: Final = ("difference", "ratio")
@@ -24,19 +24,17 @@ def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
     """Read a limit; raises InputError for one that no forecast could be held to. ``keys``: effects it may be on."""
     found = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
     timed = found.metric in TIMES
-    if timed and _level(found) not in LEVELS:
-        wanted = f"pNN with one of {', '.join(LEVELS)}"
-        raise InputError(f"{flag} {text}: {_level(found) or 'no level'}; expected {wanted}, as in ttft.p95<=1s")
-    if not timed and (found.percentile is not None or found.cohort is not None):
-        raise InputError(f"{flag} {text}: {found.metric} has no level or cohort; expected as in hit_rate>=30%")
-    if found.cohort is not None and found.metric != "ttft":
-        raise InputError(f"{flag} {text}: {found.metric} has no cohort; expected cohorts before ttft only")
-    if found.key is not None and found.key not in keys:
-        expected = f"{' or '.join(keys)}, or neither" if keys else "the value itself"
-        raise InputError(f"{flag} {text}: {found.key!r}; expected {expected}")
-    if (found.unit == "ms") != (timed and found.key != "ratio"):
-        wants = "a duration" if timed and found.key != "ratio" else "a number or a percentage"
-        raise InputError(f"{flag} {text}: the limit is {found.unit}; expected {wants}")
+    is_time = timed and found.key != "ratio"
+    wrong = (
+        (timed and _level(found) not in LEVELS, f"no level; expected pNN with one of {', '.join(LEVELS)}"),
+        (not timed and found.percentile is not None, f"{found.metric} has no level"),
+        (found.cohort is not None and found.metric != TTFT, f"{found.metric} has no cohort; only ttft has"),
+        (found.key is not None and found.key not in keys, f"{found.key!r}; expected {' or '.join(keys) or 'none'}"),
+        ((found.unit == "ms") != is_time, f"expected {'a duration' if is_time else 'a number or a percentage'}"),
+    )
+    for is_wrong, message in wrong:
+        if is_wrong:
+            raise InputError(f"{flag} {text}: {message}")
     return found
 
 
@@ -54,19 +52,20 @@ def _judged(gate: Threshold, point: ForecastPoint) -> EffectGate:
     name = measure_name(gate)
     measure = point.measures.get(name)
     span = None if measure is None else _span(gate, measure, point)
-    passed, sure = (False, True) if span is None else _outcome(gate, span)
+    passed, sure = (False, True) if span is None or _is_endless(gate, point) else _outcome(gate, span)
     return EffectGate(
         gate=gate.text, point=point.name, measure=name, key=gate.key, passed=passed and sure, sure=sure, span=span
     )
 
 
+def _is_endless(gate: Threshold, point: ForecastPoint) -> bool:
+    """Return if a limit is on times of a saturated load, whose waits grow for as long as it lasts."""
+    return point.saturated and gate.metric in TIMES and gate.op in ("<", "<=")
+
+
 def _outcome(gate: Threshold, span: Span) -> tuple[bool, bool]:
     """Return if the middle keeps a limit, and if the members agree."""
-    if span.middle is None:
-        # More than ``beyond``: only a lower limit below that surely holds.
-        passed = span.beyond is not None and gate.op in (">", ">=") and gate.holds(span.beyond)
-    else:
-        passed = gate.holds(span.middle)
+    passed = span.middle is not None and gate.holds(span.middle)
     return passed, all(gate.holds(end) == passed for end in (span.low, span.high) if end is not None)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from measure.cohorts import ALL
 from measure.thresholds import Threshold
-from measure.wording import listed
 from report.grid.points import LATENCY, Measure, Setting, Span
 from sim.forecast import ensemble, saturation
 from sim.forecast import summary as summing
@@ -21,16 +20,13 @@ from sim.forecast.limits import measure_name
 from sim.forecast.results import Curve, ForecastPoint
 from sim.forecast.saturation import PointRun
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
-from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.modelfile import load_model, model_digest
 from sim.latency.verdicts import engine_warning, verdict_sentence
-from sim.vllm.config import EngineConfig
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
 CONFIDENCE = 0.9
 """Share of the members that must keep a limit."""
-LATE_SHARE = 0.05
-"""Part of a load's length by which its last output may be late, before a single run is taken for a growing queue."""
 Task = tuple[Scenario, int]
 """Scenario and members."""
 
@@ -40,16 +36,12 @@ class PointValues:
     """Forecast of a scenario: values by measure and member."""
 
     values: dict[str, FloatArray]
-    beyond: dict[str, float]
-    """Of values that may be infinite: what they exceed."""
     utilization: float | None = None
     """Null with one member."""
     saturated: bool = False
     warnings: Sequence[str] = ()
     """Conditions that no capture showed."""
     assumptions: Sequence[str] = ()
-    borrowed: Sequence[str] = ()
-    """Borrowed parameters that matter."""
     curves: Mapping[str, Curve] | None = None
     """None with one member."""
 
@@ -60,8 +52,6 @@ class ForecastConfig:
 
     trace: Path
     model: Path
-    paced: bool | None = None
-    """None: if the trace knows its sessions."""
     members: int = 32
     seed: int = 0
 
@@ -70,7 +60,6 @@ def config_of(arguments: argparse.Namespace) -> ForecastConfig:
     return ForecastConfig(
         trace=arguments.trace,
         model=arguments.latency_model,
-        paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         seed=arguments.seed,
     )
@@ -84,10 +73,8 @@ class PointForecast:
     ) -> None:
         """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
         self.config, self.model = config, load_model(config.model)
-        self.captured = read_captured(config.trace, self.model, paced=config.paced, kv_groups=kv_groups)
+        self.captured = read_captured(config.trace, self.model, paced=None, kv_groups=kv_groups)
         self.cohorts = summing.cohorts_of(self.captured.records)
-        self._base: tuple[PointRun, EngineConfig] | None = None
-        """Run of the capture without noise, and its engine."""
         for limit in limits:
             if (limit.cohort or ALL) not in self.cohorts:
                 cohort = limit.cohort
@@ -99,39 +86,26 @@ class PointForecast:
         """Return values by measure; with several members also demand, curves, and what no capture supports."""
         scenario, count = task
         load = plan(self.captured, scenario)
-        assumptions = list(load.deployment.assumptions())
-        if count == 1:
-            found = forecast_load(load, [self.model], seed=self.config.seed, threads=threads)
-            horizon_ms = np.inf if self.captured.paced or not _ends_late(found, load) else load.horizon_ms
-            values, beyond, _ = summing.measures_of(found, self.cohorts, horizon_ms)
-            return PointValues(values, beyond, assumptions=assumptions)
-        drawn = ensemble.members(self.model, count, self.config.seed)
+        drawn = [self.model] if count == 1 else ensemble.members(self.model, count, self.config.seed)
         found = forecast_load(load, drawn, seed=self.config.seed, threads=threads, done=done)
-        point, demand = point_of(load, self.model)
-        horizon_ms = load.horizon_ms if demand.is_saturated and not self.captured.paced else np.inf
-        values, beyond, by_cohort = summing.measures_of(found, self.cohorts, horizon_ms)
-        return PointValues(
-            values,
-            beyond,
-            summing.finite(demand.utilization),
-            demand.is_saturated,
-            self._warnings(scenario, load, point),
-            assumptions,
-            list(saturation.borrowed_parameters(self.model, point)),
-            summing.curves_of(by_cohort, horizon_ms),
+        waits = summing.waits_of(found, self.cohorts)
+        made = PointValues(summing.values_of(found, waits), assumptions=list(load.deployment.assumptions()))
+        if count == 1:
+            return made
+        point, utilization = point_of(load, self.model)
+        return replace(
+            made,
+            utilization=summing.finite(utilization),
+            saturated=utilization >= 1.0,
+            warnings=self._warnings(scenario, load, point),
+            curves={cohort: summing.curve_of(by_member) for cohort, by_member in waits.items()},
         )
 
     def _warnings(self, scenario: Scenario, load: Load, point: PointRun) -> list[str]:
-        """Return conditions that no capture showed; of the capture itself those beyond the fit."""
-        if scenario == AS_CAPTURED:
-            self._base = point, load.engine
-            opened = saturation.open_parameters(self.model, point)
-            return [*opened, *saturation.beyond_fit(point, self.model)]
-        if self._base is None:
-            as_captured = plan(self.captured, AS_CAPTURED)
-            self._base = point_of(as_captured, self.model)[0], as_captured.engine
-        base, engine = self._base
-        return list(saturation.extrapolations(self.model, base, point, engine, load.engine))
+        """Return conditions that no capture of the fit showed."""
+        settings = [] if scenario == AS_CAPTURED else self.model.other_settings(load.engine)
+        opened = saturation.open_parameters(self.model, point)
+        return [*opened, *saturation.beyond_fit(point, self.model), *settings]
 
     def about(self, own: ForecastPoint | None = None) -> dict[str, Any]:
         """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
@@ -150,7 +124,6 @@ class PointForecast:
             "notes": [
                 *filter(None, [captured.part_hashed]),
                 *engine_warning(model, captured.meta, captured.engine),
-                *ensemble.no_draws(model),
             ],
             "trace_digest": captured.digest,
             "model_digest": model_digest(model),
@@ -159,10 +132,6 @@ class PointForecast:
             "seed": self.config.seed,
             "members": self.config.members,
         }
-
-
-def _ends_late(found: ensemble.Forecast, load: Load) -> bool:
-    return bool((found.arrival_ms + found.e2e_ms).max() > load.horizon_ms * (1.0 + LATE_SHARE))
 
 
 def make_point(
@@ -178,7 +147,7 @@ def make_point(
     kept = [limit.holds_each(found.values[measure_name(limit)]) for limit in limits]
     within = float(np.mean(np.all(kept, axis=0))) if kept else None
     served = not found.saturated and not np.median(found.values["unserved"])
-    measures = {name: summing.measure_beside(name, found.values, found.beyond, base) for name in found.values}
+    measures = {name: summing.measure_beside(name, found.values, base) for name in found.values}
     shares = {"within": within, "utilization": found.utilization}
     measures |= {name: Measure(value=Span(middle=share)) for name, share in shares.items() if share is not None}
     return ForecastPoint(
@@ -201,9 +170,3 @@ def with_mark(point: ForecastPoint, *marks: str) -> ForecastPoint:
 def latency_of(limits: Sequence[Threshold]) -> str:
     """Return the measure beside throughput: of the first limit on a time, else TTFT p90."""
     return next((measure_name(limit) for limit in limits if limit.unit == "ms"), LATENCY)
-
-
-def borrowed_sentences(model: Model, found: Sequence[PointValues]) -> list[str]:
-    """Return a sentence about borrowed parameters that matter in some forecast; empty: none do."""
-    names = list(dict.fromkeys(name for one in reversed(found) for name in one.borrowed))
-    return [f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(names)}"] if names else []

@@ -11,7 +11,7 @@ NOT_TRUSTED: Final = " (not to be trusted: the model's error on this capture is 
 Kind = Literal["measured", "capture", "base", "scenario"]
 """The trace's own numbers; their forecast, beside which they are the base; the forecast that effects are against, if it
 is another; others."""
-Outcome = Literal["found", "all hold", "none holds", "interrupted"]
+Outcome = Literal["found", "all hold", "none holds"]
 """``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
 
 
@@ -37,8 +37,6 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     survival: list[float]
     low: list[float]
     high: list[float]
-    stops: bool
-    """The curve ends where the capture would have ended, with requests still waiting: saturated, open loop."""
 
 
 class ForecastPoint(Point, frozen=True, kw_only=True):

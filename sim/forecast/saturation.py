@@ -1,10 +1,10 @@
 """Utilization of an engine: the step time that a load asks for over the step time that the engine can give.
 
 A step costs a constant, and work for each token and request in it. Capacity is measured with full batches: the same
-requests, each handed over as soon as there is room for it. Warnings name conditions that no capture showed.
+requests, each handed over as soon as there is room for it. Warnings name what the fit's captures did not show.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,33 +14,10 @@ from sim.engine.simstate import build_state, loop_of
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
-from sim.latency.terms import ATTENTION, DECODES, PREFILL_TOKENS, STEP_TERMS, TERMS, decode_kv_tokens
+from sim.latency.terms import DECODES, STEP_TERMS, TERMS, decode_kv_tokens
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
-from tracefile.records.arrays import BoolArray, FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Work that a load asks of an engine, per second of its arrivals. NaN: fewer than two independent arrivals."""
-
-    prefill: float
-    """Seconds of step time for uncached prompt tokens."""
-    decode: float
-    """Seconds of step time for generated tokens."""
-    frontend: float
-    """Seconds of the API server on the engine's core."""
-    capacity: float
-    """Seconds of such work in a second of the engine with full batches."""
-
-    @property
-    def utilization(self) -> float:
-        """Work asked for over capacity; from 1 on the engine cannot keep up, however long it runs."""
-        return (self.prefill + self.decode + self.frontend) / self.capacity
-
-    @property
-    def is_saturated(self) -> bool:
-        return bool(self.utilization >= 1.0)
+from tracefile.records.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +36,25 @@ def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment
     return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
 
 
-def demand_of(
+def utilization_of(
     run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model, own: Arrivals | None = None
-) -> Demand:
-    """Return the work that ``arrivals``, simulated in ``run``, ask of the engine, and its capacity.
+) -> float:
+    """Return the work that ``arrivals``, simulated in ``run``, ask of the engine per second, over its capacity.
 
-    ``own``: those of them that the engine got; None: all.
+    From 1 on the engine cannot keep up, however long it runs. NaN: fewer than two independent arrivals. ``own``: those
+    of them that the engine got; None: all.
     """
     roots_ms = arrivals.arrival_ms[(arrivals.parents == NOBODY) & arrivals.runs]
-    span_s = (roots_ms.max() - roots_ms.min()) / 1e3 if len(roots_ms) > 1 else 0.0
+    span_ms = float(np.ptp(roots_ms)) if len(roots_ms) > 1 else 0.0
     # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
-    per_s = (1.0 - 1.0 / len(roots_ms)) / span_s if span_s > 0.0 else np.nan
-    times_s = run.counts.sum(axis=0) * run.costs / 1e3
-    work_s = {work: float(times_s[_columns(run, work)].sum()) for work in ("prefill", "decode", "reception")}
-    return Demand(
-        prefill=work_s["prefill"] * per_s,
-        decode=work_s["decode"] * per_s,
-        frontend=work_s["reception"] * per_s,
-        capacity=_capacity(arrivals if own is None else own, config, model),
-    )
+    per_ms = (1.0 - 1.0 / len(roots_ms)) / span_ms if span_ms > 0.0 else np.nan
+    return _work_ms(run.counts, run) * per_ms / _capacity(arrivals if own is None else own, config, model)
 
 
-def _columns(run: PointRun, *works: str) -> BoolArray:
-    return np.array([term.work in works for term in TERMS[: len(run.costs)]])
+def _work_ms(counts: FloatArray, run: PointRun) -> float:
+    """Return the time of steps without what each costs whatever is in it."""
+    work = np.array([term.work != "step" for term in TERMS[: len(run.costs)]])
+    return float((counts * run.costs)[:, work].sum())
 
 
 def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
@@ -93,7 +66,7 @@ def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
     until = until or len(ends_ms)  # all fit into the first step
     if not until:
         return np.nan
-    work_ms = float((run.counts[:until] * run.costs)[:, ~_columns(run, "step")].sum())
+    work_ms = _work_ms(run.counts[:until], run)
     span_ms = float(ends_ms[until - 1] - run.state.timeline.starts_ms[0])
     # Steps far shorter than their distance from time 0 have no span.
     return work_ms / span_ms if work_ms and span_ms else 1.0
@@ -119,31 +92,6 @@ MATTERS = 0.05
 """Share of the step time from which a parameter that the captures leave open is worth a warning."""
 FARTHER = 1.25
 """How much more of something than the capture had is out of its range."""
-_EXTENTS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "requests decoding in one step": lambda counts: counts[:, DECODES],
-    "KV tokens of the decoding requests in one step": decode_kv_tokens,
-    "prompt tokens in one step": lambda counts: counts[:, PREFILL_TOKENS],
-    "attention work in one step (chunk × depth, tokens²)": lambda counts: counts[:, ATTENTION],
-}
-
-
-def extrapolations(
-    model: Model, captured: PointRun, scenario: PointRun, engine: EngineConfig, other: EngineConfig
-) -> Iterator[str]:
-    """Yield warnings about ``scenario``, a run on ``other``, beside the run ``captured`` on ``engine``."""
-    yield from open_parameters(model, scenario, captured)
-    for extent, of in _EXTENTS.items():
-        seen, there = (float(np.max(of(run.counts), initial=0.0)) for run in (captured, scenario))
-        if there > FARTHER * max(seen, 1.0):
-            yield f"up to {there:,.0f} {extent}: the capture had at most {seen:,.0f}"
-    if other.block_size != engine.block_size:
-        sizes = f"blocks of {other.block_size} tokens: the captures are of {engine.block_size}"
-        yield f"{sizes}; that steps take as long is assumed"
-    if other.max_num_batched_tokens > engine.max_num_batched_tokens:
-        most, captured_most = other.max_num_batched_tokens, engine.max_num_batched_tokens
-        yield f"steps of up to {most:,} tokens: the captures' had at most {captured_most:,}"
-
-
 BEYOND_LOG_SD = 0.2
 """Standard deviation of log(speed) for each doubling beyond the captures. With 32 outputs at once instead of the 16
 fitted, a real engine was 25 % faster than its forecast at the median."""
@@ -210,15 +158,10 @@ def beyond_log_sd(run: PointRun, model: Model) -> float:
     return BEYOND_LOG_SD * float(np.log2(max(ratios, default=1.0)))
 
 
-def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:
+def open_parameters(model: Model, run: PointRun) -> Iterator[str]:
     """Yield parameters that are not identified and may take a large share of the step time of ``run``."""
-    for column, term in enumerate(STEP_TERMS):
-        name, parameter = term.name, model.parameters.get(term.name)
-        if parameter is None or parameter.identified:
-            continue
-        share = _most_share(run, column, parameter)
-        known = 0.0 if captured is None else FARTHER * _most_share(captured, column, parameter)
-        if share >= max(MATTERS, known):
+    for name, parameter, share in _shares(model, run):
+        if not parameter.identified:
             why = f" ({parameter.note})" if parameter.note else ""
             state = "borrowed" if parameter.borrowed else "not identified"
             yield f"{name} is {state}{why}, and up to {share:.0%} of the step time may be its"
@@ -226,12 +169,17 @@ def open_parameters(model: Model, run: PointRun, captured: PointRun | None = Non
 
 def borrowed_parameters(model: Model, run: PointRun) -> Iterator[str]:
     """Yield borrowed parameters that may take a large share of the step time of ``run``."""
+    for name, parameter, share in _shares(model, run):
+        if parameter.borrowed:
+            yield f"{name} (up to {share:.0%} of the step time)"
+
+
+def _shares(model: Model, run: PointRun) -> Iterator[tuple[str, Parameter, float]]:
+    """Yield parameters of steps that may take a large share of the step time of ``run``."""
     for column, term in enumerate(STEP_TERMS):
         parameter = model.parameters.get(term.name)
-        if parameter is not None and parameter.borrowed:
-            share = _most_share(run, column, parameter)
-            if share >= MATTERS:
-                yield f"{term.name} (up to {share:.0%} of the step time)"
+        if parameter is not None and (share := _most_share(run, column, parameter)) >= MATTERS:
+            yield term.name, parameter, share
 
 
 def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:

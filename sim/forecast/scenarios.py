@@ -16,7 +16,7 @@ from sim.vllm.kvgroups import read_groups
 from tracefile import InputError
 from tracefile.commandline.parser import Parser, seed
 
-RARE = ("max-model-len", "host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency")
+RARE = ("host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency")
 """Axes whose values a file of ``--config`` or a grid gives alone."""
 MOST_SCENARIOS = 200
 BASELINE = "as captured"
@@ -73,12 +73,6 @@ def add_scenario_flags(parser: Parser) -> None:
 
 
 def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--replay-sessions",
-        action=argparse.BooleanOptionalAction,
-        help="a turn comes its think time after its parent's predicted end, or at its recorded offset; default: the "
-        "former where the trace has sessions",
-    )
     parser.add_argument(
         "--members",
         type=int,
@@ -234,7 +228,6 @@ AXES = (
     Axis("max-num-seqs", int, "N", "requests running at once"),
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
-    Axis("max-model-len", int, "N", "longest prompt plus output, in tokens"),
     Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(
         "no-prefix-caching",

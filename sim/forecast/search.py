@@ -1,13 +1,12 @@
 """``sim search``: the smallest cache or fleet, or the highest rate, with which a latency percentile keeps a limit.
 
-A forecast is monotone in expectation only. So the values around an answer are tried too, and it stands only if every
-value tried on its easy side holds.
+A bisection from the easy end (largest cache, lowest rate): every value tried on the easy side of the answer holds.
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,16 +35,12 @@ from tracefile.commandline.progress import counted
 from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from report.grid import panels
     from sim.forecast import points
     from sim.forecast.points import ForecastConfig
-else:  # numpy and a page's libraries, which the flags need not
-    np = LateModule("numpy")
+else:  # a page's libraries, which the flags need not
     panels = LateModule("report.grid.panels")
     points = LateModule("sim.forecast.points")
-
 
 RATE: Final = "rate"
 MINIMIZED: Final = ("num-gpu-blocks", "replicas", "host-blocks")
@@ -53,8 +48,6 @@ RATES: Final = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
 REPLICAS: Final = (1, 16)
 """Searched unless asked otherwise."""
-NEIGHBOURS: Final = 2
-"""Steps to either side of an answer that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +59,7 @@ class Question:
     scenario: Scenario = AS_CAPTURED
     between: tuple[float, float] | None = None
     tolerance: float = 0.01
+    """Distance at which the bisection stops, as a share."""
 
 
 EPILOG = """\
@@ -85,7 +79,7 @@ def add_arguments(parser: Parser) -> None:
         "--target",
         required=True,
         metavar="THRESHOLD",
-        help="[COHORT.]METRIC.pNN<=LIMIT of ttft, itl, e2e or queue, as turns2+.ttft.p90<=500ms, or hit_rate>=30%%",
+        help="[COHORT.]METRIC.pNN<=LIMIT of ttft, itl or e2e, as turns2+.ttft.p90<=500ms, or hit_rate>=30%%",
     )
     parser.add_argument(
         "--between",
@@ -110,17 +104,15 @@ def run(arguments: argparse.Namespace) -> int:
     )
     found = search(points.config_of(arguments), question)
     put_page(panels.grid_page(found, "sim search", "docs/what-if.md"), found, as_json=arguments.json, html=html)
-    return {"none holds": 1, "interrupted": 130}.get(found.outcome or "", 0)
+    return int(found.outcome == "none holds")
 
 
 def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
     forecast = points.PointForecast(config, "--target", [question.target])
-    captured, done = forecast.captured, counted(range(sys.maxsize), "forecasts")
-    low, high = question.between or _widest(captured, question)
-    smallest, name = question.quantity != RATE, measure_name(question.target)
-    scale = values_between(low, high, question.tolerance, counts=smallest)[:: -1 if smallest else 1]
-    for end in (low, high):
-        plan(captured, _at(question, end))  # refuses settings before any forecast
+    done = counted(range(sys.maxsize), "forecasts")
+    ends = low, high = question.between or _widest(forecast.captured, question)
+    for end in ends:
+        plan(forecast.captured, _at(question, end))  # refuses settings before any forecast
     about = forecast.about() | {"source": f"{config.trace.name}, {question.scenario.name}"}
     tried: dict[float, ForecastPoint] = {}
 
@@ -130,13 +122,10 @@ def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
         tried[value] = points.make_point(words, {question.quantity: value}, found, [question.target])
         return bool(tried[value].meets)
 
-    outcome: Outcome = "interrupted"
-    answer: float | None = None
-    try:
-        answer = bisect(scale, holds)
-        outcome = "none holds" if answer is None else "all hold" if answer == scale[-1] else "found"
-    except KeyboardInterrupt:
-        print(f"sim search: interrupted; {len(tried)} values are done", file=sys.stderr)
+    counts, name = question.quantity != RATE, measure_name(question.target)
+    easy, hard = (high, low) if counts else (low, high)
+    answer = bisect(easy, hard, holds, question.tolerance, counts=counts)
+    outcome: Outcome = "none holds" if answer is None else "all hold" if answer == hard else "found"
     some = [points.with_mark(tried[value], "chosen") if value == answer else tried[value] for value in sorted(tried)]
     found = ForecastGrid(
         axes=[question.quantity],
@@ -149,7 +138,7 @@ def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
         outcome=outcome,
         **about,
     )
-    return msgspec.structs.replace(found, headlines=[_sentence(found, question, (low, high))])
+    return msgspec.structs.replace(found, headlines=[_sentence(found, question, ends)])
 
 
 def value_words(quantity: str, value: float) -> str:
@@ -161,17 +150,11 @@ def _sentence(found: ForecastGrid, question: Question, ends: tuple[float, float]
     target = f"{question.target.text} ({cohort_title(cohort).lower()}, n = {found.cohorts[cohort]:,})"
     target += f" with {points.CONFIDENCE:.0%} confidence"
     answer = found.marked("chosen")
-    if found.outcome == "interrupted":
-        return f"Interrupted: no answer yet for {target}"
     if answer is None:
+        (best,) = found.points
         low, high = (value_words(quantity, end) for end in ends)
-        unreached = f"Not reachable: {target} holds at no {quantity} between {low} and {high}"
-        if all(point.saturated for point in found.points):
-            least = min(point.middle("utilization") or 0.0 for point in found.points)
-            return f"{unreached}: at {least:.0%} and more waits grow for as long as the load lasts"
-        best = max(found.points, key=lambda one: (one.middle("within") or 0.0, -(one.middle(name) or 0.0)))
-        value = f"{title_of(name)} {value_text(best, name)}"
-        return f"{unreached}; the best is {best.name}: {best.middle('within'):.0%} of the members within, {value}"
+        state = "is saturated" if best.saturated else f"has {title_of(name)} {value_text(best, name)}"
+        return f"Not reachable: {target} holds at no {quantity} between {low} and {high}; {best.name} {state}"
     sentence = f"{'Highest' if quantity == RATE else 'Smallest'} {quantity} for {target}: {answer.name}"
     sentence += "" if found.trusted else NOT_TRUSTED
     beyond = ", the end of what was asked: it may hold beyond (--between)"
@@ -208,50 +191,26 @@ def _only_one(scenarios: Sequence[Scenario], quantity: str) -> Scenario:
 
 
 def _between(text: str, quantity: str) -> tuple[float, float]:
-    try:
-        low, high = (float(word) for word in text.split(","))
-    except ValueError:
-        low = high = 0.0
-    whole = low == round(low) and high == round(high)
-    least = {"num-gpu-blocks": 2, RATE: 0}.get(quantity, 1)
-    if not 0.0 < low < high < float("inf") or (quantity != RATE and (low < least or not whole)):
-        kind = "two numbers above 0" if quantity == RATE else f"two whole numbers from {least} on"
-        raise InputError(f"--between: {text!r}; expected {kind}, the smaller first")
+    words = text.split(",")
+    low, high = (float(AXIS_OF[quantity].read("--between", word)) for word in words) if len(words) == 2 else (0.0, 0.0)
+    if not 0.0 < low < high:
+        raise InputError(f"--between: {text!r}; expected two values above 0, the smaller first")
     return low, high
 
 
-def values_between(low: float, high: float, tolerance: float, *, counts: bool) -> list[float]:
-    """Return values from ``low`` to ``high``, by steps of ``tolerance`` of themselves, or of one if they are counts."""
-    found, value = [low], low
-    while True:
-        step = tolerance * value
-        value = value + max(1.0, math.floor(step)) if counts else float(f"{value + step:.5g}")
-        if value >= high:
-            return [*found, high]
-        found.append(value)
-
-
-def bisect(values: Sequence[float], holds: Callable[[float], bool]) -> float | None:
-    """Return the last value that holds with every one before it that was tried; None: the first does not hold."""
-    tried = {0: holds(values[0])}
-    if not tried[0]:
+def bisect(easy: float, hard: float, holds: Callable[[float], bool], tolerance: float, *, counts: bool) -> float | None:
+    """Return the value nearest to ``hard`` that holds, to a share of ``tolerance``; None: ``easy`` does not."""
+    if not holds(easy):
         return None
-    tried[len(values) - 1] = holds(values[-1])
-    while True:
-        good, bad = edge(tried)
-        around = [good + sign * number for number in range(1, NEIGHBOURS + 1) for sign in (-1, 1)]
-        wanted = [(good + bad) // 2] if bad is not None and bad > good + 1 else around
-        place = next((one for one in wanted if 0 <= one < len(values) and one not in tried), None)
-        if place is None:
-            return values[good]
-        tried[place] = holds(values[place])
-
-
-def edge(tried: Mapping[int, bool]) -> tuple[int, int | None]:
-    """Return the last place before which all that were tried hold, and the next one, which does not."""
-    good = 0
-    for place in sorted(tried):
-        if not tried[place]:
-            return good, place
-        good = place
-    return good, None
+    if holds(hard):
+        return hard
+    while abs(hard - easy) > max(tolerance * min(hard, easy), 1.0 if counts else 1e-9):
+        middle = math.sqrt(easy * hard)
+        middle = float(round(middle)) if counts else float(f"{middle:.5g}")
+        if middle in (easy, hard):
+            break
+        if holds(middle):
+            easy = middle
+        else:
+            hard = middle
+    return easy

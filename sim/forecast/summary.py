@@ -1,14 +1,13 @@
 """Summary of a load, forecast by member or measured: TTFT quantiles by cohort, engine numbers, survival curves."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
-from measure.runs import STATUSES, UNKNOWN, Run, make_run
+from measure.runs import UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from report.grid.points import LEVELS, Measure, Span
 from sim.forecast.captured import Captured
@@ -47,79 +46,35 @@ def first_token_waits(found: Forecast, member: int, places: IntArray) -> Waits:
     return make_waits(time_ms[tells], end[tells], places[tells])
 
 
-@dataclass(frozen=True, slots=True)
-class TtftQuantiles:
-    """TTFT quantiles of a member's requests."""
-
-    waits: Waits
-    values_ms: FloatArray
-    """By level; infinite where fewer requests than that had their first token by the horizon: in a line that grows the
-    rest of the curve depends on how long the run is."""
-    so_far_ms: FloatArray
-    """By level: what is surely exceeded where the value is infinite, the quantile of the waits up to the horizon."""
-    until_ms: float
+def values_of(found: Forecast, waits: Mapping[str, Sequence[Waits]]) -> dict[str, FloatArray]:
+    """Return the members' values by measure; infinite: fewer requests than that had a first token."""
+    values = _engine_values(found)
+    for cohort, by_member in waits.items():
+        rows = np.array([quantiles(one, incidence(one), np.array([*LEVELS.values()])) for one in by_member])
+        values |= {ttft(cohort, level): column for level, column in zip(LEVELS, rows.T, strict=True)}
+    return values
 
 
-def ttft_quantiles(
-    found: Forecast, member: int, places: IntArray, levels: FloatArray, horizon_ms: float = np.inf
-) -> TtftQuantiles:
-    """Return TTFT quantiles that do not depend on events after ``horizon_ms``."""
-    waits = first_token_waits(found, member, places)
-    share = incidence(waits)
-    values_ms = quantiles(waits, share, levels)
-    left_ms = np.maximum(horizon_ms - found.arrival_ms[member, waits.row], 0.0)
-    came = (waits.end == EVENT) & (waits.time_ms <= left_ms)
-    so_far_ms = (
-        np.quantile(np.minimum(waits.time_ms, left_ms), levels, method="inverted_cdf") if len(waits) else 0 * levels
-    )
-    events_ms = waits.time_ms[waits.end == EVENT]
-    until_ms = float(events_ms[-1]) if len(events_ms) else 0.0
-    if np.isfinite(horizon_ms) and len(waits):
-        told = float(came.mean())
-        values_ms = np.where(levels <= told, values_ms, np.inf)
-        until_ms = min(until_ms, float(quantiles(waits, share, np.array([told]))[0]))
-    return TtftQuantiles(waits, values_ms, so_far_ms, until_ms)
-
-
-def measures_of(
-    found: Forecast, cohorts: Mapping[str, IntArray], horizon_ms: float
-) -> tuple[dict[str, FloatArray], dict[str, float], dict[str, list[TtftQuantiles]]]:
-    """Return the members' values by measure, what infinite ones exceed, and TTFT quantiles by cohort and member."""
-    values, beyond = _engine_values(found), {}
-    levels = np.array(list(LEVELS.values()))
-    quantiles_of = {}
-    for cohort, places in cohorts.items():
-        by_member = [ttft_quantiles(found, member, places, levels, horizon_ms) for member in range(found.members)]
-        for number, level in enumerate(LEVELS):
-            name = ttft(cohort, level)
-            values[name] = np.array([one.values_ms[number] for one in by_member])
-            beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
-        quantiles_of[cohort] = by_member
-    return values, beyond, quantiles_of
-
-
-def curves_of(quantiles_of: Mapping[str, Sequence[TtftQuantiles]], horizon_ms: float) -> dict[str, Curve]:
-    """Return the survival curve of each cohort; at a horizon it stops."""
-    stops = bool(np.isfinite(horizon_ms))
+def waits_of(found: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[Waits]]:
+    """Return waits for the first token by cohort and member."""
     return {
-        cohort: _curve(
-            [one.waits for one in by_member], float(np.median([one.until_ms for one in by_member])), stops=stops
-        )
-        for cohort, by_member in quantiles_of.items()
+        name: [first_token_waits(found, member, places) for member in range(found.members)]
+        for name, places in cohorts.items()
     }
 
 
-def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
+def curve_of(waits: Sequence[Waits]) -> Curve:
+    """Return the survival curve of members, up to the middle member's last first token."""
+    last_ms = float(np.median([max(one.time_ms[one.end == EVENT], default=0.0) for one in waits]))
     first_ms = max(min(float(one.time_ms[0]) if len(one) else 1.0 for one in waits), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
     waiting = np.array([survival_at(one, incidence(one), grid_ms) for one in waits])
-    bands = [interval(column) for column in waiting.T]
+    middle, low, high = np.round([interval(column) for column in waiting.T], 5).T.tolist()
     return Curve(
         time_ms=[round(time_ms, 3) for time_ms in grid_ms.tolist()],
-        survival=[round(band.middle, 5) for band in bands],
-        low=[round(band.low, 5) for band in bands],
-        high=[round(band.high, 5) for band in bands],
-        stops=stops and bands[-1].high > 0.0,
+        survival=middle,
+        low=low,
+        high=high,
     )
 
 
@@ -133,15 +88,13 @@ def hit_rates(found: Forecast) -> FloatArray:
 def _engine_values(found: Forecast) -> dict[str, FloatArray]:
     ends_ms = found.arrival_ms + found.e2e_ms
     seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(found.arrival_ms, axis=1)) / 1e3
-    served = (found.outcome == layout.OK).sum(axis=1)
     values = {
         "hit_rate": hit_rates(found),
-        "requests_per_s": served / seconds,
         "output_tokens_per_s": found.output_tokens.sum(axis=1) / seconds,
         "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
         "unserved": np.isin(found.outcome, _UNSERVED).sum(axis=1).astype(np.float64),
     }
-    for name, rows in (("queue", list(found.queue_ms)), ("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
+    for name, rows in (("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
         at_levels = np.array([_order_statistics(row) for row in rows])
         values |= {f"{name}.{level}": column for level, column in zip(LEVELS, at_levels.T, strict=True)}
     return values
@@ -154,15 +107,10 @@ def _order_statistics(values: FloatArray) -> FloatArray:
     return np.quantile(known, levels, method="inverted_cdf") if len(known) else np.full(len(levels), np.nan)
 
 
-def span_of(values: FloatArray, beyond: float | None) -> Span:
-    """Return the members' values as a span; ``beyond``: the lower bound to write past the end of a curve."""
-    found = interval(values)
-    return Span(
-        middle=finite(found.middle),
-        low=finite(found.low),
-        high=finite(found.high),
-        beyond=beyond if found.middle == np.inf else None,
-    )
+def span_of(values: FloatArray) -> Span:
+    """Return the members' values as a span; null: infinite."""
+    middle, low, high = map(finite, interval(values))
+    return Span(middle=middle, low=low, high=high)
 
 
 def finite(value: float) -> float | None:
@@ -181,14 +129,14 @@ def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> Forec
     for cohort, one in waits.items():
         at_levels = quantiles(one, incidence(one), levels).tolist()
         values |= {ttft(cohort, level): value for level, value in zip(LEVELS, at_levels, strict=True)}
-    spans = {name: span_of(np.array([value]), None) for name, value in values.items()}
+    spans = {name: span_of(np.array([value])) for name, value in values.items()}
     return ForecastPoint(
         name="measured",
         kind="measured",
         settings={},
         members=1,
         measures={name: Measure(value=span) for name, span in spans.items() if span.middle is not None},
-        curves={name: _curve([one], float(one.time_ms[one.end == EVENT][-1])) for name, one in waits.items()},
+        curves={name: curve_of([one]) for name, one in waits.items()},
     )
 
 
@@ -202,27 +150,18 @@ def _measured_values(captured: Captured, run: Run) -> Iterator[tuple[str, float]
     ends_ms = run.arrival_ms + run.e2e_ms
     if np.isfinite(ends_ms).any():
         seconds = (np.nanmax(ends_ms) - np.nanmin(run.arrival_ms)) / 1e3
-        yield "requests_per_s", (run.status == STATUSES.index("ok")).sum() / seconds
         yield "output_tokens_per_s", sum(record.output_tokens or 0 for record in captured.records) / seconds
 
 
-def measure_beside(
-    name: str, values: Mapping[str, FloatArray], beyond: Mapping[str, float], base: Mapping[str, FloatArray] | None
-) -> Measure:
-    """Return a measure; ``beyond``: what infinite values exceed; ``base``: the members' values of another point."""
-    own, least = values[name], beyond.get(name)
+def measure_beside(name: str, values: Mapping[str, FloatArray], base: Mapping[str, FloatArray] | None) -> Measure:
+    """Return a measure; ``base``: the members' values of another point."""
+    own = values[name]
     if base is None or name not in base:
-        return Measure(value=span_of(own, least))
+        return Measure(value=span_of(own))
     before = base[name]
     with np.errstate(invalid="ignore", divide="ignore"):
         difference, ratio = own - before, np.where(before > 0.0, own / before, np.nan)
-    middle = interval(before).middle
-    known = least is not None and np.isfinite(middle)
-    return Measure(
-        value=span_of(own, least),
-        difference=span_of(difference, (least or 0.0) - middle if known else None),
-        ratio=span_of(ratio, (least or 0.0) / middle if known and middle > 0.0 else None),
-    )
+    return Measure(value=span_of(own), difference=span_of(difference), ratio=span_of(ratio))
 
 
 def with_errors(point: ForecastPoint, measured: ForecastPoint) -> ForecastPoint:

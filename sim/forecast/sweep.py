@@ -6,8 +6,7 @@ depend on nothing but its scenario.
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 from measure import wording
 from measure.metrics.flags import add_gpus_argument, checked_gpus
 from measure.thresholds import Threshold
-from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, effect_text, pareto_set, title_of, value_text
+from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, pareto_set, title_of, value_text
 from report.output import add_page_argument, page_path, put_page
 from sim.forecast.captured import Captured, plan_as
 from sim.forecast.grid import Grid, read_grid
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from report.grid import panels
     from sim.forecast import points
-    from sim.forecast.points import ForecastConfig, PointForecast, PointValues, Task
+    from sim.forecast.points import ForecastConfig, PointValues
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     panels = LateModule("report.grid.panels")
@@ -87,11 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Sweep and print; 1 if no point keeps the limits."""
     grid, choice, config = read_grid(arguments.grid), _choice(arguments), points.config_of(arguments)
     html = page_path(arguments, [grid.path, config.trace, config.model])
-    try:
-        found = sweep(config, grid, choice)
-    except KeyboardInterrupt:
-        print("sim sweep: interrupted", file=sys.stderr)
-        return 130
+    found = sweep(config, grid, choice)
     put_page(panels.grid_page(found, "sim sweep", "docs/capacity.md"), found, as_json=arguments.json, html=html)
     return 0 if found.marked("chosen") is not None else 1
 
@@ -107,13 +102,42 @@ def _choice(arguments: argparse.Namespace) -> Choice:
 
 
 def sweep(config: "ForecastConfig", grid: Grid, choice: Choice) -> ForecastGrid:
-    """Forecast all points, and some of them by an ensemble."""
-    swept = SweptPoints(points.PointForecast(config, "--slo", choice.slos), grid, choice)
-    swept.forecast([(swept.base, config.members), *((one, 1) for one in swept.scenarios.values())])
-    while wanted := swept.to_refine():
-        swept.forecast([(swept.scenarios[key], config.members) for key in wanted])
-    found = swept.result()
-    return msgspec.structs.replace(found, headlines=headlines(found))
+    """Forecast all points once, then today's, the choice and the Pareto set by an ensemble."""
+    work = points.PointForecast(config, "--slo", choice.slos)
+    base, latency = _with_own_values(work.captured, grid), points.latency_of(choice.slos)
+    scenarios = {key_of(one): one for one in (*grid.scenarios, base)}
+    settings = {key: _settings(work.captured, one, grid) for key, one in scenarios.items()}
+    today, found = key_of(base), dict[str, ForecastPoint]()
+
+    def chosen() -> str:
+        """Return the point that meets the SLOs, or else today's latency, for the least; empty: no point does."""
+        return choice_of(found, latency, None if choice.slos else found[today].middle(latency)) or ""
+
+    tasks = [(base, config.members), *((one, 1) for key, one in scenarios.items() if key != today)]
+    while tasks:
+        done = counted(range(len(tasks)), "points")
+        for (scenario, _), values in results(work, tasks, procs=choice.procs):
+            key = key_of(scenario)
+            found[key] = _point(scenario, base, settings[key], values, choice)
+            next(done, None)
+        next(done, None)
+        single = [key for key in (chosen(), *pareto_of(found, latency)) if key and found[key].members == 1]
+        refined = sum(point.members > 1 for point in found.values())
+        tasks = [(scenarios[key], config.members) for key in dict.fromkeys(single)][: max(MOST_REFINED - refined, 0)]
+    marks = {"today": [today], "chosen": [chosen()], "pareto": pareto_of(found, latency)}
+    made = ForecastGrid(
+        axes=[axis.name for axis, values in grid.axes.items() if len(values) > 1],
+        latency=latency,
+        throughput=PER_GPU,
+        columns=[latency, "hit_rate", PER_GPU, *([] if choice.gpu_price is None else [COST]), "utilization"],
+        points=[
+            points.with_mark(found[key], *(mark for mark, keys in marks.items() if key in keys)) for key in scenarios
+        ],
+        limits=[slo.text for slo in choice.slos],
+        gpu_price=choice.gpu_price,
+        **work.about(),
+    )
+    return msgspec.structs.replace(made, headlines=headlines(made))
 
 
 def key_of(scenario: Scenario) -> str:
@@ -121,105 +145,23 @@ def key_of(scenario: Scenario) -> str:
     return json.dumps(asdict(scenario), sort_keys=True)
 
 
-class SweptPoints:
-    """Points of a grid and today's: their forecasts, and the choice among them."""
-
-    def __init__(self, work: "PointForecast", grid: Grid, choice: Choice) -> None:
-        self._work, self._grid, self._choice = work, grid, choice
-        captured = work.captured
-        self.base = _with_own_values(captured, grid)
-        self.scenarios = {key_of(one): one for one in (*grid.scenarios, self.base)}
-        self._today = key_of(self.base)
-        self._settings = {key: _settings(captured, one, grid) for key, one in self.scenarios.items()}
-        loads = {key: _load(one) == _load(self.base) for key, one in self.scenarios.items()}
-        self._same_load = loads if sum(loads.values()) > 1 else dict.fromkeys(loads, True)
-        self._before: Mapping[str, Any] = {}
-        """Today's values."""
-        self.found: dict[str, ForecastPoint] = {}
-        self._latency = points.latency_of(choice.slos)
-
-    def forecast(self, tasks: "Sequence[Task]") -> None:
-        done = counted(range(len(tasks)), "points" if tasks[-1][1] == 1 else "points near the frontier")
-        forecasts = {}
-        for task, values in results(self._work, tasks, procs=self._choice.procs):
-            forecasts[key_of(task[0]), task[1]] = values
-            next(done, None)
-        next(done, None)
-        for scenario, members in tasks:  # today's first
-            self._put(scenario, forecasts[key_of(scenario), members])
-
-    def _put(self, scenario: Scenario, values: "PointValues") -> None:
-        key, choice = key_of(scenario), self._choice
-        members = len(values.values["unserved"])
-        if key in self.found and self.found[key].members > members:
-            return
-        settings, engines = self._settings[key]
-        gpus = engines * choice.gpus
-        values.values[PER_GPU] = values.values[THROUGHPUT] / gpus
-        if choice.gpu_price is not None:
-            with np.errstate(divide="ignore"):
-                values.values[COST] = choice.gpu_price / 3600.0 * 1e6 / values.values[PER_GPU]
-        if key == self._today:
-            self._before = values.values
-        self.found[key] = points.make_point(
-            scenario.name_beside(self.base),
-            settings,
-            values,
-            choice.slos,
-            base=self._before if members > 1 and key != self._today else None,
-            gpus=gpus,
-            changes=sum(axis.value_in(scenario) != axis.value_in(self.base) for axis in AXES),
-            same_load=self._same_load[key],
-        )
-
-    def pareto(self) -> list[str]:
-        return pareto_of(self.found, self._latency)
-
-    def chosen(self) -> str | None:
-        """Return the point that meets the SLOs, or else today's latency, for the least. None: no point does."""
-        today_ms = self.found[self._today].middle(self._latency)
-        return choice_of(self.found, self._latency, None if self._choice.slos else today_ms)
-
-    def to_refine(self) -> list[str]:
-        """Return points that get all members next: the choice, and the Pareto set, as far as allowed."""
-        chosen = self.chosen()
-        wanted = dict.fromkeys([*([] if chosen is None else [chosen]), *self.pareto()])
-        refined = sum(point.members > 1 for point in self.found.values())
-        return [key for key in wanted if self.found[key].members == 1][: max(MOST_REFINED - refined, 0)]
-
-    def result(self) -> ForecastGrid:
-        """Return the sweep with its points marked."""
-        choice, pareto, chosen = self._choice, self.pareto(), self.chosen()
-        named: dict[str, list[str | None]] = {"today": [self._today], "chosen": [chosen], "pareto": [*pareto]}
-        marked = [
-            points.with_mark(self.found[key], *(mark for mark, keys in named.items() if key in keys))
-            for key in self.scenarios
-        ]
-        cost = [] if choice.gpu_price is None else [COST]
-        columns = [
-            self._latency,
-            "hit_rate",
-            PER_GPU,
-            *cost,
-            "utilization",
-            "ttft.all.p50",
-            "ttft.all.p99",
-            "queue.p90",
-        ]
-        about = self._work.about()
-        if len({_load(scenario) for scenario in self.scenarios.values()}) > 1:
-            among = "all, as today's load has one point" if all(self._same_load.values()) else "points at today's load"
-            about["notes"].append(f"loads differ: the choice is among {among}, the Pareto set among all")
-        return ForecastGrid(
-            axes=[axis.name for axis, values in self._grid.axes.items() if len(values) > 1],
-            latency=self._latency,
-            throughput=PER_GPU,
-            columns=list(dict.fromkeys(columns)),
-            points=marked,
-            limits=[slo.text for slo in choice.slos],
-            gpu_price=choice.gpu_price,
-            **about,
-        )
+def _point(
+    scenario: Scenario, base: Scenario, settings: tuple[dict[str, Setting], int], values: "PointValues", choice: Choice
+) -> ForecastPoint:
+    gpus = settings[1] * choice.gpus
+    values.values[PER_GPU] = values.values[THROUGHPUT] / gpus
+    if choice.gpu_price is not None:
+        with np.errstate(divide="ignore"):
+            values.values[COST] = choice.gpu_price / 3600.0 * 1e6 / values.values[PER_GPU]
+    return points.make_point(
+        scenario.name_beside(base),
+        settings[0],
+        values,
+        choice.slos,
+        gpus=gpus,
+        changes=sum(axis.value_in(scenario) != axis.value_in(base) for axis in AXES),
+        same_load=_load(scenario) == _load(base),
+    )
 
 
 Place = tuple[float, float]
@@ -239,12 +181,11 @@ def _places(some: Mapping[str, ForecastPoint], latency: str) -> dict[str, Place]
 def pareto_of(some: Mapping[str, ForecastPoint], latency: str) -> list[str]:
     """Return the Pareto set by throughput per GPU, the fastest first: of equal points that with the fewest changes."""
     places = _places(some, latency)
-    kept = pareto_set([(x, -y) for x, y in places.values()])
+    kept = dict(zip(places, pareto_set([(x, -y) for x, y in places.values()]), strict=True))
     best: dict[Place, str] = {}
-    for key in (key for key, is_kept in zip(places, kept, strict=True) if is_kept):
-        other = best.setdefault(places[key], key)
-        if some[key].changes < some[other].changes:
-            best[places[key]] = key
+    for key in sorted(places, key=lambda key: some[key].changes):
+        if kept[key]:
+            best.setdefault(places[key], key)
     return [best[place] for place in sorted(best)]
 
 
@@ -262,8 +203,7 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
     if not waits:
         return None
     value_of = {key: some[key].middle(PER_GPU) or 0.0 for key in waits}
-    least = max(value_of.values()) / (1.0 + EVEN)
-    cheap = [key for key in waits if value_of[key] >= least]
+    cheap = [key for key in waits if value_of[key] >= max(value_of.values()) / (1.0 + EVEN)]
     fastest = min(waits[key] for key in cheap) + log(1.0 + EVEN)
     return min((key for key in cheap if waits[key] <= fastest), key=lambda key: (some[key].changes, waits[key]))
 
@@ -271,40 +211,24 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
 def headlines(found: ForecastGrid) -> list[str]:
     """Return what to change, and the number of members behind each number."""
     limit = wording.listed(found.limits) if found.limits else "today's latency"
-    today, chosen, name = found.marked("today"), found.marked("chosen"), found.latency
+    today, chosen = found.marked("today"), found.marked("chosen")
     assert today is not None
     if chosen is None:
-        same = [point for point in found.points if point.same_load]
-        best = min(same, key=lambda point: point.middle(name) or float("inf"), default=today)
-        fastest = f"{best.name or 'today'}, has {_latency(best, name)}"
-        advice = f"No point keeps {limit}: the fastest, {fastest}"
+        advice = f"No point keeps {limit}; today: {_numbers(found, today)}"
     elif chosen.name == today.name:
-        cheaper = f"no point keeps {limit} for less than today's"
-        advice = f"Change nothing: {cheaper}, with {_latency(today, name)}"
+        advice = f"Change nothing: no point keeps {limit} for less than today's. {_numbers(found, today)}"
     else:
-        effect = f" ({effect_text(chosen, name)})" if effect_text(chosen, name) else ""
-        advice = f"Change to {chosen.name}: {_latency(chosen, name)} beside today's "
-        advice += f"{value_text(today, name)} ms{effect}, {_money(found, chosen, today)}"
+        advice = f"Change to {chosen.name}: {_numbers(found, chosen)}; today: {_numbers(found, today)}"
     refined = sum(point.members > 1 for point in found.points)
     members = (
-        f"{len(found.points):,} points with one member each; {refined:,} of them, today's and the Pareto set, with "
-        f"{found.members}: brackets hold 90 % of these."
+        f"{len(found.points):,} points with one member each; {refined:,} with {found.members}: brackets hold 90 %."
     )
     return [advice + ("." if found.trusted else f"{NOT_TRUSTED}."), members]
 
 
-def _latency(point: ForecastPoint, name: str) -> str:
-    return f"{title_of(name).replace(' ms', '')} {value_text(point, name)} ms"
-
-
-def _money(found: ForecastGrid, point: ForecastPoint, today: ForecastPoint) -> str:
-    """Return cost, else throughput per GPU, and its change from today's."""
-    name = PER_GPU if found.gpu_price is None else COST
-    value, before = point.middle(name), today.middle(name)
-    text = f"{value_text(point, name)} {'output tokens/s per GPU' if name == PER_GPU else 'per million output tokens'}"
-    if value is None or not before or abs(value / before - 1.0) <= EVEN:
-        return f"{text} as today"
-    return f"{text}, {wording.signed_percent(value / before - 1.0)}"
+def _numbers(found: ForecastGrid, point: ForecastPoint) -> str:
+    names = (found.latency, PER_GPU if found.gpu_price is None else COST)
+    return ", ".join(f"{title_of(name)} {value_text(point, name)}" for name in names)
 
 
 def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Setting], int]:

@@ -245,7 +245,7 @@ def validate(config: ValidateConfig, model: Model) -> "Compared":
         runs |= {label: recording.load_run(label, path) for label, path in cold.items()}
         without = _without_sharing(runs[COLD].meta, config.overrides)
         forecasts = _predict(config, model, captured, without, whole)
-        simple = predicting.cold_predictors(model, whole, [runs[label] for label in cold if label != COLD])
+        simple = predicting.predictors(model, whole, [runs[label] for label in cold if label != COLD], cold=True)
         predicted[COLD_PREDICTED] = comparison.Predicted(COLD, *forecasts, simple)
         if (pace := _own_pace(config, model, read_captured(config.cold[0], model, paced=None))) is not None:
             predicted[COLD_AT_PACE] = comparison.Predicted(
@@ -287,7 +287,7 @@ def _predict(
     load, model = plan(captured, scenario), fitted if pace is None else pacing.with_pace(fitted, pace)
     what = "forecasts" if pace is None else "forecasts at the capture's pace"
     progress = counted(range(config.members), f"{config.trace.name}, {what}")
-    point, demand = running.point_of(load, model)
+    point, utilization = running.point_of(load, model)
     drawn = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
     found = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(
@@ -297,8 +297,8 @@ def _predict(
         pacing="sessions" if captured.paced else "recorded",
         cold_prompts=scenario.cold_prompts,
         settings=asdict(load.engine),
-        utilization=float(demand.utilization),
-        saturated=bool(demand.is_saturated),
+        utilization=utilization,
+        saturated=utilization >= 1.0,
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
         drift_log_sd=model.drift_log_sd,

@@ -1,9 +1,8 @@
 """``sim what-if``: forecast a captured load on another cache, at another rate, under other settings."""
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +26,6 @@ from sim.forecast.scenarios import (
     parse_base,
     scenarios_of,
 )
-from sim.latency.modelfile import PRICED_SETTINGS, Model
 from tracefile import InputError
 from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.parser import Parser
@@ -39,14 +37,12 @@ if TYPE_CHECKING:
 
     from report.grid import panels
     from report.pages import figures
-    from sim.cache import hybrid
     from sim.forecast import points
     from sim.forecast import summary as summing
-    from sim.forecast.points import ForecastConfig, PointValues
+    from sim.forecast.points import ForecastConfig
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     panels, figures = LateModule("report.grid.panels"), LateModule("report.pages.figures")
-    hybrid = LateModule("sim.cache.hybrid")
     points, summing = late_modules("sim.forecast", "points summary")
 
 
@@ -91,71 +87,44 @@ def run(arguments: argparse.Namespace) -> int:
     asked = WhatIf(scenarios=tuple(scenarios_of(arguments, base)), base=base, gates=gates)
     config = points.config_of(arguments)
     html = page_path(arguments, [config.trace, config.model])
-    result, finished = forecast_scenarios(config, asked)
+    result = forecast_scenarios(config, asked)
     put_page(what_if_page(result), result, as_json=arguments.json, html=html)
-    if not finished:
-        return 130
     failed = any(gate.sure and not gate.passed for gate in result.gates)
     return verdict_code(failed=failed, uncertain=not all(gate.sure for gate in result.gates))
 
 
-def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> tuple[ForecastGrid, bool]:
-    """Return the points, the measured one first, and whether all are there: Ctrl-C keeps finished ones."""
+def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
+    """Return the points: the measured one, the capture's forecast, the base if it is another, the scenarios."""
     forecast = points.PointForecast(config, kv_groups=asked.base.settings.get("kv_groups"))
-    captured, model = forecast.captured, forecast.model
+    captured = forecast.captured
     measured = summing.measured_point(captured, forecast.cohorts)
     plans = list(_plans(captured, asked, measured))
-    made = [] if measured is None else [measured]
-    values: list[PointValues] = []
-    base: Mapping[str, Any] = {}
-    try:
-        runs = counted(range(len(plans) * config.members), "forecasts")
-        for kind, name, scenario in plans:
-            found = forecast((scenario, config.members), threads=None, done=lambda: next(runs, None))
-            values.append(found)
-            point = points.make_point(
-                name,
-                scenario.differences,
-                found,
-                base=base if kind == "scenario" else None,
-                kind=kind,
-                curves=found.curves,
-            )
-            if kind == "capture" and measured is not None:
-                point = summing.with_errors(point, measured)
-            base = base if kind == "scenario" else found.values
-            made.append(point)
-    except KeyboardInterrupt:
-        if not values:
-            raise
-        print(f"sim what-if: interrupted; {len(values)} of {len(plans)} forecasts are done", file=sys.stderr)
-    own = next((point for point in made if point.kind == "capture" and measured is not None), None)
+    runs = counted(range(len(plans) * config.members), "forecasts")
+    made, own = [] if measured is None else [measured], None
+    base: Mapping[str, Any] | None = None
+    for kind, name, scenario in plans:
+        found = forecast((scenario, config.members), threads=None, done=lambda: next(runs, None))
+        against = base if kind == "scenario" else None
+        point = points.make_point(name, scenario.differences, found, base=against, kind=kind, curves=found.curves)
+        if kind == "capture" and measured is not None:
+            point = own = summing.with_errors(point, measured)
+        base = base if kind == "scenario" else found.values
+        made.append(point)
     about = forecast.about(own)
-    about["verdicts"] += points.borrowed_sentences(model, values)
-    about["notes"] += _notes(captured, model, asked)
+    about["notes"] += _notes(captured, asked)
     result = ForecastGrid(
         axes=[],
         throughput=THROUGHPUT,
-        columns=[
-            "hit_rate",
-            THROUGHPUT,
-            "utilization",
-            "queue.p90",
-            "itl.p50",
-            "itl.p99",
-            "e2e.p50",
-            "preemptions",
-            "unserved",
-        ],
+        columns=["hit_rate", THROUGHPUT, "utilization", "itl.p50", "e2e.p50", "unserved"],
         points=made,
         gates=judge(asked.gates, made),
         **about,
     )
-    return msgspec.structs.replace(result, headlines=[headline(result)]), len(values) == len(plans)
+    return msgspec.structs.replace(result, headlines=[headline(result)])
 
 
 def _plans(captured: Captured, asked: WhatIf, measured: ForecastPoint | None) -> Iterator[tuple[Kind, str, Scenario]]:
-    """Yield the forecasts to make; the capture's is left out where nothing was measured and ``--base`` is another.
+    """Yield the forecasts to make; of the capture only if it was measured, or nothing else is the base.
 
     Raises InputError for a load that no engine could have, or that serves no request.
     """
@@ -174,47 +143,28 @@ def _plans(captured: Captured, asked: WhatIf, measured: ForecastPoint | None) ->
         yield kind, name, scenario
 
 
-def _notes(captured: Captured, model: Model, asked: WhatIf) -> Iterator[str]:
+def _notes(captured: Captured, asked: WhatIf) -> Iterator[str]:
     if not asked.scenarios:
         yield f"nothing differs: give {SCENARIO_FLAGS}"
     if captured.paced:
         yield "later turns wait for the outputs before them, then think as long as recorded; a rate multiplies sessions"
     else:
         yield "open loop: every request comes at its recorded offset, divided by the rate"
-    unstreamed = sum(record.stream is False for record in captured.records)
-    if unstreamed:
-        yield f"{unstreamed:,} requests were not streamed: the measured TTFT leaves them out, forecasts do not"
-    if captured.engine != model.engine:
-        own, fitted = asdict(captured.engine), asdict(model.engine)
-        others = [name for name in own if own[name] != fitted[name] and name not in PRICED_SETTINGS]
-        texts = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in others]
-        yield from [f"settings as the capture tells them: {', '.join(texts)}"] if texts else []
-    for scenario in (asked.base, *asked.scenarios):
-        engine = plan_as("", captured, scenario).engine
-        if engine.kv_groups is not None and engine.enable_prefix_caching and not scenario.cold_prompts:
-            yield hybrid.told_losses(captured.path, engine)
 
 
 def headline(result: ForecastGrid) -> str:
     """Return the best scenario and its effect on TTFT p90 in a sentence, in the cohort that shows a cache."""
     cohort = MAIN[-1] if MAIN[-1] in result.cohorts else MAIN[0]
-    name, scenarios = ttft(cohort, "p90"), [point for point in result.points if point.kind == "scenario"]
+    name = ttft(cohort, "p90")
     base = next(point for point in reversed(result.points) if point.kind != "scenario")
-    title = f"TTFT p90 ({cohort_title(cohort).lower()})"
+    title, known = f"TTFT p90 ({cohort_title(cohort).lower()})", f"{base.name} {value_text(base, name)} ms."
+    scenarios = [point for point in result.points if point.kind == "scenario"]
     if not scenarios:
-        return f"{title}, {base.name}: {value_text(base, name)} ms."
-    best = min(scenarios, key=lambda point: _middle(point, name))
-    effect = effect_text(best, name)
-    text = f"{value_text(best, name)} ms{', saturated' if best.saturated else ''}, base {value_text(base, name)} ms"
-    text += f" ({effect})" if effect else ""
-    if _middle(best, name) < _middle(base, name):
-        return f"{title} is best with {best.name}: {text}."
-    return f"No scenario lowers {title}. The nearest, {best.name}: {text}."
-
-
-def _middle(point: ForecastPoint, name: str) -> float:
-    middle = point.middle(name)
-    return float("inf") if middle is None else middle
+        return f"{title}: {known}"
+    best = min(scenarios, key=lambda point: (point.saturated, point.middle(name) or float("inf")))
+    state = "best" if (best.middle(name) or float("inf")) < (base.middle(name) or 0.0) else "nearest"
+    state += ", saturated" if best.saturated else ""
+    return f"{title}: {best.name} is {state}, {value_text(best, name)} ms ({effect_text(best, name)}); {known}"
 
 
 MOST_DRAWN: Final = 8
@@ -253,26 +203,19 @@ def _survival_panel(result: ForecastGrid, cohort: str) -> Panel:
         id="survival-" + "".join(letter if letter.isalnum() else "-" for letter in cohort),
         figure=survival_curves(result.points, cohort),
         caption=f"TTFT survival of {result.cohorts[cohort]:,} requests. Solid: measured; dashed: forecasts, with their "
-        "members' band. A cross: the capture would have ended here with requests still waiting.",
+        "members' band.",
         tables=[panels.point_table(result.points, [ttft(cohort, level) for level in LEVELS], [])],
     )
-
-
-DASHES: Final = ("2px,3px", "10px,3px", "10px,3px,2px,3px")
-"""Scenarios in turn, each unlike the base's: equal curves both show."""
 
 
 def survival_curves(some: Sequence[ForecastPoint], cohort: str) -> Figure:
     """Draw the points' curves: the measured and the base's wide and below, so that none hides an equal curve."""
     drawn = []
     for slot, point in enumerate(some[:MOST_DRAWN]):
-        curve, measured, scenario = point.curves.get(cohort), point.kind == "measured", point.kind == "scenario"
+        curve, measured = point.curves.get(cohort), point.kind == "measured"
         if curve is not None:
-            edges = (curve.time_ms, curve.survival, curve.low, curve.high)
-            shown = figures.Curve(*map(np.array, edges))
+            shown = figures.Curve(*map(np.array, (curve.time_ms, curve.survival, curve.low, curve.high)))
             shown = replace(shown, low=np.full(len(curve.low), np.nan)) if measured else shown
-            width = 2.0 if scenario else 3.0 if measured else 4.5
-            dash = "solid" if measured else DASHES[slot % 3] if scenario else figures.DASHED
-            look = figures.Survival(name=point.name, curve=shown, slot=slot, width=width, dash=dash, stops=curve.stops)
-            drawn.append(look)
+            width, dash = (3.0, "solid") if measured else (2.0 if point.kind == "scenario" else 4.5, figures.DASHED)
+            drawn.append(figures.Survival(name=point.name, curve=shown, slot=slot, width=width, dash=dash))
     return figures.survival_figure(drawn, "TTFT (ms)", "still without a first token")

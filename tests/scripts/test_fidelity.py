@@ -16,7 +16,6 @@ from scripts.fidelity.loads import (
     capture_named,
     sized_round,
 )
-from scripts.wheels import whole_wheels
 
 PROBE = Probe(short_ms=20.0, long_ms=20.0 + 0.04 * (8192 - 64), output_ms=0.5)
 """An accelerator: 25,000 prompt tokens a second, a step of 8 ms for 16 outputs."""
@@ -48,18 +47,6 @@ def test_captures_come_after_those_that_they_replay_and_are_known_by_their_names
         assert capture_named(capture.name) == capture
     assert capture_named("session-fast-cold-replayed") == Capture("session-fast", "cold-replayed")
     assert {capture.way for capture in every if capture.load.startswith("calibration")} == {"warm"}
-
-
-def test_wheels_in_pieces_are_put_together_once(tmp_path: Path) -> None:
-    folder, joined = tmp_path / "wheels", tmp_path / "joined"
-    folder.mkdir()
-    for name, text in {"b-1.whl.01": "cd", "b-1.whl.00": "ab", "a-1.whl": "x", "notes.txt": "-"}.items():
-        (folder / name).write_text(text)
-    found = whole_wheels(folder, joined)
-    assert [path.name for path in found] == ["a-1.whl", "b-1.whl"]
-    assert found[1].read_text() == "abcd"
-    stamp = found[1].stat().st_mtime_ns
-    assert whole_wheels(folder, joined)[1].stat().st_mtime_ns == stamp
 
 
 def test_a_round_on_the_embedded_engine_goes_on_where_it_ended(

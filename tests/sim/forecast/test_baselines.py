@@ -81,6 +81,9 @@ def test_predictors_are_told_the_cached_tokens(tmp_path: Path) -> None:
     # A second between requests of 12 ms: the queue is empty.
     alone_ms = service_ms(MODEL, truth.prompt_tokens, truth.prompt_tokens - 60, truth.output_tokens)[0]
     assert found["mg1_queue"].ttft_ms.tolist() == pytest.approx(alone_ms.tolist())
+    # Without sharing all tokens of a prompt are computed.
+    cold = predictors(MODEL, truth, [], cold=True)
+    assert cold[LINE].ttft_ms.tolist() == [2.0 + 0.25 * (100 + number) for number in range(30)]
     unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
     assert np.isnan(predictors(MODEL, unsaid, [])[LINE].ttft_ms).all()
     assert "mg1_queue" not in predictors(MODEL, unsaid, [])

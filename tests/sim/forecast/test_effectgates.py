@@ -10,7 +10,8 @@ from sim.__main__ import main
 from sim.forecast.limits import KEYS, judge, parse_limit
 from sim.forecast.results import ForecastPoint
 from sim.latency.modelfile import default_model, save_model
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tests.sim.forecast.conftest import write_shared
+from tracefile import InputError
 
 
 def row(name: str, **measures: Measure) -> ForecastPoint:
@@ -18,15 +19,13 @@ def row(name: str, **measures: Measure) -> ForecastPoint:
     return ForecastPoint(name=name, settings={}, members=9, measures=found)
 
 
-def span(
-    middle: float | None, low: float | None = None, high: float | None = None, beyond: float | None = None
-) -> Span:
-    return Span(middle=middle, low=low, high=high, beyond=beyond)
+def span(middle: float | None, low: float | None = None, high: float | None = None) -> Span:
+    return Span(middle=middle, low=low, high=high)
 
 
 HITS = Measure(value=span(0.40, 0.38, 0.42), difference=span(-0.02, -0.03, -0.005), ratio=span(0.95, 0.92, 0.99))
 TTFT = Measure(value=span(900.0, 850.0, 990.0), difference=span(60.0, 20.0, 90.0), ratio=span(1.07, 1.02, 1.1))
-LONG = Measure(value=span(None, 5000.0, None, beyond=9000.0))
+LONG = Measure(value=span(None, 5000.0))
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,7 @@ LONG = Measure(value=span(None, 5000.0, None, beyond=9000.0))
         ("ttft.p95<=800ms", False, True),
         ("ttft.p95.ratio<=1.05", False, False),
         ("ttft.p95.difference<=100ms", True, True),
-        ("ttft.p99<=8s", False, False),  # more than 9 s, though some members are at 5 s
-        ("ttft.p99>=8s", False, False),
+        ("ttft.p99<=8s", False, False),  # half of the members serve too few, some are at 5 s
         ("turns2+.ttft.p50<=1s", False, True),  # no such number
     ],
 )
@@ -74,11 +72,10 @@ def test_without_a_scenario_the_base_is_judged() -> None:
     ("gate", "message"),
     [
         ("ttft<=1s", "no level; expected pNN with one of p50, p90, p95, p99"),
-        ("ttft.p75<=1s", "p75; expected pNN"),
-        ("ttft.p95<=5", "the limit is number; expected a duration"),
-        ("ttft.p95.ratio<=1s", "the limit is ms; expected a number"),
+        ("ttft.p95<=5", "expected a duration"),
+        ("ttft.p95.ratio<=1s", "expected a number"),
         ("ttft.p95.error<=1%", "'error'; expected difference or ratio"),
-        ("hit_rate.p50>=1%", "hit_rate has no level or cohort"),
+        ("hit_rate.p50>=1%", "hit_rate has no level"),
         ("turns2+.itl.p50<=1s", "itl has no cohort"),
         ("speed>=1", "no metric 'speed'"),
     ],
@@ -99,18 +96,7 @@ def test_the_workflows_command_is_taken() -> None:
 
 
 def test_the_exit_code_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TraceWriter(tmp_path / "t.jsonl", Meta(block_size=32)) as writer:
-        for number in range(30):
-            hashes = [BlockHash(number % 5 * 100 + block) for block in range(28)]
-            writer.write(
-                Record(
-                    request_id=RequestId(f"r{number}"),
-                    arrival_ms=number * 400.0,
-                    prompt_tokens=960,
-                    output_tokens=2,
-                    block_hashes=hashes,
-                )
-            )
+    write_shared(tmp_path / "t.jsonl", 30, 400.0)
     save_model(default_model(), tmp_path / "model.json")
     cold = ["what-if", str(tmp_path / "t.jsonl"), "--latency-model", str(tmp_path / "model.json"), "--cold-prompts"]
     assert main([*cold, "--members", "3", "--gate", "hit_rate>=0"]) == 0

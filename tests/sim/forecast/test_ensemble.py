@@ -80,14 +80,6 @@ def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: Arrivals)
     np.testing.assert_array_equal(one.e2e_ms, same.e2e_ms)
 
 
-def test_a_member_is_the_same_beside_few_or_many(arrivals: Arrivals) -> None:
-    """So that a run may be begun with few members and go on with more."""
-    drawn = members(drawn_model(), 5, seed=1)
-    all_of_them = forecast(arrivals, default_model().engine, drawn, seed=7)
-    first_two = forecast(arrivals, default_model().engine, drawn[:2], seed=7)
-    np.testing.assert_array_equal(all_of_them.ttft_ms[:2], first_two.ttft_ms)
-
-
 def test_every_draw_is_taken_before_any_is_taken_again() -> None:
     model = drawn_model()
     t0 = model.parameters["t0_ms"].value
@@ -115,11 +107,6 @@ def test_drift_that_few_captures_told_has_heavier_tails() -> None:
     assert np.median(logs) == pytest.approx(0.0)
 
 
-def test_a_model_that_knows_no_doubt_has_equal_members() -> None:
-    model = default_model()
-    assert {member.costs for member in members(model, 3, seed=0)} == {model.costs}
-
-
 def test_the_same_luck_meets_another_cache(arrivals: Arrivals) -> None:
     """Nothing is shared in the isolated prompts' first turns: with caching off they come out the same, member by
     member."""
@@ -144,6 +131,6 @@ def test_gaps_beyond_the_most_are_thinned(arrivals: Arrivals, monkeypatch: pytes
 
 def test_intervals_are_order_statistics_and_may_be_open() -> None:
     found = interval(np.array([*range(1, 20), np.inf]))
-    assert (found.middle, found.low, found.high) == (10.0, 1.0, math.inf)
-    assert interval(np.array([1.0, np.inf, np.inf, np.inf])).middle == np.inf
-    assert math.isnan(interval(np.array([np.nan])).middle)
+    assert found == (10.0, 1.0, math.inf)
+    assert interval(np.array([1.0, np.inf, np.inf, np.inf]))[0] == np.inf
+    assert math.isnan(interval(np.array([np.nan]))[0])

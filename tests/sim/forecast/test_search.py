@@ -1,16 +1,14 @@
 """``sim search`` against every value tried, on loads small enough for it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from report.grid.panels import grid_page
-from report.output import render_page
-from report.pages.panels import page_lines
 from sim.__main__ import main
 from sim.forecast.captured import plan, read_captured
 from sim.forecast.ensemble import forecast, members
@@ -18,37 +16,20 @@ from sim.forecast.fleets import forecast_load
 from sim.forecast.limits import parse_limit
 from sim.forecast.points import ForecastConfig
 from sim.forecast.results import ForecastGrid, ForecastPoint
-from sim.forecast.scenarios import Scenario, parse_base
-from sim.forecast.search import Question, search
-from sim.latency.modelfile import default_model, load_model, make_model, save_model
-from sim.vllm.config import EngineConfig
-from tests.report.browser import page_figures
-from tests.sim.fleets import COSTS
-from tests.sim.forecast.conftest import interrupted_at
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from sim.forecast.scenarios import Scenario
+from sim.forecast.search import Question, bisect, search
+from sim.latency.modelfile import default_model, load_model, save_model
+from tests.sim.forecast.conftest import interrupted_at, write_shared
+from tracefile import InputError
 
 MEMBERS = 8
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 requests over six prefixes of 28 blocks, in turn, three a second."""
+    """120 requests on prefixes of 28 blocks, out of turn, three a second."""
     path = tmp_path_factory.mktemp("search")
-    with TraceWriter(path / "shared.jsonl", Meta(block_size=32)) as writer:
-        for number in range(120):
-            writer.write(
-                Record(
-                    request_id=RequestId(f"s{number}"),
-                    arrival_ms=number * 333.0,
-                    e2e_ms=60.0,
-                    prompt_tokens=960,
-                    output_tokens=2,
-                    block_hashes=[
-                        *(BlockHash(number * number % 6 * 100 + block) for block in range(28)),
-                        *(BlockHash(10_000 + number * 10 + block) for block in range(2)),
-                    ],
-                )
-            )
+    write_shared(path / "shared.jsonl", 120, 333.0, lambda number: number * number % 6)
     model = default_model()
     row = [parameter.value for parameter in model.parameters.values()]
     draws = [[value * share for value in row] for share in (0.94, 0.98, 1.0, 1.03)]
@@ -60,10 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lower_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six of eight members decide."""
     monkeypatch.setattr("sim.forecast.points.CONFIDENCE", 0.75)
-
-
-def describe(found: ForecastGrid) -> str:
-    return "\n".join(page_lines(grid_page(found, "sim search", "docs/what-if.md")))
 
 
 def tried(found: ForecastGrid) -> dict[float, ForecastPoint]:
@@ -102,6 +79,21 @@ def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: 
     return [float(np.mean(np.sort(ttft_ms, axis=1)[:, rank - 1] <= limit_ms)) for ttft_ms in found]
 
 
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 500))
+def test_of_what_only_gets_harder_it_finds_the_last_that_holds(one: int, other: int, last: int) -> None:
+    """Counts that hold down to ``last``, from the large end; each is asked for once."""
+    hard, easy = min(one, other), max(one, other) + 1
+    asked: list[float] = []
+
+    def holds(value: float) -> bool:
+        asked.append(value)
+        return value >= last
+
+    expected = None if last > easy else float(max(last, hard))
+    assert bisect(float(easy), float(hard), holds, 0.0, counts=True) == expected
+    assert len(asked) == len(set(asked)) <= 2 + 2 * easy.bit_length()
+
+
 def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> None:
     """To the block; the 60th of 120 is the median."""
     found = searched(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0)
@@ -115,14 +107,6 @@ def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> No
     assert list(values) == sorted(values)
 
 
-def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
-    found = searched(folder, "rate", "ttft.p90<=80ms", between=(1.0, 200.0), tolerance=0.02)
-    grid = np.geomspace(60.0, 140.0, 16).tolist()
-    shares = shares_within(folder, [Scenario({}, rate=rate) for rate in grid], 108, 80.0)
-    assert found.outcome == "found"
-    assert answer(found) == pytest.approx(max(np.array(grid)[np.array(shares) >= 0.75]), rel=0.1)
-
-
 def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
@@ -130,18 +114,12 @@ def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, caps
     said = capsys.readouterr().out
     assert said.startswith("Not reachable: ttft.p50<=9ms (all requests, n = 120) with ")
     assert "% confidence holds at no num-gpu-blocks" in said
-    assert "0% of the members within" in said
-    assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["outcome"] == "none holds"
-    assert not any("chosen" in point["marks"] for point in found["points"])
-    assert len(found["points"]) == 1  # the rest is harder
 
 
-def test_an_end_that_holds_is_not_passed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_end_that_holds_is_not_passed(folder: Path) -> None:
     found = searched(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05)
     assert (found.outcome, answer(found)) == ("all hold", 0.6)
-    assert "the end of what was asked" in describe(found)
+    assert "the end of what was asked" in found.headlines[0]
     assert all(0.5 <= value <= 0.6 for value in tried(found))
 
 
@@ -154,42 +132,13 @@ def test_nothing_holds_where_more_is_asked_than_the_engine_can_do(folder: Path) 
     beyond = next(point for value, point in tried(found).items() if value > (answer(found) or 0.0))
     assert beyond.saturated
     assert share(beyond) == 1.0
-    assert not any(" met " in line for line in describe(found).splitlines() if "saturated" in line)
-
-
-def test_what_was_tried_is_kept_on_interrupt(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(4, forecast_load))
-    argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
-    assert main([*argv, "--maximize", "rate", "--target", "ttft.p90<=80ms"]) == 130
-    printed = capsys.readouterr()
-    assert "interrupted; 2 values are done" in printed.err
-    assert "\n0.1 " in printed.out
-    assert "\n10 " in printed.out
-
-
-def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> None:
-    one, same = (searched(folder, "rate", "ttft.p90<=80ms", tolerance=0.2) for _ in range(2))
-    assert one == same
-    figures = page_figures(render_page(grid_page(one, "sim search", "docs/what-if.md")))
-    drawn = figures["rate-ttft-all-p90"]["data"]
-    marks = [trace for trace in drawn if trace["meta"]["part"] == "points"]
-    assert [len(trace["x"]) for trace in marks] == [len(one.points)]
-    assert drawn[-1]["y"] == [80.0, 80.0]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: the limit is number; expected a duration"),
-        (
-            ["--target", "turn1.itl.p90<=9ms"],
-            "--target turn1.itl.p90<=9ms: itl has no cohort; expected cohorts before ttft only",
-        ),
-        (["--target", "ttft.p0<=500ms"], "--target ttft.p0<=500ms: 'p0'; expected pNN"),
-        (["--between", "2,1"], "--between: '2,1'; expected two numbers above 0, the smaller first"),
-        (["--between", "1"], "--between: '1'; expected two numbers above 0, the smaller first"),
+        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: expected a duration"),
+        (["--between", "2,1"], "--between: '2,1'; expected two values above 0, the smaller first"),
         (["--rate", "2"], "--rate: it is what is searched; expected --between to limit it"),
         (["--num-gpu-blocks", "100,200"], "2 scenarios; expected one value of each flag, as rate is varied"),
         (
@@ -203,42 +152,6 @@ def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: s
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms", *flags])
     assert str(refused.value).startswith(said)
-
-
-def even_load(path: Path, every_ms: float, chains: list[list[int]], tail: int) -> Path:
-    """Requests of these blocks and ``tail`` further tokens, evenly spaced, on an engine of 0.1 ms a prompt token."""
-    with TraceWriter(path / "even.jsonl", Meta(block_size=32)) as writer:
-        for number, chain in enumerate(chains):
-            writer.write(
-                Record(
-                    request_id=RequestId(f"e{number}"),
-                    arrival_ms=number * every_ms,
-                    e2e_ms=60.0,
-                    prompt_tokens=32 * len(chain) + tail,
-                    output_tokens=2,
-                    block_hashes=[BlockHash(block) for block in chain],
-                )
-            )
-    engine = EngineConfig(num_gpu_blocks=1000, block_size=32, max_num_seqs=8, max_num_batched_tokens=1024)
-    save_model(make_model(COSTS, engine), path / "even.json")
-    return path
-
-
-def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) -> None:
-    """Five prompts of four blocks, on a GPU with room for one. With 19 some of every round's blocks are gone."""
-    even_load(tmp_path, 200.0, [list(range(100 * place, 100 * place + 4)) for place in range(5)] * 12, 1)
-    scenario = parse_base("num-gpu-blocks=7,kv-bytes-per-token=1000")
-    even: dict[str, Any] = {"trace": "even", "model": "even", "members": 2}
-    limits: dict[str, Any] = {"between": (5.0, 64.0), "tolerance": 0.0}
-    found = searched(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=scenario, **limits, **even)
-    assert (found.outcome, answer(found)) == ("found", 20.0)
-    rates = {value: point.middle("hit_rate") or 0.0 for value, point in tried(found).items()}
-    assert rates[20.0] == pytest.approx(55 * 128 / (60 * 129))
-    assert rates[19.0] < rates[20.0]
-    # Without --between: from the longest request's blocks to all blocks there are, with a part of one in each request.
-    with_disk = parse_base("num-gpu-blocks=7,kv-bytes-per-token=1000,disk-blocks=9")
-    wide = tried(searched(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=with_disk, tolerance=0.5, **even))
-    assert (min(wide), max(wide)) == (6.0, 81.0)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,8 @@ from sim.forecast.sweep import choice_of, pareto_of
 from sim.forecast.whatif import WhatIf, forecast_scenarios
 from sim.latency.modelfile import default_model, save_model
 from tests.jsonoutput import json_of
-from tests.report.browser import CHROMIUM, figures_drawn
-from tests.sim.forecast.conftest import interrupted_at
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tests.sim.forecast.conftest import interrupted_at, write_shared
+from tracefile import InputError
 
 GRID = """
 [sim.sweep]
@@ -41,22 +40,9 @@ LIGHT = ["--members", "3"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 requests over six prefixes of 28 blocks, in turn, five a second."""
+    """60 requests on prefixes of 28 blocks, out of turn, five a second."""
     path = tmp_path_factory.mktemp("sweep")
-    with TraceWriter(path / "shared.jsonl", Meta(block_size=32)) as writer:
-        for number in range(60):
-            shared = [BlockHash(number * number % 6 * 100 + block) for block in range(28)]
-            own = [BlockHash(10_000 + number * 10 + block) for block in range(2)]
-            writer.write(
-                Record(
-                    request_id=RequestId(f"s{number}"),
-                    arrival_ms=number * 200.0,
-                    e2e_ms=60.0,
-                    prompt_tokens=960,
-                    output_tokens=2,
-                    block_hashes=[*shared, *own],
-                )
-            )
+    write_shared(path / "shared.jsonl", 60, 200.0, lambda number: number * number % 6)
     save_model(default_model(), path / "model.json")
     (path / "grid.toml").write_text(GRID)
     return path
@@ -79,7 +65,7 @@ def test_a_row_is_the_forecast_of_its_scenario(folder: Path, tmp_path: Path) -> 
     today = points[-1]
     assert (today["marks"][0], today["members"], today["gpus"]) == ("today", 3, 2)
     config = ForecastConfig(trace=folder / "shared.jsonl", model=folder / "model.json", members=3)
-    row = forecast_scenarios(config, WhatIf(base=Scenario({}, replicas=2)))[0].points[-1]
+    row = forecast_scenarios(config, WhatIf(base=Scenario({}, replicas=2))).points[-1]
     for name in ("ttft.all.p90", "hit_rate", "itl.p50"):
         assert today["measures"][name]["value"] == msgspec.to_builtins(row.measures[name].value)
     for one in points:
@@ -92,20 +78,7 @@ def test_a_row_is_the_forecast_of_its_scenario(folder: Path, tmp_path: Path) -> 
     assert found["axes"] == ["replicas", "num-gpu-blocks"]
 
 
-def test_without_an_slo_the_limit_is_todays_latency(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [1, 256]")
-    given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
-    found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given])
-    assert [one["name"] for one in found["points"] if {"chosen", "today"} <= {*one["marks"]}] == [""]
-    assert found["headlines"][0].startswith("Change nothing: no point keeps today's latency")
-
-
-def test_an_interrupt_is_exit_code_130_and_two_processes_give_the_same_points(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("sim.forecast.points.forecast_load", interrupted_at(4, forecast_load))
-        assert main(swept(folder)) == 130
+def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "two.toml"
     config.write_text("[sim.sweep]\ngpu-price = 3.6\nprocs = 2")
     assert json_of(main, swept(folder)) == json_of(main, [*swept(folder), "--config", str(config)])
@@ -115,23 +88,15 @@ def test_an_interrupt_is_exit_code_130_and_two_processes_give_the_same_points(
     ("text", "said"),
     [
         ("[axes]\nreplica = [1]", "axes.replica: no such axis; expected some of cold-prompts, rate, num-gpu-blocks"),
-        ("[axes]\nrate = [1, 2]\n[base]\ncache = 4", "base.cache: no such axis"),
-        ("size = 4\n[axes]\nrate = [1]", "size: no such key; expected [axes], [base] or [sim.sweep]"),
-        ("[axes]\nreplicas = ['4']", "axes.replicas: '4'; expected a whole number"),
-        ("[axes]\nreplicas = [2.5]", "axes.replicas: 2.5; expected a whole number"),
+        ("size = 4\n[axes]\nrate = [1]", "size: no such table; expected [axes], [base] or [sim.sweep]"),
         ("[axes]\nreplicas = [0]", "axes.replicas: --replicas: 0; expected a whole number from 1"),
         ("[axes]\nreplicas = 4", "axes.replicas: 4; expected values in brackets"),
         ("[axes]\nrate = [1, 1.0]", "axes.rate: [1, 1.0]; expected each value once"),
         ("[axes]\nrate = [-1]", "axes.rate: '-1'; expected a number above 0"),
-        ("[axes]\nroute = ['best']", "axes.route: "),
         ("[axes]\ndisk-latency = ['1ms', '2ms']", "--disk-latency: without --disk-blocks; expected both"),
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
-        ("[axes]\nrate = {from = 2, to = 1, steps = 3}", "axes.rate: {'from': 2, 'to': 1, 'steps': 3}; expected 0 <"),
         ('[axes]\nroute = ["evil.py:f"]', "axes.route: 'evil.py:f': code is run only from the command line"),
-        ("[axes]\nhost-gb-per-s = [25, 0]", "axes.host-gb-per-s: '0'; expected a number above 0"),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
-        ("axes = 4", "axes: 4; expected a table [axes]"),
-        ("", "axes: 1 points, all combinations; expected 2 to 5,000"),
         (
             f"[axes]\nmax-num-seqs = {list(range(1, 10_001))}\nmax-num-batched-tokens = {list(range(1, 1_001))}",
             "axes: 10,000,000 points, all combinations; expected 2 to 5,000",
@@ -147,22 +112,13 @@ def test_a_grid_that_means_nothing_is_refused_in_a_line(tmp_path: Path, text: st
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("grid", "said"),
-    [
-        (
-            "[base]\nkv-bytes-per-token = 8\n[axes]\nhost-blocks = [40, 9]",
-            r".*host-blocks 9, .*: --host-blocks: 9 blocks; expected 30 or more, as many as the longest prompt",
-        ),
-    ],
-)
 def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
-    folder: Path, tmp_path: Path, grid: str, said: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))
-    (tmp_path / "grid.toml").write_text(grid.format(model=folder / "model.json"))
+    (tmp_path / "grid.toml").write_text("[base]\nkv-bytes-per-token = 8\n[axes]\nhost-blocks = [40, 9]")
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
-    with pytest.raises(InputError, match=rf"^[^\n]*grid\.toml: {said}[^\n]*$"):
+    with pytest.raises(InputError, match=r"grid\.toml: .*host-blocks 9, .*: --host-blocks: 9 blocks; expected 30"):
         main(["sweep", str(tmp_path / "grid.toml"), *given])
 
 
@@ -172,12 +128,6 @@ def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path
     found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%"])
     none, all_served, *_ = found["points"]
     assert (none["measures"]["unserved"]["value"]["middle"], none["meets"], all_served["meets"]) == (60.0, False, True)
-
-
-def test_a_range_has_equal_ratios(tmp_path: Path) -> None:
-    path = tmp_path / "grid.toml"
-    path.write_text("[axes]\nrate = {from = 0.5, to = 8, steps = 5}\nreplicas = {from = 1, to = 3, steps = 9}")
-    assert [*read_grid(path).axes.values()] == [[0.5, 1.0, 2.0, 4.0, 8.0], [1, 2, 3]]
 
 
 def grid_point(throughput: float, latency: float, *, changes: int = 1, **more: Any) -> ForecastPoint:
@@ -227,12 +177,3 @@ def test_the_pareto_set_is_what_no_point_beats(numbers: list[tuple[int, int, int
     best = [int(key) for key in pareto_of(points, LATENCY)]
     assert {numbers[at][:2]: numbers[at][2] for at in best} == expected
     assert [numbers[at][0] for at in best] == sorted(numbers[at][0] for at in best)
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
-def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert main(swept(folder, "--html", str(page))) == 0
-    ids = {f"{axis}-{measure}" for axis in ("replicas", "num-gpu-blocks") for measure in ("ttft-all-p90", "hit-rate")}
-    assert figures_drawn(page) == {"frontier", *ids}

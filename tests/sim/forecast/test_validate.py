@@ -21,7 +21,7 @@ from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_
 from sim.latency.requestsample import request_sample
 from sim.latency.verdicts import read_verdicts
 from tests.report.browser import CHROMIUM, figures_drawn
-from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
 
 BASELINES = {
     "constant_ttft": Baseline(formula="60 ms", intercept_ms=60.0, median_abs_error=0.5, p90_abs_error=2.0),
@@ -116,11 +116,6 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "arrivals"}
 
 
-def test_one_seed_one_result(folder: Path) -> None:
-    assert validate(folder, "--seed", "3") == validate(folder, "--seed", "3")
-    assert validate(folder, "--seed", "3")[1] != validate(folder, "--seed", "4")[1]
-
-
 def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
     code, result = validate(folder, model="off.json")
     assert code == 1
@@ -153,34 +148,6 @@ def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> No
     assert "calibrations and more, captured before, between and after the loads" in bands
     [kept] = read_verdicts(folder / "wide.json", wide)
     assert str(kept).startswith("was too uncertain on TTFT p50 (")
-
-
-def test_a_failed_gate_says_what_to_do_next(folder: Path) -> None:
-    """Every cohort is faster than a model that is half slower than its engine forecasts."""
-    _, result = validate(folder, model="off.json")
-    changed, noisy = (next(one for one in result["next_steps"] if word in one) for word in ("changed", "noisy"))
-    assert changed.startswith("every cohort was faster than forecast: ")
-    assert "pass it as --repeat" in noisy
-    assert any("captured before, between and after the loads" in one for one in result["next_steps"])
-    again = ["--repeat", str(folder / "b.jsonl")]
-    _, beside = validate(folder, *again, *again, model="off.json")
-    assert beside["repeats"] == ["again", "again-2"]
-    assert beside["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["p50"]["captures"] == 3
-    assert not any("--repeat" in one for one in beside["next_steps"])
-    assert validate(folder)[1]["next_steps"] == []
-
-
-def test_other_settings_and_loads_beyond_the_fit_are_likely_causes(folder: Path) -> None:
-    model = msgspec.json.decode((folder / "off.json").read_bytes())
-    model["diagnostics"] = {"coverage": {"answers_at_once": 3, "deepest_answer": 10**6}}
-    (folder / "narrow.json").write_bytes(msgspec.json.encode(model))
-    _, result = validate(folder, "--max-num-seqs", "64", model="narrow.json")
-    steps = "; ".join(result["next_steps"])
-    assert "the engine is not the fitted one: max_num_seqs 64, fitted under 32" in steps
-    assert "outputs at once, fitted up to 3; fit a capture of such a load too" in steps
-    other, said = [one for one in result["headline"] if one.startswith("predicted: ")]
-    assert "the model is of another engine (max_num_seqs 64, fitted under 32); its step times may not hold" in other
-    assert re.search(r"beyond the fitted captures \(\d+ outputs at once, fitted up to 3\); the band is wider", said)
 
 
 def test_a_forecast_beyond_its_fit_has_a_wider_band() -> None:
@@ -255,7 +222,7 @@ def test_every_forecast_tells_how_its_model_did_in_validation(
 def test_another_engine_than_the_fits_is_one_line_of_every_command(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Name, version and settings of the trace's header; a model that does not tell its engine is not held to it."""
+    """Name, version and settings of the trace's header."""
     meta, records = load_trace(folder / "b.jsonl")
     engine = Engine(name="sglang", version="0.5", block_size=32, num_gpu_blocks=4096, max_num_seqs=64)
     write(tmp_path / "other.jsonl", records, msgspec.structs.replace(meta, engine=engine))
@@ -263,24 +230,15 @@ def test_another_engine_than_the_fits_is_one_line_of_every_command(
     save_model(
         msgspec.structs.replace(model, diagnostics={"engine": {"name": "vllm", "version": "0.9"}}), tmp_path / "m.json"
     )
-    (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [16, 32]\n")
     said = (
         "the model is of another engine than the trace (name sglang, fitted on vllm; version 0.5, fitted on 0.9; "
         "max_num_seqs 64, fitted under 32): its step times may not hold here"
     )
     trace = [str(tmp_path / "other.jsonl"), "--latency-model", str(tmp_path / "m.json")]
-    asked = ["--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1"]
-    for words in (
-        ["what-if", *trace, "--members", "2"],
-        ["search", *trace, "--members", "2", *asked],
-        ["sweep", str(tmp_path / "grid.toml"), *trace, "--members", "2"],
-        ["run", *trace, "-o", str(tmp_path / "predicted.jsonl")],
-    ):
+    for words in (["what-if", *trace, "--members", "2"], ["run", *trace, "-o", str(tmp_path / "predicted.jsonl")]):
         main(words)
         printed = capsys.readouterr()
         assert (printed.out + printed.err).count(said) == 1
-    main(["what-if", str(tmp_path / "other.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"])
-    assert "(max_num_seqs 64, fitted under 32): its step times may not hold" in capsys.readouterr().out
 
 
 def test_gates_of_ones_own(folder: Path) -> None:
@@ -313,14 +271,6 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
     assert later["ttft"]["p90"]["inside_band"] is True
 
 
-def test_a_replay_at_recorded_times_is_forecast_at_them(folder: Path) -> None:
-    meta, records = load_trace(folder / "a.jsonl")
-    workload = Workload(pattern="replay", cold_prompts=True)
-    write(folder / "replay.jsonl", records, msgspec.structs.replace(meta, source="replay", workload=workload))
-    made = validate(folder, trace="replay.jsonl")[1]["forecasts"]["predicted"]
-    assert (made["pacing"], made["cold_prompts"]) == ("recorded", True)
-
-
 def test_bad_input_is_one_line_and_2(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,11 +280,6 @@ def test_bad_input_is_one_line_and_2(
         command()
     assert ended.value.code == 2
     assert "the model was fitted on this very trace (a.jsonl" in capsys.readouterr().err
-
-
-def test_a_part_of_a_fitted_trace_judges_nothing(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"part\.jsonl: has requests of a\.jsonl, which the model was fitted on"):
-        main(["validate", str(folder / "part.jsonl"), "--latency-model", str(folder / "fitted.json")])
 
 
 @pytest.mark.parametrize(
