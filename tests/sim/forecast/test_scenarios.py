@@ -65,24 +65,6 @@ def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) ->
     assert str(refused.value).startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--num-gpu-blocks", "5x"), "--num-gpu-blocks: '5x'; expected a whole number"),
-        (("--num-gpu-blocks", "5,,6"), "--num-gpu-blocks: '5,,6'; expected different values"),
-        (("--rate", "nan"), "--rate: 'nan'; expected a number above 0"),
-        (
-            ("--num-gpu-blocks", ",".join(map(str, range(2, 300)))),
-            "298 scenarios, all combinations; expected at most 200",
-        ),
-    ],
-)
-def test_what_no_flag_means_is_refused_in_a_line(flags: tuple[str, ...], said: str) -> None:
-    with pytest.raises(InputError) as refused:
-        parsed(*flags)
-    assert str(refused.value).startswith(said)
-
-
 def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) -> None:
     records = synthetic.calibration(0, prompts=3, mixed=4)
     before = plan(captured(records, paced=True), Scenario({})).arrivals
