@@ -100,14 +100,3 @@ def test_a_taps_trace_has_no_plan() -> None:
     assert [name for name, one in found.items() if one.verdict == "unknown"] == [
         *("arrival rate", "prompt length", "output length", "lag", "loop delay", "crossing delay")
     ]
-
-
-def test_lines_name_the_worst_first_with_where_to_look() -> None:
-    records = change(healthy(), range(10), status="error")
-    change(records, [20], scheduled_ms=20_010.0)
-    lines = health_lines(list(checked(records).values()))
-    assert lines[0] == "health: 12 checks ok, 2 to look at, 2 not told by the trace"
-    assert lines[1:3] == [
-        "  bad   success  10 of 60 did not end well; see statuses and errors; turns that did not come lower hit rates",
-        "  look  lag      1 of 60 late by more than 5.0 ms; lag p99 10 ms; see idle machine, more --procs",
-    ]

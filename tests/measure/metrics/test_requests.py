@@ -5,7 +5,6 @@ import pytest
 
 from measure.metrics.requests import REQUEST_METRICS, request_counts
 from measure.metrics.statistics import statistics_of
-from measure.metrics.trace import measure_run
 from tests.measure.metrics.made import request, run_of
 
 RUN = run_of(
@@ -68,13 +67,6 @@ def test_requests_that_the_runs_own_end_cancelled_are_no_failures() -> None:
     ]
     counts = request_counts(run_of(records))
     assert (counts.n, counts.completed, counts.cancelled, counts.success) == (3, 1, 1, 0.5)
-
-
-def test_itl_and_tbc_are_one_sample_only_while_every_read_has_one_token() -> None:
-    one = measure_run(run_of([request("a", 0.0, itl_ms=[10.0, 30.0])])).per_request
-    assert one["tbc_ms"] == one["itl_ms"]
-    two = measure_run(run_of([request("a", 0.0, itl_ms=[10.0, 30.0], itl_tokens=[1, 3])])).per_request
-    assert [found.max if found else None for found in (two["tbc_ms"], two["itl_ms"])] == [30.0, 10.0]
 
 
 def test_a_read_whose_tokens_were_not_told_is_a_token() -> None:
