@@ -42,7 +42,8 @@ TRACES = {
     **dict.fromkeys(("a-p16.jsonl.zst", "b-p8.jsonl.zst"), "session-fast"),
     **dict.fromkeys(("a.jsonl.zst", "a.jsonl", "run.jsonl.zst", "tap.jsonl.zst"), "session-slow"),
     **dict.fromkeys(("b.jsonl.zst", "b.jsonl", "c.jsonl.zst", "c.jsonl"), "session-slow-again"),
-    "calibration.jsonl.zst": "calibration-1",
+    **{"calibration.jsonl.zst": "calibration-1", "calibration-1.jsonl.zst": "calibration-1"},
+    "calibration-2.jsonl.zst": "calibration-2",
     "b-p16.jsonl.zst": "session-fast-replayed",
 }
 """Files of the reader's by name: which capture each is."""
@@ -63,12 +64,11 @@ SHORTER = (
     (r"deploy:at=\w+:startup=60s", "deploy:at=20s:startup=10s"),
     (r"--block-size 512", ""),
     (r"--num-gpu-blocks 250,375,500", "--num-gpu-blocks 500,700"),  # the engine's blocks are half as long here
-    (r"--from 1h --to 2h", "--from 10s --to 60s"),
+    (r"--from 1h --until 2h", "--from 10s --until 60s"),
     (r"data/grids/fleet.toml", "grid.toml"),
     (r"/models/[\w-]+", "bytes"),
     (r"\$T\b", "--url http://localhost:8000 -o out.jsonl"),
     (r"\$C\b", "data/captures/128x2"),
-    (r"calibration-\?", "calibration-[12]"),
     (r"\$A\b", "captured.jsonl.zst"),
 )
 """What is made shorter, and the names that stand for the reader's own."""
