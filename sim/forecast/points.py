@@ -68,12 +68,10 @@ def config_of(arguments: argparse.Namespace) -> ForecastConfig:
 class PointForecast:
     """Forecasts of scenarios of a capture; sent once to each process."""
 
-    def __init__(
-        self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = (), kv_groups: str | None = None
-    ) -> None:
+    def __init__(self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = ()) -> None:
         """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
         self.config, self.model = config, load_model(config.model)
-        self.captured = read_captured(config.trace, self.model, paced=None, kv_groups=kv_groups)
+        self.captured = read_captured(config.trace, self.model, paced=None)
         self.cohorts = summing.cohorts_of(self.captured.records)
         for limit in limits:
             if (limit.cohort or ALL) not in self.cohorts:

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
     """Return the points: the measured one, the capture's forecast, the base if it is another, the scenarios."""
-    forecast = points.PointForecast(config, kv_groups=asked.base.settings.get("kv_groups"))
+    forecast = points.PointForecast(config)
     captured = forecast.captured
     measured = summing.measured_point(captured, forecast.cohorts)
     plans = list(_plans(captured, asked, measured))
