@@ -63,7 +63,7 @@ SHORTER = (
     (r"deploy:at=\w+:startup=60s", "deploy:at=20s:startup=10s"),
     (r"--block-size 512", ""),
     (r"--num-gpu-blocks 250,375,500", "--num-gpu-blocks 500,700"),  # the engine's blocks are half as long here
-    (r"--from 1h --to 2h", "--from 10s --to 60s"),
+    (r"--from 1h --until 2h", "--from 10s --until 60s"),
     (r"data/grids/fleet.toml", "grid.toml"),
     (r"/models/[\w-]+", "bytes"),
     (r"\$T\b", "--url http://localhost:8000 -o out.jsonl"),
