@@ -72,11 +72,6 @@ def test_help_ends_with_examples_of_the_command(command: str) -> None:
     assert f"```sh\n{textwrap.dedent(examples)}```" in PAGE.read_text()
 
 
-"""Nouns and units of numbers."""
-"""Values that need no example: places, names, counts, and words that the help lists."""
-"""Defaults in words: the command finds the value."""
-
-
 def test_every_program_of_a_user_page_is_ours_or_one_that_pages_may_call() -> None:
     assert not {line for page in USER_PAGES for line in lines(page.read_text()) if not is_known(line)}
 

@@ -148,7 +148,7 @@ class Reader:
 
     def forget(self, line: str) -> None:
         """Remove a file that the line is to write, unless it is one that the page has the reader keep."""
-        for name in re.findall(r"(?:-o|--output|>|tracefile convert \S+) +(\S+)", line):
+        for name in re.findall(r"(?:-o|--output|>|tracefile convert(?: +[^-\s]\S*)+?(?= +\S+(?: +-|$))) +(\S+)", line):
             if name in self.made or name in self.given - self.used:
                 (self.folder / name).unlink(missing_ok=True)
             self.made.add(name)

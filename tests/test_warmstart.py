@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.warmstart import WarmPopen, warm_children, warm_process
-from wire.process import start_child
 
 TRACE = str(Path(__file__).parent / "sim" / "data" / "six_requests.jsonl")
 KINDS: list[Any] = [subprocess.Popen, WarmPopen]
@@ -30,19 +29,6 @@ def ended(kind: Any, *command: str, **settings: Any) -> tuple[int, str, str]:
 def test_it_says_and_ends_as_one_that_python_started(command: list[str], tmp_path: Path) -> None:
     cold, warm = (ended(kind, *command, cwd=tmp_path) for kind in KINDS)
     assert warm == cold
-
-
-@pytest.mark.parametrize("own_session", [True, False])
-def test_it_has_its_own_environment_folder_process_group_and_umask(tmp_path: Path, own_session: bool) -> None:
-    before = os.umask(0o027)
-    try:
-        process, control = start_child("tests.fakes.selfportrait", own_session=own_session)
-        with control:
-            assert process.wait(60) == 3
-            portrait = control.recv(4096).decode().split("\n")
-    finally:
-        os.umask(before)
-    assert portrait == [str(process.pid), os.getcwd(), "0o27", os.environ["PATH"], str(own_session)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -78,14 +64,3 @@ def test_one_for_coroutines_says_and_ends_alike_and_is_found_by_who_asked_for_it
         )
 
     asyncio.run(scenario())
-
-
-def test_python_started_differently_is_started_by_python() -> None:
-    environment = os.environ | {"PYTHONUTF8": "0"}
-    assert WarmPopen._status is None
-    with WarmPopen(
-        [sys.executable, "-m", "tracefile", "--version"], env=environment, stdout=subprocess.PIPE
-    ) as process:
-        assert process._status is None
-        process.communicate()
-    assert process.returncode == 0

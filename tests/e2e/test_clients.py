@@ -10,9 +10,7 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.conftest import running_tap
 from tests.fakes.clientlibraries import client_library
-from tests.warmstart import WarmPopen
 from tracefile import Record, load_trace
 
 VLLM_MODEL = "tiny"
@@ -45,9 +43,8 @@ class Tapped:
     model: str
     url: str
     trace: Path
-    process: subprocess.Popen[str]
-    clients: contextlib.ExitStack
-    """Closes them at the end: a socket left open is a warning, and so a failure."""
+    running: contextlib.ExitStack
+    """Closes clients and then the tap: a socket left open is a warning, and so a failure."""
 
     @property
     def v1(self) -> str:
@@ -56,18 +53,15 @@ class Tapped:
 
     def openai(self, **settings: Any) -> Any:
         settings = {"base_url": self.v1, "api_key": "sk-canary", "max_retries": 0} | settings
-        return self.clients.enter_context(client_library("openai").OpenAI(**settings))
+        return self.running.enter_context(client_library("openai").OpenAI(**settings))
 
     def anthropic(self, **settings: Any) -> Any:
         settings = {"base_url": self.url, "api_key": "sk-canary", "max_retries": 0} | settings
-        return self.clients.enter_context(client_library("anthropic").Anthropic(**settings))
+        return self.running.enter_context(client_library("anthropic").Anthropic(**settings))
 
     def end(self) -> list[Record]:
         """End the tap cleanly and read what it recorded, in order of arrival."""
-        self.clients.close()
-        self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, errors
+        self.running.close()
         assert b"canary" not in self.trace.read_bytes()
         return sorted(load_trace(self.trace)[1], key=lambda record: record.arrival_ms or 0.0)
 
@@ -81,23 +75,9 @@ def tap(tmp_path: Path) -> Tap:
     @contextlib.contextmanager
     def run(engine_url: str, model: str, *flags: str) -> Iterator[Tapped]:
         trace = tmp_path / "captured.jsonl"
-        command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0"]
-        process = WarmPopen(
-            [*command, "-o", str(trace), "--tokenizer", "bytes", *flags],
-            env=os.environ | {"KVTAPE_KEY_FILE": str(tmp_path / "key")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            found = re.search(r"listening on (http://\S+?),", process.stdout.readline())
-            assert found is not None, process.communicate()[1]
-            with contextlib.ExitStack() as clients:
-                yield Tapped(engine_url, model, found[1], trace, process, clients)
-        finally:
-            process.kill()
-            process.communicate()
+        with contextlib.ExitStack() as running:
+            url = running.enter_context(running_tap(engine_url, trace, "--tokenizer", "bytes", *flags))
+            yield Tapped(engine_url, model, url, trace, running)
 
     return run
 

@@ -13,6 +13,8 @@ import trustme
 
 from engines.access import Access
 from engines.calls import BlockingCalls, CallError, most_bytes
+from engines.facts import MAX_METRICS, describe_engine, parse_metrics
+from tracefile import Engine
 from wire.tls import Tls
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -146,3 +148,12 @@ def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> 
     assert str(error.value) == "TLS: the server refused after the handshake; expected --cert and --key that it takes"
     thread.join()
     listener.close()
+
+
+def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
+    many = parse_metrics("".join(f"name_{number} 1\n" for number in range(MAX_METRICS + 5)) + "name_0 2\n")
+    assert len(many) == MAX_METRICS
+    assert many["name_0"].value == 3
+    word = "w" * 1_000_000
+    labels = parse_metrics(f'vllm:cache_config_info{{{word},block_size="16"}} 1.0\nvllm:x NaN\nvllm:y +Inf\n')
+    assert describe_engine("", labels, "") == Engine(name="vllm", block_size=16)

@@ -1,7 +1,6 @@
 """``loadgen`` as a user runs it, against a scripted engine over a real socket."""
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -105,32 +104,18 @@ def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
     assert {record.turn for record in records} == {1, 2, 3}
 
 
-def test_a_url_alone_says_all_before_the_first_request(
+def test_a_url_alone_is_enough(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     engine.running, engine.waiting, engine.has_reset, engine.reports_cached = 2, 1, False, False
-    monkeypatch.setattr("loadgen.loadrun.run_job", lambda config: pytest.fail(capsys.readouterr().err))
-    with pytest.raises(pytest.fail.Exception) as before:
-        main(["--url", engine.url])
-    told, nonce = re.subn(" · nonce [0-9a-f]{16} ·", " ·", str(before.value))
-    assert nonce == 1
-    assert told.splitlines() == [
-        f"loadgen: {engine.url} · model scripted · vllm 9.9 (its metrics are vllm:…) · engine blocks of 16 · "
-        "cached tokens only if started with --enable-prompt-tokens-details · no cache reset (VLLM_SERVER_DEV_MODE=1) · "
-        "prompts of token ids · hashes of 16-token blocks · closed loop · 32 sessions · at most 4 in flight · seed 0 · "
-        "to loadgen.jsonl.zst",
-        "loadgen: note: the engine is not idle: 2 requests running, 1 waiting before the first; times and hits will "
-        "not be this load's alone",
-    ]
-    assert not [path for path in engine.paths if path.startswith("POST")]
-    assert engine.seen == []
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
     assert main(["--url", engine.url, "--number", "4"]) == 0
     out, err = capsys.readouterr()
+    started, busy, *others = err.splitlines()
+    assert started.startswith(f"loadgen: {engine.url} · model scripted · vllm 9.9 ")
+    assert "not idle: 2 requests running, 1 waiting" in busy
     # The first responses tell what no call before them could.
-    assert err.splitlines()[2:] == [
+    assert others == [
         "warning: the engine reports no cached tokens: hits stay unknown; start vllm with "
         "--enable-prompt-tokens-details"
     ]

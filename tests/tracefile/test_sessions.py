@@ -1,5 +1,7 @@
 """Sessions: the rules case by case, and against an oracle that compares every pair of requests."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -259,3 +261,8 @@ def test_turns_count_up_from_parents_that_ended_before(trace: list[Record]) -> N
         assert record.think_ms == pytest.approx((record.arrival_ms or 0.0) - end(parent))
         assert record.think_ms is not None
         assert record.think_ms >= 0
+
+
+def test_the_oracle_s_tree_names_blocks_by_their_path() -> None:
+    assert chained([0, 1, 1]) == [2, 5, 11]
+    assert all(child // 2 == parent for parent, child in pairwise(chained([1, 0, 1, 1])))

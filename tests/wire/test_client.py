@@ -11,7 +11,6 @@ from wire.url import parse_url
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Two: a\r\nX-Two: b\r\n\r\n"
-BODY = b"4\r\nwiki\r\n6;e=1\r\npedia \r\n0\r\n\r\n"
 
 
 async def request_head(reader: asyncio.StreamReader) -> bytes:

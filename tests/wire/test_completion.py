@@ -3,7 +3,7 @@
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import BodyRead, Completion
+from wire.completion import BodyRead, Completion, parse_whole
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -115,3 +115,9 @@ def test_counted_events_are_made_to_add_up_to_usage() -> None:
 def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str) -> None:
     completion = parsed(reads((1, body)), stream=False)
     assert (completion.error_kind, completion.text, completion.done) == (None, text, True)
+
+
+def test_sglangs_name_of_the_ids_in_whole_chats() -> None:
+    body = b'{"choices":[{"message":{"content":"ab"},"prompt_token_ids":[1,2],"response_token_ids":[3,4]}]}'
+    completion = parse_whole(body)
+    assert (completion.prompt_token_ids, completion.token_ids) == ([1, 2], [3, 4])

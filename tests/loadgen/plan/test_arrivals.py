@@ -15,6 +15,7 @@ from loadgen.plan.arrivals import (
     evenly,
     exponentially,
     gamma,
+    gamma_spaced,
     rate_profile,
 )
 
@@ -74,3 +75,7 @@ def test_a_changing_poisson_process_is_poisson_in_its_own_time() -> None:
     # Its expected counts at the arrivals must be a unit Poisson process again.
     counts = np.interp(arrivals, [0, 100, 200, 300], [0, 100, 1100, 11_100])
     assert stats.kstest(np.diff([0, *counts]), stats.expon.cdf).pvalue > 0.001
+
+
+def test_gamma_arrivals_are_these_on_every_machine() -> None:
+    assert first(4, at_rate(gamma_spaced(7, 0.5), rate_profile([(0, 2)]))) == [1_692, 554_895, 2_127_768, 2_849_302]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
+from loadgen.core.draws import Stream, below, draw
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import origin_of
@@ -153,3 +154,12 @@ def test_an_endpoints_whole_url_is_taken() -> None:
     )
     assert config.duration_s == 600.0
     assert str(origin_of(config.url)) == "https://h/compatible-mode"
+
+
+def test_sessions_are_what_single_draws_make() -> None:
+    for session in Workload(SESSIONS):
+        assert session.prefix == below(draw(1, Stream.PREFIX_CHOICE, session.index), 2)
+        assert session.prefix_key == draw(1, Stream.PREFIX_TOKENS, session.prefix or 0)
+        for number, turn in enumerate(session.turns):
+            assert turn.prompt_key == draw(1, Stream.PROMPT_TOKENS, session.index, number)
+            assert turn.prompt_tokens == 10 + below(draw(1, Stream.PROMPT_LENGTH, session.index, number), 11)

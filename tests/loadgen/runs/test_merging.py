@@ -1,4 +1,4 @@
-"""Parts of a run as one trace: order, requests in flight, and what a killed process leaves."""
+"""Parts of a run as one trace: order, and requests in flight."""
 
 import os
 from collections.abc import Sequence

@@ -42,7 +42,6 @@ class Bench:
     loop: Any
     service_ms: dict[str, float] = field(default_factory=dict)
     """How long each request takes; 10 unless named."""
-    statuses: dict[str, int] = field(default_factory=dict)
     drips_bytes: dict[str, int] = field(default_factory=dict)
     """Size of the reads that a response has each millisecond until its end; none unless named."""
     timeout_ms: float | None = None
@@ -98,9 +97,8 @@ class Bench:
     def answer(self, exchange: Exchange, name: str) -> None:
         if exchange.end_ns:
             return
-        exchange.status = self.statuses.get(name, 200)
-        if exchange.status == 200:
-            exchange.reads = [(self.loop.now_ns(), answer_bytes())]
+        exchange.status = 200
+        exchange.reads = [(self.loop.now_ns(), answer_bytes())]
         exchange.response_end()
 
     def stop(self) -> None:
@@ -206,6 +204,16 @@ def test_no_more_than_parallel_are_in_flight_and_the_wait_is_no_lag(bench: Runne
     assert sorted(map(round, late)) == [30, 40, 50, 50]
 
 
+def test_what_is_too_late_is_not_sent_and_has_no_record(bench: Runner) -> None:
+    async def test(at: Bench) -> None:
+        await at.run([at.send(name, None, until_ms=15) for name in "abc"], parallel=1)
+
+    done = bench(test)
+    # c's slot is free at 20.
+    assert done.names_sent() == ["a", "b"]
+    assert [record.request_id for record in done.records] == ["a", "b"]
+
+
 def test_a_request_that_takes_too_long_is_given_up_within_a_beat(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms["slow"] = 60_000
@@ -218,6 +226,23 @@ def test_a_request_that_takes_too_long_is_given_up_within_a_beat(bench: Runner) 
         ("quick", "ok", None),
     ]
     assert done.records[0].e2e_ms == pytest.approx(200, abs=51)
+
+
+def test_a_response_without_end_is_given_up_at_its_bound(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.core.request.LEAST_RESPONSE_BYTES", 100_000)
+
+    async def test(at: Bench) -> None:
+        at.service_ms["endless"] = 60_000
+        at.drips_bytes["endless"] = 1000
+        await at.run([at.send("endless", 0), at.send("quick", 100)])
+
+    done = bench(test)
+    assert [(record.request_id, record.status, record.error) for record in done.records] == [
+        ("endless", "error", "response_too_large"),
+        ("quick", "ok", None),
+    ]
+    # A read counts 1,128 bytes: 100,000 + 2 tokens of 1,024 + 64 for each of the body's 20 bytes.
+    assert done.records[0].e2e_ms == pytest.approx(91, abs=2)
 
 
 def test_no_more_is_built_ahead_than_is_allowed(bench: Runner) -> None:
