@@ -194,7 +194,7 @@ class Hits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits by size of an LRU of the trace's blocks (``sim curve``), and the part that sessions bring themselves."""
+    """Hits by size of an LRU of the trace's blocks (``sim curve``)."""
 
     block_size: int
     """The engine's, else the trace's."""
@@ -213,8 +213,6 @@ class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
     """Of the hits of an unlimited cache."""
     kv_bytes_per_token: int | None
     """As the user said. Null: no size is shown in memory."""
-    own_session_share: float | None
-    """Of these, hits on blocks that the same session had brought. Null: no session is named, or no hit."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):

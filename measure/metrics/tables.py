@@ -252,7 +252,7 @@ def parting_lines(hits: Hits) -> list[str]:
 
 
 def cache_sentences(found: CacheSize | None) -> Iterator[str]:
-    """Return the size of cache that is enough, the engine's own, and whose blocks are hit, a line each."""
+    """Return the size of cache that is enough and the engine's own, as a line."""
     if found is None or found.knee_blocks is None:
         return
     own = ""
@@ -261,8 +261,6 @@ def cache_sentences(found: CacheSize | None) -> Iterator[str]:
         own = f"; the engine has {engine}: {share(found.engine_share)}"
     enough = _blocks_text(found, found.knee_blocks, found.knee_tokens or 0)
     yield f"cache size: {found.knee_share * 100:g} % of max hits at {enough}{own}"
-    if found.own_session_share is not None:
-        yield f"hits on blocks of the session's own earlier requests: {share(found.own_session_share)} of max hits"
 
 
 def _blocks_text(found: CacheSize, blocks: int, tokens: int) -> str:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 def read_run(path: Path) -> Run:
     """Read a trace with what its metrics need; raises InputError if it has no records.
 
-    Without numba the run has no chains, so that its report lacks the hits at every cache size and the prefix tree.
+    Without numba the run has no chains, so that its report lacks the hits at every cache size.
     """
     return load_run(path.name, path, named=False, reuse=True, chains=not is_lacking("numba"))
 
 
 def study_chains(run: Run, kv_bytes_per_token: int | None = None) -> "CacheStudy | None":
-    """Return hits at every size and the prefix tree; null: the run was read without block hashes, or has none."""
+    """Return hits at every size; null: the run was read without block hashes, or has none."""
     if run.chains is None:
         return None
     from measure.metrics.prefixcache import study_cache  # noqa: PLC0415 - numba, for traces with hashes alone

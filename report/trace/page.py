@@ -12,7 +12,6 @@ from report.pages.panels import Card, Check, Page, Panel, Table, as_table
 from report.trace.cache import size_panel
 from report.trace.measured import Measured
 from report.trace.overtime import load_panels, session_panel
-from report.trace.prefixes import prefix_panel
 from report.trace.waits import wait_panel
 
 CACHE, WAITS, TIME = "What the prefix cache does", "Waiting for the first token", "The run over time"
@@ -45,7 +44,7 @@ def trace_page(measured: Measured) -> Page:
 
 def _drawn_panels(measured: Measured) -> Iterator[Panel]:
     chapters = {
-        CACHE: [prefix_panel(measured), size_panel(measured)],
+        CACHE: [size_panel(measured)],
         WAITS: [wait_panel(measured)],
         TIME: [*load_panels(measured), session_panel(measured)],
     }
