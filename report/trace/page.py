@@ -105,7 +105,7 @@ def _latency_cards(metrics: TraceMetrics) -> Iterator[Card]:
             yield Card(f"TTFT p50, {name}", wording.duration(one.p50), detail)
     if gaps is not None:
         yield Card("ITL p50", wording.duration(gaps.p50), f"p99 {wording.duration(gaps.p99)}, {gaps.n:,} gaps")
-    count = metrics.shape["turns"]
+    count = metrics.per_session["requests"]
     if latency is not None and count is not None and count.max > 1:
         detail = f"p90 {wording.duration(latency.p90)}, turns {wording.factor(count.mean)} on average"
         yield Card("Session latency p50", wording.duration(latency.p50), detail)

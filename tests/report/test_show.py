@@ -36,7 +36,7 @@ def test_the_tables(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a.jsonl: 35 of 36 requests completed (97.2 %), 11 of 12 sessions; 94.3 % of requests had a hit"
     firsts = [line.split("  ")[0] for line in lines]
-    for title in ("per request", "TTFT ms", "per session", "TTFAT ms", "shape", "workload", "completion tok/s"):
+    for title in ("per request", "TTFT ms", "per session", "TTFAT ms", "workload", "completion tok/s"):
         assert title in firsts
     assert "steady/GPU" in next(line for line in lines if line.startswith("workload"))
     assert max(map(len, lines)) <= 120

@@ -5,7 +5,6 @@ import pytest
 
 from measure.metrics.requests import REQUEST_METRICS, request_counts
 from measure.metrics.statistics import statistics_of
-from measure.metrics.trace import measure_run
 from tests.measure.metrics.made import request, run_of
 
 RUN = run_of(
@@ -36,7 +35,6 @@ BY_HAND = {
     "ttft_from_schedule_ms": [60.0, NAN, NAN],  # 100 + 50 − 90
     "itl_ms": [10.0, 10.0, 8.0],  # 10 / 1, 30 / 3, 8 / 1
     "tpot_ms": [10.0, NAN, 8.0],  # (10 + 30) / (1 + 3)
-    "tbc_ms": [10.0, 30.0, 8.0],
     "e2e_ms": [96.0, 20.0, NAN],  # of completed requests
     "e2e_per_token_ms": [16.0, 5.0, NAN],  # 96 / 6, 20 / 4
     "interactivity_tps": [100.0, NAN, 125.0],  # 1000 / 10, 1000 / 8
@@ -68,13 +66,6 @@ def test_requests_that_the_runs_own_end_cancelled_are_no_failures() -> None:
     ]
     counts = request_counts(run_of(records))
     assert (counts.n, counts.completed, counts.cancelled, counts.success) == (3, 1, 1, 0.5)
-
-
-def test_itl_and_tbc_are_one_sample_only_while_every_read_has_one_token() -> None:
-    one = measure_run(run_of([request("a", 0.0, itl_ms=[10.0, 30.0])])).per_request
-    assert one["tbc_ms"] == one["itl_ms"]
-    two = measure_run(run_of([request("a", 0.0, itl_ms=[10.0, 30.0], itl_tokens=[1, 3])])).per_request
-    assert [found.max if found else None for found in (two["tbc_ms"], two["itl_ms"])] == [30.0, 10.0]
 
 
 def test_a_read_whose_tokens_were_not_told_is_a_token() -> None:
