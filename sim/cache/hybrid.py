@@ -86,8 +86,6 @@ class HybridCounts:
     rejected: int = 0
     input_tokens: int = 0
     hit_tokens: int = 0
-    seen_tokens: int = 0
-    longest_seen: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     by_group: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -180,8 +178,6 @@ def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, mo
     counts = HybridCounts(kv_groups=layout.name, usable_blocks=usable_blocks, requests=len(fits))
     counts.rejected = int((~fits).sum())
     counts.input_tokens, counts.hit_tokens = int(prompts.tokens[fits].sum()), int(causes["hit"][fits].sum())
-    counts.seen_tokens = int(prompts.reachable[fits].sum())
-    counts.longest_seen = int(prompts.reachable[fits].max(initial=0))
     every = {"input": prompts.tokens, **causes}
     counts.tokens = Counter({name: int(tokens[fits].sum()) for name, tokens in every.items()})
     for name, (names, form) in blamed.items():
