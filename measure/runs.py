@@ -55,8 +55,6 @@ class Run:
     """False only if the trace says that the response was not streamed."""
     prompt_tokens: IntArray
     planned_prompt_tokens: IntArray
-    tokenizer_prompt_tokens: IntArray
-    """The writer's own count where it is not the engine's, else UNKNOWN."""
     cached_tokens: IntArray
     """UNKNOWN: not reported; 0: a miss."""
     reusable_tokens: IntArray
@@ -128,7 +126,6 @@ _NUMBERS: Final = {
     "turn": "turn",
     "prompt_tokens": "prompt_tokens",
     "planned_prompt_tokens": "planned_prompt_tokens",
-    "tokenizer_prompt_tokens": "prompt_tokens_by_tokenizer",
     "cached_tokens": "cached_tokens",
     "output_tokens": "output_tokens",
     "max_tokens": "max_tokens",

@@ -6,11 +6,10 @@ from typing import Final
 import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
-from measure.metrics.requests import known
-from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup, UpstreamMetrics
+from measure.metrics.results import HitCount, HitParting, Hits, Prefill, UpstreamMetrics
 from measure.metrics.statistics import statistics_of
 from measure.runs import UNKNOWN, Run
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import IntArray
 
 DEFAULT_BLOCK: Final = 16
 """Block size of an engine that does not tell its own, for what counts as a difference."""
@@ -68,26 +67,12 @@ def _partings(run: Run) -> Iterator[HitParting]:
 
 
 def measure_prefill(run: Run) -> Prefill:
-    """Group TTFT by uncached tokens and by turn."""
-    uncached, rows = known(own_traits(run).uncached_tokens), cohort_rows(own_traits(run))
+    """Group TTFT by turn."""
+    rows = cohort_rows(own_traits(run))
     return Prefill(
-        by_uncached_tokens=_groups(run.ttft_ms, uncached),
         by_turn={
             name: found
             for name in (FIRST_TURN, LATER_TURNS)
             if name in rows and (found := statistics_of(run.ttft_ms[rows[name]]))
         },
     )
-
-
-def _groups(ttft_ms: FloatArray, tokens: FloatArray) -> list[PrefillGroup]:
-    """Group by powers of two; the first group is 0 alone."""
-    tells = ~np.isnan(ttft_ms) & ~np.isnan(tokens)
-    ttft_ms, places = ttft_ms[tells], np.frexp(tokens[tells])[1]
-    groups = []
-    for place in np.unique(places).tolist():
-        found = statistics_of(ttft_ms[places == place])
-        assert found is not None
-        low, high = (2 ** (place - 1), 2**place - 1) if place else (0, 0)
-        groups.append(PrefillGroup(from_tokens=low, to_tokens=high, ttft_ms=found))
-    return groups

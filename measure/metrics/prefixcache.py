@@ -1,7 +1,7 @@
-"""Worth of a prefix cache to a trace: hits at every size, and the prefixes that save the most."""
+"""Worth of a prefix cache to a trace: hits at every size."""
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -9,9 +9,7 @@ from measure.cache.accesses import KnownChains, lay_out_accesses
 from measure.cache.chains import Chains, known_blocks, leading_places
 from measure.cache.hitcurve import HitCurve, hit_curve
 from measure.cache.interning import Interner, PackedChains, join_chains, pack_chains
-from measure.cache.prefixtree import PrefixTree, TreeRequests, prefix_tree
 from measure.metrics.results import CacheSize
-from measure.metrics.sessions import session_order
 from measure.runs import Run, engine_block
 from tracefile.records.arrays import IntArray
 
@@ -22,37 +20,23 @@ KNEE_SHARE: Final = 0.95
 ROWS_AT_ONCE: Final = 1 << 10
 
 
-class OwnHits(NamedTuple):
-    """Hits on blocks that the same session had brought, of all hits of an unlimited cache."""
-
-    tokens: int
-    saved_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class CacheStudy:
     """Hits of a trace's chains."""
 
     curve: HitCurve
-    tree: PrefixTree | None
-    """Null: the hashes are no chains."""
     size: CacheSize
-    own: OwnHits | None
-    """Null: no session is named."""
 
 
 def study_cache(run: Run, chains: Chains, kv_bytes_per_token: int | None) -> CacheStudy:
-    """Return hits at every size and the prefix tree of a run and its chains."""
+    """Return hits at every size of a run and its chains."""
 
     curve = hit_curve(lay_out_accesses(_known_chains(run, chains)))
-    tree = prefix_tree(chains, _tree_requests(run, chains))
-    engine, own = run.meta.engine, None
-    if tree is not None and any(session is not None for session in run.sessions):
-        own = OwnHits(tree.own_session_tokens, tree.saved_tokens)
+    engine = run.meta.engine
     told = engine.num_gpu_blocks if engine is not None else None
     # One of vLLM's blocks is the null block.
     usable = told - 1 if told is not None and told > 1 else None
-    return CacheStudy(curve, tree, _cache_size(curve, usable, own, kv_bytes_per_token), own)
+    return CacheStudy(curve, _cache_size(curve, usable, kv_bytes_per_token))
 
 
 def _known_chains(run: Run, chains: Chains) -> KnownChains:
@@ -90,19 +74,7 @@ def _packed(chains: Chains, rows: IntArray, known: IntArray, factor: int) -> tup
     return join_chains(parts), interner.distinct if factor > 1 else len(chains.hashes)
 
 
-def _tree_requests(run: Run, chains: Chains) -> TreeRequests:
-
-    order = session_order(run)
-    return TreeRequests(
-        hits=np.maximum(run.reusable_tokens, 0) // chains.block_size,
-        served=np.maximum(run.cached_tokens, 0) // chains.block_size,
-        rows=order.rows,
-        firsts=order.is_first,
-        named=any(session is not None for session in run.sessions),
-    )
-
-
-def _cache_size(curve: HitCurve, usable: int | None, own: OwnHits | None, kv_bytes_per_token: int | None) -> CacheSize:
+def _cache_size(curve: HitCurve, usable: int | None, kv_bytes_per_token: int | None) -> CacheSize:
     """Return the size of cache that is enough; ``usable``: blocks of the engine. Null: unknown."""
     size, most = curve.block_size, curve.max_hit_blocks
     knee = curve.size_for_share(KNEE_SHARE) if most else None
@@ -117,5 +89,4 @@ def _cache_size(curve: HitCurve, usable: int | None, own: OwnHits | None, kv_byt
         engine_rate=None if usable is None else curve.rate_at(usable),
         engine_share=None if usable is None or not most else curve.hits_at(usable) / most,
         kv_bytes_per_token=kv_bytes_per_token,
-        own_session_share=own.tokens / own.saved_tokens if own is not None and own.saved_tokens else None,
     )

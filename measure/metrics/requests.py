@@ -49,7 +49,6 @@ REQUEST_METRICS: Final[dict[str, Callable[[Run], FloatArray]]] = {
     "ttft_from_schedule_ms": ttft_from_schedule_ms,
     "itl_ms": lambda run: run.itl_ms,
     "tpot_ms": lambda run: run.tpot_ms,
-    "tbc_ms": lambda run: run.gap_ms,
     "e2e_ms": completed_e2e_ms,
     "e2e_per_token_ms": e2e_per_token_ms,
     "interactivity_tps": interactivity_tps,
@@ -57,8 +56,8 @@ REQUEST_METRICS: Final[dict[str, Callable[[Run], FloatArray]]] = {
     "output_tokens": lambda run: known(run.output_tokens),
     "turns": lambda run: known(run.turn),
 }
-"""Column of each metric of ``per_request``; of ``itl_ms`` and ``tbc_ms`` a gap is a sample, else a request is."""
-PER_GAP: Final = ("itl_ms", "tbc_ms")
+"""Column of each metric of ``per_request``; of ``itl_ms`` a gap is a sample, else a request is."""
+PER_GAP: Final = ("itl_ms",)
 
 
 def success(run: Run) -> float:

@@ -134,19 +134,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Null: no SLO on a metric of a request."""
 
 
-class PrefillGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT of the requests of some length."""
-
-    from_tokens: int
-    to_tokens: int
-    """Inclusive."""
-    ttft_ms: Statistics
-
-
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT by uncached tokens, the groups' bounds powers of two, and by turn."""
+    """TTFT by turn."""
 
-    by_uncached_tokens: list[PrefillGroup]
     by_turn: dict[str, Statistics]
     """First turns and later ones, by cohort."""
 
@@ -194,7 +184,7 @@ class Hits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits by size of an LRU of the trace's blocks (``sim curve``), and the part that sessions bring themselves."""
+    """Hits by size of an LRU of the trace's blocks (``sim curve``)."""
 
     block_size: int
     """The engine's, else the trace's."""
@@ -213,8 +203,6 @@ class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
     """Of the hits of an unlimited cache."""
     kv_bytes_per_token: int | None
     """As the user said. Null: no size is shown in memory."""
-    own_session_share: float | None
-    """Of these, hits on blocks that the same session had brought. Null: no session is named, or no hit."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,8 +258,6 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Of completed sessions."""
     by_session: list[SessionUse] = []
     """With ``--by session``: those with the most cached tokens first."""
-    shape: dict[str, Statistics | None]
-    """Of every session: its turns, and the tokens and pauses of these."""
     workload: Workload
     prefill: Prefill
     hits: Hits

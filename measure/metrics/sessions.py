@@ -52,7 +52,6 @@ class Sessions:
     ttfat_ms: FloatArray
     decode_tps: FloatArray
     hit_rate: FloatArray
-    eligible_hit_rate: FloatArray
     requests: FloatArray
 
 
@@ -75,14 +74,6 @@ def busy_periods(run: Run) -> IntArray:
     return busy_units(run.arrival_ms, np.where(np.isnan(run.ttft_ms), run.e2e_ms, run.ttft_ms), session)
 
 
-def expected_tokens(run: Run, order: SessionOrder) -> FloatArray:
-    """Return, by place, prompt and output of the session's request before; 0 for a first one, NaN if unknown."""
-    tokens = known(run.prompt_tokens)[order.rows] + known(run.output_tokens)[order.rows]
-    before = np.append(0.0, tokens[:-1])
-    before[order.starts] = 0.0
-    return before
-
-
 def measure_sessions(run: Run) -> Sessions:
     """Measure every session; requests in between may have failed."""
     order = session_order(run)
@@ -98,29 +89,21 @@ def measure_sessions(run: Run) -> Sessions:
         ttfat_ms=run.arrival_ms[lasts] + run.ttft_ms[lasts] - begins_ms,
         decode_tps=ratio(order.total(pace), order.total((~np.isnan(pace)).astype(np.float64))),
         requests=np.diff(np.append(order.starts, len(rows))).astype(np.float64),
-        **_hit_rates(run, order),
+        hit_rate=_hit_rates(run, order),
     )
 
 
-def _hit_rates(run: Run, order: SessionOrder) -> dict[str, FloatArray]:
+def _hit_rates(run: Run, order: SessionOrder) -> FloatArray:
     prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
     both = ~np.isnan(prompt) & ~np.isnan(cached)
-    reusable = known(run.reusable_tokens)[order.rows]
-    hashed = both & ~np.isnan(reusable)
-    cached_sum = order.total(np.where(both, cached, 0.0))
-    return {
-        "hit_rate": ratio(cached_sum, order.total(np.where(both, prompt, 0.0))),
-        "eligible_hit_rate": ratio(
-            order.total(np.where(hashed, cached, 0.0)), order.total(np.where(hashed, reusable, 0.0))
-        ),
-    }
+    return ratio(order.total(np.where(both, cached, 0.0)), order.total(np.where(both, prompt, 0.0)))
 
 
 def session_uses(run: Run) -> list[SessionUse]:
     """Return every session, those with the most cached tokens first."""
     order = session_order(run)
     prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
-    rates = _hit_rates(run, order)["hit_rate"]
+    rates = _hit_rates(run, order)
     prompts, served = order.total(prompt), order.total(cached)
     found = [
         SessionUse(

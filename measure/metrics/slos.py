@@ -134,10 +134,9 @@ def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
 _NEEDED: Final = {
     ("lag", "ttft_from_schedule"): "scheduled_ms; expected a trace of loadgen or replay",
     ("ttft", "session.ttft", "session.ttfat"): "ttft_ms; expected streamed responses, or a limit on e2e",
-    ("itl", "tpot", "tbc", "interactivity_tps", "session.decode_tps"): "itl_ms; expected streamed "
+    ("itl", "tpot", "interactivity_tps", "session.decode_tps"): "itl_ms; expected streamed "
     "responses of several tokens, or a limit on e2e",
     ("cached_tps", "uncached_tps", "session.hit_rate"): f"prompt_tokens and cached_tokens; {USAGE_ADVICE}",
-    ("session.eligible_hit_rate",): f"cached_tokens and block_hashes; {USAGE_ADVICE}",
     ("output_tokens", "e2e_per_token", "completion_tps"): f"output_tokens and e2e_ms; {USAGE_ADVICE}",
     ("input_tokens", "prompt_tps"): f"prompt_tokens and e2e_ms; {USAGE_ADVICE}",
     (

@@ -12,7 +12,6 @@ from measure.metrics.results import (
     HitCount,
     Hits,
     Prefill,
-    PrefillGroup,
     SessionUse,
     SloResult,
     Statistics,
@@ -28,14 +27,9 @@ TITLES: Final = {
     "ttft_from_schedule_ms": "TTFT from schedule ms",
     "itl_ms": "ITL ms",
     "tpot_ms": "TPOT ms",
-    "tbc_ms": "TBC ms",
     "e2e_ms": "E2E ms",
     "e2e_per_token_ms": "E2E / token ms",
     "ttfat_ms": "TTFAT ms",
-    "first_prompt_tokens": "input prompt tokens",
-    "turn_output_tokens": "output tokens / turn",
-    "appended_tokens": "tool or user tok / turn",
-    "pause_ms": "tool or think time ms",
 }
 """Titles of metrics that are not the words of their names."""
 RATE_TITLES: Final = {
@@ -62,10 +56,9 @@ def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
     """Return the tables that have rows."""
     tables = [
         _statistics("per request", metrics.per_request),
-        _per_session(metrics),
-        _statistics("shape", metrics.shape),
+        _statistics("per session", metrics.per_session),
         throughput_table(metrics.workload),
-        *prefill_tables(metrics.prefill),
+        prefill_table(metrics.prefill),
         upstream_table(metrics.upstreams),
         hit_table(metrics.hits),
     ]
@@ -143,12 +136,6 @@ def _statistics(title: str, found: Mapping[str, Statistics | None]) -> TextTable
     return TextTable([title, *STATISTICS, "n"], rows)
 
 
-def _per_session(metrics: TraceMetrics) -> TextTable:
-    """Return the table without the rates that can pass 100 %."""
-    shown = {name: one for name, one in metrics.per_session.items() if not name.startswith("eligible")}
-    return _statistics("per session", shown)
-
-
 MOST_SESSIONS: Final = 20
 
 
@@ -196,25 +183,14 @@ def _rate_text(value: float | None) -> str:
     return NOTHING if value is None else factor(value)
 
 
-def prefill_tables(prefill: Prefill) -> list[TextTable]:
-    """Return TTFT by length and by turn."""
-    named = {
-        "uncached tokens": [(_span_text(group), group.ttft_ms) for group in prefill.by_uncached_tokens],
-        "turn": [(cohort_title(name), found) for name, found in prefill.by_turn.items()],
-    }
+def prefill_table(prefill: Prefill) -> TextTable:
+    """Return TTFT by turn; no rows: the trace has none."""
     levels = ("mean", "p50", "p90", "p99")
-    return [
-        TextTable(
-            [f"TTFT ms by {title}", "n", *levels],
-            [[name, f"{one.n:,}", *(duration_ms(getattr(one, level)) for level in levels)] for name, one in found],
-        )
-        for title, found in named.items()
+    rows = [
+        [cohort_title(name), f"{one.n:,}", *(duration_ms(getattr(one, level)) for level in levels)]
+        for name, one in prefill.by_turn.items()
     ]
-
-
-def _span_text(group: PrefillGroup) -> str:
-    low, high = group.from_tokens, group.to_tokens
-    return f"{low:,}–{high:,}" if high > low else f"{high}"
+    return TextTable(["TTFT ms by turn", "n", *levels], rows)
 
 
 def upstream_table(found: Mapping[str, UpstreamMetrics]) -> TextTable:
@@ -252,7 +228,7 @@ def parting_lines(hits: Hits) -> list[str]:
 
 
 def cache_sentences(found: CacheSize | None) -> Iterator[str]:
-    """Return the size of cache that is enough, the engine's own, and whose blocks are hit, a line each."""
+    """Return the size of cache that is enough and the engine's own, as a line."""
     if found is None or found.knee_blocks is None:
         return
     own = ""
@@ -261,8 +237,6 @@ def cache_sentences(found: CacheSize | None) -> Iterator[str]:
         own = f"; the engine has {engine}: {share(found.engine_share)}"
     enough = _blocks_text(found, found.knee_blocks, found.knee_tokens or 0)
     yield f"cache size: {found.knee_share * 100:g} % of max hits at {enough}{own}"
-    if found.own_session_share is not None:
-        yield f"hits on blocks of the session's own earlier requests: {share(found.own_session_share)} of max hits"
 
 
 def _blocks_text(found: CacheSize, blocks: int, tokens: int) -> str:

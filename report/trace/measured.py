@@ -25,4 +25,4 @@ class Measured:
         """Reason why a trace with block hashes has no study. Empty: it has one, or no hashes."""
         if self.study is not None or not is_lacking("numba") or (self.run.reusable_tokens == UNKNOWN).all():
             return ""
-        return f"hits at every cache size and shared prefixes left out: {lacking('numba')}"
+        return f"hits at every cache size left out: {lacking('numba')}"

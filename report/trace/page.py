@@ -12,7 +12,6 @@ from report.pages.panels import Card, Check, Page, Panel, Table, as_table
 from report.trace.cache import size_panel
 from report.trace.measured import Measured
 from report.trace.overtime import load_panels, session_panel
-from report.trace.prefixes import prefix_panel
 from report.trace.waits import wait_panel
 
 CACHE, WAITS, TIME = "What the prefix cache does", "Waiting for the first token", "The run over time"
@@ -45,7 +44,7 @@ def trace_page(measured: Measured) -> Page:
 
 def _drawn_panels(measured: Measured) -> Iterator[Panel]:
     chapters = {
-        CACHE: [prefix_panel(measured), size_panel(measured)],
+        CACHE: [size_panel(measured)],
         WAITS: [wait_panel(measured)],
         TIME: [*load_panels(measured), session_panel(measured)],
     }
@@ -106,7 +105,7 @@ def _latency_cards(metrics: TraceMetrics) -> Iterator[Card]:
             yield Card(f"TTFT p50, {name}", wording.duration(one.p50), detail)
     if gaps is not None:
         yield Card("ITL p50", wording.duration(gaps.p50), f"p99 {wording.duration(gaps.p99)}, {gaps.n:,} gaps")
-    count = metrics.shape["turns"]
+    count = metrics.per_session["requests"]
     if latency is not None and count is not None and count.max > 1:
         detail = f"p90 {wording.duration(latency.p90)}, turns {wording.factor(count.mean)} on average"
         yield Card("Session latency p50", wording.duration(latency.p50), detail)

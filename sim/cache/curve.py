@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
     html = page_path(arguments, [arguments.trace])
     if html is not None:
-        write_page(html, pages.curve_page(str(arguments.trace), curve, kv_bytes, reuse))
+        write_page(html, pages.curve_page(str(arguments.trace), curve, kv_bytes))
     if arguments.json:
         told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
         result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}

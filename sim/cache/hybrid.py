@@ -22,7 +22,7 @@ from sim.kernels.groupsteps import PROMPT, run_one_by_one
 from sim.kernels.layout import Records
 from sim.kernels.pool import NONE
 from sim.vllm.config import EngineConfig
-from sim.vllm.kvgroups import KvLayout, parse_groups, read_groups
+from sim.vllm.kvgroups import KvLayout, read_groups
 from sim.vllm.rules import blocks_for
 from sim.workload.chain import Chains, finest_records
 from tracefile.commandline.configfile import refuse_beside
@@ -34,9 +34,8 @@ from tracefile.records.errors import InputError
 CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
 NO_ROOM = -1
-OTHER_FLAGS = ("html", "block_size", "bound")
+OTHER_FLAGS = ("block_size", "bound")
 """Flags of one group of full attention."""
-COHORTS = ("turn 1", "turns 2+", "turn unknown")
 CAUSES = {
     "hit": "hit",
     "cold": "never seen before",
@@ -58,7 +57,6 @@ class Prompts(NamedTuple):
     tokens: IntArray
     seen_tokens: IntArray
     """Leading tokens that an earlier request computed, to the trace's block."""
-    cohort: IntArray
     block_size: int
     """The trace's."""
 
@@ -88,11 +86,8 @@ class HybridCounts:
     rejected: int = 0
     input_tokens: int = 0
     hit_tokens: int = 0
-    seen_tokens: int = 0
-    longest_seen: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     by_group: dict[str, Counter[str]] = field(default_factory=dict)
-    cohorts: dict[str, Counter[str]] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
@@ -127,13 +122,11 @@ def read_prompts(path: Path, layout: KvLayout) -> Prompts:
         requests[name] = laid_out.requests[name]
     requests["prompt_tokens"] = requests["num_tokens"] = laid_out.prompt_tokens
     requests["last_token"], requests["serial"] = laid_out.computed_tokens + 1, np.arange(len(known))
-    turn = batch.numbers("turn")
     return Prompts(
         requests,
         laid_out.keys,
         laid_out.prompt_tokens,
         np.minimum(run * fine.block_size, laid_out.prompt_tokens),
-        np.where(turn == 0, 2, np.minimum(turn, 2) - 1),
         fine.block_size,
     )
 
@@ -185,14 +178,8 @@ def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, mo
     counts = HybridCounts(kv_groups=layout.name, usable_blocks=usable_blocks, requests=len(fits))
     counts.rejected = int((~fits).sum())
     counts.input_tokens, counts.hit_tokens = int(prompts.tokens[fits].sum()), int(causes["hit"][fits].sum())
-    counts.seen_tokens = int(prompts.reachable[fits].sum())
-    counts.longest_seen = int(prompts.reachable[fits].max(initial=0))
     every = {"input": prompts.tokens, **causes}
     counts.tokens = Counter({name: int(tokens[fits].sum()) for name, tokens in every.items()})
-    for number, cohort in enumerate(COHORTS):
-        within = fits & (prompts.cohort == number)
-        if within.any():
-            counts.cohorts[cohort] = Counter({name: int(tokens[within].sum()) for name, tokens in every.items()})
     for name, (names, form) in blamed.items():
         of_form = [int(causes[name][fits & (form == number)].sum()) for number in range(len(names))]
         if any(of_form):
@@ -238,8 +225,8 @@ def attribute(
     return {name: causes[name] for name in CAUSES}, blamed
 
 
-def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) -> int:
-    """``sim pool`` and ``sim misses`` with ``--kv-groups``."""
+def run(arguments: argparse.Namespace, usable_blocks: int | None) -> int:
+    """``sim pool`` with ``--kv-groups``."""
     refuse_beside("--kv-groups", arguments, OTHER_FLAGS)
     layout = read_groups(arguments.kv_groups)
     prompts = read_prompts(arguments.trace, layout)
@@ -247,13 +234,13 @@ def run(arguments: argparse.Namespace, command: str, usable_blocks: int | None) 
     found = count_hits(prompts, layout, usable_blocks, most)
     if arguments.json:
         counts = {name: getattr(found, name) for name in (*HybridCounts.__dataclass_fields__, "hit_rate")}
-        print(json.dumps({"kind": f"hybrid {command}", "trace": str(arguments.trace), "counts": counts}))
+        print(json.dumps({"kind": "hybrid pool", "trace": str(arguments.trace), "counts": counts}))
         return 0
-    print("\n".join(describe(found, cohorts=command == "misses")))
+    print("\n".join(describe(found)))
     return 0
 
 
-def describe(counts: HybridCounts, *, cohorts: bool) -> list[str]:
+def describe(counts: HybridCounts) -> list[str]:
     size = "unlimited" if counts.usable_blocks is None else f"{counts.usable_blocks:,} usable blocks"
     lines = [
         f"{counts.kv_groups}, {size}: {counts.hit_tokens:,} of {counts.input_tokens:,} input tokens hit "
@@ -262,28 +249,9 @@ def describe(counts: HybridCounts, *, cohorts: bool) -> list[str]:
     if counts.rejected:
         lines.append(f"{counts.rejected:,} requests do not fit the pool and were left out")
     shown = [cause for cause in CAUSES if counts.tokens[cause] or cause == "hit"]
-    names = list(counts.cohorts) if cohorts and len(counts.cohorts) > 1 else []
     rows = []
     for cause in shown:
         groups = [f"{name} {tokens:,}" for name, tokens in counts.by_group.get(cause, Counter()).most_common()]
-        shares = [
-            f"{one[cause] / (one['input'] or 1):.2%}"
-            for one in (counts.tokens, *map(counts.cohorts.__getitem__, names))
-        ]
-        rows.append([CAUSES[cause], f"{counts.tokens[cause]:,}", *shares, ", ".join(groups) or "–"])
-    return lines + table_lines(["cause", "tokens", "% of input", *names, "groups"], rows, "<")
-
-
-def told_losses(path: Path, config: EngineConfig) -> str:
-    """Return a line on the hits of an engine's groups, what took the rest, and what would not."""
-    layout = parse_groups(config.kv_groups or "")
-    prompts = read_prompts(path, layout)
-    counts = count_hits(prompts, layout, config.usable_blocks, unlimited(prompts, layout))
-    whole = counts.input_tokens or 1
-    groups = {cause: ", ".join(counts.by_group.get(cause, ())) or "all groups" for cause in CAUSES}
-    lost = [
-        f"{CAUSES[cause]} {counts.tokens[cause] / whole:.2%} ({groups[cause]})"
-        for cause in ("block", "common_multiple", "dropped_block", "not_kept", "evicted")
-        if counts.tokens[cause]
-    ]
-    return f"{layout.name}, requests one at a time: {counts.hit_rate:.2%} hit; lost: {', '.join(lost) or 'nothing'}"
+        share = f"{counts.tokens[cause] / (counts.input_tokens or 1):.2%}"
+        rows.append([CAUSES[cause], f"{counts.tokens[cause]:,}", share, ", ".join(groups) or "–"])
+    return lines + table_lines(["cause", "tokens", "% of input", "groups"], rows, "<")

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from measure.cache import interning
-    from sim.cache import hybrid, pages, sequential_pool
+    from sim.cache import pages, sequential_pool
     from sim.cache.sequential_pool import Requests, SequentialPool
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     interning = LateModule("measure.cache.interning")
-    hybrid, pages, sequential_pool = late_modules("sim.cache", "hybrid pages sequential_pool")
+    pages, sequential_pool = late_modules("sim.cache", "pages sequential_pool")
 
 
 CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
@@ -64,11 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.kv_groups is not None:
-        return hybrid.run(arguments, "misses", parse_usable_blocks(arguments.num_gpu_blocks))
     usable_blocks = parse_usable_blocks(arguments.num_gpu_blocks)
     with open_trace(arguments.trace) as reader:
-        refuse_other_attention(reader.meta, arguments.trace)
+        refuse_other_attention(reader.meta, arguments.trace, "sim pool --kv-groups")
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(in_file_order(hashed_batches(reader)), chains)
     found = attribute(prompts, usable_blocks)

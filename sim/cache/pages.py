@@ -1,4 +1,4 @@
-"""A cache's numbers as pages: hits by size and by group, misses by cause, reuse, working set."""
+"""A cache's numbers as pages: hits by size, misses by cause."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from measure import wording
-from report.pages.figures import DASHED, Trace, axis, figure, line, plain
+from report.pages.figures import Trace, axis, figure, line, plain
 from report.pages.panels import Figure, Page, Panel, Table
-from sim.cache.results import Attribution, CauseShare, Reuse
+from sim.cache.results import Attribution, CauseShare
 
 if TYPE_CHECKING:
     from measure.cache.hitcurve import HitCurve
@@ -19,15 +19,14 @@ TELLING_SHARE: Final = 0.9
 """Of the hits of an unlimited cache: the size that the headline names."""
 
 
-def curve_page(trace: str, curve: "HitCurve", kv_bytes: int | None, reuse: Reuse | None) -> Page:
+def curve_page(trace: str, curve: "HitCurve", kv_bytes: int | None) -> Page:
     """Return the page of ``sim curve``; ``kv_bytes``: of a token's KV, if sizes are shown in memory."""
-    panels = [*_hit_panels(curve), *([] if reuse is None else _reuse_panels(reuse))]
     return Page(
         tool="sim curve",
         title=trace,
         defined="docs/curves.md",
         headlines=[_sentence(curve, kv_bytes) if curve.max_hit_blocks else f"Prefix cache of {trace}"],
-        panels=panels,
+        panels=list(_hit_panels(curve)),
     )
 
 
@@ -51,51 +50,10 @@ def _hit_panels(curve: "HitCurve") -> Iterator[Panel]:
             chapter=title,
             title=title,
             id="hits",
-            figure=_shares([_line("", x, y, 0)], "cache (tokens)", "hit tokens of prompt tokens"),
+            figure=_steps(x, y),
             caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
             "count where they are known.",
         )
-
-
-def _reuse_panels(found: Reuse) -> Iterator[Panel]:
-    by_depth = [value * found.block_size for value in found.distance_blocks.quantiles]
-    by_time = [round(value / 1e3, 6) for value in found.time_ms.quantiles]
-    for place, title, x_title, values in (
-        ("distance", "Reuse by depth", "distance (tokens of different blocks)", by_depth),
-        ("time", "Reuse by time", "time until the block is requested again (s)", by_time),
-    ):
-        known = {x: round(level, 4) for x, level in zip(values, found.levels, strict=False) if x > 0.0}
-        zero = max((level for x, level in zip(values, found.levels, strict=False) if x <= 0.0), default=0.0)
-        at_zero = f" At 0, left of the axis: {wording.share(zero)}." if zero else ""
-        if known:
-            drawn = _shares([_line("", list(known), list(known.values()), 0)], x_title, "of repeated accesses")
-            caption = f"Share of repeated accesses of a block that come at most so far after the last one.{at_zero}"
-            yield Panel(
-                chapter="Reuse" if place == "distance" else "",
-                title=title,
-                id=place,
-                figure=drawn,
-                caption=caption,
-                half=True,
-            )
-    if found.windows:
-        yield Panel(
-            title="Working set",
-            id="working-set",
-            figure=_working_set(found),
-            caption="Different tokens touched in each window; dashed: since the beginning, the content of an unlimited "
-            "cache.",
-        )
-
-
-def _working_set(found: Reuse) -> Figure:
-    indexes = np.unique(np.linspace(0, len(found.windows) - 1, MOST_POINTS).astype(int))
-    windows = [found.windows[index] for index in indexes]
-    x = [round(window.start_ms / 1e3, 3) for window in windows]
-    touched = [float(window.distinct_blocks * found.block_size) for window in windows]
-    seen = [float(window.seen_blocks * found.block_size) for window in windows]
-    data = [_line(f"in {found.window_ms / 1e3:g} s", x, touched, 0), _line("since the beginning", x, seen, 1, DASHED)]
-    return figure(data, axis("time (s)"), axis("different tokens touched", rangemode="tozero"))
 
 
 _CAUSE_SLOTS: Final = {"hit": 3, "cold": 1, "evicted": 2, "prompt_logprobs": 5, "last_token": 4, "partial_block": 6}
@@ -156,11 +114,8 @@ def _bars(shares: list[CauseShare]) -> Figure:
     return figure(data, x_axis, rows, barmode="stack", bargap=0.3, height=150 + 30 * len(shares))
 
 
-def _line(name: str, x: list[float], y: list[float], slot: int, dash: str = "solid") -> Trace:
-    hover = "%{fullData.name}: %{y:,} at %{x:,}<extra></extra>"
-    shown = {"name": name} if name else {"showlegend": False}
-    return line(x, y, slot, dash=dash, line={"shape": "hv"}, hovertemplate=hover, **shown)
-
-
-def _shares(data: list[Trace], x_title: str, y_title: str) -> Figure:
-    return figure(data, axis(x_title, type="log"), axis(y_title, tickformat=".0%", rangemode="tozero"))
+def _steps(x: list[int], y: list[float]) -> Figure:
+    hover = "%{y:,} at %{x:,}<extra></extra>"
+    drawn = line(x, y, 0, showlegend=False, line={"shape": "hv"}, hovertemplate=hover)
+    y_axis = axis("hit tokens of prompt tokens", tickformat=".0%", rangemode="tozero")
+    return figure([drawn], axis("cache (tokens)", type="log"), y_axis)

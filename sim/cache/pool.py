@@ -119,6 +119,7 @@ EPILOG = "examples:\n  sim pool monday.jsonl.zst --num-gpu-blocks 20000\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
+    add_kv_groups(parser)
     parser.add_argument(
         "--engine", choices=ENGINES, default="vllm", help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots"
     )
@@ -148,7 +149,6 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="vLLM's number of KV blocks, the null block included: one fewer is usable",
     )
-    add_kv_groups(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kv_groups is not None:
         from sim.cache.hybrid import run as run_hybrid  # noqa: PLC0415 - the other caches need no compiled code
 
-        return run_hybrid(arguments, "pool", parse_usable_blocks(arguments.num_gpu_blocks))
+        return run_hybrid(arguments, parse_usable_blocks(arguments.num_gpu_blocks))
     counts = count_trace_hits(arguments)
     print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}) if arguments.json else describe(counts))
     return 0

@@ -1,7 +1,7 @@
 """``sim audit``: compare an engine's reported cached tokens with the rules on its own schedule.
 
 The schedule is reconstructed from the trace. Where the two differ, causes are tested one by one: content without hashes
-or from before the capture; a pool of another size; a step that is not recovered.
+or from before the capture; a step that is not recovered.
 """
 
 import argparse
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mode
 from typing import TYPE_CHECKING, Any
 
 from measure.table import table_lines
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from sim.fit import capturedschedule
     from sim.fit.schedule import Admitted, Reconstruction
     from sim.workload import arrivals as planning
-    from sim.workload.arrivals import Arrival
 else:  # numpy, which the flags need not
     capturedschedule = LateModule("sim.fit.capturedschedule")
     planning = LateModule("sim.workload.arrivals")
@@ -108,14 +106,12 @@ def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[
         other = replace(engine, async_scheduling=not engine.async_scheduling)
         ahead = capturedschedule.reconstruct(arrivals, other)
         engine, found = (other, ahead) if ahead.misfits < found.misfits else (engine, found)
-    return _compare(arrivals, engine, found, settings.assumed)
+    return _compare(engine, found, settings.assumed)
 
 
-def _compare(
-    arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction", assumed: dict[str, Any]
-) -> Audit:
+def _compare(engine: EngineConfig, found: "Reconstruction", assumed: dict[str, Any]) -> Audit:
     judged = [outcome for outcome in found.outcomes if outcome.arrival.record.cached_tokens is not None]
-    differences = explain(arrivals, engine, found)
+    differences = explain(engine, found)
     return Audit(
         engine=engine,
         assumed=assumed,
@@ -162,15 +158,11 @@ def _difference_lines(differences: Sequence[Difference]) -> list[str]:
     ]
 
 
-def explain(arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
+def explain(engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
     causes: dict[int, str] = {}
-    blocks, in_that_pool = _other_pool(arrivals, engine, found)
     for place in _differing(found):
         causes[place] = (
-            _beyond_the_trace(place, found, engine.block_size)
-            or (f"pool: agrees in one of {blocks} blocks" if place in in_that_pool else None)
-            or _off_schedule(found.outcomes[place])
-            or "unexplained"
+            _beyond_the_trace(place, found, engine.block_size) or _off_schedule(found.outcomes[place]) or "unexplained"
         )
     return [_difference(found.outcomes[place], cause) for place, cause in causes.items()]
 
@@ -213,21 +205,6 @@ def _beyond_the_trace(place: int, found: "Reconstruction", block_size: int) -> s
     if not any(last in other.arrival.hashes for at, other in enumerate(found.outcomes) if at != place):
         return "cached before the capture, or part of an output whose ids are unknown"
     return None
-
-
-def _other_pool(arrivals: "Sequence[Arrival]", engine: EngineConfig, found: "Reconstruction") -> tuple[int, set[int]]:
-    """A pool size in which at most half as many requests differ, and the places that agree there."""
-    differing = _differing(found)
-    off = [
-        ((outcome.cached_tokens or 0) - (outcome.arrival.record.cached_tokens or 0)) // engine.block_size
-        for outcome in (found.outcomes[place] for place in differing)
-        if outcome.request is not None
-    ]
-    blocks = engine.num_gpu_blocks - (mode(off) if off else 0)
-    if blocks == engine.num_gpu_blocks or blocks <= 1:
-        return blocks, set()
-    still = _differing(capturedschedule.reconstruct(arrivals, replace(engine, num_gpu_blocks=blocks)))
-    return blocks, set(differing) - set(still) if 2 * len(still) <= len(differing) else set()
 
 
 def _off_schedule(outcome: "Admitted") -> str | None:

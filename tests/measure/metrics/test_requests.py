@@ -35,7 +35,6 @@ BY_HAND = {
     "ttft_from_schedule_ms": [60.0, NAN, NAN],  # 100 + 50 − 90
     "itl_ms": [10.0, 10.0, 8.0],  # 10 / 1, 30 / 3, 8 / 1
     "tpot_ms": [10.0, NAN, 8.0],  # (10 + 30) / (1 + 3)
-    "tbc_ms": [10.0, 30.0, 8.0],
     "e2e_ms": [96.0, 20.0, NAN],  # of completed requests
     "e2e_per_token_ms": [16.0, 5.0, NAN],  # 96 / 6, 20 / 4
     "interactivity_tps": [100.0, NAN, 125.0],  # 1000 / 10, 1000 / 8

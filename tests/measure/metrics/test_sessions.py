@@ -61,7 +61,6 @@ def test_a_session_by_hand() -> None:
     assert found.ttfat_ms.tolist() == [2060.0]  # 2000 + 60 − 0
     assert found.decode_tps.tolist() == [75.0]  # mean of 1000 / 10 and 1000 / 20; the third's reads are not known
     assert found.hit_rate.tolist() == [96 / 176]  # (0 + 32 + 64) / (32 + 56 + 88)
-    assert found.eligible_hit_rate.tolist() == [1.0]  # 96 / (0 + 32 + 64)
 
 
 def test_requests_without_a_session_are_sessions_of_one() -> None:

@@ -1,14 +1,12 @@
-"""Figures of what the prefix cache does: literal boxes, the curve's marks, points and the line."""
+"""The figure of hits by cache size: the curve's marks, points and the line."""
 
 from typing import Any
 
 import pytest
 
-from measure.cache.prefixtree import PrefixNode, PrefixTree
 from measure.metrics.trace import measure_run, study_chains
 from report.trace.cache import size_panel
 from report.trace.measured import Measured
-from report.trace.prefixes import left_edges, prefix_figure, prefix_panel, prefix_table
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import asked
 from tracefile import Engine, Record
@@ -18,49 +16,6 @@ def measured(records: list[Record], **meta: Any) -> Measured:
     run = run_of(records, **meta)
     study = study_chains(run)
     return Measured(run, measure_run(run, study=study), study)
-
-
-def node(parent: int | None, own: int, below: int, **fields: Any) -> PrefixNode:
-    given: dict[str, Any] = {
-        "name": "0123abcd",
-        "prefixes": 1,
-        "from_tokens": 0,
-        "to_tokens": 10,
-        "requests": 4,
-        "sessions": 2,
-    }
-    return PrefixNode(parent=parent, saved_tokens=own, below_tokens=below, served_tokens=own // 2, **given | fields)
-
-
-TREE = PrefixTree(
-    nodes=[
-        node(None, 60, 90),
-        node(0, 10, 10, from_tokens=10, to_tokens=15, sessions=1),
-        node(0, 15, 15, from_tokens=10, to_tokens=20, sessions=1),
-        node(0, 5, 5, name="", prefixes=3, sessions=None, from_tokens=10, to_tokens=12),
-        node(None, 30, 30),
-    ],
-    saved_tokens=120,
-    own_session_tokens=80,
-)
-
-
-def test_children_stand_under_their_parent_the_largest_first_and_sums_last() -> None:
-    assert left_edges(TREE) == [0, 15, 0, 25, 90]
-    drawn = {trace["name"]: trace for trace in prefix_figure(TREE)["data"]}
-    shared, own, rest = drawn.values()
-    assert list(drawn) == ["shared by several sessions", "in one session only", "smaller prefixes together"]
-    assert (shared["x"], shared["width"]) == ([45.0, 105.0], [90, 30])
-    assert (own["x"], own["width"]) == ([20.0, 7.5], [10, 15])
-    assert (own["base"], own["y"]) == ([10, 10], [5, 10])
-    assert (rest["x"], rest["width"], rest["text"]) == ([27.5], [5], [""])
-    assert shared["text"][0] == "10 tokens<br>× 4 requests"
-    assert shared["customdata"][0] == (
-        "prompt tokens 0 to 10, hash 0123abcd…<br>4 requests of 2 sessions<br>saves 60 tokens (50.0 %)"
-        "<br>with all below 90 tokens (75.0 %)<br>the engine served 50.0 % of its own"
-    )
-    assert prefix_table(TREE).rows[0] == ["0123abcd", "0–10", "4", "2", "60", "50.0 %", "50.0 %"]
-    assert len(prefix_table(TREE).rows) == 4
 
 
 def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
@@ -86,26 +41,19 @@ def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "prefixes", "size"),
+    ("records", "size"),
     [
         (
             [request("1", 0.0, prompt_tokens=9)],
-            "The trace has no block hashes.",
             "The trace has no block hashes: record it with tap --tokenizer.",
         ),
         (
             [asked("1", 0.0, [1, 2], "a", cached_tokens=0)],
-            "No block of a prompt came before: there is no prefix to share.",
-            "No block of a prompt came before: a cache of any size serves nothing.",
-        ),
-        (
-            [asked("1", 0.0, [1, 2], "a"), asked("2", 5.0, [3, 2], "a")],
-            "Its block hashes are not chained: one follows different blocks.",
             "No block of a prompt came before: a cache of any size serves nothing.",
         ),
     ],
 )
-def test_what_the_trace_lacks(records: list[Record], prefixes: str, size: str) -> None:
+def test_what_the_trace_lacks(records: list[Record], size: str) -> None:
     found = measured(records, block_size=16)
-    panels = [prefix_panel(found), size_panel(found)]
-    assert [(panel.missing, panel.figure) for panel in panels] == [(prefixes, None), (size, None)]
+    panel = size_panel(found)
+    assert (panel.missing, panel.figure) == (size, None)

@@ -76,7 +76,6 @@ def test_a_single_request_without_anything() -> None:
     assert page_figures(page) == {}
     assert "<h1>The trace tells nothing about the prefix cache.</h1>" in page
     assert said_missing(page) == {
-        "Prefixes that save prefill": "The trace has no block hashes.",
         "Hit rate by cache size": "The trace has no block hashes: record it with tap --tokenizer.",
         "TTFT by turn": "The trace has no time of a first token.",
         "Requests in flight": "The trace has no request with an arrival and an end.",
@@ -141,11 +140,11 @@ def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
 
 
 def test_a_notebook_has_the_same_figures() -> None:
-    assert set(draw(read_run(CAPTURE))) == FIGURES | {"prefixes", "cache-size"}
+    assert set(draw(read_run(CAPTURE))) == FIGURES | {"cache-size"}
 
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path) -> None:
     main(["show", str(CAPTURE), "--html", str(tmp_path / "page.html")])
-    assert figures_drawn(tmp_path / "page.html") == FIGURES | {"prefixes", "cache-size"}
+    assert figures_drawn(tmp_path / "page.html") == FIGURES | {"cache-size"}

@@ -1,7 +1,8 @@
 """Hits of several KV groups, one request at a time: against the scheduler, and the rules that took the rest."""
 
 import json
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.__main__ import main
 from sim.cache import hybrid
-from sim.cache.hybrid import CAUSES, Prompts, count_hits, names_of, pool_for, read_prompts, unlimited
+from sim.cache.hybrid import CAUSES, Prompts, count_hits, names_of, pool_for, unlimited
 from sim.kernels import layout as arrays
 from sim.kernels.groupsteps import PROMPT, run_one_by_one
 from sim.vllm.kvgroups import parse_groups
@@ -35,8 +36,8 @@ def kernels_run_in_python(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
 
 
-def system_prompts(folder: Path, turns: Sequence[int | None] = ()) -> str:
-    """Twenty requests of 300 tokens that share the first 240; ``turns``: of the first ones."""
+def system_prompts(folder: Path) -> str:
+    """Twenty requests of 300 tokens that share the first 240."""
     hashes_by = {"algorithm": "xxh3_64", "key_id": "synthetic"}
     meta = {"schema": "kvtape/1", "source": "client", "block_size": 16, "hash": hashes_by}
     lines: list[dict[str, Any]] = [{"meta": meta}]
@@ -49,7 +50,6 @@ def system_prompts(folder: Path, turns: Sequence[int | None] = ()) -> str:
                 "prompt_tokens": 300,
                 "output_tokens": 2,
                 "block_hashes": hashes,
-                "turn": turns[number] if number < len(turns) else None,
             }
         )
     path = folder / "system.jsonl"
@@ -72,17 +72,12 @@ def test_zero_hits_of_a_short_system_prompt_are_explained(tmp_path: Path, capsys
     assert "window or state not kept 4,560 76.00% full:784 4,560" in text
 
 
-def test_cohorts_are_the_first_turn_and_all_later_ones(tmp_path: Path) -> None:
-    layout = parse_groups("full:16")
-    prompts = read_prompts(Path(system_prompts(tmp_path, [1, 2, 3, None, 4])), layout)
-    assert prompts.cohort.tolist() == [0, 1, 1, 2, 1, *[2] * 15]
-    counts = count_hits(prompts, layout, None, unlimited(prompts, layout))
-    assert {name: one["input"] for name, one in counts.cohorts.items()} == {
-        "turn 1": 300,
-        "turns 2+": 900,
-        "turn unknown": 4800,
-    }
-    assert counts.by_group == {}  # blocks of 16 lose nothing
+def test_windows_that_are_not_kept_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "pool", system_prompts(tmp_path), "--kv-groups", "full:16+window(64):16*3")
+    assert "4,320 of 6,000 input tokens hit (72.00%)" in text
+    assert "window or state not kept 240 4.00% window(64):16 240" in text  # the second request's
+    text = told(capsys, "pool", system_prompts(tmp_path), "--kv-groups", "full:32+window(64):16*3+eagle")
+    assert "last block dropped" in text
 
 
 @pytest.mark.parametrize(("blocks", "hits"), [("inf", 36), ("5", 28)])
@@ -119,7 +114,7 @@ def prompts_of(workload: dict[str, Any]) -> Prompts:
     requests["prompt_logprobs"] = [one["prompt_logprobs"] for one in specs]
     tokens, nothing = requests["prompt_tokens"].copy(), np.zeros(len(specs), np.int64)
     whole = np.array([key for chain in chains for key in chain], np.uint64)
-    return Prompts(requests, whole, tokens, nothing, nothing, unit)
+    return Prompts(requests, whole, tokens, nothing, unit)
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
@@ -172,3 +167,23 @@ def test_one_at_a_time_hits_are_the_schedulers(seed: int) -> None:
     assert alone.scheduler.pool.num_free == stepped.pool.num_free
     counts = count_hits(prompts, layout, 150, unlimited(prompts, layout))
     assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens
+
+
+def test_causes_add_up() -> None:
+    rng = random.Random(1)
+    layout = parse_groups("full:8+window(24):8*2+eagle")
+    shared = [rng.randrange(0, 12) for _ in range(40)]
+    keys = [[*range(count), *(rng.randrange(10**9) for _ in range(40))] for count in shared]
+    requests = np.zeros(40, arrays.REQUEST)
+    requests["prompt_tokens"] = requests["num_tokens"] = [rng.randrange(1, 120) for _ in range(40)]
+    requests["last_token"] = requests["prompt_tokens"] + 3
+    requests["known_keys"] = [len(chain) for chain in keys]
+    requests["first_key"] = np.cumsum(requests["known_keys"]) - requests["known_keys"]
+    tokens = requests["prompt_tokens"].copy()
+    whole = np.array([key for chain in keys for key in chain], np.uint64)
+    seen = np.minimum(8 * np.array(shared), tokens)
+    prompts = Prompts(requests, whole, tokens, seen, 8)
+    counts = count_hits(prompts, layout, 80, unlimited(prompts, layout))
+    assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens == tokens.sum()
+    assert counts.tokens["evicted"] > 0
+    assert min(counts.tokens[cause] for cause in CAUSES) >= 0

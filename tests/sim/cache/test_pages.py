@@ -7,25 +7,11 @@ import plotly.graph_objects as go
 
 from measure.cache.hitcurve import HitCurve
 from report.output import render_page
+from report.pages.panels import Page
 from sim.cache.pages import curve_page, misses_page
-from sim.cache.results import Attribution, CauseShare, Distribution, Reuse, Window
+from sim.cache.results import Attribution, CauseShare
 
 TRACE = "/data/monday.jsonl.zst"
-QUANTILES = Distribution(unit="ms", count=2, mean=1.0, quantiles=[0.0, 16.0])
-REUSE = Reuse(
-    block_size=16,
-    requests=3,
-    accesses=9,
-    first_accesses=3,
-    levels=(0.5, 1.0),
-    time_ms=QUANTILES,
-    distance_blocks=QUANTILES,
-    window_ms=60_000.0,
-    windows=[
-        Window(start_ms=60_000.0 * at, requests=1, accesses=3, distinct_blocks=3, new_blocks=3, seen_blocks=at + 3)
-        for at in range(3)
-    ],
-)
 
 
 def curve(*hit_blocks: int) -> HitCurve:
@@ -43,14 +29,30 @@ def curve(*hit_blocks: int) -> HitCurve:
     )
 
 
+def page_of(found: HitCurve, *, kv_bytes: int | None = None) -> Page:
+    return curve_page(TRACE, found, kv_bytes)
+
+
 def test_figures_hold_the_numbers() -> None:
-    page = curve_page(TRACE, curve(1, 2, 5), None, REUSE)
-    assert set(page.figures) == {"hits", "distance", "time", "working-set"}
+    page = page_of(curve(1, 2, 5))
+    assert set(page.figures) == {"hits"}
     for figure in page.figures.values():
         assert len(go.Figure(figure).data) == len(figure["data"])
     (hits,) = page.figures["hits"]["data"]
     assert (hits["x"], hits["y"]) == ([16, 32, 48], [0.1, 0.2, 0.5])
-    assert page.figures["working-set"]["data"][1]["y"] == [48, 64, 80]
+
+
+def test_the_headline_names_the_cache_with_90_percent_of_the_hits() -> None:
+    assert page_of(curve(*([1] * 2_999), 4, 5, 5)).headlines == [
+        "90% of max hits at 3,001 blocks (48,016 tokens) of 16 tokens. That is 50.0 % of prompt tokens; an unlimited "
+        "cache has 50.0 %."
+    ]
+    page = page_of(curve())
+    assert (page.headlines, page.figures) == ([f"Prefix cache of {TRACE}"], {})
+
+
+def test_sizes_are_told_in_memory_too() -> None:
+    assert "at 3 blocks (48 tokens, 48.0 MiB)" in page_of(curve(1, 2, 5), kv_bytes=2**20).headlines[0]
 
 
 def test_misses_by_cause() -> None:

@@ -94,18 +94,6 @@ def test_a_request_that_the_settings_could_never_serve(
     assert "never served under these settings" in {one["cause"] for one in audit["differences"]}
 
 
-@pytest.mark.parametrize("more", [-1, 4])
-def test_a_pool_of_another_size_is_found(more: int, auditor: Auditor, capsys: pytest.CaptureFixture[str]) -> None:
-    """The engine had other blocks than the audit is told: prefixes are cut short that much sooner or later."""
-    engine = captured_loads.random_engine(SEED)
-    asked = captured_loads.RandomLoad(SEED).records(40)
-    truth = captured_loads.captured(asked, replace(engine, num_gpu_blocks=engine.num_gpu_blocks + more))
-    audit = audited(auditor, truth, capsys)
-    assert f"pool: agrees in one of {engine.num_gpu_blocks + more} blocks" in {
-        one["cause"] for one in audit["differences"]
-    }
-
-
 def test_a_trace_that_reports_nothing_is_refused(auditor: Auditor, truth: list[Record]) -> None:
     silent = [msgspec.structs.replace(record, cached_tokens=None) for record in truth]
     with pytest.raises(InputError, match="cached_tokens: no record has any"):
