@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + processes.ADMIN_LEAVE_S
 """After the drain: the workers hand over what is left, they leave, the recorder writes it. At worst."""
 DEPLOY = ROOT / "deploy"
-PAGES = [ROOT / "README.md", DEPLOY / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*ROOT.glob("*.md"), *DEPLOY.rglob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def parsed(arguments: Sequence[str], place: str) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from sim.forecast.scenarios import Scenario
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
-from sim.vllm.settings import other_attention, refuse_other_attention
+from sim.vllm.settings import refuse_other_attention
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.records.latenames import LateModule, late_modules
 
@@ -96,20 +96,15 @@ class Load:
         return not roots.runs.all() or bool(simstate.servable(roots, self.engine).any())
 
 
-def read_captured(path: Path, model: Model, *, paced: bool | None, kv_groups: str | None = None) -> Captured:
-    """Read a trace that the model was not fitted on. ``paced`` None: as it was.
-
-    ``kv_groups``: of the capture's engine, where its header tells of several and the model of one.
-    """
+def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
+    """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
     digest = trace_digest(path)
     model.refuse_fit_traces(digest, path)
     meta, records = load_trace(path)
     model.refuse_fit_requests(records, path)
     fitted = model.engine
-    if fitted.kv_groups is None and kv_groups is not None and other_attention(meta) is not None:
-        fitted = engine_with(fitted, {"kv_groups": kv_groups, "block_size": parse_groups(kv_groups).match_unit})
     if fitted.kv_groups is None:
-        refuse_other_attention(meta, path, "sim calibrate --kv-groups, sim what-if --base kv-groups=GROUPS")
+        refuse_other_attention(meta, path, "a model of sim calibrate --kv-groups")
     if not records:
         raise InputError(f"{path}: no records; expected at least one request")
     if paced is None:
@@ -195,21 +190,10 @@ def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
 
 
 def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    found, groups = dict(settings), settings.get("kv_groups", engine.kv_groups)
+    """Return settings with as many blocks of another size as the memory holds, unless they are given."""
     if settings.get("kv_groups") is not None:
-        found["block_size"] = parse_groups(groups).match_unit
-    if (found.get("block_size") or 0) < 1 or "num_gpu_blocks" in found:
-        return found
-    (before, groups_before), (after, groups_after) = (
-        _block_of(engine.kv_groups, engine.block_size),
-        _block_of(groups, found["block_size"]),
-    )
-    return {**found, "num_gpu_blocks": engine.usable_blocks * before * groups_after // (after * groups_before) + 1}
-
-
-def _block_of(groups: str | None, block_size: int) -> tuple[int, int]:
-    """Tokens that a block holds, those of the largest, and groups among whose layers the model's are divided."""
-    if groups is None:
-        return block_size, 1
-    layout = parse_groups(groups)
-    return max(group.block_size for group in layout.groups), len(layout.groups)
+        return {**settings, "block_size": parse_groups(settings["kv_groups"]).match_unit}
+    size = settings.get("block_size") or 0
+    if size < 1 or "num_gpu_blocks" in settings:
+        return dict(settings)
+    return {**settings, "num_gpu_blocks": engine.usable_blocks * engine.block_size // size + 1}

@@ -5,7 +5,7 @@ from typing import Final
 
 from measure.cohorts import ALL
 from measure.thresholds import Threshold, parse_threshold
-from report.grid.points import LEVELS, TTFT, Measure, Span
+from report.grid.points import LEVELS, TTFT, Span
 from sim.forecast.results import EffectGate, ForecastPoint
 from tracefile.records.errors import InputError
 
@@ -39,19 +39,17 @@ def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
 
 
 def judge(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:
-    """Judge every scenario by every gate: members that differ leave it open, a value that is not known fails.
-
-    Without a scenario the base itself is judged: its difference is 0, its ratio 1.
-    """
+    """Judge every scenario, else the base: members that differ leave it open, a value that is not known fails."""
     scenarios = [point for point in points if point.kind == "scenario"]
     bases = [point for point in points if point.kind in ("capture", "base")]
-    return [_judged(gate, point) for point in scenarios or bases[-1:] for gate in gates]
+    effects = [gate for gate in gates if gate.key is None or scenarios]  # a base differs from itself in nothing
+    return [_judged(gate, point) for point in scenarios or bases[-1:] for gate in effects]
 
 
 def _judged(gate: Threshold, point: ForecastPoint) -> EffectGate:
     name = measure_name(gate)
     measure = point.measures.get(name)
-    span = None if measure is None else _span(gate, measure, point)
+    span = None if measure is None else measure.value if gate.key is None else getattr(measure, gate.key)
     passed, sure = (False, True) if span is None or _is_endless(gate, point) else _outcome(gate, span)
     return EffectGate(
         gate=gate.text, point=point.name, measure=name, key=gate.key, passed=passed and sure, sure=sure, span=span
@@ -67,13 +65,6 @@ def _outcome(gate: Threshold, span: Span) -> tuple[bool, bool]:
     """Return if the middle keeps a limit, and if the members agree."""
     passed = span.middle is not None and gate.holds(span.middle)
     return passed, all(gate.holds(end) == passed for end in (span.low, span.high) if end is not None)
-
-
-def _span(gate: Threshold, measure: Measure, point: ForecastPoint) -> Span | None:
-    if gate.key is not None and point.kind != "scenario":
-        same = 1.0 if gate.key == "ratio" else 0.0
-        return Span(middle=same, low=same, high=same)
-    return {"difference": measure.difference, "ratio": measure.ratio}.get(gate.key or "", measure.value)
 
 
 def measure_name(limit: Threshold) -> str:

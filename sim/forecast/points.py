@@ -11,7 +11,6 @@ import numpy as np
 
 from measure.cohorts import ALL
 from measure.thresholds import Threshold
-from measure.wording import listed
 from report.grid.points import LATENCY, Measure, Setting, Span
 from sim.forecast import ensemble, saturation
 from sim.forecast import summary as summing
@@ -21,7 +20,7 @@ from sim.forecast.limits import measure_name
 from sim.forecast.results import Curve, ForecastPoint
 from sim.forecast.saturation import PointRun
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, checked_members
-from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.modelfile import load_model, model_digest
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
@@ -43,8 +42,6 @@ class PointValues:
     warnings: Sequence[str] = ()
     """Conditions that no capture showed."""
     assumptions: Sequence[str] = ()
-    borrowed: Sequence[str] = ()
-    """Borrowed parameters that matter."""
     curves: Mapping[str, Curve] | None = None
     """None with one member."""
 
@@ -71,12 +68,10 @@ def config_of(arguments: argparse.Namespace) -> ForecastConfig:
 class PointForecast:
     """Forecasts of scenarios of a capture; sent once to each process."""
 
-    def __init__(
-        self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = (), kv_groups: str | None = None
-    ) -> None:
+    def __init__(self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = ()) -> None:
         """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
         self.config, self.model = config, load_model(config.model)
-        self.captured = read_captured(config.trace, self.model, paced=None, kv_groups=kv_groups)
+        self.captured = read_captured(config.trace, self.model, paced=None)
         self.cohorts = summing.cohorts_of(self.captured.records)
         for limit in limits:
             if (limit.cohort or ALL) not in self.cohorts:
@@ -101,7 +96,6 @@ class PointForecast:
             utilization=summing.finite(utilization),
             saturated=utilization >= 1.0,
             warnings=self._warnings(scenario, load, point),
-            borrowed=list(saturation.borrowed_parameters(self.model, point)),
             curves={cohort: summing.curve_of(by_member) for cohort, by_member in waits.items()},
         )
 
@@ -174,9 +168,3 @@ def with_mark(point: ForecastPoint, *marks: str) -> ForecastPoint:
 def latency_of(limits: Sequence[Threshold]) -> str:
     """Return the measure beside throughput: of the first limit on a time, else TTFT p90."""
     return next((measure_name(limit) for limit in limits if limit.unit == "ms"), LATENCY)
-
-
-def borrowed_sentences(model: Model, found: Sequence[PointValues]) -> list[str]:
-    """Return a sentence about borrowed parameters that matter in some forecast; empty: none do."""
-    names = list(dict.fromkeys(name for one in reversed(found) for name in one.borrowed))
-    return [f"borrowed from {model.diagnostics['borrowed']['from']}: {listed(names)}"] if names else []

@@ -11,8 +11,6 @@ from engines.routing.routes import parse_route
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
-from sim.vllm.config import KV_GROUPS_HELP
-from sim.vllm.kvgroups import read_groups
 from tracefile import InputError
 from tracefile.commandline.parser import Parser, seed
 
@@ -228,7 +226,6 @@ AXES = (
     Axis("max-num-seqs", int, "N", "requests running at once"),
     Axis("max-num-batched-tokens", int, "N", "tokens per step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
-    Axis("kv-groups", str, "GROUPS", KV_GROUPS_HELP, lambda _, word: read_groups(word).name),
     Axis(
         "no-prefix-caching",
         bool,

@@ -7,7 +7,7 @@ import numpy as np
 
 from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
-from measure.runs import STATUSES, UNKNOWN, Run, make_run
+from measure.runs import UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from report.grid.points import LEVELS, Measure, Span
 from sim.forecast.captured import Captured
@@ -88,10 +88,8 @@ def hit_rates(found: Forecast) -> FloatArray:
 def _engine_values(found: Forecast) -> dict[str, FloatArray]:
     ends_ms = found.arrival_ms + found.e2e_ms
     seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(found.arrival_ms, axis=1)) / 1e3
-    served = (found.outcome == layout.OK).sum(axis=1)
     values = {
         "hit_rate": hit_rates(found),
-        "requests_per_s": served / seconds,
         "output_tokens_per_s": found.output_tokens.sum(axis=1) / seconds,
         "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
         "unserved": np.isin(found.outcome, _UNSERVED).sum(axis=1).astype(np.float64),
@@ -152,7 +150,6 @@ def _measured_values(captured: Captured, run: Run) -> Iterator[tuple[str, float]
     ends_ms = run.arrival_ms + run.e2e_ms
     if np.isfinite(ends_ms).any():
         seconds = (np.nanmax(ends_ms) - np.nanmin(run.arrival_ms)) / 1e3
-        yield "requests_per_s", (run.status == STATUSES.index("ok")).sum() / seconds
         yield "output_tokens_per_s", sum(record.output_tokens or 0 for record in captured.records) / seconds
 
 

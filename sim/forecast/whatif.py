@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from report.pages import figures
     from sim.forecast import points
     from sim.forecast import summary as summing
-    from sim.forecast.points import ForecastConfig, PointValues
+    from sim.forecast.points import ForecastConfig
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     panels, figures = LateModule("report.grid.panels"), LateModule("report.pages.figures")
@@ -95,17 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
     """Return the points: the measured one, the capture's forecast, the base if it is another, the scenarios."""
-    forecast = points.PointForecast(config, kv_groups=asked.base.settings.get("kv_groups"))
-    captured, model = forecast.captured, forecast.model
+    forecast = points.PointForecast(config)
+    captured = forecast.captured
     measured = summing.measured_point(captured, forecast.cohorts)
     plans = list(_plans(captured, asked, measured))
     runs = counted(range(len(plans) * config.members), "forecasts")
     made, own = [] if measured is None else [measured], None
-    values: list[PointValues] = []
     base: Mapping[str, Any] | None = None
     for kind, name, scenario in plans:
         found = forecast((scenario, config.members), threads=None, done=lambda: next(runs, None))
-        values.append(found)
         against = base if kind == "scenario" else None
         point = points.make_point(name, scenario.differences, found, base=against, kind=kind, curves=found.curves)
         if kind == "capture" and measured is not None:
@@ -113,7 +111,6 @@ def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
         base = base if kind == "scenario" else found.values
         made.append(point)
     about = forecast.about(own)
-    about["verdicts"] += points.borrowed_sentences(model, values)
     about["notes"] += _notes(captured, asked)
     result = ForecastGrid(
         axes=[],

@@ -154,7 +154,7 @@ def test_no_secret_and_no_content_is_left_behind(
     assert {"tap.jsonl.zst", "tap.log", "page.html"} <= {Path(place).name for place in places}
     assert b"blue" in places[str(out / "tap.jsonl.zst")], "as was asked for"
     ran = {word for line in shown for word in line.split(b"\0")}
-    assert {b"loadgen.sending.sender", b"tap.recorder.recorder", b"tap.proxy.worker"} <= ran
+    assert {b"loadgen.runs.worker", b"tap.recorder.recorder", b"tap.proxy.worker"} <= ran
     places |= {"stdout": written.out.encode(), "stderr": written.err.encode()}
     places |= {"an error": str(refused.value).encode()}
     places |= {"a file's name": repr(list(places)).encode(), "arguments": b"\n".join(shown)}

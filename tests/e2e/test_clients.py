@@ -1,7 +1,7 @@
 """The clients that people use work through the tap unchanged, and what they saw is what it recorded.
 
 They run against the embedded engine and, marked vllm, a real one; Responses and Messages against an engine of fixed
-answers as well, whose bytes are vLLM's, and tool calls, embeddings and refusals against that one alone.
+answers as well, whose bytes are vLLM's, and tool calls and refusals against that one alone.
 """
 
 import asyncio
@@ -261,14 +261,6 @@ def test_openai_responses(tapped_api: Tapped) -> None:
     assert records[1].ttft_ms is not None
 
 
-def test_openai_embeddings(tap: Tap, canned_engine: Any) -> None:
-    with tap(canned_engine.url, "embedder") as tapped:
-        answer = tapped.openai().embeddings.create(model="embedder", input="a seat", encoding_format="float")
-        assert answer.data[0].embedding == [0.25, 0.5]
-        [record] = tapped.end()
-    assert (record.endpoint, record.model, record.prompt_tokens) == ("/v1/embeddings", "embedder", 7)
-
-
 def test_openai_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
     with tap(canned_engine.url, "m") as tapped:
         canned_engine.refusals = 1
@@ -311,42 +303,6 @@ def test_anthropic_raises_its_own_errors(tapped: Tapped) -> None:
         tapped.anthropic().messages.create(model="unheard-of", max_tokens=5, messages=QUESTION)
     [record] = tapped.end()
     assert (record.status, record.error) == ("error", "http_404")
-
-
-def test_anthropic_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
-    with tap(canned_engine.url, "m") as tapped:
-        canned_engine.refusals = 1
-        with pytest.raises(client_library("anthropic").RateLimitError):
-            tapped.anthropic().messages.create(model="m", max_tokens=5, messages=QUESTION)
-        canned_engine.refusals = 1
-        answer = tapped.anthropic(max_retries=1).messages.create(model="m", max_tokens=5, messages=QUESTION)
-        assert answer.content[0].text == "A seat by the window"
-        assert [record.http_status for record in tapped.end()] == [429, 429, 200]
-
-
-# LangChain, asynchronous.
-
-
-def test_langchain_asks_and_streams(tapped: Tapped) -> None:
-    chat = client_library("langchain_openai").ChatOpenAI(
-        base_url=tapped.v1,
-        api_key="sk-canary",
-        model=tapped.model,
-        max_tokens=6,
-        stream_usage=True,
-        extra_body=TO_THE_LAST_TOKEN,
-    )
-
-    async def ask() -> tuple[list[Any], Any]:
-        answers = await chat.abatch(["A seat?", "A seat by the aisle?", "Two seats?"])
-        pieces = [piece async for piece in chat.astream("A seat by the window?")]
-        return answers, sum(pieces[1:], start=pieces[0])
-
-    answers, streamed = asyncio.run(ask())
-    assert streamed.content
-    *batched, last = tapped.end()
-    assert sorted(map(counts, batched)) == sorted((answer.usage_metadata["input_tokens"], 6) for answer in answers)
-    assert (last.stream, counts(last)) == (True, (streamed.usage_metadata["input_tokens"], 6))
 
 
 # curl.

@@ -3,15 +3,8 @@
 The same test runs against the embedded engine and, marked vllm, against a real one (``KVTAPE_VLLM``).
 """
 
-import contextlib
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.warmstart import WarmPopen, run_warm
+from tests.e2e.conftest import running_tap
+from tests.warmstart import run_warm
 from tracefile import Record, load_trace
 
 CALIBRATION = "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12"
@@ -45,44 +39,12 @@ class Job:
         assert result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
         return result.stdout
 
-    @contextlib.contextmanager
-    def tap(self, trace: Path, tokenizer: str = "ids") -> Iterator[str]:
-        """A tap in front of the engine for the length of the block; it must end cleanly."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = ["tap", "--upstream", self.engine_url, "--listen", f"127.0.0.1:{port}"]
-        process = WarmPopen(
-            [sys.executable, "-m", *command, "-o", str(trace), "--tokenizer", tokenizer],
-            env=self.environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        try:
-            wait_for_port(port, process)
-            yield f"http://127.0.0.1:{port}"
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == 0, errors.decode()
-        finally:
-            process.kill()
-            process.communicate()
-
     def capture(self, name: str, load: str) -> Path:
         trace = self.directory / f"{name}.jsonl.zst"
         httpx.post(f"{self.engine_url}/reset_prefix_cache", timeout=30).raise_for_status()
-        with self.tap(trace) as url:
+        with running_tap(self.engine_url, trace, "--tokenizer", "ids") as url:
             self.run("loadgen", "--url", url, "-o", self.directory / f"{name}-client.jsonl", *load.split())
         return trace
-
-
-def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(300):
-        assert process.poll() is None, process.communicate()[1].decode()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"nothing listens on {port}")
 
 
 @pytest.fixture(params=["sim", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -164,9 +126,12 @@ def test_chat_text_is_tokenized_as_vllm_does_and_never_written(tmp_path: Path) -
     url, tokenizer = os.environ.get("KVTAPE_VLLM"), os.environ.get("KVTAPE_VLLM_MODEL")
     if url is None or tokenizer is None:
         pytest.skip("KVTAPE_VLLM or KVTAPE_VLLM_MODEL is not set; `make test-vllm` sets both")
-    job, trace = Job(tmp_path, url), tmp_path / "chat.jsonl"
+    trace = tmp_path / "chat.jsonl"
     messages = [{"role": "system", "content": "canary-system-prompt " * 60}]
-    with job.tap(trace, tokenizer) as tap_url, httpx.Client(base_url=tap_url, timeout=60) as client:
+    with (
+        running_tap(url, trace, "--tokenizer", tokenizer) as tap_url,
+        httpx.Client(base_url=tap_url, timeout=60) as client,
+    ):
         for question in ("canary-question one?", "canary-question two?", "canary-question three?"):
             messages.append({"role": "user", "content": question})
             body = {"model": "tiny", "messages": messages, "max_tokens": 40, "temperature": 0}

@@ -1,7 +1,6 @@
 """Keys and headers from flags and the environment: sent as engines take them, and never quoted by an error."""
 
 import argparse
-import re
 
 import pytest
 
@@ -39,16 +38,8 @@ def test_messages_have_anthropics_headers_and_its_own_host_gets_no_bearer() -> N
     [
         (["--api-key-env", "NONE"], r"--api-key-env: \$NONE is not set; expected the name of an environment"),
         (["--api-key-env", "canary"], "--api-key-env: this variable is not set; expected"),
-        (["--api-key-env", "BAD"], r"--api-key-env: \$BAD: no header's value; expected one line"),
-        (["--header-env", "X-Gate"], "--header-env X-Gate=: this variable is not set; expected"),
-        (["--header-env", "canary canary=GATE"], "--header-env: no header's name; expected NAME=VARIABLE"),
         (["--header", "canary"], "--header: no header's name; expected NAME: VALUE"),
         (["--header", "Cookie: canary"], "--header Cookie: may hold a secret.*; expected --header-env Cookie=VARIABLE"),
-        (["--header", "Host: canary"], "--header Host: every request has its own; expected another header"),
-        (["--header", "X-Team:"], "--header X-Team: no header's value; expected"),
-        (["--header", "X-Team: ca\r\nnary: 1"], "--header X-Team: no header's value; expected"),
-        (["--header", "X-A: 1", "--header", "x-a: 2"], "--header, --header-env: a header is named twice"),
-        (["--header-env", "Authorization=GATE", "--api-key-env", "BAD"], "--api-key-env: beside a header with a key"),
         (["--ca", "gone.pem"], "--ca gone.pem: No such file"),
     ],
 )
@@ -66,24 +57,3 @@ def test_a_refusal_names_the_variable_and_no_text_shows_a_value() -> None:
         "HTTP 403 with the key that was sent; expected a key that it takes in $ANTHROPIC_API_KEY"
     )
     assert repr(access()) == "Access(Authorization)"
-
-
-BASIC = b'Basic realm="door"'
-
-
-@pytest.mark.parametrize(
-    ("flags", "challenge", "said"),
-    [
-        ((), BASIC, "HTTP 401 of Basic authentication; expected --header-env Authorization=VARIABLE, in it `Basic` "),
-        (
-            ("--header-env", "Authorization=GATE"),
-            BASIC,
-            "with the password that was sent; .* that it takes in [$]GATE$",
-        ),
-        (("--header-env", "Authorization=GATE"), b"", "behind Basic authentication; expected the engine's key in --h"),
-        (("--header-env", "X-Key=OPENAI_API_KEY"), b"", "a key that it takes in [$]OPENAI_API_KEY or [$]OPENAI_API"),
-        (("--header-env", "Authorization=GATE", "--header-env", "X-Key=ANTHROPIC_API_KEY"), b"Bearer", "[$]ANTHROPIC_"),
-    ],
-)
-def test_a_challenge_tells_which_door_refused(flags: tuple[str, ...], challenge: bytes, said: str) -> None:
-    assert re.search(said, access(*flags).refusal(401, challenge))

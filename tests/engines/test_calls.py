@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from engines.access import Access
-from engines.calls import BlockingCalls, CallError, LateError, most_bytes
+from engines.calls import BlockingCalls, CallError, most_bytes
 from wire.tls import Tls
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -92,11 +92,6 @@ def test_a_response_that_never_ends_is_left_at_the_deadline(
 ) -> None:
     with engine(response) as url, BlockingCalls(url, 0.2) as caller, pytest.raises(CallError):
         caller.get("/metrics")
-
-
-def test_one_byte_after_another_is_late_however_fast_each_comes() -> None:
-    with engine(slow_body) as url, BlockingCalls(url, 0.2) as caller, pytest.raises(LateError):
-        caller.get("/version")
 
 
 def test_a_connection_serves_several_calls() -> None:

@@ -7,7 +7,7 @@ import pytest
 from engines.dialect import Dialect, Response
 from engines.facts import read_facts
 from engines.llamacpp import LLAMA_CPP
-from engines.readiness import Readiness, readiness_notes, readiness_of, target_words, unreported
+from engines.readiness import Readiness, readiness_notes, readiness_of, unreported
 from engines.recognition import DIALECTS
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
@@ -91,26 +91,3 @@ vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0
         "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
     ]
     assert unreported(OPENAI) == "the engine reports no cached tokens: hits stay unknown"
-
-
-def test_the_start_line_has_the_engine_and_what_it_lacks() -> None:
-    facts = read_facts('{"version": "0.32.0"}', 'vllm:cache_config_info{block_size="32"} 1', "")
-    words = target_words("http://h:1", "tiny", facts, Readiness(VLLM, has_reset=False), "as /v1/models says")
-    assert list(words) == [
-        "http://h:1",
-        "model tiny",
-        "vllm 0.32.0 (as /v1/models says)",
-        "engine blocks of 32",
-        "cached tokens only if started with --enable-prompt-tokens-details",
-        "no cache reset (VLLM_SERVER_DEV_MODE=1)",
-    ]
-    unknown = target_words("http://h:1", None, read_facts("", "", ""), Readiness(OPENAI), "no evidence")
-    assert list(unknown) == ["http://h:1", "model unknown", "openai (no evidence)", "engine blocks of unknown size"]
-    told = target_words("http://h:1", "m", facts, Readiness(VLLM, reports_cached=True, has_reset=True), "")
-    assert list(told) == ["http://h:1", "model m", "vllm 0.32.0", "engine blocks of 32"]
-
-
-def test_an_engine_without_metrics_is_known_by_its_model_list() -> None:
-    """llama.cpp has no metrics unless it is told to."""
-    models = '{"data": [{"id": "tiny", "owned_by": "llamacpp"}]}'
-    assert read_facts("", "", models).dialect == "llamacpp"

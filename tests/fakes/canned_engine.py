@@ -1,4 +1,4 @@
-"""An engine of fixed answers, whatever it is asked: Responses, Messages, tool calls, embeddings, refusals.
+"""An engine of fixed answers, whatever it is asked: Responses, Messages, tool calls, refusals.
 
 The answers have the shape of vLLM 0.32's, shortened to what the official clients need to read them.
 """
@@ -174,22 +174,10 @@ def _message_stream(body: Json) -> list[tuple[str | None, Json | str]]:
     return [(event["type"], event) for event in events]
 
 
-def _embeddings(body: Json) -> Json:
-    items = [{"object": "embedding", "index": 0, "embedding": [0.25, 0.5]}]
-    usage = {"prompt_tokens": 7, "total_tokens": 7}
-    return {"object": "list", "model": body["model"], "data": items, "usage": usage}
-
-
-def _count_tokens(body: Json) -> Json:
-    return {"input_tokens": 40}
-
-
 _ANSWERS = {
     "/v1/chat/completions": _chat,
     "/v1/responses": _response,
     "/v1/messages": _messages,
-    "/v1/messages/count_tokens": _count_tokens,
-    "/v1/embeddings": _embeddings,
 }
 _STREAMS = {
     "/v1/chat/completions": _chat_stream,

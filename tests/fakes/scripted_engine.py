@@ -24,24 +24,17 @@ class ScriptedEngine:
 
     block_size: int = 16
     first_token_s: float = 0.0
-    token_s: float = 0.0
     vocabulary: int = 150_000
     context: int = 1 << 20
     seed: int = 0
     returns_ids: bool = True
     reports_cached: bool = True
     has_reset: bool = True
-    reset_works: bool = True
     running: int = 0
     waiting: int = 0
     """Load of others, by its metrics."""
     stalls: bool = False
     """Streams a first token and then nothing."""
-    stalls_from: float = float("inf")
-    """The completion requests from this one on, from 0, stall; those before are answered, however late they come."""
-    floods: bool = False
-    """Streams tokens without end, as fast as they are read."""
-    flooded_bytes: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
     """HTTP status of the nth completion request, from 0; others are answered."""
     cuts: set[int] = field(default_factory=set)
@@ -59,7 +52,6 @@ class ScriptedEngine:
     seen: list[Json] = field(default_factory=list)
     """Bodies of completion requests, in order of arrival."""
     headers: list[dict[str, str]] = field(default_factory=list)
-    aborted: int = 0
     paths: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -136,7 +128,6 @@ class ScriptedEngine:
             await asyncio.wait([task], timeout=0.005)
             if reader.at_eof():
                 task.cancel()
-                self.aborted += 1
                 return False
         return task.result()
 
@@ -156,8 +147,7 @@ class ScriptedEngine:
         if path == "/reset_prefix_cache" and self.has_reset:
             if method == "GET":
                 return 405, b"{}"
-            if self.reset_works:
-                self.cache.clear()
+            self.cache.clear()
             return 200, b""
         return 404, b"{}"
 
@@ -178,8 +168,6 @@ class ScriptedEngine:
         await asyncio.sleep(self.first_token_s)
         if body.get("stream"):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-            if self.floods:
-                await self._flood(path, writer)
             for index, token in enumerate(answer):
                 extra = {"prompt_token_ids": prompt} if index == 0 else {}
                 _event(writer, {"choices": [self._choice(path, token, index == len(answer) - 1) | extra]})
@@ -187,10 +175,8 @@ class ScriptedEngine:
                 if number in self.cuts:
                     writer.transport.abort()
                     return False
-                if self.stalls or number >= self.stalls_from:
+                if self.stalls:
                     await asyncio.sleep(60)
-                if self.token_s:
-                    await asyncio.sleep(self.token_s)
             _event(writer, {"choices": [], "usage": usage})
             # Before the client can know of the end: its next turn must find what this one left.
             self.cache.fill([*prompt, *answer[:-1]])
@@ -202,14 +188,6 @@ class ScriptedEngine:
             writer.write(self._response(200, {"choices": [choice], "usage": usage}))
         await writer.drain()
         return True
-
-    async def _flood(self, path: str, writer: asyncio.StreamWriter) -> None:
-        data = b"data: " + json.dumps({"choices": [self._choice(path, 7, last=False)]}).encode() + b"\n\n"
-        chunks = (b"%x\r\n%b\r\n" % (len(data), data)) * 2000
-        while True:
-            writer.write(chunks)
-            await writer.drain()
-            self.flooded_bytes += len(chunks)
 
     def _prompt(self, path: str, body: Json) -> list[int]:
         if path == "/v1/completions":

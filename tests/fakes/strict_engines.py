@@ -75,7 +75,7 @@ class StrictEngine:
         usage = {
             "prompt_tokens": len(body["prompt"]),
             "completion_tokens": sum(map(len, answers)),
-            "prompt_tokens_details": self.cached_details(cached),
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
         if not body.get("stream"):
             choices = [self.choice(index, ids, "length") for index, ids in enumerate(answers)]
@@ -88,9 +88,6 @@ class StrictEngine:
         if body.get("stream_options", {}).get("include_usage"):
             yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
-
-    def cached_details(self, cached: int) -> Json | None:
-        return {"cached_tokens": cached}
 
     def choice(self, index: int, ids: list[int], finish_reason: str | None) -> Json:
         return {"index": index, "text": "".join(f"t{token} " for token in ids), "finish_reason": finish_reason}
@@ -153,13 +150,9 @@ class Vllm(StrictEngine):
 
 
 class Sglang(Vllm):
-    """SGLang; cached tokens only where it was started so."""
+    """SGLang."""
 
     owner = "sglang"
-    cache_report = True
-
-    def cached_details(self, cached: int) -> Json | None:
-        return {"cached_tokens": cached} if self.cache_report else None
 
     def post(self, path: str) -> Json | None:
         if path != "/flush_cache":
@@ -178,8 +171,6 @@ class LlamaCpp(StrictEngine):
     """Prompts that others displaced are kept in memory; an erased slot's are not."""
     saves = True
     """It was started with --slot-save-path."""
-    splits_characters = False
-    """The second token of an answer waits for the third, and its id is not told."""
     fields: ClassVar[Mapping[str, JsonType]] = {
         "model": str,
         "prompt": list,
@@ -229,9 +220,7 @@ class LlamaCpp(StrictEngine):
             yield json.dumps(whole[0] if len(whole) == 1 else whole).encode()
             return
         for index, ids in enumerate(answers):
-            for place, token in enumerate(ids):
-                if self.splits_characters and place == 1 < len(ids) - 1:
-                    continue
+            for token in ids:
                 yield event({"index": index, "content": f"t{token}", "tokens": [token], "stop": False})
             yield event(ends[index])
 

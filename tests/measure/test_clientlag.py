@@ -17,26 +17,17 @@ from tracefile import Meta, Record, RequestId, TraceWriter, Workload
 from tracefile.records.schema import Source
 
 
-def trace_of(
-    path: Path,
-    lags_ms: Sequence[float | None],
-    *,
-    ttft_ms: float = 100.0,
-    source: Source = "client",
-    held: bool | None = None,
-) -> Path:
-    """One request a second, each sent so much after its time; null: it had none."""
+def trace_of(path: Path, lags_ms: Sequence[float], source: Source = "client") -> Path:
+    """One request a second, each sent so much after its time."""
     with TraceWriter(path, Meta(source=source, workload=Workload(pattern="constant"))) as writer:
         for number, lag_ms in enumerate(lags_ms):
-            due_ms = None if lag_ms is None else 1000.0 * number
             writer.write(
                 Record(
                     request_id=RequestId(f"r{number}"),
-                    scheduled_ms=due_ms,
-                    held=held,
-                    arrival_ms=1000.0 * number + (lag_ms or 0.0),
-                    ttft_ms=ttft_ms,
-                    e2e_ms=ttft_ms,
+                    scheduled_ms=1000.0 * number,
+                    arrival_ms=1000.0 * number + lag_ms,
+                    ttft_ms=100.0,
+                    e2e_ms=100.0,
                 )
             )
     return path

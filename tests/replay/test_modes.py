@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadgen.core.job import Shard, add_shares
-from replay.capture import group_requests, load_capture
 from replay.survey import Selection, survey_trace
 from tracefile import BlockHash
 
@@ -112,26 +111,6 @@ def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runn
     assert [record.request_id for record in played.records if record.prompt_logprobs] == ["scored"]
     assert [body["model"] for body in bodies.values()] == ["m", "m", "m", "m", "law-v2"]
     assert next(record for record in played.records if record.request_id == "adapted").lora == "law"
-
-
-def test_what_goes_on_from_anothers_answer_goes_with_it(family: Path) -> None:
-    survey = survey_trace(family)
-
-    def members(shard: Shard) -> list[str]:
-        return [request.request_id for request in load_capture(survey, shard=shard)[0]]
-
-    assert members(Shard(0, 2)) == ["root", "left", "right", "last"]
-    assert members(Shard(1, 2)) == ["alone"]
-
-
-def test_a_generated_block_binds_whoever_carries_it(traces: ModuleType) -> None:
-    maker = traces.request("maker", prompt_tokens=8, output_tokens=5, output_block_hashes=hashes(3))
-    carrier = traces.request("carrier", prompt_tokens=12, block_hashes=hashes(1, 2, 3))
-    other = traces.request("other", prompt_tokens=12, block_hashes=hashes(1, 2, 9))
-    for records in ([maker, other, carrier], [carrier, other, maker]):
-        groups = group_requests(records.__iter__, 16, output_substitution=True)
-        assert groups[maker.request_id] == groups[carrier.request_id] != groups[other.request_id]
-        assert len(set(group_requests(records.__iter__, 16, output_substitution=False).values())) == 3
 
 
 @st.composite

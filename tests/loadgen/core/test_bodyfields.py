@@ -45,13 +45,7 @@ def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
     [
         ("{", "--extra-body: not JSON"),
         ("[1]", "--extra-body: a JSON list; expected one object"),
-        ('{"a": NaN}', "--extra-body: not JSON"),
         ('{"prompt": "x"}', "--extra-body: prompt: part of the plan; expected prompts"),
-        ('{"messages": []}', "--extra-body: messages: part of the plan"),
-        ('{"stream": false}', "--extra-body: stream: part of the plan; expected --no-stream"),
-        ('{"max_tokens": 5}', "--extra-body: max_tokens: part of the plan; expected output lengths"),
-        ('{"model": "x"}', "--extra-body: model: part of the plan; expected --model"),
-        ('{"n": 2}', "--extra-body: n: part of the plan; expected one output"),
     ],
 )
 def test_bad_bodies(text: str, message: str) -> None:

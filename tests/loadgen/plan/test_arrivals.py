@@ -41,11 +41,6 @@ def test_poisson_arrivals_are_these_on_every_machine() -> None:
     assert first(4, at_rate(exponentially(seed=7), rate_profile([(0, 2)]))) == [21_696, 417_983, 996_374, 1_012_244]
 
 
-def test_a_number_ends_arrivals_within_a_chunk_and_beyond_one() -> None:
-    for number in (1, 1023, 1024, 1025, 5000):
-        assert len(first(10_000, before(evenly(), number, None))) == number
-
-
 @pytest.mark.parametrize("shape", [0.3, 1.0, 2.5, 40.0])
 def test_gamma_numbers_are_gamma_distributed(shape: float) -> None:
     from scipy import stats

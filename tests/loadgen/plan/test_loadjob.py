@@ -29,13 +29,6 @@ def ids(sends: Iterable[Send]) -> list[RequestId]:
     return [send.build().request_id for send in sends]
 
 
-def test_roots_of_all_shards_are_the_whole_plans() -> None:
-    whole = ids(job().open(WHOLE).plan())
-    assert len(set(whole)) == 12
-    parts = [ids(job().open(Shard(index, 3)).plan()) for index in range(3)]
-    assert sorted(request for part in parts for request in part) == sorted(whole)
-
-
 def test_a_closed_loop_begins_as_many_as_it_may() -> None:
     closed = job(replace(CONFIG, rate=None, parallel=5))
     assert [Shard(index, 4).part_of(10) for index in range(4)] == [3, 3, 2, 2]

@@ -9,7 +9,7 @@ import pytest
 from loadgen.core.job import Response
 from loadgen.plan.opening import ChatOpening, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
-from loadgen.text.api_messages import chat_messages, messages_fields, responses_fields
+from loadgen.text.api_messages import chat_messages
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm
 from loadgen.text.targettext import TargetText, TextMaker, learn_target
 from tracefile import BlockHasher, HashKey, Record, RequestId
@@ -149,22 +149,3 @@ def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTok
     second.resolve(answered(planned, None, "way"))
     # Four tokens were generated, three come back: the prompt is as planned, and the answer is not what it was.
     assert (text_maker.counts.exact, text_maker.counts.outputs, text_maker.counts.outputs_changed) == (2, 1, 1)
-
-
-def test_what_each_api_is_sent(tokenizer: WordTokenizer, target: TargetText) -> None:
-    prompt, _ = opened(target)
-    second = after(prompt, answered(None, tokenizer.encode("time"), "time"), SESSION.turns[1])
-    assert isinstance(second, ChatPrompt)
-    system, asked, answer, more = (message.text for message in second.conversation)
-    turns = [("user", asked), ("assistant", answer), ("user", more)]
-    assert chat_messages(second.conversation) == [
-        {"role": role, "content": text} for role, text in [("system", system), *turns]
-    ]
-    assert responses_fields(second.conversation) == {
-        "instructions": system,
-        "input": [{"type": "message", "role": role, "content": text} for role, text in turns],
-    }
-    assert messages_fields(second.conversation) == {
-        "system": system,
-        "messages": [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns],
-    }

@@ -12,9 +12,7 @@ from engines.facts import EngineFacts, PrefixCounters
 from loadgen.core.settings import RunSettings
 from loadgen.runs import summary as summary_module
 from loadgen.runs.outcome import RunOutcome
-from loadgen.runs.summary import Summary, end_run, summary_lines
-from measure.metrics.tables import metric_lines
-from measure.metrics.trace import measure_run
+from loadgen.runs.summary import Summary, end_run
 from measure.tally import Tally
 from tests.measure.metrics.made import request, run_of
 from tracefile import Engine
@@ -50,21 +48,6 @@ def summary_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunOutcome], Summar
     settings = RunSettings(url="http://x", trace=Path("t.jsonl"))
     told: dict[str, Any] = {"pattern": "poisson", "facts": (before, after), "notes": ["mind the gap"]}
     return lambda run: end_run(run, settings, **told).summary
-
-
-def test_the_summary_in_lines(summary_of: Callable[[RunOutcome], Summary]) -> None:
-    assert summary_lines(summary_of(driven()), ["beside              it"]) == [
-        "poisson: 4 sent in 4.0 s: 1 error, 3 ok",
-        "  errors              1 http_503",
-        "  client              95% of a core; 1 queued by the concurrency limit",
-        "  trace               t.jsonl",
-        f"  workload            {'d' * 64}",
-        "  engine's counters   150 of 300 tokens looked up were hits",
-        "  beside              it",
-        "  note: client busy: its worker 0 used 95% of a core; give it less load, or more --procs",
-        "  note: mind the gap",
-        *metric_lines(measure_run(RUN)),
-    ]
 
 
 def test_the_json_has_it_all(summary_of: Callable[[RunOutcome], Summary]) -> None:

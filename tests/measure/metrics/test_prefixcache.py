@@ -41,15 +41,6 @@ def test_knee_and_todays_size() -> None:
     )
 
 
-def test_a_prompt_with_log_probabilities_is_not_looked_up() -> None:
-    records = [asked("1", 0.0, [1, 2], "a"), asked("2", 10.0, [1, 2], "a", prompt_logprobs=1)]
-    run = run_of(records, block_size=16)
-    assert run.reusable_tokens.tolist() == [0, 0]
-    found = measure_run(run).cache
-    assert found is not None
-    assert found.unlimited_rate == 0.0
-
-
 def test_a_chain_is_whole_without_the_last_tokens_block() -> None:
     # Of 16 tokens the last one's KV is never computed: no block gets full, and none is missing. Of 17 one does.
     short = request("1", 0.0, prompt_tokens=15, output_tokens=1, block_hashes=[])

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from measure.metrics.results import Rates
-from measure.metrics.tables import workload_sentences
 from measure.metrics.workload import measure_workload
 from tests.measure.metrics.made import request, run_of
 from tracefile import Engine, Record, Workload
@@ -57,16 +55,3 @@ def test_requests_in_flight_by_time() -> None:
     parts = (found.timeline.cached_tps, found.timeline.uncached_tps, found.timeline.prompt_tps)
     assert [sum(part) > 0 for part in parts] == [True, True, True]
     assert np.add(*parts[:2]) == pytest.approx(parts[2], abs=2e-3)
-
-
-def test_the_run_in_sentences() -> None:
-    found = measure_workload(RUN, 4)
-    lines = list(workload_sentences(found, 0.04))
-    assert lines[:2] == [
-        "wall time 100.0 s, 0.04 sessions/s",
-        "concurrency: mean 1.2, p50 1, p90 2, max 2",
-    ]
-    assert list(workload_sentences(msgspec.structs.replace(found, concurrency=None), None)) == [
-        "wall time 100.0 s, – sessions/s",
-        *lines[2:],
-    ]

@@ -71,15 +71,6 @@ def nan_or(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: Arrivals) -> None:
-    model = drawn_model()
-    assert members(model, 5, seed=1) == members(model, 5, seed=1)
-    assert members(model, 5, seed=1) != members(model, 5, seed=2)
-    one, same = (forecast(arrivals, model.engine, members(model, 5, seed=1), seed=7) for _ in range(2))
-    np.testing.assert_array_equal(one.ttft_ms, same.ttft_ms)
-    np.testing.assert_array_equal(one.e2e_ms, same.e2e_ms)
-
-
 def test_every_draw_is_taken_before_any_is_taken_again() -> None:
     model = drawn_model()
     t0 = model.parameters["t0_ms"].value

@@ -16,13 +16,11 @@ from sim.forecast.fleets import forecast_load
 from sim.forecast.limits import parse_limit
 from sim.forecast.points import ForecastConfig
 from sim.forecast.results import ForecastGrid, ForecastPoint
-from sim.forecast.scenarios import Scenario, parse_base
+from sim.forecast.scenarios import Scenario
 from sim.forecast.search import Question, bisect, search
-from sim.latency.modelfile import default_model, load_model, make_model, save_model
-from sim.vllm.config import EngineConfig
-from tests.sim.fleets import COSTS
+from sim.latency.modelfile import default_model, load_model, save_model
 from tests.sim.forecast.conftest import interrupted_at, write_shared
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tracefile import InputError
 
 MEMBERS = 8
 
@@ -154,42 +152,6 @@ def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: s
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms", *flags])
     assert str(refused.value).startswith(said)
-
-
-def even_load(path: Path, every_ms: float, chains: list[list[int]], tail: int) -> Path:
-    """Requests of these blocks and ``tail`` further tokens, evenly spaced, on an engine of 0.1 ms a prompt token."""
-    with TraceWriter(path / "even.jsonl", Meta(block_size=32)) as writer:
-        for number, chain in enumerate(chains):
-            writer.write(
-                Record(
-                    request_id=RequestId(f"e{number}"),
-                    arrival_ms=number * every_ms,
-                    e2e_ms=60.0,
-                    prompt_tokens=32 * len(chain) + tail,
-                    output_tokens=2,
-                    block_hashes=[BlockHash(block) for block in chain],
-                )
-            )
-    engine = EngineConfig(num_gpu_blocks=1000, block_size=32, max_num_seqs=8, max_num_batched_tokens=1024)
-    save_model(make_model(COSTS, engine), path / "even.json")
-    return path
-
-
-def test_host_blocks_are_those_of_all_prompts_that_come_in_turn(tmp_path: Path) -> None:
-    """Five prompts of four blocks, on a GPU with room for one. With 19 some of every round's blocks are gone."""
-    even_load(tmp_path, 200.0, [list(range(100 * place, 100 * place + 4)) for place in range(5)] * 12, 1)
-    scenario = parse_base("num-gpu-blocks=7,kv-bytes-per-token=1000")
-    even: dict[str, Any] = {"trace": "even", "model": "even", "members": 2}
-    limits: dict[str, Any] = {"between": (5.0, 64.0), "tolerance": 0.0}
-    found = searched(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=scenario, **limits, **even)
-    assert (found.outcome, answer(found)) == ("found", 20.0)
-    rates = {value: point.middle("hit_rate") or 0.0 for value, point in tried(found).items()}
-    assert rates[20.0] == pytest.approx(55 * 128 / (60 * 129))
-    assert rates[19.0] < rates[20.0]
-    # Without --between: from the longest request's blocks to all blocks there are, with a part of one in each request.
-    with_disk = parse_base("num-gpu-blocks=7,kv-bytes-per-token=1000,disk-blocks=9")
-    wide = tried(searched(tmp_path, "host-blocks", "ttft.p90<=6ms", scenario=with_disk, tolerance=0.5, **even))
-    assert (min(wide), max(wide)) == (6.0, 81.0)
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,6 @@ def test_what_no_capture_showed_is_said(folder: Path) -> None:
         (["--members", "1"], "--members: 1; expected 2 or more"),
         (["--rate", "-1"], "--rate: '-1'; expected a number above 0"),
         (["--num-gpu-blocks", "9000,3"], "num-gpu-blocks 3: 3 blocks hold no request; expected more --num-gpu-blocks"),
-        (["--kv-groups", "full:32*5", "--num-gpu-blocks", "3"], "3 blocks hold no request"),
         (["--host-blocks", "9", "--kv-bytes-per-token", "8"], "host-blocks 9, kv-bytes-per-token 8: --host-blocks: 9 "),
         (["--block-size", "48"], "block size 48: not a multiple of the trace's 32"),
     ],

@@ -24,7 +24,7 @@ from tracefile import (
 )
 from tracefile.__main__ import main
 from tracefile.files.writing import new_writer
-from tracefile.hashing.branches import BranchFinder, tail_key
+from tracefile.hashing.branches import BranchFinder
 from tracefile.hashing.tokenchains import Branches
 
 KEY = HashKey(bytes(range(32)))
@@ -52,27 +52,6 @@ def captured(finder: BranchFinder, prompt: list[int], output: list[int] | None, 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
-
-
-def test_the_first_has_none_and_the_second_leaves_it_within_a_block() -> None:
-    finder = BranchFinder(SIZE)
-    first = captured(finder, [1, 2, 3, 4, 5, 6, 7, 8, 9], None)
-    assert first.branch_tokens is None
-    second = captured(finder, [1, 2, 3, 4, 5, 6, 0, 0], None, 2)
-    assert first.block_hashes is not None
-    assert (second.branch_tokens, second.branch_hash) == (6, first.block_hashes[1])
-    third = captured(finder, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], None, 3)  # on from the first one's unfilled last block
-    assert (third.branch_tokens, third.branch_hash) == (9, tail_key(first.block_hashes, first.request_id))
-    at_a_blocks_end = captured(finder, [1, 2, 3, 4, 0], None, 4)
-    assert at_a_blocks_end.branch_tokens is None
-    finder.check_integrity()
-
-
-def test_the_next_turn_goes_on_within_the_output() -> None:
-    finder = BranchFinder(SIZE)
-    captured(finder, [1, 2, 3], [4, 5, 6, 7])
-    turn = captured(finder, [1, 2, 3, 4, 5, 6, 7, 8], None, 2)
-    assert turn.branch_tokens == 6  # token 7 of the output had no KV
 
 
 few_tokens = st.lists(st.integers(0, 2), max_size=14)
@@ -108,13 +87,6 @@ def test_bounded_memory_forgets_the_least_recent_and_never_claims_too_much(promp
             told, true = common(keys, other_keys), common(prompt, other_tokens)
             assert true // SIZE * SIZE <= told <= true
         seen.append((keys, prompt))
-
-
-def test_models_share_nothing() -> None:
-    finder = BranchFinder(SIZE)
-    roots = [BlockHasher(KEY, block_size=SIZE, model=model).root for model in ("a", "b", "a")]
-    found = [finder.add(root, [], [1, 2, 3], [], RequestId(f"r{at}")) for at, root in enumerate(roots)]
-    assert [branch is not None for branch in found] == [False, False, True]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])

@@ -67,11 +67,6 @@ def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert (given_path("t.jsonl"), given_path("a:b/c"), given_path("-")) == ("t.jsonl", "a:b/c", "/dev/stdin")
 
 
-def test_commands_read_a_url(bucket: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tracefile(["info", URL]) == 0
-    assert tracefile(["check", URL]) == 0
-
-
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -87,12 +82,3 @@ def test_what_cannot_be_read_is_told_without_credentials(url: str, said: str) ->
         load_trace(url)
     assert said in str(refused.value)
     assert "CANARY" not in str(refused.value)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(url: str) -> None:
-        raise ImportError("Install s3fs to access S3", name="s3fs")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", missing)
-    with pytest.raises(InputError, match=r"s3://b/p: needs s3fs: pip install 'kvtape\[s3\]'"):
-        load_trace("s3://b/p")

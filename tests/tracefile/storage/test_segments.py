@@ -13,7 +13,6 @@ from tracefile.storage.segments import (
     manifest_path,
     part_path,
     read_manifest,
-    segment_number,
     segment_path,
     trace_files,
     write_manifest,
@@ -59,14 +58,6 @@ def trace(tmp_path: Path) -> Path:
     return trace
 
 
-def test_names_are_numbered_before_the_suffix() -> None:
-    assert segment_path("a/b.c.jsonl.zst", 7) == Path("a/b.c-000007.jsonl.zst")
-    assert segment_path("b", 1_000_000) == Path("b-1000000")
-    assert part_path(Path("b-000007.jsonl.gz")).name == "b-000007.jsonl.gz.part"
-    assert manifest_path("a/b.c.jsonl.zst") == Path("a/b.c.segments.json")
-    assert [segment_number(Path(name)) for name in ("b-000007.jsonl.gz.part", "b-12.jsonl", "b.jsonl")] == [7, 0, 0]
-
-
 def test_segments_read_as_one_trace_by_folder_manifest_or_name(trace: Path) -> None:
     for name in (trace.parent, manifest_path(trace), trace):
         with open_trace(name) as reader:
@@ -92,13 +83,6 @@ def test_a_place_in_a_segment_is_named_as_such(trace: Path) -> None:
 def test_the_digest_is_that_of_the_records_however_they_are_cut(trace: Path, tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.jsonl", range(9))
     assert trace_digest(trace.parent) == trace_digest(whole) == trace_digest(manifest_path(trace))
-
-
-def test_concatenated_segments_are_one_trace(trace: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "whole.jsonl.zst"
-    whole.write_bytes(b"".join(Path(file).read_bytes() for file in trace_files(trace)))
-    assert load_trace(whole) == (META, [record(i) for i in range(9)])
-    assert trace_digest(whole) == trace_digest(trace)
 
 
 def test_a_torn_segment_costs_its_torn_line_and_the_next_is_read(trace: Path) -> None:
