@@ -80,14 +80,3 @@ def test_a_run_that_fails_a_check(
 def test_a_taps_trace_has_no_plan() -> None:
     found = checked(healthy(), source="tap")
     assert [name for name, one in found.items() if one.verdict == "unknown"] == ["lag"]
-
-
-def test_lines_name_the_worst_first_with_where_to_look() -> None:
-    records = change(healthy(), range(10), status="error")
-    change(records, [20], scheduled_ms=20_010.0)
-    lines = health_lines(list(checked(records).values()))
-    assert lines[0] == "health: 5 checks ok, 2 to look at, 0 not told by the trace"
-    assert lines[1:3] == [
-        "  bad   success  10 of 60 did not end well; see statuses and errors; turns that did not come lower hit rates",
-        "  look  lag      1 of 60 late by more than 5.0 ms; lag p99 10 ms; see idle machine, more --procs",
-    ]
