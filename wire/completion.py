@@ -105,16 +105,22 @@ class StreamedEvents:
 
     def take_read(self, data: bytes) -> int:
         """Add the events that a read completes; returns how many tokens it carried."""
-        if self._template is not None and self._events.begins_event and (match := self._template.match(data)):
-            return self._take_equal(*match)
+        tokens = 0
+        if self._template is None and self._events.begins_event and (end := data.find(b"\n\n") + 2) > 1:
+            tokens, data = self._take_rest(data[:end]), data[end:]
+        if self._template is not None and self._events.begins_event:
+            texts, ids, end = self._template.match(data)
+            tokens, data = tokens + self._take_equal(texts, ids), data[end:]
+        return tokens + self._take_rest(data) if data else tokens
+
+    def _take_rest(self, data: bytes) -> int:
         return sum(map(self._take_event, self._events.feed(data)))
 
-    def _take_equal(self, texts: list[str], ids: list[int] | None) -> int:
+    def _take_equal(self, texts: list[str], ids: list[int]) -> int:
         self.texts += texts
-        if ids is not None and self._completion.token_ids is not None:
+        if ids:
+            self._completion.token_ids = self._completion.token_ids or []
             self._completion.token_ids += ids
-        elif ids is not None:
-            self._completion.token_ids = ids
         return len(texts)
 
     def _take_event(self, data: bytes) -> int:

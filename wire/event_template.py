@@ -23,26 +23,33 @@ class EventTemplate(NamedTuple):
     between: bytes
     behind: bytes
 
-    def match(self, read: bytes) -> tuple[list[str], list[int] | None] | None:
-        """Return texts and token ids of a read's events, each a token; null: not all of them are of this template."""
+    def match(self, read: bytes) -> tuple[list[str], list[int], int]:
+        """Return texts and token ids (none without ``between``) of the events of this template that a read begins with.
+
+        Each is a token. The last value is their number of bytes.
+        """
         before, between, behind = self
-        if not (read.startswith(before) and read.endswith(behind)):
-            return None
-        texts = read[len(before) : -len(behind)].split(behind + before)
-        ids: list[int] | None = None
-        if between:
-            ids = []
-            for index, part in enumerate(texts):
-                texts[index], found, number = part.partition(between)
-                if not (found and number.isdigit() and len(number) <= MOST_DIGITS and number[0] != ZERO):
-                    return None
+        texts: list[str] = []
+        ids: list[int] = []
+        at = 0
+        if not read.startswith(before):
+            return texts, ids, at
+        *parts, last = read[len(before) :].split(behind + before)
+        last, end, _ = last.partition(behind)
+        for part in (*parts, last) if end else parts:
+            text, found, number = part.partition(between) if between else (part, b"", b"")
+            if between and not (found and number.isdigit() and len(number) <= MOST_DIGITS and number[0] != ZERO):
+                break
+            try:
+                if not text or _UNSAFE.search(text):
+                    break
+                texts.append(text.decode())
+            except UnicodeDecodeError:
+                break
+            if between:
                 ids.append(int(number))
-        if not all(texts) or _UNSAFE.search(b"".join(texts)):
-            return None
-        try:
-            return [text.decode() for text in texts], ids
-        except UnicodeDecodeError:
-            return None
+            at += len(before) + len(part) + len(behind)
+        return texts, ids, at
 
 
 def template_of(data: bytes, event: Event) -> EventTemplate | None:
