@@ -16,9 +16,21 @@ from typing import NamedTuple
 import msgspec
 
 from wire.event_template import EventTemplate, template_of
-from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
+from wire.events import (
+    UNREADABLE,
+    Choice,
+    Event,
+    Timings,
+    Usage,
+    choice_text,
+    decode_event,
+    has_unspoken,
+    token_count,
+)
 from wire.jsonsize import LARGE_BYTES, fits_in_memory
 
+TEMPLATE_TRIES = 4
+"""Leading events of a stream of which one is its template, or none is: a chat opens with one that names the role."""
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
 
@@ -102,12 +114,14 @@ class StreamedEvents:
         self._completion, self._take = completion, take
         self._events = EventStream()
         self._template: EventTemplate | None = None
+        self._tries_left = TEMPLATE_TRIES if take is take_data else 0
+        """Events that may still become the template; other APIs' events have none."""
 
     def take_read(self, data: bytes) -> int:
         """Add the events that a read completes; returns how many tokens it carried."""
         tokens = 0
-        if self._template is None and self._events.begins_event and (end := data.find(b"\n\n") + 2) > 1:
-            tokens, data = self._take_rest(data[:end]), data[end:]
+        if self._tries_left and self._events.begins_event and (end := data.find(b"\n\n") + 2) > 1:
+            tokens, data = self._take_rest(data[:end]), data[end:]  # its template, if it has one, takes the others
         if self._template is not None and self._events.begins_event:
             texts, ids, end = self._template.match(data)
             tokens, data = tokens + self._take_equal(texts, ids), data[end:]
@@ -128,17 +142,21 @@ class StreamedEvents:
         if data == b"[DONE]":
             completion.done = True
             return 0
+        if len(data) > LARGE_BYTES and not fits_in_memory(data):
+            completion.error_kind = "unparseable"
+            return 0
         try:
-            if len(data) > LARGE_BYTES and not fits_in_memory(data):
-                raise msgspec.DecodeError
-            if self._take is not take_data:
-                return self._take(completion, data, self.texts)
-            event = decode_event(data)
-            self._template = self._template or template_of(data, event)
-            return take_event(completion, event, self.texts)
+            return self._take_as_template(data) if self._tries_left else self._take(completion, data, self.texts)
         except UNREADABLE:
             completion.error_kind = "unparseable"
             return 0
+
+    def _take_as_template(self, data: bytes) -> int:
+        """Add an event, and look whether it is the template of those behind it."""
+        event = decode_event(data)
+        self._template = template_of(data, event)
+        self._tries_left = 0 if self._template is not None else self._tries_left - 1
+        return take_event(self._completion, event, self.texts)
 
 
 def share_usage(completion: Completion) -> None:
@@ -210,8 +228,7 @@ def take_timings(completion: Completion, timings: Timings) -> None:
 
 def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:
     """Add one choice's part; returns how many tokens it carried. Text and ids are kept of the first choice alone."""
-    message = choice.delta or choice.message
-    text = choice.text or (content_text(message) if message else "")
+    text = choice_text(choice)
     token_ids = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not choice.index:
         texts.append(text)
@@ -226,22 +243,7 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
                 completion.token_ids += token_ids
     if token_ids is not None:
         return len(token_ids)
-    return 1 if text or (message is not None and has_unspoken(message)) else 0
-
-
-def content_text(message: Message) -> str:
-    """Return a message's text for the user."""
-    if not isinstance(message.content, list):
-        return message.content or ""
-    return "".join(str(part["text"]) for part in message.content if isinstance(part, dict) and "text" in part)
-
-
-def has_unspoken(message: Message) -> bool:
-    """Return whether a message holds tokens beside its content: reasoning or a tool call."""
-    if message.reasoning_content or message.reasoning:
-        return True
-    functions = [call.function for call in message.tool_calls or () if call.function is not None]
-    return any(function.name or function.arguments for function in functions)
+    return 1 if text or has_unspoken(choice) else 0
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -5,9 +5,9 @@ again, needs no JSON decoder, which takes several times as long: its events are 
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from wire.events import Choice, Event
+from wire.events import Choice, Event, choice_text, has_unspoken
 
 _TEXT = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _IDS = re.compile(rb'"token_ids": ?\[(\d{1,9})\]')
@@ -58,7 +58,7 @@ def template_of(data: bytes, event: Event) -> EventTemplate | None:
     if b"\n" in data or b"\\" in data or len(choices) != 1 or _has_more(event, choices[0]):
         return None
     texts, ids, token_ids = list(_TEXT.finditer(data)), list(_IDS.finditer(data)), choices[0].token_ids
-    if len(texts) != 1 or texts[0][1].decode() != _text(choices[0]) or len(ids) != len(token_ids or ()):
+    if len(texts) != 1 or texts[0][1].decode() != choice_text(choices[0]) or len(ids) != len(token_ids or ()):
         return None
     before, rest = b"data: " + data[: texts[0].start(1)], data[texts[0].end(1) :] + b"\n\n"
     if token_ids is None:
@@ -72,14 +72,7 @@ def template_of(data: bytes, event: Event) -> EventTemplate | None:
 
 def _has_more(event: Event, choice: Choice) -> bool:
     """Return whether an event says what makes it differ from its stream's other events."""
-    message = choice.delta or choice.message
-    if message is not None and (message.tool_calls or message.reasoning or message.reasoning_content):
-        return True
     if event.usage or event.timings or event.error or event.prompt_token_ids or event.object == "error":
         return True
-    return bool(choice.index or choice.finish_reason or choice.prompt_token_ids or choice.response_token_ids)
-
-
-def _text(choice: Choice) -> str | list[Any] | None:
-    message = choice.delta or choice.message
-    return choice.text or (message.content if message is not None else None)
+    ends = choice.index or choice.finish_reason or choice.prompt_token_ids or choice.response_token_ids
+    return bool(ends) or has_unspoken(choice)

@@ -89,3 +89,24 @@ class Event(msgspec.Struct, gc=False):
 
 decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 """One event's data, or a whole body. Raises one of ``UNREADABLE`` if it is not what an engine sends."""
+
+
+def choice_text(choice: Choice) -> str:
+    """Return a choice's text for the user."""
+    message = choice.delta or choice.message
+    if choice.text or message is None:
+        return choice.text or ""
+    if not isinstance(message.content, list):
+        return message.content or ""
+    return "".join(str(part["text"]) for part in message.content if isinstance(part, dict) and "text" in part)
+
+
+def has_unspoken(choice: Choice) -> bool:
+    """Return whether a choice holds tokens beside its text: reasoning or a tool call."""
+    message = choice.delta or choice.message
+    if message is None:
+        return False
+    if message.reasoning_content or message.reasoning:
+        return True
+    functions = [call.function for call in message.tool_calls or () if call.function is not None]
+    return any(function.name or function.arguments for function in functions)
