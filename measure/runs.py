@@ -16,7 +16,7 @@ from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
 from tracefile.outputs import InferredOutputs, infer_outputs, inferred_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
-from tracefile.records.batches import Batch, RecordBatch, without_collector
+from tracefile.records.batches import Batch, without_collector
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, Status
 
@@ -177,7 +177,7 @@ class _Columns:
     def joined(self) -> dict[str, Any]:
         """Return every column whole; the parts are dropped."""
         if not self.parts:
-            self.add(RecordBatch([]))
+            self.add(Batch([]))
         tokens, counts = self.parts.pop("gap_tokens"), np.concatenate(self.parts.pop("gap_counts"))
         ones = all(part.strides == (0,) for part in tokens)
         return {
@@ -243,7 +243,7 @@ def make_run(
     """Return records as columns, without a digest; ``reuse`` and ``chains`` as in ``load_run``."""
     some = list(records)
     inferred = infer_outputs(meta, some) if reuse or chains else None
-    return _collect(label, file, meta, [RecordBatch(some)], inferred, reuse=reuse, kept=chains)
+    return _collect(label, file, meta, [Batch(some)], inferred, reuse=reuse, kept=chains)
 
 
 def _collect(

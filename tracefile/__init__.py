@@ -10,12 +10,11 @@ from tracefile.records.latenames import late_names
 
 if TYPE_CHECKING:
     from tracefile.files.digest import trace_digest
-    from tracefile.files.reading import load_trace, open_trace
+    from tracefile.files.reading import TraceReader, load_trace, open_trace
     from tracefile.files.writing import TraceWriter
     from tracefile.hashing.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
     from tracefile.records.encoding import encode_record
     from tracefile.records.errors import InputError
-    from tracefile.records.reader import TraceReader
     from tracefile.records.schema import (
         SCHEMA,
         BlockHash,
@@ -32,12 +31,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "tracefile.files.digest": "trace_digest",
-    "tracefile.files.reading": "load_trace open_trace",
+    "tracefile.files.reading": "TraceReader load_trace open_trace",
     "tracefile.files.writing": "TraceWriter",
     "tracefile.hashing.blockhash": "BlockHasher HashKey downsample keyed_id load_key",
     "tracefile.records.encoding": "encode_record",
     "tracefile.records.errors": "InputError",
-    "tracefile.records.reader": "TraceReader",
     "tracefile.records.schema": "SCHEMA BlockHash Engine HashInfo Meta Record RequestId SessionId TraceFormat Workload",
     "tracefile.sessions": "SessionIndex SessionInference infer_sessions",
 }

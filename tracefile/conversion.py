@@ -18,11 +18,10 @@ from tracefile.commandline.progress import counted
 from tracefile.config import Config
 from tracefile.files.digest import refuse_pipe
 from tracefile.files.mooncake import LOST, mooncake_lines, usual_block_size
-from tracefile.files.reading import check_continues, open_trace
+from tracefile.files.reading import TraceReader, check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
 from tracefile.hashing.downsampling import downsample
 from tracefile.records.errors import InputError
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.sessions import NO_CHAINS, SessionIndex
 from tracefile.study.anonymity import ROUNDING_MS, Pseudonyms, anonymize, anonymous_meta

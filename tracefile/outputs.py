@@ -11,11 +11,10 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from tracefile.files.reading import open_trace
+from tracefile.files.reading import TraceReader, open_trace
 from tracefile.hashing.branches import tail_key
 from tracefile.hashing.chain import chain_of, repeated_output
 from tracefile.records.batches import Batch, Hashes
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 

@@ -16,7 +16,7 @@ from sim.latency.modelfile import Model
 from sim.workload.arrivals import Arrivals, BatchPlan
 from sim.workload.chain import Chains
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 
 PART = 1 << 14
 PROMPT_TOKENS = 10_000
@@ -80,7 +80,7 @@ def made_up(requests: int, block_size: int) -> Iterator[Arrivals]:
             rng.integers(20, 180, count).tolist(),
             strict=True,
         )
-        yield plan.arrivals(RecordBatch([_record(block_size, *request) for request in drawn]))
+        yield plan.arrivals(Batch([_record(block_size, *request) for request in drawn]))
 
 
 def _record(  # noqa: PLR0917 - one for each thing that is drawn

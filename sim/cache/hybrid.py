@@ -28,7 +28,7 @@ from sim.workload.chain import Chains, finest_records
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 from tracefile.records.errors import InputError
 
 CHUNK_TOKENS = 8192
@@ -111,7 +111,7 @@ def read_prompts(path: Path, layout: KvLayout) -> Prompts:
                 f"--kv-groups: {layout.name}: blocks of {unit} tokens; expected multiples of the trace's "
                 f"{fine.block_size}"
             )
-        batch = RecordBatch(list(records))
+        batch = Batch(list(records))
     hashes = batch.hashes()
     finest, laid_out = lay_out(batch, hashes, fine), lay_out(batch, hashes, Chains(meta, unit))
     interner, known = Interner(), finest.requests["known_keys"]

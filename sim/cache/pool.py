@@ -26,9 +26,8 @@ from sim.workload.chain import (
     tokens_computed,
 )
 from tracefile.commandline.configfile import given_flags
-from tracefile.files.reading import open_trace
+from tracefile.files.reading import TraceReader, open_trace
 from tracefile.records.errors import InputError
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
 

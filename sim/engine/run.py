@@ -364,7 +364,7 @@ def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse
         raise InputError(f"{trace}: no records; expected at least one request")
     if arguments.replay_sessions and not any(any(batch.words("parent_id")) for batch in read):
         with open_trace(trace) as again:
-            read = [batches.RecordBatch(arrivalorder.linked_records(reader.meta, list(again), trace))]
+            read = [batches.Batch(arrivalorder.linked_records(reader.meta, list(again), trace))]
     parent_ids = [name for batch in read for name in batch.words("parent_id")]
     think_ms = np.concatenate([batch.times("think_ms") for batch in read])
     first, *others = plan.every(read)

@@ -25,7 +25,7 @@ from sim.vllm.config import engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivals import plan_arrivals
 from tracefile.commandline.ending import verdict_code
-from tracefile.files.reading import FollowedTrace, wait_for_more
+from tracefile.files.following import FollowedTrace, wait_for_more
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 

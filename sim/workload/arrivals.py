@@ -16,7 +16,7 @@ from sim.vllm.request import Request
 from sim.workload.chain import FIRST_PRIVATE, Chains, known_blocks
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
-from tracefile.records.batches import NO_LIST, Batch, RecordBatch
+from tracefile.records.batches import NO_LIST, Batch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
@@ -241,7 +241,7 @@ def plan_arrivals(
     needs_hashes: bool = True,
 ) -> Arrivals:
     """Turn records into arrivals, in their order. Raises InputError naming the record that cannot be simulated."""
-    batch, plan = RecordBatch(records), BatchPlan(Chains(meta, block_size), path, cold_prompts)
+    batch, plan = Batch(records), BatchPlan(Chains(meta, block_size), path, cold_prompts)
     plan.inferred = None if cold_prompts else infer_outputs(meta, records)
     arrivals = plan.arrivals(batch)
     if needs_hashes:

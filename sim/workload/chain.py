@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from measure.cache.chains import known_blocks as count_known
 from measure.wording import rests_on
-from tracefile.files.reading import open_trace
+from tracefile.files.reading import TraceReader, open_trace
 from tracefile.hashing.downsampling import downsample
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracefile import InputError
-from tracefile.files.reading import LineTraceReader
+from tracefile.files.reading import TraceReader
 from tracefile.storage import compression
 
 HEADER = b'{"meta":{"schema":"kvtape/1","block_size":16}}'
@@ -58,7 +58,7 @@ def lines_of(kinds: Sequence[bytes], good: int) -> st.SearchStrategy[list[bytes]
 
 
 def results(path: Path, *, by_line: bool) -> tuple[list[Any], list[str], list[tuple[int, str]]]:
-    with LineTraceReader(path) as reader:
+    with TraceReader(path) as reader:
         if by_line:
             reader._lines.take_block = list  # type: ignore[method-assign]  # none
         found = [

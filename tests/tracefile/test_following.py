@@ -8,7 +8,7 @@ import pytest
 
 from tap.recorder.segments import SegmentedTrace
 from tracefile import Meta, Record, RequestId
-from tracefile.files.reading import FollowedTrace, wait_for_more
+from tracefile.files.following import FollowedTrace, wait_for_more
 
 META = Meta(source="tap", epoch_unix_ns=0)
 

@@ -10,7 +10,7 @@ from tests.tracefile.conversations import B, altered, chat, exact, record_of, tr
 from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionIndex
 from tracefile.hashing.chain import repeated_output
 from tracefile.outputs import InferredOutputs, infer_outputs
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 
 META = Meta(source="tap", block_size=4, engine=Engine(block_size=8))
 
@@ -111,14 +111,14 @@ def test_batches_are_filled_as_records_are(seed: int, changed: bool) -> None:
         index.link(record_of(one, output_ids=seed % 3 == 0 and i % 2 == 0), one.prompt) for i, one in enumerate(sent)
     ]
     inferred = infer_outputs(Meta(source="tap", block_size=B), told)
-    batch = RecordBatch(told)
+    batch = Batch(told)
     by_batch = inferred.fill_hashes(batch, batch.hashes())
-    by_record = RecordBatch([inferred.fill(record) for record in told]).hashes()
+    by_record = Batch([inferred.fill(record) for record in told]).hashes()
     for one, other in zip(by_batch, by_record, strict=True):
         assert np.array_equal(one, other)
 
 
 def test_nothing_inferred_leaves_a_batch_as_it_is() -> None:
-    batch = RecordBatch([turn("a", [1, 2], (10, 9))])
+    batch = Batch([turn("a", [1, 2], (10, 9))])
     hashes = batch.hashes()
     assert InferredOutputs(META).fill_hashes(batch, hashes) is hashes

@@ -1,30 +1,31 @@
-"""Reading traces of any known format, larger than memory, cut short or still growing, in one file or in segments."""
+"""Reading traces of any known format, larger than memory, cut short, in one file or in segments."""
 
-import contextlib
 import os
-import select
-import stat
 import sys
-import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from tracefile.files.mooncake import MOONCAKE_KEYS, MooncakeDecoder
 from tracefile.records.decoding import (
     KvtapeDecoder,
     LineDecoder,
+    OutOfBoundsError,
     decode_meta,
     is_header,
     is_object,
     parse_object,
 )
 from tracefile.records.errors import InputError
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import SCHEMA, HashInfo, Meta, Record, TraceFormat
 from tracefile.storage.output import MANIFEST, MODEL, PAGE, PARQUET
 from tracefile.storage.remote import given_path
-from tracefile.storage.segments import absent_segments, open_lines, segment_number, trace_files
+from tracefile.storage.segments import absent_segments, open_lines, trace_files
+
+if TYPE_CHECKING:
+    from tracefile.records.batches import Batch
 
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
@@ -32,48 +33,105 @@ BLOCK_PARTS = 8
 """Parts of what one read gives, a megabyte, that are decoded one after another: objects take several times the room."""
 
 
-class LineTraceReader(TraceReader):
-    """A trace of JSON (or CSV) lines or of segments of them; all its headers agree on clock, blocks and hashes."""
+class TraceReader:
+    """A trace's header, then its records one by one; a context manager and an iterator.
+
+    A trace is JSON lines, or segments of them; all its headers agree on clock, blocks and hashes. A last line that a
+    killed writer left torn is no error: iteration ends before it, and ``warnings`` says so. Everything else malformed
+    raises InputError with ``file:line: field``. Constant memory.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
         self._files = trace_files(path)
         self._starts = [0]
         """Lines before each file that was opened so far."""
         self._lines = open_lines(self._files[0])
         self._later_meta: Meta | None = None
-        self._warnings = _absence(os.fspath(path))
+        self._notes = _absence(self.path)
+        self.faults: list[tuple[int, str]] = []
+        """Ends that files lack, each with its line: a check's findings. Complete after the last record."""
+        self._first_set_aside = ""
+        self._set_aside = 0
         try:
             first, where = self._first_line()
-            trace_format, self._decoder = recognise(first, where)
-            self._begun = [] if trace_format == "kvtape" else [self._decode(first)]
+            self.format, self._decoder = recognise(first, where)
+            self._begun = [] if self.format == "kvtape" else [self._decode(first)]
         except BaseException:
             self._lines.close()
             raise
-        super().__init__(os.fspath(path), trace_format)
+        self._records = self._read_records()
 
     @property
     def meta(self) -> Meta:
+        """The trace's first header; for imported formats, as far as the format has one."""
         return self._decoder.meta
 
     @property
     def latest_meta(self) -> Meta:
+        """The last header before the latest record: a trace may go on with another engine."""
         return self._later_meta or self._decoder.meta
 
     @property
     def line(self) -> int:
+        """Line of the latest record, from 1; counted through all segments."""
         return self._starts[-1] + self._lines.number
 
     def where(self, line: int | None = None) -> str:
+        """``file:line`` of a line read (default: the latest); in a trace of segments, of the segment's file."""
         line = self.line if line is None else line
         at = max(0, bisect_right(self._starts, line - 1) - 1)
         return f"{self._files[at]}:{line - self._starts[at]}"
 
     @property
     def warnings(self) -> list[str]:
-        return [*self._warnings, *super().warnings]
+        """Everything skipped, dropped or assumed so far, a sentence each; complete after the last record."""
+        found = [*self._notes, *(f"{self.where(line)}: {what}" for line, what in self.faults)]
+        if self._set_aside:
+            count = f"{self._set_aside} records have values out of bounds, read as unknown"
+            found.append(f"{self.path}: {count}; the first: {self._first_set_aside}")
+        return found
 
     def close(self) -> None:
+        """Close the file; records not read yet are lost."""
         self._lines.close()
+
+    def batches(self) -> "Iterator[Batch]":
+        """Iterate over the records in groups, with their fields as arrays."""
+        # A tap's workers read headers only and must not import NumPy.
+        from tracefile.records.batches import BATCH, Batch  # noqa: PLC0415
+
+        while some := list(islice(self._records, BATCH)):
+            yield Batch(some)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def _read_records(self) -> Iterator[Record]:
+        for result in self.results():
+            if isinstance(result, InputError):
+                yield self._without_faults(result)
+            else:
+                yield result
+
+    def _without_faults(self, error: InputError) -> Record:
+        """Return the record of a line whose values out of bounds are set aside; raises any other error."""
+        if not isinstance(error, OutOfBoundsError):
+            raise error
+        self._set_aside += 1
+        self._first_set_aside = self._first_set_aside or str(error)
+        return error.record
 
     def _first_line(self) -> tuple[bytes, str]:
         """Return the first line and where it is; raises InputError for a file of another kind."""
@@ -92,6 +150,7 @@ class LineTraceReader(TraceReader):
         return first, where
 
     def results(self) -> Iterator[Record | InputError]:
+        """Iterate as over the reader, but yield a bad line's InputError and go on with the next line."""
         yield from self._begun
         yield from self._rest_of_file()
         for path in self._files[1:]:
@@ -141,7 +200,7 @@ class LineTraceReader(TraceReader):
     def _note_end(self, fault: str) -> None:
         """Note that a file has no end: a fault, unless its writer is still at it."""
         if self._lines.is_being_written():
-            self._warnings.append(f"{self.where()}: still being written; read up to here")
+            self._notes.append(f"{self.where()}: still being written; read up to here")
         else:
             self.faults.append((self.line, fault))
 
@@ -196,7 +255,7 @@ def _key_words(told: HashInfo) -> str:
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
     """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
-    return LineTraceReader(given_path(path))
+    return TraceReader(given_path(path))
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
@@ -210,57 +269,3 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return reader.meta, records
-
-
-class FollowedTrace:
-    """A trace of JSON lines that grows, in one file or in segments; every look reads its last file again."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self.meta: Meta | None = None
-        """The latest header. None: no line has been written yet."""
-        self.unreadable = 0
-        """Lines that are no records."""
-        self._decoder: KvtapeDecoder | None = None
-        self._number = segment_number(Path(trace_files(path)[-2:][0]))
-        """Of the file read last: at first the one before the one that is written."""
-        self._seen = 0
-        """Lines of it that were read."""
-
-    def new_records(self) -> Iterator[Record]:
-        """Yield the records written since the last call. Raises InputError if the trace is not there."""
-        for file in trace_files(self.path):
-            number = segment_number(Path(file))
-            if number < self._number:
-                continue
-            if number > self._number:
-                self._number, self._seen = number, 0
-            with open_lines(file) as lines:
-                for line in lines:
-                    if lines.complete and lines.number > self._seen:
-                        self._seen = lines.number
-                        yield from self._decoded(line, f"{lines.path}:{lines.number}")
-
-    def _decoded(self, line: bytes, where: str) -> Iterator[Record]:
-        if self._decoder is None:
-            name, decoder = recognise(line, where)
-            if not isinstance(decoder, KvtapeDecoder):
-                raise InputError(f"{where}: a trace of format {name}; expected one that kvtape writes, to follow it")
-            self._decoder, self.meta = decoder, decoder.meta
-        elif is_header(line):
-            self.meta = decode_meta(parse_object(line, where)["meta"], where)
-        else:
-            try:
-                yield self._decoder.decode(line, where)
-            except InputError:
-                self.unreadable += 1
-
-
-def wait_for_more(seconds: float) -> bool:
-    """Sleep; return False, at once, if standard input is a pipe and its writer has closed it: our parent has left."""
-    with contextlib.suppress(OSError, ValueError):
-        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-            readable, _, _ = select.select([sys.stdin], [], [], seconds)
-            return not readable or bool(os.read(sys.stdin.fileno(), 1 << 16))
-    time.sleep(seconds)
-    return True

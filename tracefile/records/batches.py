@@ -98,9 +98,6 @@ class Batch:
         return self._records if rows is None else [self._records[row] for row in rows.tolist()]
 
 
-RecordBatch = Batch
-
-
 def _joined_chains(prompts: Sequence[Sequence[int] | None], outputs: Sequence[Sequence[int] | None]) -> Hashes:
     values = array("Q")
     for hashes in chain.from_iterable(zip(prompts, outputs, strict=True)):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracefile.commandline.progress import counted
+from tracefile.files.reading import TraceReader
 from tracefile.records.decoding import OutOfBoundsError
 from tracefile.records.errors import InputError
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Record, RequestId
 from tracefile.storage.segments import absent_segments, segment_number
 

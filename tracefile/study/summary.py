@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from tracefile.commandline.progress import counted
+from tracefile.files.reading import TraceReader
 from tracefile.records.encoding import meta_object
 from tracefile.records.errors import USAGE_ADVICE
-from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Record, SessionId
 
 LACKING: Final = {

@@ -18,7 +18,7 @@ from sim.workload.chain import Chains, engine_chains, hashed_batches
 from tests.sim.cache.test_segments import BLOCK, traffic
 from tracefile import BlockHash, Meta, Record, RequestId
 from tracefile.files.reading import open_trace
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
 
 
 def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]:
-    some = RecordBatch(list(records))
+    some = Batch(list(records))
     pool = BeladyPool(lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK))), usable)
     return pool.run().tolist(), pool.evicted_blocks
 

@@ -15,7 +15,7 @@ from sim.vllm.pool import BlockPool
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
 from tests.sim.oracles.sequential import plain_hits
 from tracefile.files.reading import open_trace
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
@@ -106,7 +106,7 @@ class SlowAttribution:
 
 
 def prompts(records: list[Record]) -> Prompts:
-    batch = RecordBatch(records)
+    batch = Batch(records)
     return lay_out([(batch, batch.hashes())], Chains(META))
 
 

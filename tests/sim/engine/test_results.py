@@ -15,7 +15,7 @@ from tests.sim.engine.test_compiled import CONFIGS, STEP
 from tests.sim.fleets import make_request
 from tests.sim.oracles.simulation import result_of, simulate
 from tracefile import Meta
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 
 
 @given(st.lists(st.integers(0, 10**13), max_size=20))
@@ -52,7 +52,7 @@ def test_requests_come_by_arrival_and_turns_by_the_earliest_time_they_can() -> N
     ]
     for record in records:
         record.e2e_ms = 1.0
-    arrivals, batch = plan_arrivals(Meta(block_size=4), records, 4), RecordBatch(records)
+    arrivals, batch = plan_arrivals(Meta(block_size=4), records, 4), Batch(records)
     assert by_arrival(arrivals).ids == ["r0", "r3", "r2", "r1"]
     paced = by_session(arrivals, batch.words("parent_id"), batch.times("think_ms"))
     assert paced.ids == ["r0", "r3", "r2", "r1"]

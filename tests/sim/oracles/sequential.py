@@ -6,7 +6,7 @@ from sim.cache.pool import HitCounts
 from sim.cache.sequential_pool import SequentialPool, lay_out
 from sim.vllm.pool import BlockPool
 from sim.workload.chain import Chains, tokens_computed
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 from tracefile.records.schema import Record
 
 
@@ -34,7 +34,7 @@ def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCou
 
 def compiled_hits(records: Sequence[Record], chains: Chains, usable: int | None) -> HitCounts:
     """The same by ``sim pool``'s pool."""
-    batch = RecordBatch(list(records))
+    batch = Batch(list(records))
     whole = lay_out(batch, batch.hashes(), chains)
     pool = SequentialPool(whole, usable, chains.block_size)
     counts = HitCounts(requests=len(records), block_size=chains.block_size, usable_blocks=usable)

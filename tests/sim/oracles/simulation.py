@@ -22,7 +22,7 @@ from sim.workload.arrivals import NOBODY, Arrival, Arrivals
 from sim.workload.chain import is_private
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
-from tracefile.records.batches import RecordBatch
+from tracefile.records.batches import Batch
 
 _STATES: tuple[State, ...] = ("waiting", "running", "finished")
 
@@ -222,7 +222,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
         known=known,
         hashes=hashes,
-        sources=(RecordBatch([one.record for one in arrivals]),),
+        sources=(Batch([one.record for one in arrivals]),),
         source=np.zeros(len(arrivals), np.int64),
         rows=places,
     )
