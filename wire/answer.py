@@ -63,7 +63,7 @@ def _take(completion: Completion, event: NativeEvent, texts: list[str]) -> int:
     if not event.index:
         texts.append(event.content or "")
         if tokens:
-            completion.token_ids = (completion.token_ids or []) + tokens
+            completion.add_token_ids(tokens)
     if event.stop:
         _take_end(completion, event)
     return len(tokens) or bool(event.content)
@@ -94,7 +94,7 @@ TAKERS: dict[str, tuple[EventTaker, EventTaker]] = {
 def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
     """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.
 
-    ``reads``: as in ``BodyRead``, when and what.
+    ``reads``: as of ``parse_stream``, when and what.
     An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
     """
     take_event, take_body = TAKERS.get(endpoint, (take_data, take_data))

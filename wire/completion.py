@@ -11,7 +11,6 @@ proportion to its events. A few more are left with the first read: tokens withou
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -33,14 +32,6 @@ TEMPLATE_TRIES = 4
 """Leading events of a stream of which one is its template, or none is: a chat opens with one that names the role."""
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
-
-
-class BodyRead(NamedTuple):
-    """De-chunked bytes of one read from the socket."""
-
-    at_ns: int
-    """``time.perf_counter_ns()``, taken first when the read arrived."""
-    data: bytes
 
 
 class Completion(msgspec.Struct):
@@ -73,6 +64,10 @@ class Completion(msgspec.Struct):
     def seen_tokens(self) -> int:
         return self.first_tokens + sum(self.gap_tokens)
 
+    def add_token_ids(self, ids: Sequence[int]) -> None:
+        self.token_ids = self.token_ids or []
+        self.token_ids += ids
+
 
 EventTaker = Callable[[Completion, bytes, list[str]], int]
 """Adds one event's data (or a whole body) to what is known, its text to the list, and returns how many tokens it
@@ -85,7 +80,7 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
 
 
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
-    """Follow a streamed response read by read."""
+    """Follow a streamed response by its reads: when each arrived, in ns, and its bytes without chunk framing."""
     completion = Completion()
     stream = StreamedEvents(completion, take)
     gaps_ns, gap_tokens = completion.gaps_ns, completion.gap_tokens
@@ -124,18 +119,14 @@ class StreamedEvents:
             tokens, data = self._take_rest(data[:end]), data[end:]  # its template, if it has one, takes the others
         if self._template is not None and self._events.begins_event:
             texts, ids, end = self._template.match(data)
-            tokens, data = tokens + self._take_equal(texts, ids), data[end:]
+            self.texts += texts
+            if ids:
+                self._completion.add_token_ids(ids)
+            tokens, data = tokens + len(texts), data[end:]
         return tokens + self._take_rest(data) if data else tokens
 
     def _take_rest(self, data: bytes) -> int:
         return sum(map(self._take_event, self._events.feed(data)))
-
-    def _take_equal(self, texts: list[str], ids: list[int]) -> int:
-        self.texts += texts
-        if ids:
-            self._completion.token_ids = self._completion.token_ids or []
-            self._completion.token_ids += ids
-        return len(texts)
 
     def _take_event(self, data: bytes) -> int:
         completion = self._completion
@@ -237,10 +228,7 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
         if choice.prompt_token_ids is not None:
             completion.prompt_token_ids = choice.prompt_token_ids
         if token_ids is not None:
-            if completion.token_ids is None:
-                completion.token_ids = token_ids
-            else:
-                completion.token_ids += token_ids
+            completion.add_token_ids(token_ids)
     if token_ids is not None:
         return len(token_ids)
     return 1 if text or has_unspoken(choice) else 0

@@ -11,9 +11,9 @@ from wire.events import Choice, Event, choice_text, has_unspoken
 
 _TEXT = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _IDS = re.compile(rb'"token_ids": ?\[(\d{1,9})\]')
-_UNSAFE = re.compile(rb"[\x00-\x1f\"\\]")
-"""Bytes that a JSON string holds escaped alone."""
-MOST_DIGITS, ZERO = 9, ord("0")
+_SAFE = re.compile(rb"[^\x00-\x1f\"\\]+")
+"""Bytes that a JSON string holds as they are."""
+_ID = re.compile(rb"0|[1-9][0-9]{0,8}")
 
 
 class EventTemplate(NamedTuple):
@@ -37,12 +37,10 @@ class EventTemplate(NamedTuple):
         *parts, last = read[len(before) :].split(behind + before)
         last, end, _ = last.partition(behind)
         for part in (*parts, last) if end else parts:
-            text, found, number = part.partition(between) if between else (part, b"", b"")
-            if between and not (found and number.isdigit() and len(number) <= MOST_DIGITS and number[0] != ZERO):
+            text, _, number = part.partition(between) if between else (part, b"", b"")
+            if not _SAFE.fullmatch(text) or (between and not _ID.fullmatch(number)):
                 break
             try:
-                if not text or _UNSAFE.search(text):
-                    break
                 texts.append(text.decode())
             except UnicodeDecodeError:
                 break
@@ -64,7 +62,7 @@ def template_of(data: bytes, event: Event) -> EventTemplate | None:
     if token_ids is None:
         return EventTemplate(before, b"", rest)
     number = b"%d]" % token_ids[0] if len(ids) == 1 and data.count(b'"token_ids"') == 1 else b""
-    if ids and number and rest.count(number) == 1:
+    if number and rest.count(number) == 1:
         between, _, behind = rest.partition(number)
         return EventTemplate(before, between, b"]" + behind)
     return None

@@ -10,7 +10,6 @@ import pytest
 
 from scripts.loadbench.reference_server import Pace, Served, ServerProcess, reference_server, token_ids
 from wire.answer import parse_answer
-from wire.completion import BodyRead
 
 PACED = Pace(ttft_low_ms=1.0, ttft_high_ms=4.0, gap_ms=0.5, tokens_per_write=2, prompt_tokens=7)
 
@@ -37,7 +36,7 @@ def served(server: ServerProcess, request_id: str) -> Served:
 
 
 def test_an_answer_is_as_long_as_was_asked_and_its_tokens_are_known(server: ServerProcess) -> None:
-    completion = parse_answer("/v1/completions", [BodyRead(1, ask(server, "known", 5))], stream=True)
+    completion = parse_answer("/v1/completions", [(1, ask(server, "known", 5))], stream=True)
     assert completion.token_ids == list(token_ids(5)) == [1000, 1001, 1002, 1003, 1004]
     assert (completion.prompt_tokens, completion.output_tokens) == (7, 5)
     assert (completion.done, completion.finish_reason, completion.text) == (True, "length", " t0 t1 t2 t3 t4")

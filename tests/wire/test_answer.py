@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import BodyRead, Completion
+from wire.completion import Completion
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -14,12 +14,12 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 def stream(endpoint: str, *timed: tuple[int, bytes]) -> Completion:
-    return parse_answer(endpoint, [BodyRead(at_ns, data) for at_ns, data in timed], stream=True)
+    return parse_answer(endpoint, [(at_ns, data) for at_ns, data in timed], stream=True)
 
 
 def whole(endpoint: str, body: Any) -> Completion:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse_answer(endpoint, [BodyRead(1, data[:10]), BodyRead(2, data[10:])], stream=False)
+    return parse_answer(endpoint, [(1, data[:10]), (2, data[10:])], stream=False)
 
 
 RESPONSES = "/v1/responses"

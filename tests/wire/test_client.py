@@ -43,7 +43,7 @@ def against(script: Script, ask: Callable[[Client], Awaitable[None]]) -> int:
 
 
 def body_of(exchange: Exchange) -> bytes:
-    return b"".join(read.data for read in exchange.reads)
+    return b"".join(data for _, data in exchange.reads)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import BodyRead, Completion, parse_whole
+from wire.completion import Completion, parse_whole
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -15,12 +15,12 @@ USAGE = (
 DONE = b"data: [DONE]\n\n"
 
 
-def parsed(reads: list[BodyRead], *, stream: bool) -> Completion:
+def parsed(reads: list[tuple[int, bytes]], *, stream: bool) -> Completion:
     return parse_answer("/v1/completions", reads, stream=stream)
 
 
-def reads(*timed: tuple[int, bytes]) -> list[BodyRead]:
-    return [BodyRead(at_ns, data) for at_ns, data in timed]
+def reads(*timed: tuple[int, bytes]) -> list[tuple[int, bytes]]:
+    return [(at_ns, data) for at_ns, data in timed]
 
 
 def test_the_role_is_no_token_and_neither_is_usage() -> None:
@@ -74,7 +74,7 @@ def test_a_whole_body_has_no_first_token() -> None:
         b'"token_ids":[4]}],"prompt_token_ids":[1,2,3],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
     )
     for pieces in ([body], [body[:20], body[20:]]):
-        completion = parsed([BodyRead(i, piece) for i, piece in enumerate(pieces)], stream=False)
+        completion = parsed([(i, piece) for i, piece in enumerate(pieces)], stream=False)
         assert completion.first_token_ns is None
         assert (completion.prompt_tokens, completion.output_tokens, completion.text) == (3, 1, "hi")
         assert (completion.token_ids, completion.prompt_token_ids) == ([4], [1, 2, 3])

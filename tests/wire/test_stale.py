@@ -96,4 +96,4 @@ def test_a_body_of_tiny_chunks_goes_on_after_its_breaks() -> None:
 
     exchange = asyncio.run(main())
     assert exchange.outcome == "ok"
-    assert sum(len(read.data) for read in exchange.reads) == 20_000
+    assert sum(len(data) for _, data in exchange.reads) == 20_000

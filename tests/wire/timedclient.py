@@ -7,7 +7,6 @@ from time import perf_counter_ns
 
 from wire.client.connection import ResponseHead
 from wire.client.pool import ConnectionPool
-from wire.completion import BodyRead
 from wire.errors import LossKind, Outcome
 from wire.head import Header, serialise_head
 from wire.server import Server
@@ -31,7 +30,7 @@ class Exchange:
     status: int | None = None
     """None: no response line came."""
     headers: list[Header] = field(default_factory=list)
-    reads: list[BodyRead] = field(default_factory=list)
+    reads: list[tuple[int, bytes]] = field(default_factory=list)
     """Body reads without chunk framing; reads that held framing alone are left out."""
     outcome: Outcome = "ok"
     error_kind: LossKind | None = None
@@ -43,7 +42,7 @@ class Exchange:
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
         if data:
-            self.reads.append(BodyRead(at_ns, data))
+            self.reads.append((at_ns, data))
 
     def response_end(self) -> None:
         self.end_ns = perf_counter_ns()
