@@ -1,4 +1,4 @@
-"""Histograms with fixed buckets, as Prometheus takes them, of TTFT, ITL and overhead; cheap to add to and to send."""
+"""Histograms with fixed buckets, as Prometheus takes them, of TTFT and ITL; cheap to add to and to send."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,6 @@ GAP_S: Final = (
     *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0),
 )
 """For gaps between tokens, seconds."""
-OVERHEAD_S: Final = (
-    *(5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 6e-5, 8e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01),
-    *(0.02, 0.05, 0.1, 0.5, 1.0),
-)
-"""For the time that the tap adds, seconds."""
 
 _SORTED_FROM = 48
 """From so many values on, sorting them is faster than one lookup for each."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtape.completion import commands
-from tests.test_imports import MODULES, imported_modules
+from tests.test_imports import MODULES, imported_modules, resolved
 
 ROOT = Path(__file__).parent.parent
 KINDS = (".py", ".c", ".js", ".css", ".jinja", ".html")
@@ -39,28 +39,18 @@ def test_flags_and_commands_stay_few() -> None:
     assert len(list(commands())) <= MOST_COMMANDS
 
 
-def late_modules(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports late, by a name in a string or by names after their package."""
+def words(path: Path) -> Iterator[str]:
+    """Yield a file's strings, some of which name modules that run as commands or processes of their own."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "late_modules":
-            package, names = (ast.literal_eval(argument) for argument in node.args)
-            yield from (f"{package}.{name}" for name in names.split())
-
-
-def home(name: str) -> str:
-    """Return the module of a name; empty: none of ours."""
-    while name and name not in MODULES:
-        name = name.rpartition(".")[0]
-    return name
 
 
 def test_a_small_module_has_several_importers() -> None:
     importers: defaultdict[str, set[Path]] = defaultdict(set)
     for path in (*MODULES.values(), *(ROOT / "scripts").rglob("*.py")):
-        for name in {*imported_modules(path), *late_modules(path)}:
-            importers[home(name)].add(path)
+        for name in {*imported_modules(path), *words(path)}:
+            importers[resolved(name) or ""].add(path)
     small = {module for module, path in MODULES.items() if len(path.read_text().splitlines()) < SMALL_LINES}
     entries = {module for module, path in MODULES.items() if path.name in ("__init__.py", "__main__.py")}
     assert not {module for module in small - entries - EXEMPT if len(importers[module] - {MODULES[module]}) == 1}

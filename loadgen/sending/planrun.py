@@ -163,7 +163,7 @@ class PlanRun:
             order.data, order.most_bytes = self._writer.write(request), request.most_response_bytes()
             large = len(order.data) > LARGE_BODY_BYTES  # kept once
             order.request = msgspec.structs.replace(request, body=b"") if large else request
-            self._sender.take((order,))
+            self._sender.take(order)
             built += 1
             if self._clock() - began_ns > PIECE_NS:
                 break

@@ -6,7 +6,7 @@ import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from loadgen.sending.exchange import Exchange, Order
 from wire.alarm import Alarm, Clock
@@ -147,10 +147,9 @@ class Sender:
         """Orders that have not started."""
         return len(self._upcoming) + len(self._held)
 
-    def take(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            self.waiting_bytes += len(order.data)
-            heapq.heappush(self._upcoming, order)
+    def take(self, order: Order) -> None:
+        self.waiting_bytes += len(order.data)
+        heapq.heappush(self._upcoming, order)
         self._advance()
 
     def halt(self, kind: LossKind | None = None) -> None:

@@ -268,7 +268,7 @@ def advice(result: Comparison) -> list[str]:
         if failed:
             found += _of_forecast(result, label, forecast, failed)
         elif any(gate.uncertain for gate in gates):
-            found += _of_noise(result, label, forecast)
+            found += _of_noise(result, forecast)
     return list(dict.fromkeys(found))
 
 
@@ -288,7 +288,7 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
         yield "a simpler predictor does better: sim calibrate --against shows by cohort where the model's shape is off"
 
 
-def _of_noise(result: Comparison, label: str, forecast: Forecast) -> Iterator[str]:
+def _of_noise(result: Comparison, forecast: Forecast) -> Iterator[str]:
     """Yield what narrows the bands: the captures of the fit tell the drift, and their length the parameters."""
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"

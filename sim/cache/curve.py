@@ -19,15 +19,14 @@ from tracefile.records.latenames import LateModule, late_modules
 if TYPE_CHECKING:
     import numpy as np
 
-    from measure.cache import accesses as accesses_of
-    from measure.cache import hitcurve, stackdepth
+    from measure.cache import hitcurve
     from measure.cache.hitcurve import HitCurve
     from sim.cache import pages
     from sim.cache import reuse as reusing
     from sim.workload import accesses as workload_accesses
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
-    accesses_of, hitcurve, stackdepth = late_modules("measure.cache", "accesses hitcurve stackdepth")
+    hitcurve = LateModule("measure.cache.hitcurve")
     pages, reusing = late_modules("sim.cache", "pages reuse")
     workload_accesses = LateModule("sim.workload.accesses")
 

@@ -224,7 +224,7 @@ class Timeline:
 
     def ended(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
         if engine == self._draining and dispatch.in_flight(engine) == 0:
-            self._emptied(dispatch, engine, at_ms)
+            self._emptied(engine, at_ms)
 
     def _note(self, at_ms: float, action: Callable[[Dispatch, int, float], None], engine: int) -> None:
         if at_ms < float("inf"):
@@ -271,9 +271,9 @@ class Timeline:
         self._draining = engine
         self._take_down(dispatch, engine, at_ms, "draining")
         if dispatch.in_flight(engine) == 0:
-            self._emptied(dispatch, engine, at_ms)
+            self._emptied(engine, at_ms)
 
-    def _emptied(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
+    def _emptied(self, engine: int, at_ms: float) -> None:
         assert self._deploy is not None
         self._note(at_ms + 1e3 * self._deploy.startup_s, self._start, engine)
 

@@ -62,7 +62,6 @@ class TierTraffic:
     disk_read_blocks: int
     disk_stored_blocks: int
     disk_blocks: int
-    disk_evicted: int
 
 
 def traffic_of(states: list[SimState], living: list[SimState] | None = None) -> TierTraffic:
@@ -79,7 +78,6 @@ def traffic_of(states: list[SimState], living: list[SimState] | None = None) -> 
         host_blocks=sum(int(one["host_used"]) for one in ends),
         host_evicted=sum(int(one["host_evicted"]) for one in stores),
         disk_blocks=sum(int(one["disk_used"]) for one in ends),
-        disk_evicted=sum(int(one["disk_evicted"]) for one in stores),
     )
 
 

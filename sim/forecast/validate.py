@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from measure import runs as recording
     from measure.runs import Run
-    from report.compare import comparison, ensembles, panels
+    from report.compare import comparison, panels
     from report.compare import gates as gating
     from report.compare.comparison import Compared
     from sim.engine import results as outcomes
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     recording = LateModule("measure.runs")
-    comparison, ensembles, gating, panels = late_modules("report.compare", "comparison ensembles gates panels")
+    comparison, gating, panels = late_modules("report.compare", "comparison gates panels")
     outcomes = LateModule("sim.engine.results")
     pacing = LateModule("sim.fit.pace")
     predicting, ensemble, following, running, saturation = late_modules(

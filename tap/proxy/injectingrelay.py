@@ -49,14 +49,14 @@ def inject(
     if _value(body, members, "stream") != b"true":
         return body, frozenset()
     edits: dict[Injection, Edit] = {}
-    if "usage" in wanted and (edit := _ask_for_usage(body, members, endpoint, dialect)):
+    if "usage" in wanted and (edit := _ask_for_usage(body, members, dialect)):
         edits["usage"] = edit
     if "token-ids" in wanted and (edit := _ask_for_ids(body, members, endpoint, dialect)):
         edits["token-ids"] = edit
     return apply_edits(body, [*edits.values()]), frozenset(edits)
 
 
-def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
+def _ask_for_usage(body: bytes, members: dict[str, Member], dialect: DialectName) -> Edit | None:
     """Return the edit that asks for a stream's usage."""
     if "usage" not in DIALECTS[dialect].injectable:
         return None

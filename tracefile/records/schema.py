@@ -25,7 +25,6 @@ Ordinal = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Blocks = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Word64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Time = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """Milliseconds: 1e15 are 30,000 years, and a float still tells a quarter of one."""
 
 Source = Literal["tap", "client", "replay", "sim"]

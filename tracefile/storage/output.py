@@ -29,7 +29,6 @@ PAGE = Kind("an HTML page", re.compile(rb"\s*(?:<!doctype\s+html|<html)", re.IGN
 MODEL = Kind("a model.json", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-model/'))
 MANIFEST = Kind("a manifest of segments", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-segments/'))
 PARQUET = Kind("a Parquet file", re.compile(rb"PAR1"))
-PROGRESS = Kind("a progress log", re.compile(rb'\{"elapsed_s"'))
 
 
 def free_name(stem: str) -> str:
