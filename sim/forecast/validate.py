@@ -305,7 +305,6 @@ def _predict(
         pace=None if pace is None else pace.factor,
         other_settings=list(engine_differences(model, captured.meta, load.engine)),
         beyond_fit=list(saturation.beyond_fit(point, model)),
-        borrowed=list(saturation.borrowed_parameters(model, point)),
     )
     meta = outcomes.predicted_meta(
         captured.meta,

@@ -44,8 +44,6 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """False: the captures hold nothing that depends on it enough; the value is a placeholder."""
     note: str | None = None
     """Reason why it is not identified, or source of the value."""
-    borrowed: bool = False
-    """True: held at the cost of another model (``sim calibrate --borrow-from``), as the captures do not identify it."""
 
 
 class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
