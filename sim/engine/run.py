@@ -25,7 +25,7 @@ from sim.engine.fleetplan import (
     run_fleet,
 )
 from sim.engine.incidents import settings_of
-from sim.latency.modelfile import Model, engine_with, load_model
+from sim.latency.modelfile import Model, engine_with, load_model, refuse_fitted
 from sim.latency.terms import STEPS
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
@@ -216,7 +216,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     trace, seed, deployment = arguments.trace, None if arguments.no_noise else arguments.seed, deployment_of(arguments)
     models, digest = [load_model(path) for path in arguments.latency_model], trace_digest(trace)
     for one in models:
-        one.refuse_fit_traces(digest, trace)
+        refuse_fitted(one.fitted_on, trace, digest)
     model, engine = models[0], _deployed(models[0], arguments, deployment)
     with open_trace(trace) as reader:
         if engine.kv_groups is None:

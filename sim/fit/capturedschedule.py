@@ -45,8 +45,7 @@ class CapturedSchedule:
             self.scheduler.pool = pool
         self._outcomes = [Admitted(arrival) for arrival in arrivals]
         self._seen = SeenTimes(arrivals)
-        self._shifted = dict(shifted or {})
-        self._left = dict(self._shifted)
+        self._left = dict(shifted or {})
         self._now_ms = -math.inf
         self._planned_ms = -math.inf
         self._step_ends_ms: list[float] = []
@@ -79,7 +78,6 @@ class CapturedSchedule:
             len(self._step_ends_ms),
             self._preemptions,
             self.scheduler.pool.evicted_blocks,
-            self._shifted,
             self._timeline,
         )
 

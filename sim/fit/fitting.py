@@ -35,8 +35,7 @@ from sim.fit.variants import (
     schedule_of,
     with_chosen_terms,
 )
-from sim.latency.modelfile import FitTrace, Model, Parameter
-from sim.latency.requestsample import first_shared, request_sample
+from sim.latency.modelfile import FitTrace, Model, Parameter, fit_trace, refuse_fitted
 from sim.latency.terms import TERMS, FrontendPlacement
 from sim.latency.verdicts import engine_named
 from sim.vllm.settings import Settings, model_name, settle
@@ -76,50 +75,19 @@ class Fitted:
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    digests = _digests_of(config.traces)
+    """Fit traces, each given once; assumed settings are told on stderr. Raises InputError."""
     loaded = {str(path): load_trace(path) for path in config.traces}
-    _refuse_overlap(loaded)
-    return _fit_loaded(config, loaded, digests)
-
-
-def _digests_of(traces: Sequence[Path]) -> list[str]:
-    """Return the traces' digests. Raises InputError for one given twice, under another name too."""
-    first: dict[str, Path] = {}
-    for path in traces:
-        digest = trace_digest(path)
-        if digest in first:
-            raise InputError(f"{path}: the same trace as {first[digest]}; expected each trace once")
-        first[digest] = path
-    return list(first)
-
-
-def _refuse_overlap(loaded: Loaded) -> None:
-    """Raise InputError for a trace with requests of another one, as a part of it has."""
-    name_of: dict[str, str] = {}
-    for path, (_, records) in loaded.items():
-        shared = first_shared(name_of, records)
-        if shared is not None:
-            raise InputError(f"{path}: has requests of {name_of[shared]}; expected traces without common requests")
-        name_of |= dict.fromkeys(request_sample(records), path)
-
-
-def _fit_loaded(config: FitConfig, loaded: Loaded, digests: Sequence[str]) -> Fitted:
-    """Fit traces that are read, with their digests; assumed settings are told on stderr."""
-    metas = [meta for meta, _ in loaded.values()]
-    settings = settle(dict(zip(loaded, metas, strict=True)), config.overrides)
+    sources: list[FitTrace] = []
+    for path in config.traces:
+        digest, records = trace_digest(path), loaded[str(path)][1]
+        refuse_fitted(sources, path, digest, records)
+        sources.append(fit_trace(path, digest, records))
+    settings = settle({path: meta for path, (meta, _) in loaded.items()}, config.overrides)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
         print(f"sim calibrate: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     solved = _solve(config, loaded, settings)
-    sources = [
-        FitTrace(
-            digest=digest,
-            name=Path(path).name,
-            requests=len(capture.records),
-            sample=request_sample(loaded[path][1]),
-        )
-        for digest, path, capture in zip(digests, loaded, solved.captures, strict=True)
-    ]
+    metas = [meta for meta, _ in loaded.values()]
     return Fitted(_model_of(solved, config, settings, metas, sources), solved.unidentified)
 
 

@@ -12,11 +12,10 @@ from measure.metrics.flags import checked_bootstrap
 from report.output import page_path
 from sim.forecast.validate import add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
-from sim.latency.modelfile import load_model, save_model
-from sim.latency.requestsample import first_shared, request_sample
+from sim.latency.modelfile import fit_trace, load_model, refuse_fitted, save_model
 from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
-from tracefile import InputError, open_trace, trace_digest
+from tracefile import InputError, load_trace, open_trace, trace_digest
 from tracefile.commandline.ending import UNCERTAIN, verdict_code
 from tracefile.commandline.parser import Parser, same_named, seed
 from tracefile.commandline.printing import print_json
@@ -146,22 +145,8 @@ def _described(fitted: "fitting.Fitted", config: "fitting.FitConfig") -> Iterabl
 
 
 def _refuse_shared(traces: Sequence[Path], gates: Sequence[Path]) -> None:
-    """Raise InputError for a capture to validate on that has requests of one to fit."""
-    if not gates:
-        return
-    fitted, names = {trace_digest(path) for path in traces}, dict[str, Path]()
-    for path in traces:
-        with open_trace(path) as reader:
-            names |= dict.fromkeys(request_sample(reader), path)
+    """Raise InputError, before the fit, for a capture to validate on that has requests of one to fit."""
+    fitted_on = [fit_trace(path, trace_digest(path), load_trace(path)[1]) for path in traces if gates]
     for path in gates:
-        if trace_digest(path) in fitted:
-            raise InputError(
-                f"--against {path}: the same trace as one to fit; expected a trace that the fit does not use"
-            )
         with open_trace(path) as reader:
-            shared = first_shared(names, reader)
-        if shared is not None:
-            raise InputError(
-                f"--against {path}: has requests of {names[shared]}, one to fit; expected a trace that the fit does "
-                "not use"
-            )
+            refuse_fitted(fitted_on, f"--against {path}", trace_digest(path), reader)

@@ -1,7 +1,7 @@
 """model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from sim.latency.noise import Noise
-from sim.latency.requestsample import first_shared
+from sim.latency.requestsample import first_shared, request_sample
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.decoding import NOT_JSON
@@ -137,23 +137,27 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             if own != fitted:
                 yield f"{name} {own}, fitted under {fitted}"
 
-    def refuse_fit_traces(self, digest: str, path: str | os.PathLike[str]) -> None:
-        for trace in self.fitted_on:
-            if trace.digest == digest:
-                raise InputError(
-                    f"{os.fspath(path)}: the model was fitted on this very trace ({trace.name}, digest "
-                    f"{digest[:12]}…); expected a trace it has not seen"
-                )
 
-    def refuse_fit_requests(self, records: Iterable[Record], path: str | os.PathLike[str]) -> None:
-        """Raise InputError if some of the requests are in a trace that the model was fitted on."""
-        name_of = {mark: trace.name for trace in self.fitted_on for mark in trace.sample}
-        shared = first_shared(name_of, records)
-        if shared is not None:
+def fit_trace(path: Path, digest: str, records: Sequence[Record]) -> FitTrace:
+    return FitTrace(digest=digest, name=path.name, requests=len(records), sample=request_sample(records))
+
+
+def refuse_fitted(
+    fitted_on: Sequence[FitTrace], path: str | os.PathLike[str], digest: str, records: Iterable[Record] = ()
+) -> None:
+    """Raise InputError if a trace is one of ``fitted_on``, or if some of its ``records`` are in one of them."""
+    for trace in fitted_on:
+        if trace.digest == digest:
             raise InputError(
-                f"{os.fspath(path)}: has requests of {name_of[shared]}, which the model was fitted on; expected a "
-                "trace it has not seen"
+                f"{os.fspath(path)}: the model is fitted on this very trace ({trace.name}, digest {digest[:12]}…); "
+                "expected a trace it has not seen"
             )
+    name_of = {mark: trace.name for trace in fitted_on for mark in trace.sample}
+    if (shared := first_shared(name_of, records)) is not None:
+        raise InputError(
+            f"{os.fspath(path)}: has requests of {name_of[shared]}, which the model is fitted on; expected a trace it "
+            "has not seen"
+        )
 
 
 def engine_with(config: EngineConfig, overrides: Mapping[str, Any]) -> EngineConfig:
