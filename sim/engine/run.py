@@ -25,7 +25,8 @@ from sim.engine.fleetplan import (
     run_fleet,
 )
 from sim.engine.incidents import settings_of
-from sim.latency.modelfile import Model, engine_with, load_model, refuse_fitted
+from sim.latency.fittraces import refuse_fitted
+from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.terms import STEPS
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides

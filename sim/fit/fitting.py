@@ -35,7 +35,8 @@ from sim.fit.variants import (
     schedule_of,
     with_chosen_terms,
 )
-from sim.latency.modelfile import FitTrace, Model, Parameter, fit_trace, refuse_fitted
+from sim.latency.fittraces import FitTrace, fit_trace, refuse_fitted
+from sim.latency.modelfile import Model, Parameter
 from sim.latency.terms import TERMS, FrontendPlacement
 from sim.latency.verdicts import engine_named
 from sim.vllm.settings import Settings, model_name, settle

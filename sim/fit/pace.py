@@ -14,7 +14,8 @@ from sim.fit.drift import Drift, drift_of_mean, speed, widened
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import with_late_reads_joined
 from sim.fit.variants import Capture, prepare_capture, schedule_of
-from sim.latency.modelfile import Model, Parameter, fit_trace
+from sim.latency.fittraces import fit_trace
+from sim.latency.modelfile import Model, Parameter
 from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 

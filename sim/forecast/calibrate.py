@@ -12,7 +12,8 @@ from measure.metrics.flags import checked_bootstrap
 from report.output import page_path
 from sim.forecast.validate import add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
-from sim.latency.modelfile import fit_trace, load_model, refuse_fitted, save_model
+from sim.latency.fittraces import fit_trace, refuse_fitted
+from sim.latency.modelfile import load_model, save_model
 from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
 from tracefile import InputError, load_trace, open_trace, trace_digest

@@ -16,7 +16,8 @@ from sim.engine.fleetplan import (
     upstream_names,
 )
 from sim.forecast.scenarios import Scenario
-from sim.latency.modelfile import Model, engine_with, refuse_fitted
+from sim.latency.fittraces import refuse_fitted
+from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
 from sim.vllm.settings import refuse_other_attention

@@ -18,7 +18,8 @@ from report.output import add_page_argument, page_path, write_page
 from report.pages.panels import print_page
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.scenarios import Scenario
-from sim.latency.modelfile import Model, load_model, model_digest, refuse_fitted
+from sim.latency.fittraces import refuse_fitted
+from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, open_trace, trace_digest

@@ -18,9 +18,9 @@ from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, estimate_noise, solve
 from sim.fit.residuals import requests_of
 from sim.fit.variants import choose_terms
+from sim.latency.fittraces import request_sample
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
-from sim.latency.requestsample import request_sample
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
 from tests.sim.synthetic import engine_of
 from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace

@@ -17,8 +17,8 @@ import pytest
 from sim.__main__ import command, main
 from sim.forecast.ensemble import members
 from sim.forecast.saturation import BEYOND_LOG_SD
-from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_model, load_model, save_model
-from sim.latency.requestsample import request_sample
+from sim.latency.fittraces import FitTrace, request_sample
+from sim.latency.modelfile import Baseline, Model, Parameter, default_model, load_model, save_model
 from sim.latency.verdicts import read_verdicts
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
