@@ -119,7 +119,7 @@ class CapturedSchedule:
             CapturedStep(
                 start_ms,
                 self._now_ms,
-                step_row(step.scheduled, step.repeated_tokens, step_end_ms),
+                step_row(step, step_end_ms),
                 sampling,
                 max(step.scheduled, key=lambda share: share.num_tokens).request.index,
                 opener,
