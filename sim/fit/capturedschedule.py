@@ -175,8 +175,7 @@ class CapturedSchedule:
             if self._is_to_come(place, ahead):
                 break
             arrival = self._outcomes[place].arrival
-            unread = bool(arrival.record.prompt_logprobs)
-            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, unread)
+            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, arrival.unread)
             if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
                 break
             self._pending.pop()
