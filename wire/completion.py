@@ -215,7 +215,8 @@ class EventStream:
         """Data of the events that end within ``data``, in order; what is left waits for the next read."""
         if self._swallow_lf or data.find(b"\r") >= 0:
             data = self._with_lf(data)
-        elif self._started and not self._rest and (events := one_line_events(data)):
+        elif not self._rest and (events := one_line_events(data)):
+            self._started = True
             return events
         rest = self._rest
         if rest:
