@@ -2,13 +2,9 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from math import inf
 from typing import Final
 
 import msgspec
-
-from measure.quantiles import quantile_bucket
 
 WAIT_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8),
@@ -63,12 +59,6 @@ def add_counts(into: HistogramCounts, other: HistogramCounts) -> None:
     for bucket, count in enumerate(other.counts):
         into.counts[bucket] += count
     into.total += other.total
-
-
-def quantile_bound(bounds: Sequence[float], counts: HistogramCounts, level: float) -> float:
-    """Return the upper bound of the bucket that holds a quantile of at least one value; infinite for the last one."""
-    bucket = quantile_bucket(list(accumulate(counts.counts)), level)
-    return bounds[bucket] if bucket < len(bounds) else inf
 
 
 def cumulative(bounds: Iterable[float], counts: HistogramCounts) -> list[tuple[str, float]]:

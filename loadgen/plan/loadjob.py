@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from engines.dialect import Dialect
@@ -153,8 +152,8 @@ class Turn:
         prompt, self.prompt = self.prompt, None
         assert prompt is not None  # described once, after its answer
         record = response.record
-        if self.index == 0:  # it may follow another session's end, but thinks of nothing
-            record = msgspec.structs.replace(record, think_ms=None)
+        if self.index == 0:
+            record.think_ms = None  # it may follow another session's end, but thinks of nothing
         chain = prompt.chain(self.load.hasher, response)
         if chain is None:
             return record
@@ -162,14 +161,11 @@ class Turn:
             root, name = self.load.hasher.root, record.request_id
             branch = self.load.branches.add(root, chain.blocks(), chain.computed, (), name)
             if branch is not None:
-                record = msgspec.structs.replace(record, branch_tokens=branch.tokens, branch_hash=branch.block)
-        return msgspec.structs.replace(
-            record,
-            block_hashes=chain.prompt,
-            output_block_hashes=chain.output,
-            hash_source=chain.source,
-            output_hash_source=None if chain.output is None else "engine",
-        )
+                record.branch_tokens, record.branch_hash = branch.tokens, branch.block
+        record.block_hashes, record.hash_source = chain.prompt, chain.source
+        if chain.output is not None:
+            record.output_block_hashes, record.output_hash_source = chain.output, "engine"
+        return record
 
 
 @dataclass(slots=True)

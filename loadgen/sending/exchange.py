@@ -1,9 +1,9 @@
 """Exchange of a request and its response: its connection's events, with the time of every read."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Protocol
 
 from loadgen.core.job import Send
 from loadgen.core.request import MOST_RESPONSE_BYTES, PlannedRequest
@@ -43,14 +43,7 @@ class Order:
         return self.send.due_ms is None
 
 
-class Owner(Protocol):
-    """Receiver of an exchange's end."""
-
-    def ended(self, exchange: "Exchange") -> None:
-        """The exchange has ended and its connection is free."""
-
-    def stale(self, exchange: "Exchange") -> None:
-        """The server had closed the connection: send again on a new one."""
+OnEnd = Callable[["Exchange"], None]
 
 
 class Exchange:
@@ -58,7 +51,8 @@ class Exchange:
 
     __slots__ = (
         "_connection",
-        "_owner",
+        "_on_end",
+        "_on_stale",
         "_retried",
         "concurrency",
         "end_ns",
@@ -74,7 +68,10 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, order: Order, owner: Owner, *, started_ns: int, concurrency: int, held: bool) -> None:
+    def __init__(
+        self, order: Order, on_end: OnEnd, on_stale: OnEnd, *, started_ns: int, concurrency: int, held: bool
+    ) -> None:
+        """``on_end``: its connection is free; ``on_stale``: the server had closed the connection, send again."""
         self.order = order
         self.scheduled_ns = started_ns if order.fills else order.at_ns
         self.started_ns = started_ns
@@ -92,7 +89,7 @@ class Exchange:
         self.reads: list[tuple[int, bytes]] = []
         """Body reads, with times taken first."""
         self.kept_bytes = 0
-        self._owner = owner
+        self._on_end, self._on_stale = on_end, on_stale
         self._connection: ServerConnection | None = None
         self._retried = False
 
@@ -136,7 +133,7 @@ class Exchange:
         if kind == "upstream_closed" and self._connection.stale and not self._retried:
             self._retried = True
             self._connection = None
-            self._owner.stale(self)
+            self._on_stale(self)
         else:
             self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
 
@@ -151,4 +148,4 @@ class Exchange:
         self.sent_ns = self.sent_ns or self.end_ns
         self.outcome, self.error_kind = outcome, kind
         self._connection = None
-        self._owner.ended(self)
+        self._on_end(self)

@@ -189,12 +189,9 @@ class Sender:
             self._on_expired(order)
             return
         self.started += 1
+        concurrency, held = len(self._in_flight) + 1, held and not order.fills
         exchange = Exchange(
-            order,
-            self,
-            started_ns=now_ns,
-            concurrency=len(self._in_flight) + 1,
-            held=held and not order.fills,
+            order, self.ended, self._connections.start_anew, started_ns=now_ns, concurrency=concurrency, held=held
         )
         self._in_flight[order.number] = exchange
         self._connections.start(exchange)
@@ -206,9 +203,6 @@ class Sender:
         while self._held and (self._parallel is None or len(self._in_flight) < self._parallel):
             self._start(self._held.popleft(), self._clock(), held=True)
         self._connections.serve()
-
-    def stale(self, exchange: Exchange) -> None:
-        self._connections.start_anew(exchange)
 
     def _on_beat(self) -> None:
         now_ns = self._clock()
