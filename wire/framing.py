@@ -5,12 +5,10 @@ is certain; an oddity of its framing is mended on the way, and told of by ``odd`
 """
 
 import re
-from collections.abc import Sequence
 from typing import Literal
 
-from wire.head import Headers, header_values
+from wire.head import FramingError
 
-MAX_LENGTH_DIGITS = 18
 MAX_CHUNK_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_CHUNKS_A_TURN = 512
@@ -39,32 +37,6 @@ def usual_beginnings() -> list[bytes]:
 
 USUAL_BEGINNINGS = usual_beginnings()
 MAX_USUAL_BYTES = len(USUAL_BEGINNINGS)
-
-
-class FramingError(Exception):
-    """A message whose end cannot be told for sure; ``status`` is how to refuse a request."""
-
-    def __init__(self, reason: str, status: int = 400) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-def body_framing(headers: Headers, names: Sequence[bytes]) -> int | Literal["chunked"]:
-    """Return the body's bytes, or ``chunked``; ``names`` in lower case. Raises FramingError if headers differ."""
-    lengths = names.count(b"content-length")
-    if b"transfer-encoding" in names:
-        if lengths:
-            raise FramingError("both Content-Length and Transfer-Encoding")
-        codings = header_values(headers, b"transfer-encoding")
-        if len(codings) > 1 or codings[0].strip(b" \t").lower() != b"chunked":
-            raise FramingError("a Transfer-Encoding other than chunked", 501)
-        return "chunked"
-    if lengths == 0:
-        return 0
-    length = headers[names.index(b"content-length")][1]
-    if lengths > 1 or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
-        raise FramingError("a Content-Length that is not one number")
-    return int(length)
 
 
 class FixedBody:

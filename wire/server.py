@@ -5,12 +5,11 @@ import contextlib
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Protocol
 
-from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
-from wire.head import serialise_head
-from wire.loop import Hangup, Turns
-from wire.requesthead import RequestHead, parse_request_head
+from wire.framing import ChunkedBody, FixedBody
+from wire.head import FramingError, RequestHead, parse_request_head, serialise_head
+from wire.loop import Connection, Turns
 
 __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 
@@ -56,7 +55,7 @@ class RequestHandler(Protocol):
 HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 
 
-class ClientConnection(asyncio.BufferedProtocol):
+class ClientConnection(Connection, asyncio.BufferedProtocol):
     """A client's connection. Requests that come while one is being answered wait, up to a bound."""
 
     def __init__(
@@ -66,21 +65,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         error_type: str = "proxy_error",
         turns: Turns | None = None,
     ) -> None:
-        """``turns``: shared with the connections among which work is divided."""
+        super().__init__(turns)
         self._new_handler, self._on_closed, self._error_type = new_handler, on_closed, error_type
-        self.transport: asyncio.Transport | None = None
         self._handler: RequestHandler | None = None
         self._head: RequestHead | None = None
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._buffer = b""
-        self._write_paused = False
-        self._reading_paused = self._on_break = False
-        self._turns = turns or Turns()
-        self._closing = False
-        self._advancing = False
-        self._open = False
-        self._lingering = False
-        self._response_begun = False
+        self._closing = self._advancing = self._lingering = False
+        self._open = self._response_begun = False
         self._watcher: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._body_since = self._loop.time()
@@ -100,7 +92,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def stalled_s(self) -> float:
         """For how long the rest of a request's body has not come, although it would have been read."""
-        waiting = self._open and not self._body.complete and not self._reading_paused
+        waiting = self._open and not self._body.complete and not self._read_paused
         return self._loop.time() - self._body_since if waiting else 0.0
 
     @property
@@ -169,20 +161,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._close(still_sending=still_sending)
 
     def pause_reading(self) -> None:
-        """Stop reading the request until ``resume_reading``: the receiver of its body is slower than the client."""
-        if self.transport is not None and not self.transport.is_closing() and not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
+        if self.alive and not self._read_paused:
+            super().pause_reading()
             self._watcher = self._loop.call_later(WATCH_S, self._watch)
 
     def resume_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing() and self._reading_paused:
-            self._reading_paused = False
+        if self._read_paused:
             self._body_since = self._loop.time()
             if self._watcher is not None:
                 self._watcher.cancel()
-            if not self._on_break:
-                self.transport.resume_reading()
+            super().resume_reading()
 
     def close_when_idle(self) -> None:
         """Take no further request: close now, or when the response in progress has ended."""
@@ -191,9 +179,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.close()
 
     # What the event loop calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return READ_BUFFER
@@ -268,9 +253,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         self._buffer = data[end:]
         head = parse_request_head(data[:end])
-        framing = body_framing(head.headers, head.names)
         self._head = head
-        self._body = ChunkedBody() if framing == "chunked" else FixedBody(framing)
+        self._body = ChunkedBody() if head.framing == "chunked" else FixedBody(head.framing)
         self._open, self._response_begun = True, False
         self._body_since = self._loop.time()
         handler = self._new_handler(head, self)
@@ -295,20 +279,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._body.complete and self._handler is handler:
             handler.request_end()
 
-    def _take_break(self) -> None:
-        """Let others have their turn before the rest."""
-        self._on_break = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-        self._turns.later(self._go_on)
-
     def _go_on(self) -> None:
-        self._on_break = False
         if self._lingering:
             self._buffer = b""
         self._advance()
-        if self.transport is not None and not (self.transport.is_closing() or self._reading_paused or self._on_break):
-            self.transport.resume_reading()
 
     def _reject(self, error: FramingError) -> None:
         """Refuse a malformed request, or cut its response if that has begun; its handler hears of a client gone."""
@@ -350,9 +324,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         """While reading is paused, see whether the client is still there."""
-        if self.transport is None or not self._reading_paused or self.transport.is_closing():
+        if self.transport is None or not self._read_paused or self.transport.is_closing():
             return
-        if Hangup(self.transport).seen():
+        if self.left:
             self.transport.abort()
         else:
             self._watcher = self._loop.call_later(WATCH_S, self._watch)

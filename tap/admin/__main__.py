@@ -18,10 +18,9 @@ from tap.admin.state import LiveState, probe_upstreams
 from tap.admin.view import live_page
 from tap.ipc.answer import Answer
 from tap.ipc.messages import AdminSetup, Channel, Ready, TapStats
-from wire.head import Header
+from wire.head import Header, RequestHead
 from wire.loop import run
 from wire.process import parent_socket
-from wire.requesthead import RequestHead
 from wire.server import ClientConnection, Server
 
 NICENESS: Final = 15

@@ -16,7 +16,7 @@ from tap.admin.state import LiveState, probe_once, takes_connections
 from tap.admin.view import Fact, upstream_facts
 from tap.ipc.messages import AdminSetup, TapStats, UpstreamStats
 from tests.tap.admin.conftest import PROGRESS, UPSTREAM, tap_stats, worker_stats
-from wire.requesthead import parse_request_head
+from wire.head import parse_request_head
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "kvtape-tap.json").read_text())
