@@ -25,34 +25,18 @@ USUAL_SIZES = {b"%x" % size: size for size in range(1, 4096)}
 """Size lines as nearly all are written."""
 MAX_USUAL_LINE = 5
 """The longest of them with its CRLF."""
-
-
-def usual_beginnings() -> list[bytes]:
-    """Return the size line of a usual chunk by the length of the whole; elsewhere what no data so long begins with."""
-    found = [b"-" * (length + 1) for length in range(4096 + MAX_USUAL_LINE + 2)]
-    for line, size in USUAL_SIZES.items():
-        found[len(line) + size + 4] = line + b"\r\n"
-    return found
-
-
-USUAL_BEGINNINGS = usual_beginnings()
-MAX_USUAL_BYTES = len(USUAL_BEGINNINGS)
+USUAL_BEGINNINGS = {len(line) + size + 4: line + b"\r\n" for line, size in USUAL_SIZES.items()}
+"""Size line of a usual chunk by the length of the whole."""
 
 
 class FixedBody:
     """A body of a known number of bytes."""
 
-    __slots__ = ("_left", "complete", "dense")
+    odd = dense = False
 
     def __init__(self, length: int) -> None:
         self._left = length
         self.complete = length == 0
-        """Whether the body has ended."""
-        self.dense = False
-        """Whether the last read was so much work that others should have their turn. The reader takes it back."""
-
-    odd = False
-    """Whether the framing was not as it should be."""
 
     def one_chunk(self, data: bytes) -> bytes | None:
         """Return null: it has no chunks."""
@@ -66,18 +50,6 @@ class FixedBody:
         self._left -= size
         self.complete = self._left == 0
         return data, data, size
-
-
-class OpenBody(FixedBody):
-    """A body that only the connection's end ends."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
-        return data, data, len(data)
 
 
 class ChunkedBody:
@@ -97,15 +69,18 @@ class ChunkedBody:
         self._trailer_bytes = 0
         self._error: FramingError | None = None
         """Found behind good bytes of the same read: raised once those have passed."""
-        self.complete = self.dense = self.odd = False
+        self.complete = False
+        """Whether the body has ended."""
+        self.dense = False
+        """Whether the last read was so much work that others should have their turn. The reader takes it back."""
+        self.odd = False
+        """Whether the framing was not as it should be."""
 
     def one_chunk(self, data: bytes) -> bytes | None:
         """Return the body's bytes of a read that is one chunk, written as usual; null: it is for ``feed``."""
-        length = len(data)
-        if self._between and length < MAX_USUAL_BYTES:
-            beginning = USUAL_BEGINNINGS[length]
-            if data.startswith(beginning) and data.endswith(b"\r\n"):
-                return data[len(beginning) : -2]
+        beginning = USUAL_BEGINNINGS.get(len(data)) if self._between else None
+        if beginning is not None and data.startswith(beginning) and data.endswith(b"\r\n"):
+            return data[len(beginning) : -2]
         return None
 
     def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
@@ -116,9 +91,6 @@ class ChunkedBody:
         """
         if self._error is not None:
             raise self._error
-        return self._feed(data)
-
-    def _feed(self, data: bytes) -> tuple[bytes, bytes, int]:
         pieces: list[bytes] = []
         mended: list[bytes] = []
         at = kept = work = 0
@@ -175,13 +147,11 @@ class ChunkedBody:
 
     def _act(self, line: bytes) -> bytes:
         """Act on a line; returns it as it should have been."""
-        text = line[:-2]
+        text = line.removesuffix(b"\n").removesuffix(b"\r")
         if not line.endswith(b"\r\n") or b"\r" in text:
             if not self._lenient:
                 raise FramingError("a line of a chunked body that does not end in CRLF")
-            self.odd = True
-            text = line[:-1].removesuffix(b"\r")
-            line = text + b"\r\n"
+            self.odd, line = True, text + b"\r\n"
         if self._state == "size":
             return self._begin_chunk(text, line)
         if self._state == "data_end":

@@ -15,6 +15,8 @@ Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
 Framing = int | Literal["chunked"]
 """Bytes of a body, or ``chunked``."""
+ENDLESS = 1 << 62
+"""Bytes of a body that only the connection's end ends."""
 
 MAX_LENGTH_DIGITS = 18
 MAX_KNOWN_BYTES = 1024
@@ -78,8 +80,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     """All of it, up to and with its empty line."""
     odd: bool
     """It was not written as it should be, and mended."""
-    framing: Framing | None
-    """Null: nothing but the connection's end tells where the body ends."""
+    framing: Framing
     keep_alive: bool
     """The server keeps the connection, for all that the head says and that is known of the server."""
 
@@ -95,7 +96,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
     @property
     def until_close(self) -> bool:
-        return self.framing is None
+        return self.framing == ENDLESS
 
 
 def parse_request_head(data: bytes) -> RequestHead:
@@ -162,7 +163,7 @@ def _parse(data: bytes) -> ResponseHead:
     headers, names, odd = _header_lines(data, start.end())
     if b" \r" in data or b"\t\r" in data or b" \n" in data or b"\t\n" in data:
         headers = [(name, value.rstrip(b" \t")) for name, value in headers]
-    framing: Framing | None = None
+    framing: Framing = ENDLESS
     if CODING in names or LENGTH in names:
         mended, framing = _one_framing(headers, names)
         if mended is not headers:

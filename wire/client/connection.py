@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from wire.errors import LossKind
-from wire.framing import ChunkedBody, FixedBody, OpenBody
+from wire.framing import ChunkedBody, FixedBody
 from wire.head import SWITCHING_PROTOCOLS, FramingError, ResponseHead, parse_response_head
 from wire.loop import Connection, Turns
 
@@ -231,9 +231,7 @@ class ServerConnection(Connection, asyncio.Protocol):
     def _new_body(self, head: ResponseHead) -> FixedBody | ChunkedBody:
         if self._head_only:
             return FixedBody(0)
-        if head.framing == "chunked":
-            return ChunkedBody(lenient=True)
-        return OpenBody() if head.framing is None else FixedBody(head.framing)
+        return ChunkedBody(lenient=True) if head.framing == "chunked" else FixedBody(head.framing)
 
     def _await_head(self) -> None:
         if self._head_timer is None:
