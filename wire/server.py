@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -71,15 +72,12 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._head: RequestHead | None = None
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._buffer = b""
-        self._closing = self._advancing = self._lingering = False
-        self._open = self._response_begun = False
+        self.busy = self.closing = False
+        """Whether a request is in progress, and whether the connection closes after it, whoever wants to keep it."""
+        self._advancing = self._lingering = self._response_begun = False
         self._watcher: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._body_since = self._loop.time()
-
-    @property
-    def busy(self) -> bool:
-        return self._open
 
     @property
     def more_to_come(self) -> bool:
@@ -88,22 +86,17 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
 
     def idle_s(self) -> float:
         """For how long no request has been in progress; 0 during one."""
-        return 0.0 if self._open else self._loop.time() - self._idle_since
+        return 0.0 if self.busy else self._loop.time() - self._idle_since
 
     def stalled_s(self) -> float:
         """For how long the rest of a request's body has not come, although it would have been read."""
-        waiting = self._open and not self._body.complete and not self._read_paused
+        waiting = self.busy and not self._body.complete and not self._read_paused
         return self._loop.time() - self._body_since if waiting else 0.0
 
-    @property
-    def closing(self) -> bool:
-        """Return whether the connection closes after the response in progress, whatever client and handler want."""
-        return self._closing
-
     def check_integrity(self) -> None:
-        assert self._open or self._handler is None, "a handler without a request"
-        assert not (self._lingering and self._open), "a request on a connection that closes"
-        assert self._open or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
+        assert self.busy or self._handler is None, "a handler without a request"
+        assert not (self._lingering and self.busy), "a request on a connection that closes"
+        assert self.busy or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
 
     # What the handler calls.
 
@@ -122,11 +115,11 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         """End the response; the connection closes unless both sides keep it, or if the request has not ended yet."""
         head = self._head
         self._end_request()
-        keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self._closing
+        keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self.closing
         if not self._accepting():
             return
         if not keep:
-            self._close(still_sending=not self._body.complete or bool(self._buffer))
+            self._close()
             return
         self.resume_reading()
         self._advance()
@@ -137,28 +130,20 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def refuse(self, status: int, reason: str) -> None:
+    def refuse(self, status: int, reason: str, *, still_sending: bool = False) -> None:
         """Answer with an error in the shape of OpenAI's and close. For when no response has begun."""
-        self._refuse(status, reason, still_sending=not self._body.complete or bool(self._buffer))
+        self._end_request()
+        if self.transport is None or not self._accepting():
+            return
+        body = json.dumps({"error": {"message": reason, "type": self._error_type, "code": status}}).encode()
+        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
+        start_line = b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())
+        self.transport.write(serialise_head(start_line, [*headers, (b"Connection", b"close")]) + body)
+        self._close(still_sending=still_sending)
 
     def give_up_body(self) -> None:
         """The rest of the request's body will not come: refuse it, or cut a response that has begun."""
         self._reject(FramingError("the request's body stopped coming", 408))
-
-    def _refuse(self, status: int, reason: str, *, still_sending: bool) -> None:
-        self._end_request()
-        if self.transport is None or not self._accepting():
-            return
-        phrase = HTTPStatus(status).phrase.encode()
-        body = b'{"error": {"message": "%b", "type": "%b", "code": %d}}' % (
-            reason.encode(),
-            self._error_type.encode(),
-            status,
-        )
-        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
-        head = serialise_head(b"HTTP/1.1 %d %b" % (status, phrase), [*headers, (b"Connection", b"close")])
-        self.transport.write(head + body)
-        self._close(still_sending=still_sending)
 
     def pause_reading(self) -> None:
         if self.alive and not self._read_paused:
@@ -174,7 +159,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
 
     def close_when_idle(self) -> None:
         """Take no further request: close now, or when the response in progress has ended."""
-        self._closing = True
+        self.closing = True
         if not self.busy and self.transport is not None and not self._lingering:
             self.transport.close()
 
@@ -196,7 +181,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """Cut the connection during a response: half a close counts as a whole one, as one that has gone sends it."""
-        if self._open and self.transport is not None:
+        if self.busy and self.transport is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -255,10 +240,10 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         head = parse_request_head(data[:end])
         self._head = head
         self._body = ChunkedBody() if head.framing == "chunked" else FixedBody(head.framing)
-        self._open, self._response_begun = True, False
+        self.busy, self._response_begun = True, False
         self._body_since = self._loop.time()
         handler = self._new_handler(head, self)
-        if not self._open:  # answered or refused from within
+        if not self.busy:  # answered or refused from within
             return True
         self._handler = handler
         if self._write_paused:
@@ -293,19 +278,20 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         if handler is not None and self._response_begun:
             self.abort()
         else:
-            self._refuse(error.status, str(error), still_sending=True)
+            self.refuse(error.status, str(error), still_sending=True)
 
     def _end_request(self) -> None:
         self._handler = None
-        self._open = False
+        self.busy = False
         self._idle_since = self._loop.time()
 
     def _accepting(self) -> bool:
         return self.transport is not None and not self.transport.is_closing() and not self._lingering
 
-    def _close(self, *, still_sending: bool) -> None:
+    def _close(self, *, still_sending: bool = False) -> None:
         """Close so that the client can read the response: a reset for bytes on their way would overtake it."""
         assert self.transport is not None
+        still_sending = still_sending or bool(self._buffer) or not self._body.complete
         if not still_sending or not self.transport.can_write_eof():
             self.transport.close()
             return
