@@ -101,10 +101,10 @@ class ChunkedBody:
                     at = self._take_data(data, at, pieces)
                     continue
                 if self._state == "size" and not self._line:
-                    at, number, piece = take_whole_chunks(data, at, MAX_CHUNKS_A_TURN - work + 1)
-                    if number:
-                        pieces.append(piece)
-                        work += number - 1
+                    number = len(pieces)
+                    at = take_whole_chunks(data, at, pieces, number + MAX_CHUNKS_A_TURN - work + 1)
+                    if at > before:
+                        work += len(pieces) - number - 1
                         continue
                 line, at = self._take_line(data, at)
                 if line is not None:
@@ -116,7 +116,7 @@ class ChunkedBody:
             self._error, self.dense = error, True
         self.dense = self.dense or work > DENSE_CHUNKS
         self._between = self._state == "size" and not self._line and self._error is None
-        raw = data[kept:at] if at < len(data) or kept else data
+        raw = data[kept:at]
         if mended:
             raw = b"".join((*mended, raw))
         return raw, pieces[0] if len(pieces) == 1 else b"".join(pieces), at
@@ -186,9 +186,8 @@ class ChunkedBody:
         return b""
 
 
-def take_whole_chunks(data: bytes, at: int, most: int) -> tuple[int, int, bytes]:
-    """Take chunks that are all there and written as usual: the place behind them, their number, and their data."""
-    pieces: list[bytes] = []
+def take_whole_chunks(data: bytes, at: int, pieces: list[bytes], most: int) -> int:
+    """Add chunks that are all there and written as usual, up to ``most`` pieces; returns the offset behind them."""
     find, size_of = data.find, USUAL_SIZES.get
     while len(pieces) < most:
         end = find(b"\r\n", at, at + MAX_USUAL_LINE)
@@ -200,4 +199,4 @@ def take_whole_chunks(data: bytes, at: int, most: int) -> tuple[int, int, bytes]
             break
         pieces.append(data[end + 2 : stop])
         at = stop + 2
-    return at, len(pieces), pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return at

@@ -130,7 +130,7 @@ def _request_framing(headers: Headers, names: Sequence[bytes]) -> Framing:
         return _length(headers[names.index(LENGTH)][1]) if lengths else 0
     if LENGTH in names:
         raise FramingError("both Content-Length and Transfer-Encoding")
-    if [value.lower() for value in header_values(headers, CODING)] != [b"chunked"]:
+    if [value.rstrip(b" ").lower() for value in header_values(headers, CODING)] != [b"chunked"]:
         raise FramingError("a Transfer-Encoding other than chunked", 501)
     return "chunked"
 
@@ -241,9 +241,7 @@ def end_to_end(headers: Headers, names: Sequence[bytes]) -> list[Header]:
     """Return the headers that pass a proxy, as they came; ``names``: their lower-case names, parallel to them."""
     if HOP_BY_HOP.isdisjoint(names):
         return list(headers)
-    dropped = HOP_BY_HOP
-    if b"connection" in names:
-        dropped = (HOP_BY_HOP | connection_options(headers)) - KEPT_ALWAYS
+    dropped = (HOP_BY_HOP | connection_options(headers)) - KEPT_ALWAYS
     return [header for header, name in zip(headers, names, strict=True) if name not in dropped]
 
 

@@ -198,8 +198,9 @@ class ServerConnection(Connection, asyncio.Protocol):
                     raise FramingError("response head too large")
                 if found is None:
                     self._unread = data[at:]
-                    if self._unread:
-                        self._await_head()
+                    if self._unread and self._head_timer is None:
+                        loop = asyncio.get_running_loop()
+                        self._head_timer = loop.call_later(HEAD_WAIT_S, self._lose, "timeout")
                     return
                 self._take_head(sink, data[at : found.end()], more=found.end() < len(data))
                 at = found.end()
@@ -223,19 +224,11 @@ class ServerConnection(Connection, asyncio.Protocol):
             if self._num_informational > MAX_INFORMATIONAL:
                 raise FramingError("too many informational responses")
         else:
-            self._head, self._body = head, self._new_body(head)
+            framing = 0 if self._head_only else head.framing
+            self._head, self._body = head, ChunkedBody(lenient=True) if framing == "chunked" else FixedBody(framing)
             self.more_to_come = more or self._body.complete
         self._stop_head_timer()
         sink.response_head(head)
-
-    def _new_body(self, head: ResponseHead) -> FixedBody | ChunkedBody:
-        if self._head_only:
-            return FixedBody(0)
-        return ChunkedBody(lenient=True) if head.framing == "chunked" else FixedBody(head.framing)
-
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self._lose, "timeout")
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
