@@ -114,7 +114,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "--admin",
         type=_address,
         metavar="HOST:PORT",
-        help="address of /healthz, /readyz, /metrics and a live page, such as 127.0.0.1:9001",
+        help="address of /healthz, /readyz and /metrics, such as 127.0.0.1:9001",
     )
     add("--workers", type=_workers, default=1, metavar="N", help="relaying processes that share the port")
     add("--route", type=_route, default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP}, of several upstreams")

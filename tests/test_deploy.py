@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from tap.__main__ import parser, read_settings
+from tap.admin import pages
 from tap.supervisor import processes, service
 
 ROOT = Path(__file__).parent.parent
-FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + processes.ADMIN_LEAVE_S
+FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + pages.LEAVE_S
 """After the drain: the workers hand over what is left, they leave, the recorder writes it. At worst."""
 DEPLOY = ROOT / "deploy"
 PAGES = [*ROOT.glob("*.md"), *DEPLOY.rglob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from wire.event_template import EventTemplate, template_of
 from wire.events import (
     UNREADABLE,
     Choice,
@@ -28,8 +27,6 @@ from wire.events import (
 )
 from wire.jsonsize import LARGE_BYTES, fits_in_memory
 
-TEMPLATE_TRIES = 4
-"""Leading events of a stream of which one is its template, or none is: a chat opens with one that names the role."""
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
 
@@ -84,11 +81,22 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response by its reads: when each arrived, in ns, and its bytes without chunk framing."""
     completion = Completion()
-    stream = StreamedEvents(completion, take)
+    events = EventStream()
+    texts: list[str] = []
     gaps_ns, gap_tokens = completion.gaps_ns, completion.gap_tokens
     last_token_ns: int | None = None
-    for at_ns, data in reads:
-        tokens = stream.take_read(data)
+    for at_ns, read in reads:
+        tokens = 0
+        for data in events.feed(read):
+            try:
+                if data == b"[DONE]":
+                    completion.done = True
+                elif len(data) > LARGE_BYTES and not fits_in_memory(data):
+                    completion.error_kind = "unparseable"
+                else:
+                    tokens += take(completion, data, texts)
+            except UNREADABLE:
+                completion.error_kind = "unparseable"
         if tokens == 0:
             continue
         if last_token_ns is None:
@@ -98,58 +106,9 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
             gaps_ns.append(at_ns - last_token_ns)
             gap_tokens.append(tokens)
         last_token_ns = at_ns
-    completion.text = "".join(stream.texts)
+    completion.text = "".join(texts)
     share_usage(completion)
     return completion
-
-
-class StreamedEvents:
-    """Events of one stream, added to what is known of its response."""
-
-    def __init__(self, completion: Completion, take: EventTaker) -> None:
-        self.texts: list[str] = []
-        self._completion, self._take = completion, take
-        self._events = EventStream()
-        self._template: EventTemplate | None = None
-        self._tries_left = TEMPLATE_TRIES if take is take_data else 0
-        """Events that may still become the template; other APIs' events have none."""
-
-    def take_read(self, data: bytes) -> int:
-        """Add the events that a read completes; returns how many tokens it carried."""
-        tokens = 0
-        if self._tries_left and self._events.begins_event and (end := data.find(b"\n\n") + 2) > 1:
-            tokens, data = self._take_rest(data[:end]), data[end:]  # its template, if it has one, takes the others
-        if self._template is not None and self._events.begins_event:
-            texts, ids, end = self._template.match(data)
-            self.texts += texts
-            if ids:
-                self._completion.add_token_ids(ids)
-            tokens, data = tokens + len(texts), data[end:]
-        return tokens + self._take_rest(data) if data else tokens
-
-    def _take_rest(self, data: bytes) -> int:
-        return sum(map(self._take_event, self._events.feed(data)))
-
-    def _take_event(self, data: bytes) -> int:
-        completion = self._completion
-        if data == b"[DONE]":
-            completion.done = True
-            return 0
-        if len(data) > LARGE_BYTES and not fits_in_memory(data):
-            completion.error_kind = "unparseable"
-            return 0
-        try:
-            return self._take_as_template(data) if self._tries_left else self._take(completion, data, self.texts)
-        except UNREADABLE:
-            completion.error_kind = "unparseable"
-            return 0
-
-    def _take_as_template(self, data: bytes) -> int:
-        """Add an event, and look whether it is the template of those behind it."""
-        event = decode_event(data)
-        self._template = template_of(data, event)
-        self._tries_left = 0 if self._template is not None else self._tries_left - 1
-        return take_event(self._completion, event, self.texts)
 
 
 def share_usage(completion: Completion) -> None:
@@ -220,7 +179,7 @@ def take_timings(completion: Completion, timings: Timings) -> None:
 
 def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:
     """Add one choice's part; returns how many tokens it carried. Text and ids are kept of the first choice alone."""
-    text = choice_text(choice)
+    text = choice.text or choice_text(choice)
     token_ids = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not choice.index:
         texts.append(text)
@@ -249,17 +208,12 @@ class EventStream:
         # A CR ends a line at once, so that no event waits for the next read; an LF that follows it belongs to it.
         self._swallow_lf = False
 
-    @property
-    def begins_event(self) -> bool:
-        """True if an event begins with the next byte."""
-        return not self._rest and not self._swallow_lf
-
     def feed(self, data: bytes) -> list[bytes]:
         """Data of the events that end within ``data``, in order; what is left waits for the next read."""
         if self._swallow_lf or data.find(b"\r") >= 0:
             data = self._with_lf(data)
-        elif not self._rest and is_one_line(data):
-            return [data[6:-2]]
+        elif not self._rest and (events := one_line_events(data)):
+            return events
         rest = self._rest
         if rest:
             # An event of many reads costs its bytes once: only the new ones, and the last before them, are searched.
@@ -282,9 +236,12 @@ class EventStream:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def is_one_line(data: bytes) -> bool:
-    """Return whether ``data``, without CR, is exactly one event of one data line, as most reads of a stream are."""
-    return data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2
+def one_line_events(data: bytes) -> list[bytes]:
+    """Data of the events of a read without CR; empty if it is more than complete events of one line each."""
+    if data[:6] != b"data: " or data[-2:] != b"\n\n":
+        return []
+    events = data[6:-2].split(b"\n\ndata: ")
+    return events if data.count(b"\n") == 2 * len(events) else []
 
 
 def event_data(block: bytes) -> bytes | None:

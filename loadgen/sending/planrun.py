@@ -146,9 +146,10 @@ class PlanRun:
             self._check_over()
 
     def _wake_ns(self) -> int | None:
-        """Time to build the next request; null: none, or a built one must start first."""
+        """Time to build the next request; null: none, or a built one must start or an ended one be settled first."""
         sender = self._sender
-        if not self._upcoming or sender.waiting >= MOST_WAITING or sender.waiting_bytes >= MOST_WAITING_BYTES:
+        unfinished = sender.waiting + len(self._ended)
+        if not self._upcoming or unfinished >= MOST_WAITING or sender.waiting_bytes >= MOST_WAITING_BYTES:
             return None
         return self._upcoming[0].at_ns - BUILD_AHEAD_NS
 

@@ -1,1 +1,1 @@
-"""The admin process: health, metrics and the live page, made from numbers that the other processes push."""
+"""Health and metrics of a tap, made of numbers that its processes report when they are asked for."""

@@ -7,8 +7,8 @@ from prometheus_client.core import Metric
 
 from measure.exposition import Families
 from measure.histogram import GAP_S, WAIT_S
-from tap.admin.state import LiveState
-from tap.ipc.messages import Progress, TapStats, WorkerStats
+from tap.admin.state import TapStats
+from tap.ipc.messages import Progress, WorkerStats
 
 TAP: Final = Families("kvtape_tap_")
 WORKER_COUNTERS: Final = {
@@ -33,19 +33,17 @@ NAMES: Final = {"bytes_in": "received_bytes", "bytes_out": "sent_bytes", "loop_d
 """Names of metrics that are not those of their fields."""
 
 
-def tap_metrics(state: LiveState) -> Iterator[Metric]:
-    yield TAP.gauge("ready", "1 if /readyz says so.", [((), not state.reasons_against())])
-    recording = [((), not state.reasons_not_recording())]
+def tap_metrics(stats: TapStats) -> Iterator[Metric]:
+    yield TAP.gauge("ready", "1 if /readyz says so.", [((), not stats.reasons_against())])
+    recording = [((), not stats.reasons_not_recording())]
     yield TAP.gauge("recording", "1 if requests leave records, whether ready or not.", recording)
-    up = [((origin,), reached) for origin, reached in sorted(state.reachable.items())]
+    up = [((origin,), reached) for origin, reached in sorted(stats.reachable.items())]
     yield TAP.gauge("upstream_up", "1 if the upstream took a connection lately.", up, ["upstream"])
-    if state.stats is None:
-        return
-    yield from _service_metrics(state.stats)
-    yield from _worker_metrics(sorted(state.stats.worker_stats, key=lambda one: one.worker))
-    serving = [((name,), reason is None) for name, reason in state.reasons_against_upstreams().items()]
+    yield from _service_metrics(stats)
+    yield from _worker_metrics(sorted(stats.worker_stats, key=lambda one: one.worker))
+    serving = [((name,), name not in stats.ejected) for name in stats.upstreams]
     yield TAP.gauge("upstream_serving", "1 if the upstream gets new sessions.", serving, ["upstream"])
-    yield from _recorder_metrics(state.stats.progress)
+    yield from _recorder_metrics(stats.progress)
 
 
 def _service_metrics(stats: TapStats) -> Iterator[Metric]:

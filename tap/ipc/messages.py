@@ -16,7 +16,7 @@ from wire.process import FrameSocket, frame
 Endpoint = str
 """API of a request, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""
 STATS_INTERVAL_S = 1.0
-"""Between two reports of a process for the admin pages."""
+"""Between two reports of a process for /metrics."""
 
 
 def say(text: str) -> None:
@@ -33,20 +33,12 @@ class Channel(FrameSocket):
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
-        self.congested = False
-        """The other side has not read for a while."""
         super().__init__(
             lambda payload: self.messages.put_nowait(decoder.decode(payload)), lambda: self.messages.put_nowait(None)
         )
 
     def post(self, message: msgspec.Struct) -> None:
         self.send(msgspec.msgpack.encode(message))
-
-    def pause_writing(self) -> None:
-        self.congested = True
-
-    def resume_writing(self) -> None:
-        self.congested = False
 
 
 def no_counts() -> HistogramCounts:
@@ -273,36 +265,3 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     upstreams: list[UpstreamStats] = []
     misrouted: dict[str, int] = {}
     """Requests for which the policy raised, by the exception's type."""
-
-
-class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """First message to the admin process."""
-
-    listen_fd: int
-    """The bound TCP socket to serve pages on, inherited."""
-    trace: str
-    """Path, for the heading of the page."""
-
-
-class TapStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """State of the tap for the admin process: of its processes, of the engine, and the numbers that each reported."""
-
-    upstreams: list[str]
-    """Origins of new requests."""
-    workers: int
-    workers_up: int = 0
-    worker_restarts: int = 0
-    recorder_up: bool = False
-    recorder_restarts: int = 0
-    recorder_silent_s: float = 0.0
-    """Since the recorder's last report."""
-    offered: int = 0
-    """Requests to be recorded so far, of all workers, dead ones included."""
-    dropped: dict[str, int] = {}
-    draining: bool = False
-    """The tap is ending: no new connections."""
-    engine: Engine | None = None
-    """Null: unknown."""
-    worker_stats: list[WorkerStats] = []
-    """Latest numbers of each live worker."""
-    progress: Progress = msgspec.field(default_factory=Progress)

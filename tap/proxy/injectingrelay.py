@@ -1,8 +1,8 @@
 """Relay that asks the engine for more than the client did, and removes the additions from the response.
 
 Streams alone are asked for more: a response that is one JSON text has its usage, and its Content-Length precedes it.
-The request waits for its last byte, since a member to change can stand anywhere in it; the size of the recorder's copy
-bounds the wait. The stream passes read by read. The recorder gets every byte as the engine sent it.
+The request waits for its last byte, since a member that decides can stand anywhere in it; the size of the recorder's
+copy bounds the wait. The stream passes read by read. The recorder gets every byte as the engine sent it.
 """
 
 from collections import Counter
@@ -15,92 +15,68 @@ from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.messages import Endpoint
 from tap.ipc.settings import Injection
-from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relay, Relays, RoutedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
 from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
+from tracefile.records.decoding import NOT_JSON
 from wire.client.connection import ResponseHead, ServerConnection
 from wire.head import Header, RequestHead, header_values
 from wire.server import ClientConnection
 
 CHAT = "/v1/chat/completions"
 INJECTABLE = frozenset({"/v1/completions", CHAT})
-_PROMPT = {"/v1/completions": ("prompt", "prompt_embeds"), CHAT: ("messages",)}
-_NOT_ASKED = (b"false", b"null")
+_ABSENT = msgspec.Raw()
+
+
+class Request(msgspec.Struct):
+    """Members that decide what a request is asked for beside what it says, as they are written."""
+
+    prompt: msgspec.Raw = _ABSENT
+    prompt_embeds: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    stream: msgspec.Raw = _ABSENT
+    stream_options: msgspec.Raw = _ABSENT
+    return_token_ids: msgspec.Raw = _ABSENT
+    echo: msgspec.Raw = _ABSENT
+    parallel_tool_calls: msgspec.Raw = _ABSENT
+
+    def has_prompt(self, endpoint: Endpoint) -> bool:
+        prompts = (self.messages,) if endpoint == CHAT else (self.prompt, self.prompt_embeds)
+        return any(prompt is not _ABSENT for prompt in prompts)
+
+
+_decode = msgspec.json.Decoder(Request).decode
 
 
 def inject(
     body: bytes, endpoint: Endpoint, dialect: DialectName, wanted: frozenset[Injection]
 ) -> tuple[bytes, frozenset[Injection]]:
-    """Return the body with the wanted additions, and those made: without those that the client asked for itself.
+    """Return the body with the wanted additions, and those made: no member that the client wrote itself.
 
     The client's bytes stay; additions stand at the end of the object, so a position in an engine's error message is one
-    in the client's body. A body that the engine will refuse is returned unchanged.
-    Raises UnlocatableError for one that is no JSON object, or whose members take long to find.
+    in the client's body. A body that the engine will refuse is returned unchanged: the error would quote the additions.
+    Raises one of ``NOT_JSON`` for one that is no JSON object.
     """
-    if endpoint not in INJECTABLE:
-        return body, frozenset()
-    members = object_members(body)
-    if not any(name in members for name in _PROMPT[endpoint]):
-        return body, frozenset()  # the engine's error would quote the additions
-    if _value(body, members, "stream") != b"true":
-        return body, frozenset()
-    edits: dict[Injection, Edit] = {}
-    if "usage" in wanted and (edit := _ask_for_usage(body, members, dialect)):
-        edits["usage"] = edit
-    if "token-ids" in wanted and (edit := _ask_for_ids(body, members, endpoint, dialect)):
-        edits["token-ids"] = edit
-    return apply_edits(body, [*edits.values()]), frozenset(edits)
-
-
-def _ask_for_usage(body: bytes, members: dict[str, Member], dialect: DialectName) -> Edit | None:
-    """Return the edit that asks for a stream's usage."""
-    if "usage" not in DIALECTS[dialect].injectable:
-        return None
-    if "stream_options" not in members:
-        return _append(body, b'"stream_options":{"include_usage":true}')
-    options = members["stream_options"].value
-    if options.of(body) == b"null":
-        return Edit(*options, b'{"include_usage":true}')
-    return _include_usage(body, options)
-
-
-def _include_usage(body: bytes, options: Span) -> Edit | None:
-    """Return the edit of the client's own stream options; null if they ask for usage, or for more."""
-    inner = object_members(body, options)
-    if _value(body, inner, "continuous_usage_stats") not in (b"", *_NOT_ASKED):
-        return None  # alone it does nothing; with include_usage, every event would carry usage
-    if "include_usage" in inner:
-        return _switch_on(body, inner["include_usage"])
-    start = options.start + 1
-    return Edit(start, start, b'"include_usage":true,' if inner else b'"include_usage":true')
-
-
-def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
-    if "token-ids" not in DIALECTS[dialect].injectable:
-        return None
-    if _value(body, members, "echo") not in (b"", *_NOT_ASKED):
-        return None  # vLLM leaves the echoed prompt's text out where it returns ids
-    if endpoint == CHAT and _value(body, members, "parallel_tool_calls") == b"false":
-        return None  # vLLM then empties events of further calls, which look like events that exist for ids alone
-    if "return_token_ids" in members:
-        return _switch_on(body, members["return_token_ids"])
-    return _append(body, b'"return_token_ids":true')
-
-
-def _switch_on(body: bytes, member: Member) -> Edit | None:
-    return Edit(*member.value, b"true") if member.value.of(body) in _NOT_ASKED else None
-
-
-def _append(body: bytes, member: bytes) -> Edit:
+    request = _decode(body)
+    members: dict[Injection, bytes] = {}
+    if bytes(request.stream) == b"true" and request.has_prompt(endpoint):
+        askable = wanted & DIALECTS[dialect].injectable
+        if "token-ids" in askable and _takes_ids(request, endpoint):
+            members["token-ids"] = b',"return_token_ids":true'
+        if "usage" in askable and request.stream_options is _ABSENT:
+            members["usage"] = b',"stream_options":{"include_usage":true}'
     end = body.rindex(b"}")
-    return Edit(end, end, b"," + member)
+    return b"".join((body[:end], *members.values(), body[end:])), frozenset(members)
 
 
-def _value(body: bytes, members: dict[str, Member], name: str) -> bytes:
-    return members[name].value.of(body) if name in members else b""
+def _takes_ids(request: Request, endpoint: Endpoint) -> bool:
+    if bytes(request.echo) not in (b"", b"false", b"null"):
+        return False  # vLLM leaves the echoed prompt's text out where it returns ids
+    if endpoint == CHAT and bytes(request.parallel_tool_calls) == b"false":
+        return False  # vLLM then empties events of further calls, which look like events that exist for ids alone
+    return request.return_token_ids is _ABSENT
 
 
 OK = 200
@@ -219,9 +195,9 @@ class InjectingRelay(RoutedRelay):
         if body is not None and dialect is not None:
             try:
                 asking, added = inject(body, self._endpoint, dialect, self._relays.wanted)
-            except UnlocatableError:
+            except NOT_JSON:
                 added = frozenset()
-                self._relays.count_passed_by("request_unlocatable")
+                self._relays.count_passed_by("request_not_json")
             if added:
                 self._filter = ResponseFilter(added, dialect)
                 if self._copy is not None:

@@ -1,4 +1,4 @@
-"""Child processes of the tap: workers, recorder, admin. One that ends unasked is started again, after a growing wait.
+"""Child processes of the tap: workers and recorder. One that ends unasked is started again, after a growing wait.
 
 A setup comes over a socket pair, so no secret is on a command line or in an environment.
 """
@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 
 from tap.ipc.messages import (
-    STATS_INTERVAL_S,
-    AdminSetup,
     Channel,
     Cut,
     Drain,
@@ -26,12 +24,10 @@ from tap.ipc.messages import (
     RecorderSetup,
     Refused,
     Reload,
-    TapStats,
     WorkerSetup,
     WorkerStats,
     say,
 )
-from tap.ipc.settings import Settings
 from tap.ipc.sharedmemory import UpstreamBoard
 from tap.supervisor.account import Ledger
 from tap.supervisor.upstreams import Fleet
@@ -103,11 +99,6 @@ class RestartingChild:
         """Send a message; a child that is away misses it, and learns its content from its next setup."""
         if self.ready:
             self._channel.post(message)
-
-    def offer(self, message: Any) -> None:
-        """Send a message that the next one repeats; a child that does not read is spared it."""
-        if not self._channel.congested:
-            self.send(message)
 
     async def finish(self, timeout_s: float) -> bool:
         if self.ready:
@@ -298,36 +289,3 @@ class RecorderProcess:
     def _died(self) -> None:
         settings = msgspec.structs.replace(self._setup.settings, resume=True, overwrite=False)
         self._setup = msgspec.structs.replace(self._setup, settings=settings, carry=self.ledger.progress)
-
-
-ADMIN_LEAVE_S = 5.0
-
-
-class AdminProcess:
-    """The admin process, which gets the tap's state once a second."""
-
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
-        self._listener = listener
-        setup = AdminSetup(listen_fd=listener.fileno(), trace=settings.trace)
-        consequence = "no pages and metrics, all else goes on"
-        self._child = RestartingChild("admin", "tap.admin", lambda: setup, [setup.listen_fd], consequence=consequence)
-        self._telling: asyncio.Task[None] | None = None
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    async def start(self, stats: Callable[[], TapStats]) -> None:
-        await self._child.start()
-        self._telling = asyncio.create_task(self._tell(stats))
-
-    async def finish(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-        self._listener.close()
-        await self._child.finish(ADMIN_LEAVE_S)
-
-    async def _tell(self, stats: Callable[[], TapStats]) -> None:
-        while True:
-            self._child.offer(stats())
-            await asyncio.sleep(STATS_INTERVAL_S)

@@ -14,13 +14,15 @@ import msgspec
 from engines.access import OPEN, Access
 from engines.control import learn_engine_facts
 from engines.facts import EngineFacts
-from tap.ipc.messages import RecorderSetup, TapStats, say
+from tap.admin.pages import serving_pages
+from tap.admin.state import TapStats
+from tap.ipc.messages import RecorderSetup, say
 from tap.ipc.settings import Settings, read_upstreams
 from tap.ipc.sharedmemory import RECORDER_SOCKET, WorkerCounts
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
+from tap.supervisor.processes import RecorderProcess, Workers
 from tap.supervisor.startup import probe_engine, recorder_setup, spoken_dialect, worker_setup
-from tap.supervisor.upstreams import Fleet, reach_upstreams
+from tap.supervisor.upstreams import Fleet, failure_to_reach, reach_upstreams
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
@@ -168,13 +170,10 @@ FLUSH_TIMEOUT_S = 60.0
 async def serve(settings: Settings) -> None:
     signals = Signals()
     listeners = bind_listeners("--listen", *settings.listen, count=settings.workers)
-    pages = bind_listeners("--admin", *settings.admin) if settings.admin is not None else []
+    admin = bind_listeners("--admin", *settings.admin)[0] if settings.admin is not None else None
     key = load_key(None if settings.key_file is None else Path(settings.key_file))
     service = Service(settings)
-    if pages:
-        service.admin = AdminProcess(settings, pages[0])
-        await service.admin.start(service.stats)
-    try:
+    async with watched(service, admin):
         settings, reached = await reach_upstreams(settings, signals.reloads, listeners)
         facts, *others = await learn(settings, reached)
         settings, line, notes = await probe_engine(settings, facts, reached[0])
@@ -192,7 +191,7 @@ async def serve(settings: Settings) -> None:
                 try:
                     await workers.start()
                     signals.started()
-                    _announce(settings, listeners[0].getsockname()[1], service.admin, line, setup.block_size)
+                    _announce(settings, listeners[0].getsockname()[1], admin, line, setup.block_size)
                     for note in notes:
                         say(f"note: {note}")
                     await service.run(signals)
@@ -200,9 +199,20 @@ async def serve(settings: Settings) -> None:
                 except BaseException:
                     await workers.drain(0.0, asyncio.Queue())
                     raise
+
+
+@contextlib.asynccontextmanager
+async def watched(service: "Service", listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve the admin pages on ``listener``; null: none."""
+    if listener is None:
+        yield
+        return
+    probing = asyncio.create_task(service.probe_upstreams())
+    try:
+        async with serving_pages(listener, service.stats):
+            yield
     finally:
-        if service.admin is not None:
-            await service.admin.finish()
+        probing.cancel()
 
 
 async def learn(settings: Settings, reached: Sequence[Origin]) -> Sequence[EngineFacts]:
@@ -221,12 +231,14 @@ async def learn(settings: Settings, reached: Sequence[Origin]) -> Sequence[Engin
 
 LOG_INTERVAL_S = 30.0
 """Between lines of the account while there is news."""
+PROBE_INTERVAL_S = 5.0
+UNREACHED_INTERVAL_S = 0.1
+"""Between tries while no upstream takes connections."""
 
 
 class Service:
     """A tap: its tasks beside the traffic until it is told to end."""
 
-    admin: AdminProcess | None = None
     _ledger: Ledger
     _fleet: Fleet
     _recorder: RecorderProcess
@@ -236,6 +248,8 @@ class Service:
         self._settings = settings
         self._engine: Engine | None = None
         self._begun = self._draining = False
+        self._reachable: dict[str, bool] = {}
+        """Upstreams that were tried for the admin pages, and whether they took a connection."""
 
     def begin(
         self, settings: Settings, fleet: Fleet, recorder: RecorderProcess, workers: Workers, engine: Engine | None
@@ -271,12 +285,28 @@ class Service:
         say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
         await self._workers.drain(drain_s, signals.stops)
 
+    @property
+    def _origins(self) -> Sequence[Origin]:
+        return self._fleet.origins if self._begun else self._settings.upstreams
+
+    async def probe_upstreams(self) -> None:
+        """Try a connection to each upstream, for ever: a tap without traffic learns nothing of them otherwise."""
+        while True:
+            origins = self._origins
+            tls = self._settings.access.tls
+            failures = await asyncio.gather(*(failure_to_reach(origin, tls) for origin in origins))
+            self._reachable = {str(origin): not failure for origin, failure in zip(origins, failures, strict=True)}
+            await asyncio.sleep(PROBE_INTERVAL_S if any(self._reachable.values()) else UNREACHED_INTERVAL_S)
+
     def stats(self) -> TapStats:
+        upstreams = list(map(str, self._origins))
+        reachable = {name: reached for name, reached in self._reachable.items() if name in upstreams}
         if not self._begun:
-            return TapStats(upstreams=list(map(str, self._settings.upstreams)), workers=self._settings.workers)
+            return TapStats(upstreams=upstreams, reachable=reachable, workers=self._settings.workers)
         account, workers, recorder = self._ledger.account(), self._workers, self._recorder
         return TapStats(
-            upstreams=list(map(str, self._fleet.origins)),
+            upstreams=upstreams,
+            reachable=reachable,
             workers=self._settings.workers,
             workers_up=workers.ready,
             worker_restarts=workers.restarts,
@@ -284,9 +314,8 @@ class Service:
             recorder_restarts=recorder.child.restarts,
             recorder_silent_s=monotonic() - recorder.heard_s,
             offered=account.offered,
-            dropped=dict(account.dropped),
+            dropped=account.dropped,
             draining=self._draining,
-            engine=self._engine,
             worker_stats=list(workers.stats.values()),
             progress=self._ledger.progress,
         )
@@ -310,7 +339,6 @@ class Service:
             self._workers.reload()
 
     def _engine_changed(self, engine: Engine) -> None:
-        self._engine = engine
         self._recorder.engine_changed(engine)
         say("the engine has changed: its version or its cache configuration is another")
 
@@ -351,11 +379,11 @@ def _close_account(trace: str, account: Account) -> None:
         say(f"the account could not be kept beside the trace: {error}")
 
 
-def _announce(settings: Settings, port: int, admin: AdminProcess | None, engine: str, block_size: int) -> None:
+def _announce(settings: Settings, port: int, admin: socket.socket | None, engine: str, block_size: int) -> None:
     address = Origin("http", settings.listen[0], port)
     upstreams = ", ".join(map(str, settings.upstreams))
     line = f"tap: listening on {address}, recording to {settings.trace}, upstream {upstreams}"
     if admin is not None and settings.admin is not None:
-        line += f", admin pages on {Origin('http', settings.admin[0], admin.port)}"
+        line += f", admin pages on {Origin('http', settings.admin[0], admin.getsockname()[1])}"
     key = f"hashes of {block_size}-token blocks keyed by {settings.key_file or key_path()}; Ctrl-C or SIGTERM ends it"
     print(f"{line}\ntap: {engine}\ntap: {key}", flush=True)

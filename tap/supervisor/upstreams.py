@@ -90,7 +90,7 @@ async def reach_upstreams(
     async with contextlib.AsyncExitStack() as stack:
         while True:
             failures = await asyncio.gather(
-                *(_failure_to_reach(origin, settings.access.tls) for origin in settings.upstreams)
+                *(failure_to_reach(origin, settings.access.tls) for origin in settings.upstreams)
             )
             pairs = list(zip(settings.upstreams, failures, strict=True))
             if reached := [origin for origin, failure in pairs if failure is None]:
@@ -133,7 +133,8 @@ def _refuse(head: RequestHead, client: ClientConnection) -> Answer:
     return Answer(head, client, b"503 Service Unavailable", headers, REFUSAL)
 
 
-async def _failure_to_reach(origin: Origin, tls: Tls) -> ConnectError | None:
+async def failure_to_reach(origin: Origin, tls: Tls) -> ConnectError | None:
+    """Open a connection and close it again; return the error of one that does not open."""
     try:
         (await ConnectionPool(origin, tls=tls).connect()).abort()
     except ConnectError as error:

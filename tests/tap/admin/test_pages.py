@@ -3,67 +3,59 @@
 import asyncio
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tap.admin.__main__ import SHARED_S, Page, Pages
-from tap.admin.state import LiveState, probe_once, takes_connections
-from tap.admin.view import Fact, upstream_facts
-from tap.ipc.messages import AdminSetup, TapStats, UpstreamStats
+from tap.admin.pages import Page, page_of
+from tap.admin.state import TapStats
+from tap.ipc.messages import UpstreamStats
+from tap.supervisor.service import Service
 from tests.tap.admin.conftest import PROGRESS, UPSTREAM, tap_stats, worker_stats
+from tests.tap.conftest import COMPLETION, settings_of, upstream_of
+from tests.waiting import until
 from wire.head import parse_request_head
+from wire.url import parse_url
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "kvtape-tap.json").read_text())
 
 
-class Rig:
-    """Pages of a state, and the clock of both."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.state = LiveState(AdminSetup(listen_fd=0, trace="/data/captured.jsonl"))
-        self.pages = Pages(self.state, lambda: self.now_s)
-
-    def tell(self, **changes: Any) -> None:
-        """Tell of a tap that is well but for these changes."""
-        self.state.take(tap_stats(**changes), self.now_s)
-        self.state.reachable = self.state.reachable or {UPSTREAM: True}
-
-    def get(self, path: str, method: str = "GET", **headers: str) -> Page:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in ({"Host": "127.0.0.1:9001"} | headers).items())
-        return self.pages.page(parse_request_head(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()))
-
-    def json(self, path: str) -> Any:
-        return json.loads(self.get(path).body)
-
-    def scrape(self) -> dict[str, Metric]:
-        self.now_s += SHARED_S
-        text = self.get("/metrics").body.decode()
-        return {family.name: family for family in text_string_to_metric_families(text)}
+def get(path: str, stats: TapStats, method: str = "GET", **headers: str) -> Page:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in ({"Host": "127.0.0.1:9001"} | headers).items())
+    return page_of(parse_request_head(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()), lambda: stats)
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def readiness(stats: TapStats) -> Any:
+    return json.loads(get("/readyz", stats).body)
+
+
+def scrape(stats: TapStats) -> dict[str, Metric]:
+    text = get("/metrics", stats).body.decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 def values(family: Metric) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sample.labels.values()): sample.value for sample in family.samples}
 
 
-def test_alive_is_not_ready(rig: Rig) -> None:
-    assert rig.json("/healthz") == {"status": "ok"}
-    answer = rig.get("/readyz")
+JUST_STARTED = TapStats(upstreams=[UPSTREAM], workers=2)
+
+
+def test_alive_is_not_ready() -> None:
+    assert json.loads(get("/healthz", JUST_STARTED).body) == {"status": "ok"}
+    answer = get("/readyz", JUST_STARTED)
     assert answer.status.startswith(b"503")
     assert json.loads(answer.body) == {
         "ready": False,
-        "reasons": ["the tap has not reported yet", "no upstream has been tried yet"],
+        "reasons": ["no worker is up", "no upstream has been tried yet"],
         "not_recording": ["the recorder is down"],
     }
 
@@ -79,12 +71,11 @@ def test_alive_is_not_ready(rig: Rig) -> None:
     ],
 )
 def test_ready_when_it_can_serve_and_what_speaks_against_it(
-    rig: Rig, changes: dict[str, Any], reachable: dict[str, bool], reasons: list[str]
+    changes: dict[str, Any], reachable: dict[str, bool], reasons: list[str]
 ) -> None:
-    rig.tell(**changes)
-    rig.state.reachable = reachable
-    assert rig.get("/readyz").status.startswith(b"503" if reasons else b"200")
-    assert rig.json("/readyz")["reasons"] == reasons
+    stats = tap_stats(**changes, reachable=reachable)
+    assert get("/readyz", stats).status.startswith(b"503" if reasons else b"200")
+    assert readiness(stats)["reasons"] == reasons
 
 
 @pytest.mark.parametrize(
@@ -99,24 +90,14 @@ def test_ready_when_it_can_serve_and_what_speaks_against_it(
         ),
     ],
 )
-def test_a_tap_that_cannot_record_serves_and_says_so(rig: Rig, changes: dict[str, Any], reasons: list[str]) -> None:
-    rig.tell(**changes)
-    assert rig.json("/readyz") == {"ready": True, "reasons": [], "not_recording": reasons}
-    status = "not recording" if reasons else "ready"
-    assert f">{status}</span>" in rig.get("/").body.decode()
+def test_a_tap_that_cannot_record_serves_and_says_so(changes: dict[str, Any], reasons: list[str]) -> None:
+    assert readiness(tap_stats(**changes)) == {"ready": True, "reasons": [], "not_recording": reasons}
 
 
-def test_what_the_page_shows_is_text(rig: Rig) -> None:
-    rig.state.setup = AdminSetup(listen_fd=0, trace="<script>alert(1)</script>")
-    rig.tell(dropped={"<b>": 1})
-    page = rig.get("/").body
-    assert b"<script" not in page
-    assert b"<b>" not in page
-
-
-def test_another_sites_page_reads_nothing(rig: Rig) -> None:
-    assert rig.get("/metrics", Origin="http://evil.example.com").status.startswith(b"403")
-    assert rig.get("/metrics").status.startswith(b"200")
+def test_another_sites_page_reads_nothing() -> None:
+    assert get("/metrics", tap_stats(), Origin="http://evil.example.com").status.startswith(b"403")
+    assert get("/metrics", tap_stats()).status.startswith(b"200")
+    assert get("/metrics", tap_stats(), "POST").status.startswith(b"405")
 
 
 def test_an_upstream_is_probed_by_connecting_only(free_port: int) -> None:
@@ -128,12 +109,12 @@ def test_an_upstream_is_probed_by_connecting_only(free_port: int) -> None:
             writer.close()
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
-        assert await takes_connections(url)
-        assert not await takes_connections("nonsense")
-        state = Rig().state
-        await probe_once(state, [url, f"http://127.0.0.1:{free_port}"])
-        assert list(state.reachable.values()) == [True, False]
+        there = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base")
+        away = parse_url(f"http://127.0.0.1:{free_port}")
+        service = Service(settings_of(upstreams=(there, away), trace="-"))
+        probing = asyncio.create_task(service.probe_upstreams())
+        await until(lambda: service.stats().reachable == {str(there): True, str(away): False})
+        probing.cancel()
         server.close()
         assert set(heard) <= {b""}
 
@@ -141,9 +122,8 @@ def test_an_upstream_is_probed_by_connecting_only(free_port: int) -> None:
 
 
 @pytest.fixture
-def families(rig: Rig) -> dict[str, Metric]:
-    rig.tell(worker_restarts=1, worker_stats=[worker_stats(0), worker_stats(1, relayed=500)])
-    return rig.scrape()
+def families() -> dict[str, Metric]:
+    return scrape(tap_stats(worker_restarts=1, worker_stats=[worker_stats(0), worker_stats(1, relayed=500)]))
 
 
 def test_every_number_is_where_its_name_says(families: dict[str, Metric]) -> None:
@@ -166,25 +146,22 @@ def test_every_number_is_where_its_name_says(families: dict[str, Metric]) -> Non
         assert list(values(families[f"kvtape_tap_{name}"]).values()) == [value], name
 
 
-def test_upstreams_are_counted_by_worker_and_said_to_serve_or_not(rig: Rig, families: dict[str, Metric]) -> None:
+def test_upstreams_are_counted_by_worker_and_said_to_serve_or_not(families: dict[str, Metric]) -> None:
     assert values(families["kvtape_tap_upstream_requests"]) == {
         ("kvtape_tap_upstream_requests_total", UPSTREAM, "0"): 400,
         ("kvtape_tap_upstream_requests_total", UPSTREAM, "1"): 401,
     }
     assert values(families["kvtape_tap_misrouted"])["kvtape_tap_misrouted_total", "raises", "1"] == 2
     assert values(families["kvtape_tap_upstream_serving"]) == {("kvtape_tap_upstream_serving", UPSTREAM): 1.0}
-    rig.tell(worker_stats=[worker_stats(upstreams=[UpstreamStats(UPSTREAM, ejected=True)])])
-    assert rig.state.reasons_against_upstreams() == {UPSTREAM: "left out after failures"}
-    serving = values(rig.scrape()["kvtape_tap_upstream_serving"])
+    stats = tap_stats(worker_stats=[worker_stats(upstreams=[UpstreamStats(UPSTREAM, ejected=True)])])
+    serving = values(scrape(stats)["kvtape_tap_upstream_serving"])
     assert serving == {("kvtape_tap_upstream_serving", UPSTREAM): 0.0}
-    words = "takes connections, 3 in flight, 400 requests, 75.0 % of prompts' starts known, left out after failures"
-    assert upstream_facts(rig.state, tap_stats()) == [Fact(UPSTREAM, words, True)]
 
 
-def test_a_tap_that_has_just_started_can_be_scraped(rig: Rig) -> None:
-    assert values(rig.scrape()["kvtape_tap_ready"]) == {("kvtape_tap_ready",): 0}
-    rig.state.take(TapStats(upstreams=[UPSTREAM], workers=2), 0.0)
-    assert values(rig.scrape()["kvtape_tap_workers_up"]) == {("kvtape_tap_workers_up",): 0}
+def test_a_tap_that_has_just_started_can_be_scraped() -> None:
+    families = scrape(JUST_STARTED)
+    assert values(families["kvtape_tap_ready"]) == {("kvtape_tap_ready",): 0}
+    assert values(families["kvtape_tap_workers_up"]) == {("kvtape_tap_workers_up",): 0}
 
 
 def test_the_dashboard_draws_every_metric_by_labels_that_are_there(families: dict[str, Metric]) -> None:
@@ -211,3 +188,35 @@ def test_every_metric_is_defined_in_the_documentation(families: dict[str, Metric
         for name, family in families.items()
     }
     assert defined == names
+
+
+def test_a_tap_tells_its_numbers_and_half_a_head_keeps_no_probe_from_its_answer(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as port, lab.command(port, "--admin", "127.0.0.1:0", "--workers", "2") as tap:
+            found = re.search(r"admin pages on (http://\S+)", tap.output)
+            assert found is not None
+            address = urlsplit(found[1])
+            dripping = [socket.create_connection((address.hostname, address.port)) for _ in range(300)]
+            for sock in dripping:
+                sock.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: 1")
+
+            def page(path: str, method: str = "GET") -> httpx.Response:
+                return httpx.request(method, found[1] + path, timeout=30)
+
+            for _ in range(5):
+                assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+            await until(lambda: "kvtape_tap_recorded_total 5.0" in page("/metrics").text)
+            await until(lambda: page("/readyz").status_code == 200)
+            await until(lambda: "kvtape_tap_upstream_requests_total{" in page("/metrics").text)
+            assert "kvtape_tap_workers_up 2.0" in page("/metrics").text
+            for path in ("/", "/metrics", "/readyz", "/healthz"):
+                headers = page(path).headers
+                assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+            assert page("/metrics", "HEAD").content == b""
+            for sock in dripping:
+                sock.close()
+            await tap.end()
+            assert tap.code == 0, tap.errors
+
+    asyncio.run(scenario())
+    assert lab.summary["recorded"] == 5
