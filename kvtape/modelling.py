@@ -29,24 +29,21 @@ def fit_model(
     seed: int = 0,
     terms: Sequence[str] | None = None,
     api_server: FrontendPlacement | None = None,
-    borrow_from: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Model:
     """Fit a latency model to captures of one engine, write it to ``output`` as model.json, and return it.
 
     Parameters in the units that each names. ``bootstrap``: resamples of sessions, 0: no intervals. ``terms``: costs
     beyond the default ones; None: those that improve forecasts. ``api_server``: ``parallel``, ``serial``,
-    ``shared_core``; None: the best. ``borrow_from``: a model.json of the same engine that lends what the traces do not
-    identify, and decides both. ``settings``: the engine's, if traces lack them. Raises InputError.
+    ``shared_core``; None: the best. ``settings``: the engine's, if traces lack them. Raises InputError.
     """
     _check_settings(settings)
-    lender = None if borrow_from is None else Path(borrow_from)
     if bootstrap < 0:
         raise InputError(f"bootstrap: {bootstrap}; expected 0 or more")
     paths, to = tuple(Path(trace) for trace in traces), Path(output)
-    check_output(to, MODEL, paths if lender is None else (*paths, lender), "output")
+    check_output(to, MODEL, paths, "output")
     extra = None if terms is None else tuple(terms)
-    config = FitConfig(paths, to, settings, bootstrap, seed, frontend=api_server, extra_terms=extra, borrow_from=lender)
+    config = FitConfig(paths, to, settings, bootstrap, seed, frontend=api_server, extra_terms=extra)
     model = fit_traces(config).model
     save_model(model, to)
     return model

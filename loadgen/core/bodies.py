@@ -72,8 +72,16 @@ def completions_body(
     dialect: Dialect = VLLM,
 ) -> bytes:
     """Body for exactly ``max_tokens`` tokens with their ids, as far as the dialect can; ``extra``: a merge patch."""
-    fields = merge_patch(dialect.completion_fields(model, max_tokens, stream=stream), extra or {})
-    return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]
+    return body_of(token_ids, encoded_fields(model, max_tokens, stream=stream, extra=extra or {}, dialect=dialect))
+
+
+def encoded_fields(model: str, max_tokens: int, *, stream: bool, extra: Mapping[str, Any], dialect: Dialect) -> bytes:
+    """All fields but the prompt, as an object."""
+    return msgspec.json.encode(merge_patch(dialect.completion_fields(model, max_tokens, stream=stream), extra))
+
+
+def body_of(token_ids: TokenIds, fields: bytes) -> bytes:
+    return b'{"prompt":' + encode_ids(token_ids) + b"," + fields[1:]
 
 
 def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:

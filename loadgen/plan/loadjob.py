@@ -47,7 +47,7 @@ class Conversations:
 
     workload: Workload
     model: str
-    open_prompt: Callable[[SessionShape], Prompt]
+    open_prompt: TokenOpening | ChatOpening
     hasher: BlockHasher
     key: HashKey
     load_id: str
@@ -59,7 +59,7 @@ class Conversations:
 
     def plan(self) -> Iterator[Send]:
         """Yield every session's first turn; with a limit on open sessions only that many, each followed by another."""
-        sessions = iter(self.workload)
+        sessions = self.open_prompt.draw_ahead(iter(self.workload))
         for started, session in enumerate(sessions, start=1):
             yield self.root(session, sessions if self.width else iter(()))
             if started == self.width:
@@ -272,7 +272,7 @@ class LoadJob:
 
     def opening(
         self, text_maker: TextMaker, hasher: BlockHasher, branches: BranchFinder | None
-    ) -> Callable[[SessionShape], Prompt]:
+    ) -> TokenOpening | ChatOpening:
         config = self.config
         if config.api == "completions":
             form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, text_maker.counts, config.fields)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
-from loadgen.core.draws import TokenIds, tokens_of
+from loadgen.core.draws import PIECE, TokenIds, expand_tokens, tokens_of
 from loadgen.plan.shapes import SessionShape
 from loadgen.text.api_messages import SentMessage
 from loadgen.text.chattemplate import Order
@@ -15,6 +16,8 @@ from loadgen.text.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher, RequestId
 from tracefile.hashing.branches import BranchFinder
 
+AHEAD = 32
+"""Sessions whose prompts are drawn at once; longer prompts are drawn when they are built, lest a send waits."""
 MOST_SESSIONS = 1000
 """Sessions searched for orders of roles before a run."""
 
@@ -29,9 +32,23 @@ class TokenOpening:
     branches: BranchFinder | None = None
     """Learns each prefix under a name that all shards give it."""
     _prefixes: dict[int, tuple[TokenIds, list[BlockHash]]] = field(default_factory=dict)
+    _drawn: dict[int, TokenIds] = field(default_factory=dict)
+
+    def draw_ahead(self, sessions: Iterator[SessionShape]) -> Iterator[SessionShape]:
+        """Yield the sessions, the tokens of some first prompts drawn at once: a ninth of the time of one by one."""
+        while batch := list(islice(sessions, AHEAD)):
+            turns = [session.turns[0] for session in batch]
+            longest = max(turn.prompt_tokens for turn in turns)
+            if longest <= PIECE // AHEAD:
+                keys = np.array([turn.prompt_key for turn in turns], dtype=np.uint64)
+                drawn = expand_tokens(keys, longest, self.form.vocabulary)
+                self._drawn |= {turn.prompt_key: row for turn, row in zip(turns, drawn, strict=True)}
+            yield from batch
 
     def __call__(self, session: SessionShape) -> Prompt:
-        new = self.form.ids(session.turns[0].messages())
+        turn = session.turns[0]
+        drawn = self._drawn.pop(turn.prompt_key, None)
+        new = self.form.ids(turn.messages()) if drawn is None else [drawn[: turn.prompt_tokens]]
         if session.prefix is None:
             return TokenPrompt(np.concatenate(new), self.form, [])
         if session.prefix not in self._prefixes:
@@ -51,6 +68,10 @@ class ChatOpening:
     form: TextForm
     prefix_tokens: int
     _prefixes: dict[int, SentMessage] = field(default_factory=dict)
+
+    def draw_ahead(self, sessions: Iterator[SessionShape]) -> Iterator[SessionShape]:
+        """Texts are made of words that are drawn in less time than they are encoded."""
+        return sessions
 
     def __call__(self, session: SessionShape) -> ChatPrompt:
         text_maker = self.form.text_maker

@@ -8,7 +8,7 @@ import numpy as np
 
 from engines.dialect import Dialect
 from engines.vllm import VLLM
-from loadgen.core.bodies import completions_body
+from loadgen.core.bodies import body_of, encoded_fields
 from loadgen.core.bodyfields import PLAIN, BodyFields
 from loadgen.core.draws import TokenIds, tokens_of
 from loadgen.core.job import Response
@@ -83,6 +83,15 @@ class TokenForm:
     block_size: int = 16
     counts: PromptTokenCounts = field(default_factory=PromptTokenCounts)
     fields: BodyFields = PLAIN
+    _encoded: dict[tuple[str, int], bytes] = field(default_factory=dict)
+
+    def encoded_fields(self, model: str, max_tokens: int) -> bytes:
+        """All fields of a body but the prompt; few of a run's requests differ in them."""
+        if (model, max_tokens) not in self._encoded:
+            stream, extra = self.fields.stream, self.fields.patch()
+            fields = encoded_fields(model, max_tokens, stream=stream, extra=extra, dialect=self.dialect)
+            self._encoded[model, max_tokens] = fields
+        return self._encoded[model, max_tokens]
 
     def ids(self, planned: Sequence[PlannedMessage]) -> list[TokenIds]:
         drawn = [message for message in planned if isinstance(message, SyntheticMessage)]
@@ -105,10 +114,7 @@ class TokenPrompt:
         return self.form.dialect.path
 
     def body(self, model: str, max_tokens: int) -> bytes:
-        fields = self.form.fields
-        return completions_body(
-            model, self.token_ids, max_tokens, stream=fields.stream, extra=fields.patch(), dialect=self.form.dialect
-        )
+        return body_of(self.token_ids, self.form.encoded_fields(model, max_tokens))
 
     def planned_tokens(self) -> int | None:
         return len(self.token_ids)

@@ -23,13 +23,11 @@ def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_ce
 
 
 def doubts(forecast: Forecast) -> Iterator[str]:
-    """Yield sentences about another engine or load than the fitted captures', and borrowed parameters that matter."""
+    """Yield sentences about another engine or load than the fitted captures'."""
     if forecast.other_settings:
         yield f"the model is of another engine ({listed(forecast.other_settings)}); its step times may not hold here."
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted captures ({listed(forecast.beyond_fit)}); the band is wider for it."
-    if forecast.borrowed:
-        yield f"the captures of the fit do not identify, and the model borrowed, {listed(forecast.borrowed)}."
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:

@@ -236,8 +236,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that differ from those of the fit."""
     beyond_fit: list[str] = []
     """Extents of the load beyond those of the fitted captures."""
-    borrowed: list[str] = []
-    """Parameters that the model borrowed and that this load depends on, with their share of the step time."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

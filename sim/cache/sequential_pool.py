@@ -28,6 +28,7 @@ from sim.kernels.pool import (
     take,
 )
 from sim.vllm.rules import blocks_for, lookup_limit
+from sim.workload.arrivals import unread_prompts
 from sim.workload.chain import Chains, known_blocks
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
@@ -150,7 +151,7 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests = np.zeros(len(rows), REQUEST)
     requests["known_keys"], requests["first_key"] = known, np.cumsum(known) - known
     requests["prompt_blocks"] = np.minimum(prompt_tokens // size, known)
-    requests["prompt_logprobs"] = unread = batch.numbers("prompt_logprobs")[rows]
+    requests["prompt_logprobs"] = unread = unread_prompts(batch)[rows]
     requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size, unread), known)
     requests["serial"] = NO_SERIAL
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)

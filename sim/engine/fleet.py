@@ -8,7 +8,7 @@ import numpy as np
 from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
-from sim.engine.simstate import arrival_heap, lay_out, link_children
+from sim.engine.simstate import arrival_heap, lay_out, lay_out_runs
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
@@ -271,12 +271,7 @@ def engine_seed(seed: int | None, number: int) -> int | None:
 
 def _fleet_state(arrivals: Arrivals, engines: int, moves: int, router: Router) -> FleetState:
     count = len(arrivals)
-    runs = np.zeros(count, layout.REQUEST_RUN)
-    for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
-        runs[name] = np.nan
-    runs["arrival_ms"], runs["recorded_e2e_ms"] = arrivals.arrival_ms, arrivals.recorded_e2e_ms
-    runs["think_ms"], runs["as_recorded"], runs["first_token"] = np.nan_to_num(arrivals.think_ms), ~arrivals.runs, NONE
-    link_children(runs, arrivals)
+    runs = lay_out_runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     clock = np.zeros(1, FLEET_CLOCK)
     clock["num_arrivals"], clock["stop_ms"] = len(roots), np.inf

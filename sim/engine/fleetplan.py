@@ -45,10 +45,6 @@ class FleetPlan:
     route: str
     events: tuple[Incident, ...] = ()
 
-    @property
-    def words(self) -> str:
-        return f"{len(self.names)} replicas, {self.route}"
-
     def parsed_route(self) -> Route | None:
         return None if self.route == CAPTURED else parse_route(self.route)
 

@@ -25,6 +25,7 @@ from sim.engine.fleetplan import (
     run_fleet,
 )
 from sim.engine.incidents import settings_of
+from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.terms import STEPS
 from sim.latency.verdicts import engine_warning, verdict_sentence
@@ -216,7 +217,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     trace, seed, deployment = arguments.trace, None if arguments.no_noise else arguments.seed, deployment_of(arguments)
     models, digest = [load_model(path) for path in arguments.latency_model], trace_digest(trace)
     for one in models:
-        one.refuse_fit_traces(digest, trace)
+        refuse_fitted(one.fitted_on, trace, digest)
     model, engine = models[0], _deployed(models[0], arguments, deployment)
     with open_trace(trace) as reader:
         if engine.kv_groups is None:

@@ -59,7 +59,7 @@ def lay_out(
     settings = _settings(config, model.frontend_placement)
     requests, blocks = _requests(arrivals, config)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
-    runs = _runs(arrivals)
+    runs = lay_out_runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
     tier = lay_out_tier(len(arrivals), deployment, config.block_size)
     width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
@@ -200,7 +200,8 @@ def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks
     return arrivals.hashes[chain_places(np.cumsum(arrivals.known) - arrivals.known, counts)]
 
 
-def _runs(arrivals: Arrivals) -> Records:
+def lay_out_runs(arrivals: Arrivals) -> Records:
+    """Lay out the runs of requests that have not come yet; children are linked to their parents."""
     runs = np.zeros(len(arrivals), layout.REQUEST_RUN)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
         runs[name] = np.nan
@@ -211,11 +212,6 @@ def _runs(arrivals: Arrivals) -> Records:
     runs["as_recorded"] = ~arrivals.runs
     runs["next_think_ms"] = np.inf
     runs["first_token"] = NONE
-    link_children(runs, arrivals)
-    return runs
-
-
-def link_children(runs: Records, arrivals: Arrivals) -> None:
     runs["parent"] = runs["first_child"] = runs["next_child"] = -1
     children = np.flatnonzero(arrivals.parents != NOBODY)
     parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])
@@ -223,6 +219,7 @@ def link_children(runs: Records, arrivals: Arrivals) -> None:
         runs["next_child"][place] = runs["first_child"][parent]
         runs["first_child"][parent] = place
         runs["parent"][place] = parent
+    return runs
 
 
 def arrival_heap(runs: Records, places: IntArray) -> Records:

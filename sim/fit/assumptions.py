@@ -1,4 +1,4 @@
-"""Assumptions on terms that captures leave open: costs that are held, and defaults that open terms are drawn towards.
+"""Assumptions on terms that captures leave open: defaults that they are drawn towards.
 
 A term that the captures identify is in no assumption, so its cost is theirs alone.
 """
@@ -36,49 +36,35 @@ have none: other defaults are multiples of theirs. Repeated KV reads are tied to
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Costs that a regression does not solve for alone; arrays in the order of ``TERMS``."""
+    """Costs that a regression does not solve for alone; each of m rows has columns in the order of ``TERMS``."""
 
-    held: Mapping[int, float] = field(default_factory=dict)
-    """Cost by column."""
-    held_draws: FloatArray = field(default_factory=lambda: np.zeros((0, len(TERMS))))
-    """Rows of costs for the bootstrap, of which it takes the held columns; none: ``held`` in every row."""
     rows: FloatArray = field(default_factory=lambda: np.zeros((0, len(TERMS))))
     """Each times the costs is expected to be its target; shape (m, terms)."""
     targets_ms: FloatArray = field(default_factory=lambda: np.zeros(0))
     spreads_ms: FloatArray = field(default_factory=lambda: np.zeros(0))
     """Standard deviation from the target; positive."""
 
-    def solved(self, free: Sequence[int]) -> list[int]:
-        """Return the columns of ``free`` that are not held."""
-        return [one for one in free if one not in self.held]
-
-    def held_costs(self) -> FloatArray:
-        """Costs of held terms, 0 for the others; shape (terms,)."""
-        costs = np.zeros(len(TERMS))
-        costs[list(self.held)] = list(self.held.values())
-        return costs
-
     def equations(
-        self, solved: list[int], held: FloatArray, sessions: int, scores: FloatArray | float = 0.0
+        self, free: list[int], sessions: int, scores: FloatArray | float = 0.0
     ) -> tuple[FloatArray, FloatArray]:
-        """Return what the defaults add to normal equations of the columns ``solved``, each as one of ``sessions``.
+        """Return what the defaults add to normal equations of the columns ``free``, each as one of ``sessions``.
 
-        ``held``: costs of the held terms; ``scores``: spreads by which the targets are off, as a bootstrap draws them.
+        ``scores``: spreads by which the targets are off, as a bootstrap draws them.
         """
-        rows, weights = self.rows[:, solved], 1.0 / (sessions * self.spreads_ms**2)
-        targets_ms = self.targets_ms + scores * self.spreads_ms - self.rows @ held
+        rows, weights = self.rows[:, free], 1.0 / (sessions * self.spreads_ms**2)
+        targets_ms = self.targets_ms + scores * self.spreads_ms
         return (rows * weights[:, None]).T @ rows, (rows * weights[:, None]).T @ targets_ms
 
 
 NO_ASSUMPTIONS = Assumptions()
 
 
-def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray, held: Assumptions) -> Assumptions:
-    """Return ``held`` with the defaults of ``open_names`` added; ``parameters`` give a default its scale."""
+def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray) -> Assumptions:
+    """Return the defaults of ``open_names``; ``parameters`` give a default its scale."""
     rows, targets_ms, spreads_ms = [], [], []
     for name in open_names:
         place, default = column(name), DEFAULTS.get(name, Default(0.0) if not TERMS[column(name)].default else None)
-        if default is None or place in held.held:
+        if default is None:
             continue
         row = np.zeros(len(TERMS))
         row[place] = 1.0
@@ -91,10 +77,4 @@ def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray, he
             rows.append(row)
             targets_ms.append(0.0 if default.of is not None else expected_ms)
             spreads_ms.append(spread_ms)
-    return Assumptions(
-        held.held,
-        held.held_draws,
-        np.array(rows).reshape(-1, len(TERMS)),
-        np.array(targets_ms),
-        np.array(spreads_ms),
-    )
+    return Assumptions(np.array(rows).reshape(-1, len(TERMS)), np.array(targets_ms), np.array(spreads_ms))

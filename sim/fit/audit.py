@@ -159,28 +159,17 @@ def _difference_lines(differences: Sequence[Difference]) -> list[str]:
 
 
 def explain(engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
-    causes: dict[int, str] = {}
-    for place in _differing(found):
-        causes[place] = (
-            _beyond_the_trace(place, found, engine.block_size) or _off_schedule(found.outcomes[place]) or "unexplained"
+    """Return the requests that differ, by admission, with causes; requests never admitted come last."""
+    differences = []
+    for place, outcome in sorted(enumerate(found.outcomes), key=lambda each: _admitted_ms(each[1])):
+        record = outcome.arrival.record
+        if record.cached_tokens is None or record.cached_tokens == outcome.cached_tokens:
+            continue
+        cause = _beyond_the_trace(place, found, engine.block_size) or _off_schedule(outcome) or "unexplained"
+        differences.append(
+            Difference(record.request_id, record.cached_tokens, outcome.cached_tokens, outcome.preemptions, cause)
         )
-    return [_difference(found.outcomes[place], cause) for place, cause in causes.items()]
-
-
-def _difference(outcome: "Admitted", cause: str) -> Difference:
-    record = outcome.arrival.record
-    assert record.cached_tokens is not None
-    return Difference(record.request_id, record.cached_tokens, outcome.cached_tokens, outcome.preemptions, cause)
-
-
-def _differing(found: "Reconstruction") -> list[int]:
-    """Places of requests that differ, by admission; requests never admitted come last."""
-    places = [
-        place
-        for place, outcome in enumerate(found.outcomes)
-        if outcome.arrival.record.cached_tokens not in {None, outcome.cached_tokens}
-    ]
-    return sorted(places, key=lambda place: _admitted_ms(found.outcomes[place]))
+    return differences
 
 
 def _admitted_ms(outcome: "Admitted") -> float:

@@ -45,8 +45,7 @@ class CapturedSchedule:
             self.scheduler.pool = pool
         self._outcomes = [Admitted(arrival) for arrival in arrivals]
         self._seen = SeenTimes(arrivals)
-        self._shifted = dict(shifted or {})
-        self._left = dict(self._shifted)
+        self._left = dict(shifted or {})
         self._now_ms = -math.inf
         self._planned_ms = -math.inf
         self._step_ends_ms: list[float] = []
@@ -79,7 +78,6 @@ class CapturedSchedule:
             len(self._step_ends_ms),
             self._preemptions,
             self.scheduler.pool.evicted_blocks,
-            self._shifted,
             self._timeline,
         )
 
@@ -121,7 +119,7 @@ class CapturedSchedule:
             CapturedStep(
                 start_ms,
                 self._now_ms,
-                step_row(step.scheduled, step.repeated_tokens, step_end_ms),
+                step_row(step, step_end_ms),
                 sampling,
                 max(step.scheduled, key=lambda share: share.num_tokens).request.index,
                 opener,
@@ -177,8 +175,7 @@ class CapturedSchedule:
             if self._is_to_come(place, ahead):
                 break
             arrival = self._outcomes[place].arrival
-            unread = bool(arrival.record.prompt_logprobs)
-            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, unread)
+            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, arrival.unread)
             if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
                 break
             self._pending.pop()

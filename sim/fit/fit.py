@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from measure.table import table_lines
 from sim.fit.identification import Coverage
-from sim.latency.modelfile import Model, Parameter
+from sim.latency.modelfile import Model
 
 
 def describe_fit(model: Model) -> str:
@@ -18,8 +18,6 @@ def describe_fit(model: Model) -> str:
         f"{facts['condition_number']:.0f}",
     ]
     lines.append(str(Coverage(**facts["coverage"])))
-    if "borrowed" in facts:
-        lines.append(facts["borrowed"]["said"])
     if facts["cached_agreement"] is not None:
         lines.append(f"the rules give the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
     lines += ["", *_parameter_lines(model), *_noise_lines(model), "", *_error_lines(model)]
@@ -30,14 +28,9 @@ def _parameter_lines(model: Model) -> list[str]:
     rows = []
     for name, parameter in model.parameters.items():
         interval = "" if parameter.low is None else f"{parameter.low:.4g} … {parameter.high:.4g}"
-        rows.append([name, f"{parameter.value:.4g}", interval, f"{parameter.unit}{_mark(parameter)}"])
+        mark = "" if parameter.identified else "  (not identified)"
+        rows.append([name, f"{parameter.value:.4g}", interval, f"{parameter.unit}{mark}"])
     return table_lines(["parameter", "value", "95 % interval", "unit"], rows, "<><<")
-
-
-def _mark(parameter: Parameter) -> str:
-    if parameter.borrowed:
-        return "  (borrowed)"
-    return "" if parameter.identified else "  (not identified)"
 
 
 def _noise_lines(model: Model) -> list[str]:

@@ -1,4 +1,4 @@
-"""A fit: traces to the parameters of a model, with what they leave open borrowed or drawn towards a default."""
+"""A fit: traces to the parameters of a model, with what they leave open drawn towards a default."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,16 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from sim.fit.assumptions import DEFAULTS, NO_ASSUMPTIONS, Assumptions, drawn_towards_defaults
-from sim.fit.borrowing import Lender, Loan, borrow, check_same_engine, read_lender
-from sim.fit.drift import INTERVAL, Drift, drift_of_mean, estimate_drift, widened
+from sim.fit.assumptions import DEFAULTS, Assumptions, drawn_towards_defaults
+from sim.fit.drift import INTERVAL, drift_of_mean, estimate_drift, widened
 from sim.fit.identification import (
     Coverage,
     Unidentified,
     coverage_of,
     find_unidentified,
     next_capture,
-    one_size,
     require_enough,
 )
-from sim.fit.pace import describe_pace
 from sim.fit.regression import bootstrap, estimate_noise
 from sim.fit.residuals import baseline_errors, errors_in_sample
 from sim.fit.schedule import Reconstruction
@@ -38,9 +35,9 @@ from sim.fit.variants import (
     schedule_of,
     with_chosen_terms,
 )
-from sim.latency.modelfile import FitTrace, Model, Parameter, model_digest
-from sim.latency.requestsample import first_shared, request_sample
-from sim.latency.terms import PREFILL_TOKENS, TERMS, FrontendPlacement, column
+from sim.latency.fittraces import FitTrace, fit_trace, refuse_fitted
+from sim.latency.modelfile import Model, Parameter
+from sim.latency.terms import TERMS, FrontendPlacement
 from sim.latency.verdicts import engine_named
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
@@ -68,8 +65,6 @@ class FitConfig:
     extra_terms: tuple[str, ...] | None = None
     """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
     overwrite: bool = False
-    borrow_from: Path | None = None
-    """Model of the same engine that lends what the traces do not identify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,68 +73,23 @@ class Fitted:
 
     model: Model
     unidentified: list[Unidentified]
-    """Borrowed ones are left out."""
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    digests = _digests_of(config.traces)
-    lender = None if config.borrow_from is None else read_lender(config.borrow_from)
+    """Fit traces, each given once; assumed settings are told on stderr. Raises InputError."""
     loaded = {str(path): load_trace(path) for path in config.traces}
-    _refuse_overlap(loaded)
-    return _fit_loaded(config, loaded, digests, lender)
-
-
-def _digests_of(traces: Sequence[Path]) -> list[str]:
-    """Return the traces' digests. Raises InputError for one given twice, under another name too."""
-    first: dict[str, Path] = {}
-    for path in traces:
-        digest = trace_digest(path)
-        if digest in first:
-            raise InputError(f"{path}: the same trace as {first[digest]}; expected each trace once")
-        first[digest] = path
-    return list(first)
-
-
-def _refuse_overlap(loaded: Loaded) -> None:
-    """Raise InputError for a trace with requests of another one, as a part of it has."""
-    name_of: dict[str, str] = {}
-    for path, (_, records) in loaded.items():
-        shared = first_shared(name_of, records)
-        if shared is not None:
-            raise InputError(f"{path}: has requests of {name_of[shared]}; expected traces without common requests")
-        name_of |= dict.fromkeys(request_sample(records), path)
-
-
-def _fit_loaded(config: FitConfig, loaded: Loaded, digests: Sequence[str], lender: Lender | None) -> Fitted:
-    """Fit traces that are read, with their digests; assumed settings are told on stderr."""
-    metas = [meta for meta, _ in loaded.values()]
-    settings = settle(
-        {path: meta for path, (meta, _) in loaded.items()},
-        config.overrides,
-        None if lender is None else asdict(lender.model.engine),
-    )
-    if lender is not None:
-        check_same_engine(lender, settings.config, model_name(metas), next(iter(loaded)))
-        config = replace(config, frontend=lender.model.frontend_placement, extra_terms=lender.extra_terms)
+    sources: list[FitTrace] = []
+    for path in config.traces:
+        digest, records = trace_digest(path), loaded[str(path)][1]
+        refuse_fitted(sources, path, digest, records)
+        sources.append(fit_trace(path, digest, records))
+    settings = settle({path: meta for path, (meta, _) in loaded.items()}, config.overrides)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
         print(f"sim calibrate: assumed, because no trace and no flag says: {told}", file=sys.stderr)
-    solved = _solve(config, loaded, settings, lender)
-    sources = [
-        FitTrace(
-            digest=digest,
-            name=Path(path).name,
-            requests=len(capture.records),
-            sample=request_sample(loaded[path][1]),
-        )
-        for digest, path, capture in zip(digests, loaded, solved.captures, strict=True)
-    ]
-    model = _model_of(solved, config, settings, metas, sources)
-    unidentified = solved.unidentified
-    if solved.loan is not None:
-        model = _with_lender(model, solved.loan, len(sources))
-        unidentified = [one for one in unidentified if one.name not in solved.loan.names]
-    return Fitted(model, unidentified)
+    solved = _solve(config, loaded, settings)
+    metas = [meta for meta, _ in loaded.values()]
+    return Fitted(_model_of(solved, config, settings, metas, sources), solved.unidentified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +105,12 @@ class _Solved:
     coverage: Coverage
     unidentified: list[Unidentified]
     assumed: Assumptions
-    loan: Loan | None
 
 
-def _solve(config: FitConfig, loaded: Loaded, settings: Settings, lender: Lender | None) -> _Solved:
+def _solve(config: FitConfig, loaded: Loaded, settings: Settings) -> _Solved:
     variants = _variants(config, settings)
     captures = _prepare(loaded, variants[0])
-    uncached = _uncached(captures)
-    require_enough(uncached, _gaps(captures), borrows=lender is not None)
+    require_enough(_uncached(captures), _gaps(captures))
     schedules = _schedules(captures, variants)
     terms = default_terms(config.extra_terms or ())
     fits = [
@@ -176,19 +124,11 @@ def _solve(config: FitConfig, loaded: Loaded, settings: Settings, lender: Lender
     draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
     coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
     unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
-    assumed, loan = NO_ASSUMPTIONS, None
-    if lender is not None:
-        unidentified = _with_one_size(unidentified, one_size(uncached))
-        names, own_intervals = [one.name for one in unidentified], _own_intervals(best, draws)
-        flags = {"rounds": config.bootstrap, "seed": config.seed}
-        loan = borrow(lender, names, own_intervals, best.seen, next(iter(loaded)), **flags)
-        unidentified += [_known_better(name, own_intervals[name]) for name in loan.names if name not in names]
-        assumed = loan.assumed
-    assumed = drawn_towards_defaults([one.name for one in unidentified], best.parameters, assumed)
-    if assumed.held or len(assumed.rows):
+    assumed = drawn_towards_defaults([one.name for one in unidentified], best.parameters)
+    if len(assumed.rows):
         best = fit_variant(captures, own, best.variant, best.terms, assumed)
         draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed, assumed=assumed)
-    return _Solved(captures, fits, trials, best, draws, coverage, unidentified, assumed, loan)
+    return _Solved(captures, fits, trials, best, draws, coverage, unidentified, assumed)
 
 
 def _model_of(
@@ -198,7 +138,7 @@ def _model_of(
     drift = estimate_drift(best.seen, best.parameters)
     parameters = _parameters(best, solved.draws, drift_of_mean(drift, len(sources)))
     return Model(
-        parameters=_with_notes(parameters, unidentified, solved.assumed, solved.loan),
+        parameters=_with_notes(parameters, unidentified, solved.assumed),
         engine=best.variant.config,
         frontend_placement=best.variant.placement,
         noise=estimate_noise(best.seen, best.parameters),
@@ -224,51 +164,6 @@ def _engine_of(metas: Sequence[Meta]) -> dict[str, str]:
     """Return name and version of the engine, if the traces that tell them agree."""
     told = [{name: value for name, value in engine_named(meta).items() if name != "model"} for meta in metas]
     return told[0] if all(one == told[0] for one in told) else {}
-
-
-def _own_intervals(fit: Fit, draws: FloatArray) -> dict[str, tuple[float, float]]:
-    """Return each term's bootstrap interval; without draws, its value alone."""
-    rows = draws if len(draws) else fit.parameters[None]
-    ends = np.quantile(rows, INTERVAL, axis=0)
-    return {TERMS[place].name: (float(ends[0, place]), float(ends[1, place])) for place in fit.free}
-
-
-def _known_better(name: str, own: tuple[float, float]) -> Unidentified:
-    why = f"the captures allow {own[0]:.3g} to {own[1]:.3g}, and the lender less"
-    return Unidentified(name, why, TERMS[column(name)].capture, range_missing=False)
-
-
-def _with_one_size(unidentified: list[Unidentified], said: str | None) -> list[Unidentified]:
-    """Add the cost of a prompt token where prompts are of one size, told from a step's constant by noise alone."""
-    term = TERMS[PREFILL_TOKENS]
-    if said is None or any(one.name == term.name for one in unidentified):
-        return unidentified
-    return [Unidentified(term.name, said, term.capture), *unidentified]
-
-
-def _with_lender(model: Model, loan: Loan, captures: int) -> Model:
-    """Return ``model`` with its loan told, and for one capture the lender's drift where it is the wider one."""
-    lender = loan.lender
-    drift = Drift(model.drift_log_sd, model.drift_freedom)
-    lent = Drift(lender.model.drift_log_sd, lender.model.drift_freedom)
-    if captures == 1 and lent.log_sd > drift.log_sd:
-        drift = lent
-    digests = set(model.fit_digests)
-    told = {
-        "from": lender.name,
-        "model_digest": model_digest(lender.model),
-        "parameters": loan.names,
-        "pace": asdict(loan.pace),
-        "said": describe_pace(loan.pace, "these captures").replace("the model's", f"{lender.name}'s"),
-        "coverage": lender.model.diagnostics.get("coverage"),
-    }
-    return msgspec.structs.replace(
-        model,
-        drift_log_sd=drift.log_sd,
-        drift_freedom=drift.freedom,
-        fitted_on=[*model.fitted_on, *(one for one in lender.model.fitted_on if one.digest not in digests)],
-        diagnostics={**model.diagnostics, "borrowed": told},
-    )
 
 
 def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
@@ -339,25 +234,14 @@ def _parameters(fit: Fit, draws: FloatArray, drift: float) -> dict[str, Paramete
 
 
 def _with_notes(
-    parameters: Mapping[str, Parameter],
-    unidentified: Sequence[Unidentified],
-    assumed: Assumptions,
-    loan: Loan | None,
+    parameters: Mapping[str, Parameter], unidentified: Sequence[Unidentified], assumed: Assumptions
 ) -> dict[str, Parameter]:
     """Mark parameters that the captures leave open, with the reason and the assumption in their place."""
     drawn = {TERMS[int(np.argmax(row > 0.0))].name for row in assumed.rows}
     found = dict(parameters)
     for one in unidentified:
-        borrowed = loan is not None and one.name in loan.names
-        low, high = found[one.name].low, found[one.name].high
-        if loan is not None and borrowed:
-            note = f"{one.why}; {loan.note(one.name)}"
-            low, high = loan.interval(one.name) or (low, high)
-        else:
-            note = f"{one.why}; drawn towards {DEFAULTS.get(one.name, 0)}" if one.name in drawn else one.why
-        found[one.name] = msgspec.structs.replace(
-            found[one.name], low=low, high=high, identified=False, note=note, borrowed=borrowed
-        )
+        note = f"{one.why}; drawn towards {DEFAULTS.get(one.name, 0)}" if one.name in drawn else one.why
+        found[one.name] = msgspec.structs.replace(found[one.name], identified=False, note=note)
     return found
 
 

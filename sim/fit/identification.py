@@ -129,11 +129,8 @@ class Unidentified:
     """False: the captures have a range that is known to suffice, so that noise hides the parameter."""
 
 
-def require_enough(uncached_tokens: FloatArray, gaps: int, *, borrows: bool = False) -> None:
-    """Raise InputError that names the capture to make; ``uncached_tokens``: of each request with a TTFT.
-
-    A fit that ``borrows`` may lack prompts of several sizes.
-    """
+def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
+    """Raise InputError that names the capture to make; ``uncached_tokens``: of each request with a TTFT."""
     ttfts = len(uncached_tokens)
     if ttfts < LEAST_INTERVALS:
         raise InputError(
@@ -145,20 +142,13 @@ def require_enough(uncached_tokens: FloatArray, gaps: int, *, borrows: bool = Fa
             f"only {gaps} gaps between tokens; expected at least {LEAST_INTERVALS}, of streamed outputs of 8 tokens "
             "and more: capture loadgen --pattern calibration"
         )
-    said = one_size(uncached_tokens)
-    if said is not None and not borrows:
-        raise InputError(
-            f"{said}, so that a step's constant cannot be told from its cost per token: capture "
-            f"{TERMS[PREFILL_TOKENS].capture}, as loadgen --pattern calibration sends them"
-        )
-
-
-def one_size(uncached_tokens: FloatArray) -> str | None:
-    """Say that uncached prompts are of about one size; None: they are not."""
     low, high = np.quantile(uncached_tokens, [0.05, 0.95])
-    if high >= 2.0 * max(low, 1.0):
-        return None
-    return f"uncached prompts are all of about one size ({low:.0f} to {high:.0f} tokens)"
+    if high < 2.0 * max(low, 1.0):
+        raise InputError(
+            f"uncached prompts are all of about one size ({low:.0f} to {high:.0f} tokens), so that a step's constant "
+            f"cannot be told from its cost per token: capture {TERMS[PREFILL_TOKENS].capture}, as loadgen --pattern "
+            "calibration sends them"
+        )
 
 
 def find_unidentified(

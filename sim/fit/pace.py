@@ -14,8 +14,8 @@ from sim.fit.drift import Drift, drift_of_mean, speed, widened
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import with_late_reads_joined
 from sim.fit.variants import Capture, prepare_capture, schedule_of
-from sim.latency.modelfile import FitTrace, Model, Parameter
-from sim.latency.requestsample import request_sample
+from sim.latency.fittraces import fit_trace
+from sim.latency.modelfile import Model, Parameter
 from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 
@@ -95,10 +95,9 @@ def paced_model(model: Model, path: Path) -> Model:
     """Return ``model`` at the pace of the capture in ``path``, which may then not judge it. Raises InputError."""
     meta, records = load_trace(path)
     pace = measure_pace(capture_steps(meta, records, model, str(path)), model, str(path))
-    source = FitTrace(digest=trace_digest(path), name=path.name, requests=len(records), sample=request_sample(records))
     return msgspec.structs.replace(
         with_pace(model, pace),
-        fitted_on=[*model.fitted_on, source],
+        fitted_on=[*model.fitted_on, fit_trace(path, trace_digest(path), records)],
         diagnostics={**model.diagnostics, "pace": {**asdict(pace), "said": describe_pace(pace, path.name)}},
     )
 

@@ -43,17 +43,15 @@ class Solution:
 
 def solve(seen: Observations, free: list[int], assumed: Assumptions = NO_ASSUMPTIONS) -> Solution:
     """Iteratively reweighted least squares over the terms ``free``; weights are relative to the seen times at first."""
-    held = assumed.held_costs()
-    parameters, solved, sessions = np.zeros_like(held), assumed.solved(free), num_sessions(seen)
-    left_ms = seen.seen_ms - seen.counts @ held
+    parameters: FloatArray = np.zeros(seen.counts.shape[1])
+    more, of_it = assumed.equations(free, num_sessions(seen))
     weights, scales = robust_weights(seen, seen.seen_ms, seen.seen_ms)
     for _ in range(_ROUNDS):
-        gram, moment = normal_equations(seen.counts[:, solved], left_ms, weights)
-        more, of_it = assumed.equations(solved, held, sessions)
+        gram, moment = normal_equations(seen.counts[:, free], seen.seen_ms, weights)
         gram, moment = gram + more, moment + of_it
-        tie_repeated_reads(gram, solved)
-        found = held.copy()
-        found[solved] = solve_normal(gram, moment)
+        tie_repeated_reads(gram, free)
+        found = np.zeros_like(parameters)
+        found[free] = solve_normal(gram, moment)
         change = np.abs((found - parameters) * seen.counts.max(axis=0, initial=0.0)).max(initial=0.0)
         parameters = found
         weights, scales = robust_weights(seen, seen.counts @ parameters, np.abs(seen.counts) @ parameters)
@@ -138,12 +136,10 @@ def bootstrap(
 ) -> FloatArray:
     """Parameters from resampled sessions; shape (rounds, terms). Counts and weights of the observations stay.
 
-    Held costs are those of their own draws, row by row; defaults are drawn with their spread.
+    Defaults are drawn with their spread.
     """
-    sessions, solved, held = num_sessions(seen), assumed.solved(free), list(assumed.held)
-    counts, k = seen.counts[:, [*solved, *held]], len(solved)
-    grams = np.zeros((sessions, k + len(held), k + len(held)))
-    moments = np.zeros((sessions, k + len(held)))
+    sessions, counts = num_sessions(seen), seen.counts[:, free]
+    grams, moments = np.zeros((sessions, len(free), len(free))), np.zeros((sessions, len(free)))
     order = np.argsort(seen.session, kind="stable")
     bounds = np.searchsorted(seen.session[order], np.arange(sessions + 1))
     for session in range(sessions):
@@ -152,15 +148,12 @@ def bootstrap(
     random = np.random.default_rng(seed)
     draws = random.multinomial(sessions, np.full(sessions, 1.0 / sessions), size=rounds)
     scores = random.standard_normal((rounds, len(assumed.rows)))
-    found = np.tile(assumed.held_costs(), (rounds, 1))
+    found = np.zeros((rounds, seen.counts.shape[1]))
     for row, times in enumerate(draws):
-        if len(assumed.held_draws):
-            found[row, held] = assumed.held_draws[row % len(assumed.held_draws), held]
-        both = np.tensordot(times, grams, axes=1)
-        more, of_it = assumed.equations(solved, found[row], sessions, scores[row])
-        gram, moment = both[:k, :k] + more, (times @ moments)[:k] - both[:k, k:] @ found[row, held] + of_it
-        tie_repeated_reads(gram, solved)
-        found[row, solved] = solve_normal(gram, moment)
+        more, of_it = assumed.equations(free, sessions, scores[row])
+        gram, moment = np.tensordot(times, grams, axes=1) + more, times @ moments + of_it
+        tie_repeated_reads(gram, free)
+        found[row, free] = solve_normal(gram, moment)
     return found
 
 

@@ -53,8 +53,6 @@ class Reconstruction:
     steps: int
     preemptions: int
     evicted_blocks: int
-    shifted: dict[int, int]
-    """Who was admitted how many steps later than its first token says, by place."""
     timeline: list[CapturedStep]
 
     @property

@@ -12,12 +12,11 @@ from measure.metrics.flags import checked_bootstrap
 from report.output import page_path
 from sim.forecast.validate import add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
+from sim.latency.fittraces import fit_trace, refuse_fitted
 from sim.latency.modelfile import load_model, save_model
-from sim.latency.requestsample import first_shared, request_sample
 from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
-from tracefile import InputError, open_trace, trace_digest
-from tracefile.commandline.configfile import refuse_beside
+from tracefile import InputError, load_trace, open_trace, trace_digest
 from tracefile.commandline.ending import UNCERTAIN, verdict_code
 from tracefile.commandline.parser import Parser, same_named, seed
 from tracefile.commandline.printing import print_json
@@ -40,7 +39,6 @@ Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is to
 
 examples:
   sim calibrate calibration-?.jsonl.zst --against monday.jsonl.zst -o model.json --max-num-seqs 256
-  sim calibrate monday.jsonl.zst --borrow-from model.json -o model-monday.json
   sim calibrate --pace-from tuesday.jsonl.zst --latency-model model.json -o model-tuesday.json
 """
 
@@ -58,13 +56,6 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="model.json to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the model if it exists")
-    parser.add_argument(
-        "--borrow-from",
-        type=Path,
-        metavar="MODEL",
-        help="model.json of the same engine that lends, at the captures' pace, what the captures do not identify; its "
-        "terms and API server are the fit's",
-    )
     pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
     pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
     pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
@@ -100,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--html: one page is of one capture; expected one --against, not {len(gates)}")
     html = page_path(arguments, [*inputs, arguments.output])
     config = read_config(arguments)
-    check_output(config.output, MODEL, [*inputs, *_lenders(config)], "--output", overwrite=arguments.overwrite)
+    check_output(config.output, MODEL, inputs, "--output", overwrite=arguments.overwrite)
     _refuse_shared(config.traces, gates)
     validations = [replace(read_validation(arguments, path), html=html) for path in gates]
     to = sys.stderr if arguments.json else sys.stdout
@@ -123,7 +114,6 @@ def _run_pace(arguments: argparse.Namespace) -> int:
     paced = (arguments.pace_from, arguments.latency_model)
     if None in paced or arguments.traces or arguments.against:
         raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no CAPTURE")
-    refuse_beside("--pace-from", arguments, ("borrow_from",), KEPT_SHAPE)
     if arguments.term or given_engine_flags(arguments):
         flag = "--term" if arguments.term else given_engine_flags(arguments)[0]
         raise InputError(f"{flag}: given with --pace-from; expected one of them: {KEPT_SHAPE}")
@@ -138,18 +128,12 @@ def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
     """Read the command line. Raises InputError that names the flag."""
     checked_bootstrap(arguments.bootstrap)
     terms = arguments.term
-    if arguments.borrow_from is not None and (terms or arguments.frontend):
-        raise InputError("--term, --api-server: given with --borrow-from, whose model decides both; expected neither")
     made = {
         "traces": tuple(arguments.traces),
         "overrides": engine_overrides(arguments),
         "extra_terms": tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
     }
     return fitting.FitConfig(**(same_named(fitting.FitConfig, arguments) | made))
-
-
-def _lenders(config: "fitting.FitConfig") -> list[Path]:
-    return [] if config.borrow_from is None else [config.borrow_from]
 
 
 def _described(fitted: "fitting.Fitted", config: "fitting.FitConfig") -> Iterable[str]:
@@ -162,22 +146,8 @@ def _described(fitted: "fitting.Fitted", config: "fitting.FitConfig") -> Iterabl
 
 
 def _refuse_shared(traces: Sequence[Path], gates: Sequence[Path]) -> None:
-    """Raise InputError for a capture to validate on that has requests of one to fit."""
-    if not gates:
-        return
-    fitted, names = {trace_digest(path) for path in traces}, dict[str, Path]()
-    for path in traces:
-        with open_trace(path) as reader:
-            names |= dict.fromkeys(request_sample(reader), path)
+    """Raise InputError, before the fit, for a capture to validate on that has requests of one to fit."""
+    fitted_on = [fit_trace(path, trace_digest(path), load_trace(path)[1]) for path in traces if gates]
     for path in gates:
-        if trace_digest(path) in fitted:
-            raise InputError(
-                f"--against {path}: the same trace as one to fit; expected a trace that the fit does not use"
-            )
         with open_trace(path) as reader:
-            shared = first_shared(names, reader)
-        if shared is not None:
-            raise InputError(
-                f"--against {path}: has requests of {names[shared]}, one to fit; expected a trace that the fit does "
-                "not use"
-            )
+            refuse_fitted(fitted_on, f"--against {path}", trace_digest(path), reader)

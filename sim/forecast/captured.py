@@ -16,6 +16,7 @@ from sim.engine.fleetplan import (
     upstream_names,
 )
 from sim.forecast.scenarios import Scenario
+from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
@@ -98,10 +99,8 @@ class Load:
 
 def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
     """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
-    digest = trace_digest(path)
-    model.refuse_fit_traces(digest, path)
-    meta, records = load_trace(path)
-    model.refuse_fit_requests(records, path)
+    digest, (meta, records) = trace_digest(path), load_trace(path)
+    refuse_fitted(model.fitted_on, path, digest, records)
     fitted = model.engine
     if fitted.kv_groups is None:
         refuse_other_attention(meta, path, "a model of sim calibrate --kv-groups")

@@ -122,28 +122,9 @@ def _extents(run: PointRun) -> dict[str, float]:
 
 def _beyond(run: PointRun, model: Model) -> dict[str, tuple[float, float]]:
     """Extents of ``run`` that are farther than those of the captures that ``model`` was fitted on, and these."""
-    held, there = _covered(model), _extents(run)
-    known = {name: float(held.get(name) or 0.0) for name in _EXTENTS_OF_FIT}
+    covered, there = model.diagnostics.get("coverage") or {}, _extents(run)
+    known = {name: float(covered.get(name) or 0.0) for name in _EXTENTS_OF_FIT}
     return {name: (there[name], most) for name, most in known.items() if most and there[name] > FARTHER * most}
-
-
-_TERM_OF_EXTENT = {
-    "answers_at_once": "per_decode_ms",
-    "deepest_answer": "per_kv_token_ms",
-    "longest_cold": "per_attention_token2_ms",
-    "longest_warm": "frontend_ms_per_prompt_token",
-}
-
-
-def _covered(model: Model) -> dict[str, float]:
-    """Extents of the model's captures; of its lender's, where the term that an extent matters to is borrowed."""
-    covered = dict(model.diagnostics.get("coverage") or {})
-    lent = (model.diagnostics.get("borrowed") or {}).get("coverage") or {}
-    for extent, name in _TERM_OF_EXTENT.items():
-        parameter = model.parameters.get(name)
-        if parameter is not None and parameter.borrowed and lent.get(extent):
-            covered[extent] = max(float(lent[extent]), float(covered.get(extent) or 0.0))
-    return covered
 
 
 def beyond_fit(run: PointRun, model: Model) -> Iterator[str]:
@@ -160,26 +141,12 @@ def beyond_log_sd(run: PointRun, model: Model) -> float:
 
 def open_parameters(model: Model, run: PointRun) -> Iterator[str]:
     """Yield parameters that are not identified and may take a large share of the step time of ``run``."""
-    for name, parameter, share in _shares(model, run):
-        if not parameter.identified:
-            why = f" ({parameter.note})" if parameter.note else ""
-            state = "borrowed" if parameter.borrowed else "not identified"
-            yield f"{name} is {state}{why}, and up to {share:.0%} of the step time may be its"
-
-
-def borrowed_parameters(model: Model, run: PointRun) -> Iterator[str]:
-    """Yield borrowed parameters that may take a large share of the step time of ``run``."""
-    for name, parameter, share in _shares(model, run):
-        if parameter.borrowed:
-            yield f"{name} (up to {share:.0%} of the step time)"
-
-
-def _shares(model: Model, run: PointRun) -> Iterator[tuple[str, Parameter, float]]:
-    """Yield parameters of steps that may take a large share of the step time of ``run``."""
     for column, term in enumerate(STEP_TERMS):
         parameter = model.parameters.get(term.name)
-        if parameter is not None and (share := _most_share(run, column, parameter)) >= MATTERS:
-            yield term.name, parameter, share
+        if parameter is None or parameter.identified or (share := _most_share(run, column, parameter)) < MATTERS:
+            continue
+        why = f" ({parameter.note})" if parameter.note else ""
+        yield f"{term.name} is not identified{why}, and up to {share:.0%} of the step time may be its"
 
 
 def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:

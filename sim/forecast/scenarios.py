@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from engines.routing.routes import parse_route
+from report.output import add_page_argument
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
@@ -70,7 +72,12 @@ def add_scenario_flags(parser: Parser) -> None:
     add_fleet_flags(parser, several=True)
 
 
-def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
+def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of a command that forecasts a capture."""
+    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
+    add_page_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument(
         "--members",
         type=int,

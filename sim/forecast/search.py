@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from measure.cohorts import ALL, cohort_title
 from measure.thresholds import Threshold
 from report.grid.points import THROUGHPUT, title_of, value_text
-from report.output import add_page_argument, page_path, put_page
+from report.output import page_path, put_page
 from sim.forecast.captured import Captured, plan
 from sim.forecast.limits import measure_name, parse_limit
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint, Outcome
@@ -24,7 +23,7 @@ from sim.forecast.scenarios import (
     AS_CAPTURED,
     AXIS_OF,
     Scenario,
-    add_forecast_flags,
+    add_capture_arguments,
     add_scenario_flags,
     scenarios_of,
 )
@@ -70,8 +69,7 @@ examples:
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
+    add_capture_arguments(parser)
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of (required, or --maximize)")
     wanted.add_argument("--maximize", choices=[RATE], help="what to find the most of (required, or --minimize)")
@@ -86,10 +84,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="LOW,HIGH",
         help="where to look, such as 2,8 (default: every cache, rates 0.1 to 10, 1 to 16 replicas)",
     )
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_scenario_flags(parser)
-    add_forecast_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

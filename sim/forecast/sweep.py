@@ -18,12 +18,12 @@ from measure import wording
 from measure.metrics.flags import add_gpus_argument, checked_gpus
 from measure.thresholds import Threshold
 from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, pareto_set, title_of, value_text
-from report.output import add_page_argument, page_path, put_page
+from report.output import page_path, put_page
 from sim.forecast.captured import Captured, plan_as
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.limits import parse_limit
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint
-from sim.forecast.scenarios import AXES, Scenario, add_forecast_flags
+from sim.forecast.scenarios import AXES, Scenario, add_capture_arguments
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.commandline.workers import results
@@ -65,8 +65,7 @@ EPILOG = "examples:\n  sim sweep grid.toml monday.jsonl.zst --latency-model mode
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
-    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
+    add_capture_arguments(parser)
     parser.add_argument(
         "--slo",
         action="append",
@@ -76,9 +75,6 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--gpu-price", type=float, help="price of a GPU and hour, such as 2.5, for the cost of tokens")
     add_gpus_argument(parser)
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    add_forecast_flags(parser)
     parser.add_setting("--procs", type=int, help="processes (default: one per core)")
 
 

@@ -18,6 +18,7 @@ from report.output import add_page_argument, page_path, write_page
 from report.pages.panels import print_page
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.scenarios import Scenario
+from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
@@ -58,7 +59,6 @@ else:  # numpy and a page's libraries, which the flags need not
 
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
-AT_PACE, COLD_AT_PACE = f"{PREDICTED}-at-pace", f"{COLD_PREDICTED}-at-pace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,34 +227,30 @@ def validate(config: ValidateConfig, model: Model) -> "Compared":
     """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
     again, cold = _numbered(AGAIN, config.again), _numbered(COLD, config.cold)
     for path in (*again.values(), *cold.values()):
-        model.refuse_fit_traces(trace_digest(path), path)
         with open_trace(path) as reader:
-            model.refuse_fit_requests(reader, path)
+            refuse_fitted(model.fitted_on, path, trace_digest(path), reader)
     captured = read_captured(config.trace, model, paced=config.replay_sessions)
-    runs = {label: recording.load_run(label, path) for label, path in {CAPTURED: config.trace, **again}.items()}
+    paths = {CAPTURED: config.trace, **again, **cold}
+    runs = {label: recording.load_run(label, path) for label, path in paths.items()}
     whole = runs[CAPTURED]
-    as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
-    simple = predicting.predictors(model, whole, [runs[label] for label in again])
-    forecasts = _predict(config, model, captured, as_it_was, whole)
-    predicted = {PREDICTED: comparison.Predicted(CAPTURED, *forecasts, simple)}
-    if (pace := _own_pace(config, model, captured)) is not None:
-        predicted[AT_PACE] = comparison.Predicted(
-            CAPTURED, *_predict(config, model, captured, as_it_was, whole, pace=pace), {}
-        )
+    repeats = {**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}}
+    asked = [(PREDICTED, CAPTURED, Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold))]
     if cold:
-        runs |= {label: recording.load_run(label, path) for label, path in cold.items()}
-        without = _without_sharing(runs[COLD].meta, config.overrides)
-        forecasts = _predict(config, model, captured, without, whole)
-        simple = predicting.predictors(model, whole, [runs[label] for label in cold if label != COLD], cold=True)
-        predicted[COLD_PREDICTED] = comparison.Predicted(COLD, *forecasts, simple)
-        if (pace := _own_pace(config, model, read_captured(config.cold[0], model, paced=None))) is not None:
-            predicted[COLD_AT_PACE] = comparison.Predicted(
-                COLD, *_predict(config, model, captured, without, whole, pace=pace), {}
-            )
+        asked.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
+    predicted = {}
+    for label, truth, scenario in asked:
+        others = [runs[other] for other, repeated in repeats.items() if repeated == truth]
+        simple = predicting.predictors(model, whole, others, cold=truth == COLD)
+        forecasts = _predict(config, model, captured, scenario, whole)
+        predicted[label] = comparison.Predicted(truth, *forecasts, simple)
+        judging = captured if truth == CAPTURED else read_captured(paths[truth], model, paced=None)
+        if (pace := _own_pace(config, model, judging)) is not None:
+            forecasts = _predict(config, model, captured, scenario, whole, pace=pace)
+            predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts, {})
     return comparison.judge_forecasts(
         runs,
         predicted,
-        repeats={**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}},
+        repeats=repeats,
         gates=config.gates,
         standard=config.standard,
         seed=config.seed,
@@ -305,7 +301,6 @@ def _predict(
         pace=None if pace is None else pace.factor,
         other_settings=list(engine_differences(model, captured.meta, load.engine)),
         beyond_fit=list(saturation.beyond_fit(point, model)),
-        borrowed=list(saturation.borrowed_parameters(model, point)),
     )
     meta = outcomes.predicted_meta(
         captured.meta,

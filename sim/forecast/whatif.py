@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,7 +11,7 @@ from measure import wording
 from measure.cohorts import MAIN, cohort_title
 from measure.thresholds import TOO_UNCERTAIN, Threshold
 from report.grid.points import LEVELS, THROUGHPUT, effect_text, reading_of, span_text, value_text
-from report.output import add_page_argument, page_path, put_page
+from report.output import page_path, put_page
 from report.pages.panels import Check, Figure, Page, Panel
 from sim.forecast.captured import Captured, plan_as
 from sim.forecast.limits import KEYS, judge, parse_limit, ttft
@@ -21,7 +20,7 @@ from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
     Scenario,
-    add_forecast_flags,
+    add_capture_arguments,
     add_scenario_flags,
     parse_base,
     scenarios_of,
@@ -60,10 +59,7 @@ EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json -
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
+    add_capture_arguments(parser)
     parser.add_argument(
         "--base",
         metavar="NAME=VALUE,…",
@@ -78,7 +74,6 @@ def add_arguments(parser: Parser) -> None:
         "ttft.p95.ratio<=1.05",
     )
     add_scenario_flags(parser)
-    add_forecast_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

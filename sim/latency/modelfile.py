@@ -1,22 +1,21 @@
 """model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from sim.latency.fittraces import FitTrace
 from sim.latency.noise import Noise
-from sim.latency.requestsample import first_shared
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.encoding import encode_document
 from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
-from tracefile.records.schema import Record
 from tracefile.storage.output import MODEL, replace_output
 
 if TYPE_CHECKING:
@@ -44,19 +43,6 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """False: the captures hold nothing that depends on it enough; the value is a placeholder."""
     note: str | None = None
     """Reason why it is not identified, or source of the value."""
-    borrowed: bool = False
-    """True: held at the cost of another model (``sim calibrate --borrow-from``), as the captures do not identify it."""
-
-
-class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace that the model was fitted on; such a trace must never validate the model."""
-
-    digest: str
-    """``trace_digest``: SHA-256 over the record lines."""
-    name: str
-    requests: int
-    sample: list[str] = []
-    """Hashes of some of its requests (``request_sample``). Empty: written before these were kept."""
 
 
 PRICED_SETTINGS: Final = ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
@@ -138,24 +124,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             own, fitted = getattr(engine, name), getattr(self.engine, name)
             if own != fitted:
                 yield f"{name} {own}, fitted under {fitted}"
-
-    def refuse_fit_traces(self, digest: str, path: str | os.PathLike[str]) -> None:
-        for trace in self.fitted_on:
-            if trace.digest == digest:
-                raise InputError(
-                    f"{os.fspath(path)}: the model was fitted on this very trace ({trace.name}, digest "
-                    f"{digest[:12]}…); expected a trace it has not seen"
-                )
-
-    def refuse_fit_requests(self, records: Iterable[Record], path: str | os.PathLike[str]) -> None:
-        """Raise InputError if some of the requests are in a trace that the model was fitted on."""
-        name_of = {mark: trace.name for trace in self.fitted_on for mark in trace.sample}
-        shared = first_shared(name_of, records)
-        if shared is not None:
-            raise InputError(
-                f"{os.fspath(path)}: has requests of {name_of[shared]}, which the model was fitted on; expected a "
-                "trace it has not seen"
-            )
 
 
 def engine_with(config: EngineConfig, overrides: Mapping[str, Any]) -> EngineConfig:

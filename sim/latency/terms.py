@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING, Literal
 
-from sim.vllm.request import Request
+from sim.vllm.scheduler import Step
 from tracefile.records.arrays import FloatArray
 from tracefile.records.latenames import LateModule
 
@@ -240,26 +240,23 @@ def is_decode(tokens: int, depth: int, prompt_tokens: int) -> bool:
     return tokens == 1 and depth >= prompt_tokens
 
 
-def step_row(
-    scheduled: Sequence[tuple[Request, int, int, bool]], repeated_tokens: int, step_end_ms: float
-) -> list[float]:
-    """Count a step of these shares: request, tokens, depth, whether it samples (``sim.vllm.scheduler.Scheduled``).
+def step_row(step: Step, step_end_ms: float) -> list[float]:
+    """Count a composed step; ``step_end_ms``: end of the engine's step before, minus infinity: there was none.
 
-    ``repeated_tokens``: as in ``count_decodes``; ``step_end_ms``: of the engine's step before, minus infinity: none.
     A rest lasts until the arrival of the step's first request: a fit knows it without the API server's costs.
     """
     row = [0.0] * NUM_STEP_TERMS
     begin_row(row)
     decodes = kv_tokens = 0
-    for request, tokens, depth, _ in scheduled:
+    for request, tokens, depth, _ in step.scheduled:
         if is_decode(tokens, depth, request.prompt_tokens):
             decodes += 1
             kv_tokens += depth
         else:
             count_chunk(row, tokens, depth)
-    count_decodes(row, decodes, kv_tokens, repeated_tokens)
-    if scheduled:
-        count_rest(row, scheduled[0][0].arrival_ms - step_end_ms)
+    count_decodes(row, decodes, kv_tokens, step.repeated_tokens)
+    if step.scheduled:
+        count_rest(row, step.scheduled[0].request.arrival_ms - step_end_ms)
     return row
 
 

@@ -18,18 +18,15 @@ class Usage(NamedTuple):
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None
-    """None: not reported in the middle of a stream."""
+    cached_tokens: int
 
     def fields(self) -> dict[str, Any]:
-        counts: dict[str, Any] = {
+        return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        if self.cached_tokens is not None:
-            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
-        return counts
 
 
 class Delta(NamedTuple):
@@ -94,15 +91,15 @@ class CompletionEncoder:
         self._head = b"data: " + msgspec.json.encode(self._fields)[:-1] + b","
         self._with_ids = bool(request.fields.return_token_ids)
 
-    def delta(self, delta: Delta, usage: Usage | None) -> bytes:
-        """Return the events for a choice's new tokens, with ``usage`` where the client wants it in every event."""
-        return self._event({"choices": [self._choice(delta)]}, usage)
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events for a choice's new tokens."""
+        return self._event({"choices": [self._choice(delta)]})
 
     def closing(self, usage: Usage) -> bytes:
         """Return the events after the end of all choices."""
         options = self._request.fields.stream_options
         reported = options is not None and bool(options.include_usage)
-        return (self._event({"choices": []}, usage) if reported else b"") + DONE
+        return (self._event({"choices": [], "usage": usage.fields()}) if reported else b"") + DONE
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         """Return the response in one piece; a delta for each choice, holding all of it."""
@@ -114,9 +111,7 @@ class CompletionEncoder:
         """Return fields of a complete response that repeat the prompt."""
         return {}
 
-    def _event(self, fields: dict[str, Any], usage: Usage | None) -> bytes:
-        if usage is not None:
-            fields["usage"] = usage.fields()
+    def _event(self, fields: dict[str, Any]) -> bytes:
         return self._head + msgspec.json.encode(fields)[1:] + b"\n\n"
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
@@ -138,21 +133,20 @@ class ChatEncoder(CompletionEncoder):
 
     id_prefix, chunk, whole_object = "chatcmpl-", "chat.completion.chunk", "chat.completion"
 
-    def delta(self, delta: Delta, usage: Usage | None) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """Return a chunk; before a choice's first one, another with its role."""
-        role = b"" if delta.start else self._role(delta.generation.index, usage)
+        role = b"" if delta.start else self._role(delta.generation.index)
         text = {"delta": {"content": delta.text(self._vocabulary)}}
-        return role + self._event({"choices": [self._with_text(delta, text)]}, usage)
+        return role + self._event({"choices": [self._with_text(delta, text)]})
 
     def _prompt_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._request.prompts[0] if self._with_ids else None}
 
-    def _role(self, index: int, usage: Usage | None) -> bytes:
+    def _role(self, index: int) -> bytes:
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}}
         choice |= {"logprobs": None, "finish_reason": None}
         prompt_ids = self._request.prompts[0] if self._with_ids and index == 0 else None
-        before = None if usage is None else usage._replace(completion_tokens=usage.completion_tokens - 1)
-        return self._event({"choices": [choice], "prompt_token_ids": prompt_ids}, before)
+        return self._event({"choices": [choice], "prompt_token_ids": prompt_ids})
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         message = {"role": "assistant", "content": delta.text(self._vocabulary), "refusal": None, "reasoning": None}

@@ -23,8 +23,6 @@ class Reply:
     def __init__(self, exchange: Exchange, request: PlannedRequest) -> None:
         self._exchange, self._request = exchange, request
         self._streams = bool(request.fields.stream)
-        options = request.fields.stream_options
-        self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._encoder: CompletionEncoder
         self._engine: RealTimeEngine
         self._headers: Sequence[Header] = ()
@@ -90,22 +88,22 @@ class Reply:
         start, self._sent[index] = self._sent[index], stop
         ended = generation.outcome is not None
         delta = Delta(generation, start, stop, generation.output.finish_reason if ended else None)
-        events = self._encoder.delta(delta, self._usage(with_cached=False) if self._continuous else None)
+        events = self._encoder.delta(delta)
         self._open_choices -= ended
         if self._open_choices:
             self._exchange.write(events)
         else:
-            self._exchange.end(events + self._encoder.closing(self._usage(with_cached=True)))
+            self._exchange.end(events + self._encoder.closing(self._usage()))
 
     def _send_whole(self) -> None:
         self._sent = [generation.delivered for generation in self._generations]
         deltas = [Delta(one, 0, one.delivered, one.output.finish_reason) for one in self._generations]
-        body = self._encoder.whole(deltas, self._usage(with_cached=True))
+        body = self._encoder.whole(deltas, self._usage())
         self._exchange.whole(200, (JSON_TYPE, *self._headers), body)
 
-    def _usage(self, *, with_cached: bool) -> Usage:
+    def _usage(self) -> Usage:
         firsts = self._generations[:: self._request.choices]
-        cached = sum(generation.request.cached_tokens or 0 for generation in firsts) if with_cached else None
+        cached = sum(generation.request.cached_tokens or 0 for generation in firsts)
         return Usage(sum(map(len, self._request.prompts)), sum(self._sent), cached)
 
 

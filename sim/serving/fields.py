@@ -30,7 +30,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Stream options of a request."""
 
     include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,7 +214,7 @@ class RealTimeEngine:
         return step if step.scheduled else None
 
     def _duration_ms(self, step: Step) -> float:
-        row = step_row(step.scheduled, step.repeated_tokens, self._step_end_ms)
+        row = step_row(step, self._step_end_ms)
         duration_ms = row_ms(self._costs, row)
         return duration_ms * self._noise.factor(self.now_ms, duration_ms)
 

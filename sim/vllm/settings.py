@@ -26,13 +26,8 @@ class Settings:
     """True if it is known whether the engine composes a step ahead."""
 
 
-def settle(
-    metas: Mapping[str, Meta], overrides: Mapping[str, Any], otherwise: Mapping[str, Any] | None = None
-) -> Settings:
-    """Settings of the engine behind the traces ``metas`` (by path). Raises InputError where they disagree or lack.
-
-    ``otherwise``: settings to take where neither a trace nor ``overrides`` tells.
-    """
+def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
+    """Settings of the engine behind the traces ``metas`` (by path). Raises InputError where they disagree or lack."""
     learnt: dict[str, Any] = {}
     source: dict[str, str] = {}
     for path, meta in metas.items():
@@ -49,7 +44,7 @@ def settle(
                     f"one engine, or {flag_of(name)}"
                 )
             source.setdefault(name, path)
-    settings = {**(otherwise or {}), **learnt, **{k: v for k, v in overrides.items() if v is not None}}
+    settings = {**learnt, **{k: v for k, v in overrides.items() if v is not None}}
     if settings.get("kv_groups"):
         settings["block_size"] = parse_groups(settings["kv_groups"]).match_unit
     settings.setdefault("block_size", _trace_block_size(metas))

@@ -7,7 +7,7 @@ import numpy as np
 from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
 from measure.cache.chains import leading_places
 from measure.cache.interning import Interner, join_chains, pack_chains
-from sim.workload.arrivals import require_times
+from sim.workload.arrivals import require_times, unread_prompts
 from sim.workload.chain import engine_chains, hashed_batches, known_blocks
 from tracefile.files.reading import open_trace
 
@@ -18,7 +18,8 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
     Raises InputError without hashes, or if ``needs_times`` and one is missing.
     """
     interner, packed, whole = Interner(), [], 0
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in (*_NUMBERS, "known", "arrival_ms")}
+    names = ("prompt_tokens", "prompt_logprobs", "known", "arrival_ms")
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
     with open_trace(trace) as reader:
         chains = engine_chains(reader.meta, block_size)
         for batch, batch_hashes in hashed_batches(reader):
@@ -33,10 +34,9 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
             packed.append(pack_chains(interner.number(keys), known))
             filled = (tokens + np.maximum(batch.numbers("output_tokens") - 1, 0))[rows] // chains.block_size
             whole += int((known >= filled).sum())
-            for name in _NUMBERS:
-                columns[name].append(batch.numbers(name)[rows])
-            columns["known"].append(known)
-            columns["arrival_ms"].append(arrival_ms)
+            parts = (tokens[rows], unread_prompts(batch)[rows], known, arrival_ms)
+            for column, part in zip(columns.values(), parts, strict=True):
+                column.append(part)
     return lay_out_accesses(
         KnownChains(
             chains=join_chains(packed),
@@ -47,6 +47,3 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
             **{name: np.concatenate(parts) for name, parts in columns.items()},
         )
     )
-
-
-_NUMBERS = ("prompt_tokens", "prompt_logprobs")

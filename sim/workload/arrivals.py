@@ -49,6 +49,11 @@ class Arrival:
     abort_after_ms: float | None = None
     """Time after its arrival at which the client or a timeout aborts it. None: never."""
 
+    @property
+    def unread(self) -> bool:
+        """True if the prompt is looked up in no prefix cache."""
+        return bool(self.record.prompt_logprobs)
+
     def request(self, place: int, arrival_ms: float | None = None) -> Request:
         return Request(
             self.record.request_id,
@@ -57,7 +62,7 @@ class Arrival:
             list(self.hashes),
             self.arrival_ms if arrival_ms is None else arrival_ms,
             place,
-            prompt_logprobs=bool(self.record.prompt_logprobs),
+            prompt_logprobs=self.unread,
         )
 
 
@@ -200,7 +205,7 @@ class BatchPlan:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             runs=runs,
-            prompt_logprobs=batch.numbers("prompt_logprobs"),
+            prompt_logprobs=unread_prompts(batch),
             abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),
@@ -252,6 +257,11 @@ def plan_arrivals(
         arrivals.ids, batch.words("parent_id"), arrivals.arrival_ms, arrivals.recorded_e2e_ms, batch.times("think_ms")
     )
     return replace(arrivals, parents=parents, think_ms=think_ms)
+
+
+def unread_prompts(batch: Batch) -> IntArray:
+    """1 for each request whose prompt is looked up in no prefix cache, else 0; ``Arrival.unread`` of one."""
+    return batch.numbers("prompt_logprobs")
 
 
 def asked_tokens(batch: Batch) -> IntArray:

@@ -18,12 +18,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str], reason: str = "") -> None:
+def refuse_beside(flag: str, arguments: argparse.Namespace, names: Iterable[str]) -> None:
     """Raise InputError if one of the ``names``, as argparse keeps them, is given with a flag that excludes it."""
     given = given_flags(arguments, names)
     if given:
-        why = f": {reason}" if reason else ""
-        raise InputError(f"{given[0]}: given with {flag}; expected one of them{why}")
+        raise InputError(f"{given[0]}: given with {flag}; expected one of them")
 
 
 def refuse_without(flag: str, arguments: argparse.Namespace, names: Iterable[str]) -> None:

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from sim.__main__ import main
-from sim.latency.modelfile import FitTrace, Model, default_model, model_digest, save_model
+from sim.latency.fittraces import FitTrace
+from sim.latency.modelfile import Model, default_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
 

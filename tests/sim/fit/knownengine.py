@@ -32,15 +32,6 @@ def known_engine() -> Model:
     return msgspec.structs.replace(default_model(), noise=noise)
 
 
-def scaled(model: Model, factor: float) -> Model:
-    """Return the model with every time multiplied by ``factor``."""
-    parameters = {
-        name: msgspec.structs.replace(one, value=one.value * factor) for name, one in model.parameters.items()
-    }
-    draws = [[value * factor for value in draw] for draw in model.draws]
-    return msgspec.structs.replace(model, parameters=parameters, draws=draws)
-
-
 class Blocks:
     """Block hashes that no other prompt has."""
 

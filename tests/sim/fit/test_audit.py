@@ -130,4 +130,4 @@ def test_a_hit_of_the_whole_known_chain_is_not_beyond_the_trace() -> None:
         ([9], 4, None),
     ):
         outcomes = [admitted([1, 2], reported, 4), admitted(others, 0, 0)]
-        assert audit._beyond_the_trace(0, Reconstruction(outcomes, 0, 0, 0, {}, []), 4) == said
+        assert audit._beyond_the_trace(0, Reconstruction(outcomes, 0, 0, 0, []), 4) == said

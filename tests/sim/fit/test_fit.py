@@ -18,9 +18,9 @@ from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, estimate_noise, solve
 from sim.fit.residuals import requests_of
 from sim.fit.variants import choose_terms
+from sim.latency.fittraces import request_sample
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
-from sim.latency.requestsample import request_sample
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
 from tests.sim.synthetic import engine_of
 from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
@@ -188,8 +188,8 @@ def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
         ((few,), "only 12 requests"),
         ((same,), "about one size"),
         ((unsettled,), "--num-gpu-blocks"),
-        ((good, copy), "copy.jsonl.zst: the same trace as .*good.jsonl; expected each trace once"),
-        ((few, good), "good.jsonl: has requests of .*few.jsonl; expected traces without common requests"),
+        ((good, copy), "copy.jsonl.zst: the model is fitted on this very trace .good.jsonl"),
+        ((few, good), "good.jsonl: has requests of few.jsonl, which the model is fitted on"),
     ):
         with pytest.raises(InputError, match=message):
             fit_traces(FitConfig(traces, tmp_path / "model.json", {}))

@@ -75,7 +75,7 @@ def test_it_fits_and_then_validates_on_the_gate(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--against", "fit.jsonl"), "--against fit.jsonl: the same trace as one to fit"),
+        (("--against", "fit.jsonl"), "--against fit.jsonl: the model is fitted on this very trace"),
         (("--against", "gate.jsonl", "again.jsonl", "--html", "p.html"), "--html: one page is of one capture"),
         (("--against", "gate.jsonl", "--members", "0"), "--members 0: expected 1 or more"),
     ],
@@ -92,5 +92,7 @@ def test_a_part_of_a_capture_to_fit_is_no_capture_to_validate_on(captures: Path,
     with TraceWriter(tmp_path / "part.jsonl", meta) as writer:
         for record in records[40:60]:
             writer.write(record)
-    with pytest.raises(InputError, match=r"--against .*part\.jsonl: has requests of .*fit\.jsonl, one to fit"):
+    with pytest.raises(
+        InputError, match=r"--against .*part\.jsonl: has requests of fit\.jsonl, which the model is fitted on"
+    ):
         calibrate(captures, tmp_path / "model.json", "--against", str(tmp_path / "part.jsonl"))

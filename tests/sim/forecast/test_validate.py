@@ -17,8 +17,8 @@ import pytest
 from sim.__main__ import command, main
 from sim.forecast.ensemble import members
 from sim.forecast.saturation import BEYOND_LOG_SD
-from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_model, load_model, save_model
-from sim.latency.requestsample import request_sample
+from sim.latency.fittraces import FitTrace, request_sample
+from sim.latency.modelfile import Baseline, Model, Parameter, default_model, load_model, save_model
 from sim.latency.verdicts import read_verdicts
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
@@ -279,14 +279,14 @@ def test_bad_input_is_one_line_and_2(
     with pytest.raises(SystemExit) as ended:
         command()
     assert ended.value.code == 2
-    assert "the model was fitted on this very trace (a.jsonl" in capsys.readouterr().err
+    assert "the model is fitted on this very trace (a.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--repeat", "a.jsonl"], "fitted on this very trace"),
-        (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, which the model was fitted on"),
+        (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, which the model is fitted on"),
         (["--members", "0"], "--members 0: expected 1 or more"),
     ],
 )

@@ -19,6 +19,7 @@ from sim.latency.terms import (
     step_row,
 )
 from sim.vllm.request import Request
+from sim.vllm.scheduler import Scheduled, Step
 from tracefile import InputError
 
 
@@ -65,9 +66,9 @@ def test_a_steps_row_by_hand() -> None:
     """Two decodes and two chunks, of a prompt of one token too, 200 ms after the step before; 6 tokens held twice."""
     decoding, deep = Request("decoding", 10, 9, [0] * 9), Request("deep", 4, 99, [0] * 99)
     chunk, tiny = Request("chunk", 50, 1, [0] * 9, arrival_ms=700.0), Request("tiny", 1, 1, [0])
-    row = step_row(
-        [(chunk, 8, 32, False), (decoding, 1, 12, True), (deep, 1, 4, True), (tiny, 1, 0, True)], 6, 700.0 - REST_MS
-    )
+    alone = Scheduled(deep, 1, 4, True)
+    shares = [Scheduled(chunk, 8, 32, False), Scheduled(decoding, 1, 12, True), alone, Scheduled(tiny, 1, 0, True)]
+    row = step_row(Step(shares, repeated_tokens=6), 700.0 - REST_MS)
     rested = 1 - 1 / math.e
     assert dict(zip((term.name for term in STEP_TERMS), row, strict=True)) == {
         "t0_ms": 1.0,
@@ -84,8 +85,8 @@ def test_a_steps_row_by_hand() -> None:
         "per_rested_depth_ms": pytest.approx(32 * rested),
     }
     # A decode alone, after none: no chunk, no rest. No request at all is a step that does nothing.
-    assert step_row([(deep, 1, 4, True)], 0, math.inf) == [1.0, 0, 0, 1.0, 4.0, 0, 0, 0, 0, 0, 0, 0]
-    assert step_row([], 0, -math.inf) == [1.0] + [0.0] * (NUM_STEP_TERMS - 1)
+    assert step_row(Step([alone]), math.inf) == [1.0, 0, 0, 1.0, 4.0, 0, 0, 0, 0, 0, 0, 0]
+    assert step_row(Step(), -math.inf) == [1.0] + [0.0] * (NUM_STEP_TERMS - 1)
 
 
 def test_a_repeated_read_costs_as_much_as_a_first_one_where_the_model_does_not_tell() -> None:

@@ -103,7 +103,7 @@ class Engine:
     def _run_step(self, step: Step) -> None:
         """Move the clock over ``step``; its tokens appear at its end."""
         sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
-        self._advance(step_row(step.scheduled, step.repeated_tokens, self._step_end_ms))
+        self._advance(step_row(step, self._step_end_ms))
         last = len(self.timeline) - 1
         finished = self.scheduler.finish_step(step)
         firsts = [request.prompt_tokens for request in sampled if not self._runs[request.index].token_steps]

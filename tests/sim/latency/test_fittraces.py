@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.latency.requestsample import MOST, first_shared, request_sample
+from sim.latency.fittraces import MOST, first_shared, request_sample
 from tracefile import Record, RequestId
 
 

@@ -1,0 +1,46 @@
+"""Fits on ordinary traffic: what it does not identify is drawn towards defaults, and marked."""
+
+from pathlib import Path
+
+import pytest
+
+from sim.fit.fit import describe_fit
+from sim.fit.fitting import FitConfig, fit_traces
+from sim.forecast.saturation import beyond_fit, open_parameters, run_point
+from sim.latency.modelfile import Model
+from sim.workload.arrivals import plan_arrivals
+from tests.sim.fit import knownengine
+from tracefile import load_trace
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A designed capture, and sessions of the same engine with few outputs at once."""
+    folder, engine = tmp_path_factory.mktemp("ordinary"), knownengine.known_engine()
+    knownengine.capture(folder / "calibration-1.jsonl", knownengine.calibration(1), engine, 1)
+    knownengine.capture(folder / "sessions.jsonl", knownengine.sessions(7), engine, seed=7)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    traces = (folder / "sessions.jsonl",)
+    return fit_traces(
+        FitConfig(traces, folder / "m.json", {}, bootstrap=100, frontend="parallel", extra_terms=())
+    ).model
+
+
+def test_open_costs_are_drawn_towards_their_defaults(model: Model) -> None:
+    decode = model.parameters["per_decode_ms"]
+    assert not decode.identified
+    assert (decode.note or "").endswith("; drawn towards 0.1 × t0_ms")
+    assert "  (not identified)" in describe_fit(model)
+
+
+def test_a_forecast_that_depends_on_open_costs_says_so(folder: Path, model: Model) -> None:
+    path = folder / "calibration-1.jsonl"
+    arrivals = plan_arrivals(*load_trace(path), model.engine.block_size, path=str(path))
+    point = run_point(arrivals, model.engine, model)
+    assert any("per_decode_ms is not identified (" in one for one in open_parameters(model, point))
+    # The designed capture had prompts and contexts as long; sessions alone did not.
+    assert any("tokens behind" in one for one in beyond_fit(point, model))
