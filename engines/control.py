@@ -12,7 +12,7 @@ from engines.facts import PAGES, EngineFacts, add_settings, first_model, read_fa
 from engines.recognition import DIALECTS
 from tracefile.records.errors import InputError
 from wire.answer import parse_answer
-from wire.responsehead import OK
+from wire.head import OK
 from wire.url import Origin
 
 CONTROL_TIMEOUT_S = 30.0

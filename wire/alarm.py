@@ -8,7 +8,7 @@ there is one, and takes further turns of the loop for the rest, reads and writes
 import asyncio
 import ctypes
 import os
-import sys
+import struct
 import time
 from collections.abc import Callable
 
@@ -16,6 +16,8 @@ Clock = Callable[[], int]
 """Nanoseconds on a monotonic clock."""
 
 NS_PER_S = 1_000_000_000
+_TIMER_SPEC = struct.Struct("@4l")
+"""``struct itimerspec``: seconds and nanoseconds of the interval, then of the value."""
 
 
 class LoopWaker:
@@ -39,12 +41,6 @@ class LoopWaker:
         self.wake_in(None)
 
 
-class _TimerSpec(ctypes.Structure):
-    """``struct itimerspec``: no interval, one value."""
-
-    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
-
-
 class TimerfdWaker:
     """The same by Linux's timer as a file descriptor, of nanoseconds."""
 
@@ -57,14 +53,12 @@ class TimerfdWaker:
         self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._spec = _TimerSpec()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._wake)
 
     def wake_in(self, wait_ns: int | None) -> None:
-        # Zero would disarm it.
-        self._spec.value_s, self._spec.value_ns = (0, 0) if wait_ns is None else divmod(max(1, wait_ns), NS_PER_S)
-        self._libc.timerfd_settime(self._fd, 0, ctypes.byref(self._spec), None)
+        value = (0, 0) if wait_ns is None else divmod(max(1, wait_ns), NS_PER_S)  # zero disarms it
+        self._libc.timerfd_settime(self._fd, 0, _TIMER_SPEC.pack(0, 0, *value), None)
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -80,12 +74,10 @@ class TimerfdWaker:
 
 def new_waker(ring: Callable[[], None]) -> LoopWaker | TimerfdWaker:
     """Return the most precise waker of this system."""
-    if sys.platform == "linux":
-        try:
-            return TimerfdWaker(ring)
-        except (OSError, AttributeError):
-            pass
-    return LoopWaker(ring)
+    try:
+        return TimerfdWaker(ring)
+    except (OSError, AttributeError):
+        return LoopWaker(ring)
 
 
 class Alarm:
@@ -101,37 +93,26 @@ class Alarm:
 
     def set(self, at_ns: int | None) -> None:
         """Ring at ``at_ns``, which may be past; null: not at all. Replaces the time set before."""
-        if at_ns == self._at_ns:
-            return
-        self._not_soon()
-        self._at_ns = at_ns
-        if at_ns is None:
-            self._waker.wake_in(None)
-        else:
-            self._wait(at_ns - self._clock())
+        if at_ns != self._at_ns:
+            self._at_ns = at_ns
+            self._wait()
 
     def close(self) -> None:
         self.set(None)
         self._waker.close()
 
-    def _not_soon(self) -> None:
+    def _wait(self) -> None:
         if self._soon is not None:
             self._soon.cancel()
-            self._soon = None
-
-    def _wait(self, wait_ns: int) -> None:
-        if wait_ns <= self._waker.early_ns:
-            self._soon = self._loop.call_soon(self._wake)
+        wait_ns = None if self._at_ns is None else self._at_ns - self._clock() - self._waker.early_ns
+        if wait_ns is None or wait_ns > 0:
+            self._waker.wake_in(wait_ns)
         else:
-            self._waker.wake_in(wait_ns - self._waker.early_ns)
+            self._soon = self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        self._not_soon()
-        if self._at_ns is None:
-            return
-        wait_ns = self._at_ns - self._clock()
-        if wait_ns > 0:
-            self._wait(wait_ns)
+        if self._at_ns is None or self._clock() < self._at_ns:
+            self._wait()
             return
         self._at_ns = None
         self._ring()
@@ -141,30 +122,15 @@ class Sleeper:
     """Sleep of a task to an absolute deadline. Make, use and close it on one event loop."""
 
     def __init__(self) -> None:
-        self._alarm = Alarm(self.wake)
-        self._woken: asyncio.Future[None] | None = None
+        self._woken = asyncio.Event()
+        self._alarm = Alarm(self._woken.set)
+        self.wake, self.close = self._woken.set, self._alarm.close
 
-    async def sleep_until(self, deadline_ns: int) -> None:
-        """Return at ``deadline_ns``, at the next turn of the loop if that is past, or earlier after ``wake``."""
-        if deadline_ns <= time.perf_counter_ns():
+    async def sleep_until(self, deadline_ns: int | None) -> None:
+        """Return at ``deadline_ns`` (at the next turn of the loop if that is past), or earlier after ``wake``."""
+        if deadline_ns is not None and deadline_ns <= time.perf_counter_ns():
             await asyncio.sleep(0)
             return
+        self._woken.clear()
         self._alarm.set(deadline_ns)
-        try:
-            await self.sleep()
-        finally:
-            self._alarm.set(None)
-
-    async def sleep(self) -> None:
-        self._woken = asyncio.get_running_loop().create_future()
-        try:
-            await self._woken
-        finally:
-            self._woken = None
-
-    def wake(self) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
-
-    def close(self) -> None:
-        self._alarm.close()
+        await self._woken.wait()

@@ -12,7 +12,7 @@ import msgspec
 
 from wire.completion import Completion, EventTaker, parse_stream, parse_whole, take_data
 from wire.events import Timings, token_count
-from wire.messages_events import messages_event_taker, take_whole_message
+from wire.messages_events import take_messages_event, take_whole_message
 from wire.responses_events import take_responses_event, take_whole_response
 
 LLAMA_CPP = frozenset({"/completion", "/infill"})
@@ -86,9 +86,9 @@ def _take_end(completion: Completion, event: NativeEvent) -> None:
 TAKERS: dict[str, tuple[EventTaker, EventTaker]] = {
     **dict.fromkeys(LLAMA_CPP, (take_native_event, take_whole_native)),
     "/v1/responses": (take_responses_event, take_whole_response),
-    "/v1/messages": (messages_event_taker(), take_whole_message),
+    "/v1/messages": (take_messages_event, take_whole_message),
 }
-"""Takers of a streamed event and of a whole body. Each stream of messages has its own, which keeps what was told."""
+"""Takers of a streamed event and of a whole body."""
 
 
 def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
@@ -98,8 +98,6 @@ def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: b
     An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
     """
     take_event, take_body = TAKERS.get(endpoint, (take_data, take_data))
-    if endpoint == "/v1/messages":
-        take_event = messages_event_taker()
     if stream:
         return parse_stream(reads, take_event)
     return parse_whole(reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads), take_body)

@@ -19,7 +19,7 @@ from wire.events import (
     Choice,
     Event,
     Timings,
-    Usage,
+    TokensDetails,
     choice_text,
     decode_event,
     has_unspoken,
@@ -45,6 +45,8 @@ class Completion(msgspec.Struct):
     """As usage says. None: no usage came; ``seen_tokens`` is then what can be said."""
     cached_tokens: int | None = None
     """None: not reported; 0: a miss."""
+    prompt_parts: dict[str, int] = {}
+    """Tokens of the prompt's parts, where usage counts these."""
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     """Ids of the first choice's answer. None: the engine did not send them."""
@@ -149,20 +151,19 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
         completion.prompt_token_ids = event.prompt_token_ids
     if event.timings is not None:
         take_timings(completion, event.timings)
-    if event.usage is not None:
-        take_usage(completion, event.usage)
+    if (usage := event.usage) is not None:
+        take_usage(completion, usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
     tokens = 0
     for choice in event.choices or ():
         tokens += take_choice(completion, choice, texts)
     return tokens
 
 
-def take_usage(completion: Completion, usage: Usage) -> None:
+def take_usage(completion: Completion, prompt: int | None, output: int | None, details: TokensDetails | None) -> None:
     """The last usage counts: engines that repeat it on every event make it grow."""
-    completion.prompt_tokens = token_count(usage.prompt_tokens)
-    completion.output_tokens = token_count(usage.completion_tokens)
-    if usage.prompt_tokens_details is not None:
-        completion.cached_tokens = token_count(usage.prompt_tokens_details.cached_tokens)
+    completion.prompt_tokens, completion.output_tokens = token_count(prompt), token_count(output)
+    if details is not None:
+        completion.cached_tokens = token_count(details.cached_tokens)
 
 
 def take_timings(completion: Completion, timings: Timings) -> None:
@@ -193,9 +194,6 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
     return 1 if text or has_unspoken(choice) else 0
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
 class EventStream:
     """Server-sent events of a byte stream that may be cut anywhere; each read gives the events that it completes.
 
@@ -203,11 +201,10 @@ class EventStream:
     other fields are skipped, and an event without data is none (WHATWG HTML, section 9.2.6).
     """
 
-    __slots__ = ("_rest", "_started", "_swallow_lf")
+    __slots__ = ("_rest", "_swallow_lf")
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self._started = False
         # A CR ends a line at once, so that no event waits for the next read; an LF that follows it belongs to it.
         self._swallow_lf = False
 
@@ -216,23 +213,16 @@ class EventStream:
         if self._swallow_lf or data.find(b"\r") >= 0:
             data = self._with_lf(data)
         elif not self._rest and (events := one_line_events(data)):
-            self._started = True
             return events
         rest = self._rest
         if rest:
             # An event of many reads costs its bytes once: only the new ones, and the last before them, are searched.
             searched = len(rest) - 1
             rest += data
-            if self._started and rest.find(b"\n\n", searched) < 0:
+            if rest.find(b"\n\n", searched) < 0:
                 return []
             data = bytes(rest)
             rest.clear()
-        if not self._started:
-            if len(data) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(data):
-                rest += data
-                return []
-            self._started = True
-            data = data.removeprefix(BYTE_ORDER_MARK)
         *blocks, last = data.split(b"\n\n")
         rest += last
         return [event for event in map(event_data, blocks) if event is not None]

@@ -15,8 +15,8 @@ def token_count(told: int | None) -> int | None:
     return told if told is not None and 0 <= told <= MOST_TOKENS else None
 
 
-class PromptTokensDetails(msgspec.Struct, gc=False):
-    """``usage.prompt_tokens_details``."""
+class TokensDetails(msgspec.Struct, gc=False):
+    """Details of the prompt's tokens in a usage."""
 
     cached_tokens: int | None = None
 
@@ -26,7 +26,7 @@ class Usage(msgspec.Struct, gc=False):
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: TokensDetails | None = None
 
 
 class Timings(msgspec.Struct, gc=False):

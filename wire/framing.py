@@ -5,12 +5,10 @@ is certain; an oddity of its framing is mended on the way, and told of by ``odd`
 """
 
 import re
-from collections.abc import Sequence
 from typing import Literal
 
-from wire.head import Headers, header_values
+from wire.head import FramingError
 
-MAX_LENGTH_DIGITS = 18
 MAX_CHUNK_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_CHUNKS_A_TURN = 512
@@ -27,60 +25,18 @@ USUAL_SIZES = {b"%x" % size: size for size in range(1, 4096)}
 """Size lines as nearly all are written."""
 MAX_USUAL_LINE = 5
 """The longest of them with its CRLF."""
-
-
-def usual_beginnings() -> list[bytes]:
-    """Return the size line of a usual chunk by the length of the whole; elsewhere what no data so long begins with."""
-    found = [b"-" * (length + 1) for length in range(4096 + MAX_USUAL_LINE + 2)]
-    for line, size in USUAL_SIZES.items():
-        found[len(line) + size + 4] = line + b"\r\n"
-    return found
-
-
-USUAL_BEGINNINGS = usual_beginnings()
-MAX_USUAL_BYTES = len(USUAL_BEGINNINGS)
-
-
-class FramingError(Exception):
-    """A message whose end cannot be told for sure; ``status`` is how to refuse a request."""
-
-    def __init__(self, reason: str, status: int = 400) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-def body_framing(headers: Headers, names: Sequence[bytes]) -> int | Literal["chunked"]:
-    """Return the body's bytes, or ``chunked``; ``names`` in lower case. Raises FramingError if headers differ."""
-    lengths = names.count(b"content-length")
-    if b"transfer-encoding" in names:
-        if lengths:
-            raise FramingError("both Content-Length and Transfer-Encoding")
-        codings = header_values(headers, b"transfer-encoding")
-        if len(codings) > 1 or codings[0].strip(b" \t").lower() != b"chunked":
-            raise FramingError("a Transfer-Encoding other than chunked", 501)
-        return "chunked"
-    if lengths == 0:
-        return 0
-    length = headers[names.index(b"content-length")][1]
-    if lengths > 1 or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
-        raise FramingError("a Content-Length that is not one number")
-    return int(length)
+USUAL_BEGINNINGS = {len(line) + size + 4: line + b"\r\n" for line, size in USUAL_SIZES.items()}
+"""Size line of a usual chunk by the length of the whole."""
 
 
 class FixedBody:
     """A body of a known number of bytes."""
 
-    __slots__ = ("_left", "complete", "dense")
+    odd = dense = False
 
     def __init__(self, length: int) -> None:
         self._left = length
         self.complete = length == 0
-        """Whether the body has ended."""
-        self.dense = False
-        """Whether the last read was so much work that others should have their turn. The reader takes it back."""
-
-    odd = False
-    """Whether the framing was not as it should be."""
 
     def one_chunk(self, data: bytes) -> bytes | None:
         """Return null: it has no chunks."""
@@ -94,18 +50,6 @@ class FixedBody:
         self._left -= size
         self.complete = self._left == 0
         return data, data, size
-
-
-class OpenBody(FixedBody):
-    """A body that only the connection's end ends."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
-        return data, data, len(data)
 
 
 class ChunkedBody:
@@ -125,15 +69,18 @@ class ChunkedBody:
         self._trailer_bytes = 0
         self._error: FramingError | None = None
         """Found behind good bytes of the same read: raised once those have passed."""
-        self.complete = self.dense = self.odd = False
+        self.complete = False
+        """Whether the body has ended."""
+        self.dense = False
+        """Whether the last read was so much work that others should have their turn. The reader takes it back."""
+        self.odd = False
+        """Whether the framing was not as it should be."""
 
     def one_chunk(self, data: bytes) -> bytes | None:
         """Return the body's bytes of a read that is one chunk, written as usual; null: it is for ``feed``."""
-        length = len(data)
-        if self._between and length < MAX_USUAL_BYTES:
-            beginning = USUAL_BEGINNINGS[length]
-            if data.startswith(beginning) and data.endswith(b"\r\n"):
-                return data[len(beginning) : -2]
+        beginning = USUAL_BEGINNINGS.get(len(data)) if self._between else None
+        if beginning is not None and data.startswith(beginning) and data.endswith(b"\r\n"):
+            return data[len(beginning) : -2]
         return None
 
     def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
@@ -144,9 +91,6 @@ class ChunkedBody:
         """
         if self._error is not None:
             raise self._error
-        return self._feed(data)
-
-    def _feed(self, data: bytes) -> tuple[bytes, bytes, int]:
         pieces: list[bytes] = []
         mended: list[bytes] = []
         at = kept = work = 0
@@ -157,10 +101,10 @@ class ChunkedBody:
                     at = self._take_data(data, at, pieces)
                     continue
                 if self._state == "size" and not self._line:
-                    at, number, piece = take_whole_chunks(data, at, MAX_CHUNKS_A_TURN - work + 1)
-                    if number:
-                        pieces.append(piece)
-                        work += number - 1
+                    number = len(pieces)
+                    at = take_whole_chunks(data, at, pieces, number + MAX_CHUNKS_A_TURN - work + 1)
+                    if at > before:
+                        work += len(pieces) - number - 1
                         continue
                 line, at = self._take_line(data, at)
                 if line is not None:
@@ -172,7 +116,7 @@ class ChunkedBody:
             self._error, self.dense = error, True
         self.dense = self.dense or work > DENSE_CHUNKS
         self._between = self._state == "size" and not self._line and self._error is None
-        raw = data[kept:at] if at < len(data) or kept else data
+        raw = data[kept:at]
         if mended:
             raw = b"".join((*mended, raw))
         return raw, pieces[0] if len(pieces) == 1 else b"".join(pieces), at
@@ -203,13 +147,11 @@ class ChunkedBody:
 
     def _act(self, line: bytes) -> bytes:
         """Act on a line; returns it as it should have been."""
-        text = line[:-2]
+        text = line.removesuffix(b"\n").removesuffix(b"\r")
         if not line.endswith(b"\r\n") or b"\r" in text:
             if not self._lenient:
                 raise FramingError("a line of a chunked body that does not end in CRLF")
-            self.odd = True
-            text = line[:-1].removesuffix(b"\r")
-            line = text + b"\r\n"
+            self.odd, line = True, text + b"\r\n"
         if self._state == "size":
             return self._begin_chunk(text, line)
         if self._state == "data_end":
@@ -244,9 +186,8 @@ class ChunkedBody:
         return b""
 
 
-def take_whole_chunks(data: bytes, at: int, most: int) -> tuple[int, int, bytes]:
-    """Take chunks that are all there and written as usual: the place behind them, their number, and their data."""
-    pieces: list[bytes] = []
+def take_whole_chunks(data: bytes, at: int, pieces: list[bytes], most: int) -> int:
+    """Add chunks that are all there and written as usual, up to ``most`` pieces; returns the offset behind them."""
     find, size_of = data.find, USUAL_SIZES.get
     while len(pieces) < most:
         end = find(b"\r\n", at, at + MAX_USUAL_LINE)
@@ -258,4 +199,4 @@ def take_whole_chunks(data: bytes, at: int, most: int) -> tuple[int, int, bytes]
             break
         pieces.append(data[end + 2 : stop])
         at = stop + 2
-    return at, len(pieces), pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return at

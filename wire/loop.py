@@ -1,11 +1,11 @@
-"""The event loop: uvloop where there is one, a fair share of it for each connection, and hang-ups that it misses."""
+"""The event loop: uvloop where there is one, a fair share of it for each connection, and pauses of reading."""
 
 import asyncio
 import select
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 try:
     from uvloop import new_event_loop
@@ -41,18 +41,59 @@ class Turns:
         work()
 
 
-class Hangup:
-    """Asks of one connection, as long as its transport is open, if the peer has left: the loop sees only reads."""
+class Connection(asyncio.BaseProtocol):
+    """A connection that stops reading while its receiver is slow, and for others' turns after much work at once."""
 
-    __slots__ = ("_poll",)
+    def __init__(self, turns: Turns | None) -> None:
+        """``turns``: shared with the connections among which work is divided."""
+        self.transport: asyncio.Transport | None = None
+        self._turns = turns or Turns()
+        self._write_paused = self._read_paused = self._on_break = False
 
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        sock: socket.socket | None = transport.get_extra_info("socket")
-        self._poll: select.poll | None = None
-        if sock is not None and sock.fileno() >= 0:
-            self._poll = select.poll()
-            self._poll.register(sock.fileno(), LEFT)
+    @property
+    def alive(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
 
-    def seen(self) -> bool:
-        """Return whether the peer closed or reset it, be there unread bytes before that or not. One system call."""
-        return self._poll is None or bool(self._poll.poll(0))
+    @property
+    def left(self) -> bool:
+        """Return whether the peer closed or reset it, told of that by the loop, which sees only reads, or not."""
+        sock: socket.socket | None = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if sock is None or sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(sock.fileno(), LEFT)
+        return bool(poll.poll(0))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def pause_reading(self) -> None:
+        """Stop reading until ``resume_reading``: the receiver is slower than the peer."""
+        self._read_paused = True
+        self._read_or_not()
+
+    def resume_reading(self) -> None:
+        self._read_paused = False
+        self._read_or_not()
+
+    def _take_break(self) -> None:
+        """Let others have their turn before the rest."""
+        self._on_break = True
+        self._read_or_not()
+        self._turns.later(self._end_break)
+
+    def _end_break(self) -> None:
+        self._on_break = False
+        self._go_on()
+        self._read_or_not()
+
+    def _go_on(self) -> None:
+        """Do what had to wait for the break's end."""
+
+    def _read_or_not(self) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self._read_paused or self._on_break:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()

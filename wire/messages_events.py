@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from wire.completion import Completion, EventTaker
+from wire.completion import Completion
 from wire.events import token_count
 
 FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 """Anthropic's words in those of the completions, so that one trace speaks one language."""
+PROMPT_PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 class MessagesUsage(msgspec.Struct):
@@ -66,72 +67,55 @@ _decode_event = msgspec.json.Decoder(MessagesEvent).decode
 _decode_whole = msgspec.json.Decoder(MessageObject).decode
 
 
-def messages_event_taker() -> EventTaker:
-    """The taker of one response's streamed events."""
-    told = MessagesUsage()
-
-    def take(completion: Completion, data: bytes, texts: list[str]) -> int:
-        event = _decode_event(data)
-        if event.type == "content_block_delta":
-            return _take_part(event.delta, texts)
-        if event.type == "content_block_start":
-            return _take_part(event.content_block, texts)
-        if event.message is not None:
-            _take_message(completion, event.message, told)
-        if event.type == "message_delta":
-            _take_end(completion, event, told)
-        elif event.type == "message_stop":
-            completion.done = True
-        elif event.type == "error":
-            completion.error_kind = "stream_error"
-        return 0
-
-    return take
+def take_messages_event(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """The taker of one streamed event."""
+    event = _decode_event(data)
+    if event.type in ("content_block_start", "content_block_delta"):
+        return _take_part(event.delta or event.content_block or Part(), texts)
+    if event.message is not None:
+        _take_message(completion, event.message)
+    if event.type == "message_delta":
+        _take_end(completion, (event.delta or Part()).stop_reason, event.usage)
+    elif event.type == "message_stop":
+        completion.done = True
+    elif event.type == "error":
+        completion.error_kind = "stream_error"
+    return 0
 
 
 def take_whole_message(completion: Completion, data: bytes, texts: list[str]) -> int:
     """The taker of a whole body."""
     message = _decode_whole(data)
-    _take_message(completion, message, MessagesUsage())
+    _take_message(completion, message)
     if message.type == "error" or message.error is not None:
         completion.error_kind = "stream_error"
     texts += [block.text for block in message.content or () if block.type == "text" and block.text]
     return 0
 
 
-def _take_part(part: Part | None, texts: list[str]) -> int:
+def _take_part(part: Part, texts: list[str]) -> int:
     """Add the text of a block's start or delta; returns whether it carried a token."""
-    if part is None:
-        return 0
     if part.text:
         texts.append(part.text)
     return 1 if part.text or part.thinking or part.partial_json or part.name else 0
 
 
-def _take_message(completion: Completion, message: MessageObject, told: MessagesUsage) -> None:
+def _take_message(completion: Completion, message: MessageObject) -> None:
     completion.model = message.model or completion.model
-    completion.finish_reason = _finish_reason(message.stop_reason)
-    if message.usage is not None:
-        _take_usage(completion, message.usage, told)
+    _take_end(completion, message.stop_reason, message.usage)
 
 
-def _take_end(completion: Completion, event: MessagesEvent, told: MessagesUsage) -> None:
-    if event.delta is not None and event.delta.stop_reason is not None:
-        completion.finish_reason = _finish_reason(event.delta.stop_reason)
-    if event.usage is not None:
-        _take_usage(completion, event.usage, told)
-
-
-def _finish_reason(stop_reason: str | None) -> str | None:
-    return None if stop_reason is None else FINISH_REASONS.get(stop_reason, stop_reason)
-
-
-def _take_usage(completion: Completion, usage: MessagesUsage, told: MessagesUsage) -> None:
-    """Add what this usage says to what was told; what it does not say stays as it was."""
-    for name in told.__struct_fields__:
+def _take_end(completion: Completion, stop_reason: str | None, usage: MessagesUsage | None) -> None:
+    if stop_reason is not None:
+        completion.finish_reason = FINISH_REASONS.get(stop_reason, stop_reason)
+    if usage is None:
+        return
+    parts = completion.prompt_parts
+    for name in PROMPT_PARTS:
         if (count := token_count(getattr(usage, name))) is not None:
-            setattr(told, name, count)
-    read, written = told.cache_read_input_tokens, told.cache_creation_input_tokens
-    if told.input_tokens is not None:
-        completion.prompt_tokens = told.input_tokens + (read or 0) + (written or 0)
-    completion.cached_tokens, completion.output_tokens = read, told.output_tokens
+            parts[name] = count
+    if "input_tokens" in parts:
+        completion.prompt_tokens = sum(parts.values())
+    completion.cached_tokens = parts.get("cache_read_input_tokens")
+    if (output := token_count(usage.output_tokens)) is not None:
+        completion.output_tokens = output

@@ -10,18 +10,12 @@ from typing import Any
 
 import msgspec
 
-from wire.completion import Completion
-from wire.events import token_count
+from wire.completion import Completion, take_usage
+from wire.events import TokensDetails
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-MAX_OUTPUT_TOKENS = "max_output_tokens"
-"""The reason of a response that reached its limit."""
-
-
-class InputTokensDetails(msgspec.Struct):
-    """``usage.input_tokens_details``."""
-
-    cached_tokens: int | None = None
+FINISH_REASONS = {"completed": "stop", "max_output_tokens": "length", "in_progress": None, "queued": None}
+"""Reasons and states of responses in the completions' words. Null: it goes on."""
 
 
 class ResponsesUsage(msgspec.Struct):
@@ -29,7 +23,7 @@ class ResponsesUsage(msgspec.Struct):
 
     input_tokens: int | None = None
     output_tokens: int | None = None
-    input_tokens_details: InputTokensDetails | None = None
+    input_tokens_details: TokensDetails | None = None
 
 
 class RawMessage(msgspec.Struct):
@@ -44,7 +38,7 @@ class ResponseObject(msgspec.Struct):
     model: str | None = None
     status: str | None = None
     usage: ResponsesUsage | None = None
-    incomplete_details: dict[str, Any] | None = None
+    incomplete_details: dict[str, str | None] | None = None
     error: Any = None
     input_messages: list[RawMessage] | None = None
     output_messages: list[RawMessage] | None = None
@@ -118,24 +112,12 @@ def take_response(completion: Completion, response: ResponseObject) -> None:
         completion.model = response.model
     if response.error is not None or response.status == "failed":
         completion.error_kind = "stream_error"
-    completion.finish_reason = _finish_reason(response)
-    if response.usage is not None:
-        completion.prompt_tokens = token_count(response.usage.input_tokens)
-        completion.output_tokens = token_count(response.usage.output_tokens)
-        details = response.usage.input_tokens_details
-        completion.cached_tokens = None if details is None else token_count(details.cached_tokens)
+    reason = (response.incomplete_details or {}).get("reason") or response.status
+    completion.finish_reason = FINISH_REASONS.get(reason or "", reason)
+    if (usage := response.usage) is not None:
+        take_usage(completion, usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
     completion.prompt_token_ids = _only_ids(response.input_messages) or completion.prompt_token_ids
     completion.token_ids = _only_ids(response.output_messages) or completion.token_ids
-
-
-def _finish_reason(response: ResponseObject) -> str | None:
-    """In the words of the completions: ``stop``, ``length``, else the response's own. Null while it goes on."""
-    if response.status == "completed":
-        return "stop"
-    reason = (response.incomplete_details or {}).get("reason")
-    if isinstance(reason, str):
-        return "length" if reason == MAX_OUTPUT_TOKENS else reason
-    return response.status if response.status in {"failed", "cancelled", "incomplete"} else None
 
 
 def _only_ids(messages: list[RawMessage] | None) -> list[int] | None:

@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Protocol
 
-from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
-from wire.head import serialise_head
-from wire.loop import Hangup, Turns
-from wire.requesthead import RequestHead, parse_request_head
+from wire.framing import ChunkedBody, FixedBody
+from wire.head import FramingError, RequestHead, parse_request_head, serialise_head
+from wire.loop import Connection, Turns
 
 __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 
@@ -56,7 +56,7 @@ class RequestHandler(Protocol):
 HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 
 
-class ClientConnection(asyncio.BufferedProtocol):
+class ClientConnection(Connection, asyncio.BufferedProtocol):
     """A client's connection. Requests that come while one is being answered wait, up to a bound."""
 
     def __init__(
@@ -66,28 +66,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         error_type: str = "proxy_error",
         turns: Turns | None = None,
     ) -> None:
-        """``turns``: shared with the connections among which work is divided."""
+        super().__init__(turns)
         self._new_handler, self._on_closed, self._error_type = new_handler, on_closed, error_type
-        self.transport: asyncio.Transport | None = None
         self._handler: RequestHandler | None = None
         self._head: RequestHead | None = None
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._buffer = b""
-        self._write_paused = False
-        self._reading_paused = self._on_break = False
-        self._turns = turns or Turns()
-        self._closing = False
-        self._advancing = False
-        self._open = False
-        self._lingering = False
-        self._response_begun = False
+        self.busy = self.closing = False
+        """Whether a request is in progress, and whether the connection closes after it, whoever wants to keep it."""
+        self._advancing = self._lingering = self._response_begun = False
         self._watcher: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._body_since = self._loop.time()
-
-    @property
-    def busy(self) -> bool:
-        return self._open
 
     @property
     def more_to_come(self) -> bool:
@@ -96,22 +86,17 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def idle_s(self) -> float:
         """For how long no request has been in progress; 0 during one."""
-        return 0.0 if self._open else self._loop.time() - self._idle_since
+        return 0.0 if self.busy else self._loop.time() - self._idle_since
 
     def stalled_s(self) -> float:
         """For how long the rest of a request's body has not come, although it would have been read."""
-        waiting = self._open and not self._body.complete and not self._reading_paused
+        waiting = self.busy and not self._body.complete and not self._read_paused
         return self._loop.time() - self._body_since if waiting else 0.0
 
-    @property
-    def closing(self) -> bool:
-        """Return whether the connection closes after the response in progress, whatever client and handler want."""
-        return self._closing
-
     def check_integrity(self) -> None:
-        assert self._open or self._handler is None, "a handler without a request"
-        assert not (self._lingering and self._open), "a request on a connection that closes"
-        assert self._open or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
+        assert self.busy or self._handler is None, "a handler without a request"
+        assert not (self._lingering and self.busy), "a request on a connection that closes"
+        assert self.busy or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
 
     # What the handler calls.
 
@@ -130,11 +115,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         """End the response; the connection closes unless both sides keep it, or if the request has not ended yet."""
         head = self._head
         self._end_request()
-        keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self._closing
+        keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self.closing
         if not self._accepting():
             return
         if not keep:
-            self._close(still_sending=not self._body.complete or bool(self._buffer))
+            self._close()
             return
         self.resume_reading()
         self._advance()
@@ -145,55 +130,40 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def refuse(self, status: int, reason: str) -> None:
+    def refuse(self, status: int, reason: str, *, still_sending: bool = False) -> None:
         """Answer with an error in the shape of OpenAI's and close. For when no response has begun."""
-        self._refuse(status, reason, still_sending=not self._body.complete or bool(self._buffer))
+        self._end_request()
+        if self.transport is None or not self._accepting():
+            return
+        body = json.dumps({"error": {"message": reason, "type": self._error_type, "code": status}}).encode()
+        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
+        start_line = b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())
+        self.transport.write(serialise_head(start_line, [*headers, (b"Connection", b"close")]) + body)
+        self._close(still_sending=still_sending)
 
     def give_up_body(self) -> None:
         """The rest of the request's body will not come: refuse it, or cut a response that has begun."""
         self._reject(FramingError("the request's body stopped coming", 408))
 
-    def _refuse(self, status: int, reason: str, *, still_sending: bool) -> None:
-        self._end_request()
-        if self.transport is None or not self._accepting():
-            return
-        phrase = HTTPStatus(status).phrase.encode()
-        body = b'{"error": {"message": "%b", "type": "%b", "code": %d}}' % (
-            reason.encode(),
-            self._error_type.encode(),
-            status,
-        )
-        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
-        head = serialise_head(b"HTTP/1.1 %d %b" % (status, phrase), [*headers, (b"Connection", b"close")])
-        self.transport.write(head + body)
-        self._close(still_sending=still_sending)
-
     def pause_reading(self) -> None:
-        """Stop reading the request until ``resume_reading``: the receiver of its body is slower than the client."""
-        if self.transport is not None and not self.transport.is_closing() and not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
+        if self.alive and not self._read_paused:
+            super().pause_reading()
             self._watcher = self._loop.call_later(WATCH_S, self._watch)
 
     def resume_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing() and self._reading_paused:
-            self._reading_paused = False
+        if self._read_paused:
             self._body_since = self._loop.time()
             if self._watcher is not None:
                 self._watcher.cancel()
-            if not self._on_break:
-                self.transport.resume_reading()
+            super().resume_reading()
 
     def close_when_idle(self) -> None:
         """Take no further request: close now, or when the response in progress has ended."""
-        self._closing = True
+        self.closing = True
         if not self.busy and self.transport is not None and not self._lingering:
             self.transport.close()
 
     # What the event loop calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return READ_BUFFER
@@ -211,7 +181,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """Cut the connection during a response: half a close counts as a whole one, as one that has gone sends it."""
-        if self._open and self.transport is not None:
+        if self.busy and self.transport is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -268,13 +238,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         self._buffer = data[end:]
         head = parse_request_head(data[:end])
-        framing = body_framing(head.headers, head.names)
         self._head = head
-        self._body = ChunkedBody() if framing == "chunked" else FixedBody(framing)
-        self._open, self._response_begun = True, False
+        self._body = ChunkedBody() if head.framing == "chunked" else FixedBody(head.framing)
+        self.busy, self._response_begun = True, False
         self._body_since = self._loop.time()
         handler = self._new_handler(head, self)
-        if not self._open:  # answered or refused from within
+        if not self.busy:  # answered or refused from within
             return True
         self._handler = handler
         if self._write_paused:
@@ -295,20 +264,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._body.complete and self._handler is handler:
             handler.request_end()
 
-    def _take_break(self) -> None:
-        """Let others have their turn before the rest."""
-        self._on_break = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-        self._turns.later(self._go_on)
-
     def _go_on(self) -> None:
-        self._on_break = False
         if self._lingering:
             self._buffer = b""
         self._advance()
-        if self.transport is not None and not (self.transport.is_closing() or self._reading_paused or self._on_break):
-            self.transport.resume_reading()
 
     def _reject(self, error: FramingError) -> None:
         """Refuse a malformed request, or cut its response if that has begun; its handler hears of a client gone."""
@@ -319,19 +278,20 @@ class ClientConnection(asyncio.BufferedProtocol):
         if handler is not None and self._response_begun:
             self.abort()
         else:
-            self._refuse(error.status, str(error), still_sending=True)
+            self.refuse(error.status, str(error), still_sending=True)
 
     def _end_request(self) -> None:
         self._handler = None
-        self._open = False
+        self.busy = False
         self._idle_since = self._loop.time()
 
     def _accepting(self) -> bool:
         return self.transport is not None and not self.transport.is_closing() and not self._lingering
 
-    def _close(self, *, still_sending: bool) -> None:
+    def _close(self, *, still_sending: bool = False) -> None:
         """Close so that the client can read the response: a reset for bytes on their way would overtake it."""
         assert self.transport is not None
+        still_sending = still_sending or bool(self._buffer) or not self._body.complete
         if not still_sending or not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -350,9 +310,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         """While reading is paused, see whether the client is still there."""
-        if self.transport is None or not self._reading_paused or self.transport.is_closing():
+        if self.transport is None or not self._read_paused or self.transport.is_closing():
             return
-        if Hangup(self.transport).seen():
+        if self.left:
             self.transport.abort()
         else:
             self._watcher = self._loop.call_later(WATCH_S, self._watch)

@@ -39,38 +39,24 @@ def _client_context(
         raise WireError(f"SSL_CERT_FILE={own[0]}: not there; expected a file of PEM certificates")
     context = ssl.create_default_context()
     context.set_alpn_protocols(ALPN)
-    if tls.ca is not None:
-        try:
-            context.load_verify_locations(tls.ca)
-        except (OSError, ssl.SSLError) as error:
-            raise WireError(f"--ca {tls.ca}: {_unread(error)}; expected a file of PEM certificates") from None
-    if tls.cert is not None:
-        _load_chain(context, tls.cert, tls.key)
-    elif tls.key is not None:
+    if tls.key is not None and tls.cert is None:
         raise WireError(f"--key {tls.key}: without --cert; expected both, or neither")
-    return context
-
-
-def _load_chain(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    for flag, path in (("--cert", cert), ("--key", key)):
+    for flag, path in (("--cert", tls.cert), ("--key", tls.key)):
         if path is not None and not os.access(path, os.R_OK):
             raise WireError(f"{flag} {path}: cannot be read; expected a PEM file")
+    where, expected = f"--ca {tls.ca}", "a file of PEM certificates"
     try:
-        context.load_cert_chain(cert, key, password=_no_password)
-    except (OSError, ssl.SSLError) as error:
-        flag, path = ("--cert", cert) if key is None else ("--cert and --key", f"{cert}, {key}")
-        raise WireError(f"{flag} {path}: {_unread(error)}; expected a PEM certificate and its unlocked key") from None
-
-
-def _no_password() -> str:
-    """Return no password: OpenSSL would else ask the terminal for one."""
-    return ""
-
-
-def _unread(error: OSError) -> str:
-    if not isinstance(error, ssl.SSLError):
-        return error.strerror or "cannot be read"
-    return (error.reason or "not PEM").lower().replace("_", " ")
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+        where = f"--cert {tls.cert}" if tls.key is None else f"--cert and --key {tls.cert}, {tls.key}"
+        expected = "a PEM certificate and its unlocked key"
+        if tls.cert is not None:  # without a password here, OpenSSL would ask the terminal for one
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    except OSError as error:
+        tls_reason = (getattr(error, "reason", None) or "not PEM").lower().replace("_", " ")
+        reason = tls_reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise WireError(f"{where}: {reason}; expected {expected}") from None
+    return context
 
 
 def _changed_ns(path: str | None) -> int | None:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from wire.head import Header, serialise_head
-from wire.requesthead import RequestHead
+from wire.head import Header, RequestHead, serialise_head
 from wire.server import ClientConnection
 
 JSON_TYPE = (b"content-type", b"application/json")

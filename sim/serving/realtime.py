@@ -229,7 +229,7 @@ class RealTimeEngine:
         self._idle = True
         if not self._arrivals:
             if not self._aborts:
-                await self._sleeper.sleep()
+                await self._sleeper.sleep_until(None)
         else:
             entry_ms = self._arrivals[0][0]
             await self._sleep_until(entry_ms)

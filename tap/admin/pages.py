@@ -11,8 +11,7 @@ from measure.exposition import MEDIA_TYPE, exposition
 from tap.admin.metrics import tap_metrics
 from tap.admin.state import TapStats
 from tap.ipc.answer import Answer
-from wire.head import Header
-from wire.requesthead import RequestHead
+from wire.head import Header, RequestHead
 from wire.server import ClientConnection, Server
 
 LEAVE_S: Final = 1.0

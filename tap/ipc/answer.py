@@ -1,7 +1,6 @@
 """Answer of the tap itself to a request, given as soon as its head is there."""
 
-from wire.head import Header, serialise_head
-from wire.requesthead import RequestHead
+from wire.head import Header, RequestHead, serialise_head
 from wire.server import ClientConnection
 
 

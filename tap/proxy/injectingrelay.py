@@ -22,8 +22,7 @@ from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from tracefile.records.decoding import NOT_JSON
 from wire.client.connection import ResponseHead, ServerConnection
-from wire.head import Header, header_values
-from wire.requesthead import RequestHead
+from wire.head import Header, RequestHead, header_values
 from wire.server import ClientConnection
 
 CHAT = "/v1/chat/completions"

@@ -216,7 +216,7 @@ class Relay:
             start = head.raw
         else:
             start = client_head(head, self._response_headers(head))
-        if head.more:
+        if self._server is not None and self._server.more_to_come:
             self._response_start = start
         else:
             self._client.write(start)

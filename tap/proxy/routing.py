@@ -12,7 +12,7 @@ from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRe
 from engines.routing.router import Learner
 from engines.routing.routes import Route, parse_route
 from tracefile.records.errors import InputError, failure_words
-from wire.requesthead import RequestHead
+from wire.head import RequestHead
 
 ROUTE_BYTES = 16 << 10
 """Start of a request's body that a policy sees, as hashes."""

@@ -23,7 +23,7 @@ from tap.proxy.routing import (
 from tracefile.hashing.hashkey import HashKey, keyed_id
 from wire.client.connection import ServerConnection
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.requesthead import RequestHead
+from wire.head import RequestHead
 from wire.tls import SYSTEM_TLS, Tls
 from wire.url import parse_url
 

@@ -15,7 +15,7 @@ from tap.ipc.messages import UpstreamEntry, say
 from tap.ipc.settings import Settings, read_upstreams
 from tracefile.records.errors import InputError
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.requesthead import RequestHead
+from wire.head import RequestHead
 from wire.server import ClientConnection, Server
 from wire.tls import Tls
 from wire.url import Origin

@@ -13,7 +13,6 @@ from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
 from tests.wire.memorynet import MemoryLoop, MemoryTransport, pump
 from tests.wire.strictparser import Request, parse_requests
-from wire.requesthead import BEYOND_ASCII
 from wire.server import ClientConnection
 
 MARKER = b"GET /marker HTTP/1.1\r\nHost: t\r\n\r\n"
@@ -135,7 +134,7 @@ def answer_to(request: Request) -> bytes:
 
 def _compare_with_h11(data: bytes) -> None:
     """Check that h11 reads as the strict parser does: the same number of requests, targets and bodies."""
-    data = data.translate(BEYOND_ASCII)  # h11 takes no more in targets
+    data = data.translate(bytes(range(128)) + b"x" * 128)  # h11 takes no more in targets
     ours = [request.essence for request in parse_requests(data, skip_empty_lines=False).requests]
     theirs = []
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)

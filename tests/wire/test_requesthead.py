@@ -2,8 +2,7 @@
 
 import pytest
 
-from wire.framing import FramingError
-from wire.requesthead import parse_request_head
+from wire.head import FramingError, parse_request_head
 
 
 def test_what_clients_send_is_read() -> None:

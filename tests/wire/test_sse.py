@@ -46,8 +46,6 @@ def test_an_event_is_given_by_the_read_that_ends_it() -> None:
         ([b"data: a\r\n\r", b"\n", b"data: b\n\n"], [b"a", b"b"]),
         # A CR LF cut in two, then an LF of its own, which ends the event: only the CR's LF is swallowed.
         ([b"data: a\r", b"\n", b"\ndata: b\n\n"], [b"a", b"b"]),
-        ([b"\xef\xbb", b"\xbfdata: a\n\n", b"data: b\n\n"], [b"a", b"b"]),
-        ([b"\xef\xbb\xbfdata: a\n\n"], [b"a"]),
     ],
 )
 def test_the_short_way_gives_what_the_long_one_does(pieces: list[bytes], events: list[bytes]) -> None:

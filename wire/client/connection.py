@@ -1,27 +1,21 @@
 """The client half of HTTP/1.1: a connection to a server, one exchange at a time."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Protocol, cast
-
-import msgspec
+from typing import Protocol
 
 from wire.errors import LossKind
-from wire.framing import ChunkedBody, FixedBody, FramingError
-from wire.loop import Hangup, Turns
-from wire.responsehead import (
-    EMPTY_LINES,
-    HEAD_END,
-    SWITCHING_PROTOCOLS,
-    BadResponseError,
-    ResponseHead,
-    parse_response_head,
-)
+from wire.framing import ChunkedBody, FixedBody
+from wire.head import SWITCHING_PROTOCOLS, FramingError, ResponseHead, parse_response_head
+from wire.loop import Connection, Turns
 
 __all__ = ["ResponseHead", "ResponseSink", "ServerConnection"]
 
+EMPTY_LINES = re.compile(rb"[\r\n]+")
+HEAD_END = re.compile(rb"\n\r?\n")
 MAX_HEAD_BYTES = 64 * 1024
 MAX_INFORMATIONAL = 100
 """Most 1xx responses before the final one: enough for a word of progress now and then."""
@@ -55,7 +49,7 @@ class ResponseSink(Protocol):
         """The server has caught up."""
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(Connection, asyncio.Protocol):
     """Connection to a server: ``start`` an exchange, and the sink hears of all. A relay writes on the raw bytes."""
 
     def __init__(
@@ -64,18 +58,12 @@ class ServerConnection(asyncio.Protocol):
         on_closed: Callable[["ServerConnection"], None],
         turns: Turns | None = None,
     ) -> None:
-        """``turns``: shared with the connections among which work is divided."""
-        self.transport: asyncio.Transport | None = None
-        self.exchanges = 0
+        super().__init__(turns)
         self.waited = False
         """Whether it lay idle before its exchange: the server may have closed it meanwhile."""
         self._started_ns = self._lost_ns = 0
         self._on_idle, self._on_closed = on_idle, on_closed
         self._sink: ResponseSink | None = None
-        self._hangup: Hangup | None = None
-        self._write_paused = False
-        self._read_paused = self._on_break = False
-        self._turns = turns or Turns()
         self._head_only = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._reset()
@@ -87,6 +75,8 @@ class ServerConnection(asyncio.Protocol):
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._num_informational = 0
         self._answered = False
+        self.more_to_come = False
+        """Of a final head: the same read holds more of the response, or its end; the sink hears of it at once."""
         self.malformed = False
         """Whether the response in progress is not framed as it should be, although its end is certain."""
 
@@ -97,12 +87,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return self._sink is None and self.transport is not None and not self.transport.is_closing()
-
-    @property
-    def left(self) -> bool:
-        """Return whether the server has closed it, told of that by the loop or not. One system call."""
-        return self._hangup is None or self._hangup.seen()
+        return self._sink is None and self.alive
 
     def start(self, request: bytes, sink: ResponseSink, *, body: Sequence[bytes] = (), head_only: bool = False) -> None:
         """Write a request's head (and body, as far as it is known) and tell ``sink`` of the response."""
@@ -110,7 +95,6 @@ class ServerConnection(asyncio.Protocol):
         assert self.transport is not None
         self._reset()
         self._sink, self._head_only = sink, head_only
-        self.exchanges += 1
         self._started_ns, self._lost_ns = perf_counter_ns(), 0
         if not body:
             self.transport.write(request)
@@ -125,17 +109,6 @@ class ServerConnection(asyncio.Protocol):
         if self.transport is not None and data:
             self.transport.write(data)
 
-    def pause_reading(self) -> None:
-        """Stop reading the response until ``resume_reading``: its receiver is slower than the server."""
-        self._read_paused = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._read_paused = False
-        if self.transport is not None and not self.transport.is_closing() and not self._on_break:
-            self.transport.resume_reading()
-
     def abort(self) -> None:
         """Drop the connection at once and tell the sink nothing more."""
         self._sink = None
@@ -143,10 +116,6 @@ class ServerConnection(asyncio.Protocol):
             self.transport.abort()
 
     # What the event loop calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self._hangup = Hangup(transport)
 
     def data_received(self, data: bytes) -> None:
         at_ns = perf_counter_ns()
@@ -167,9 +136,9 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         while self._on_break and self._sink is not None:  # what had come counts
-            self._go_on()
+            self._end_break()
         self._stop_head_timer()
-        self.transport = self._hangup = None
+        self.transport = None
         if self._sink is not None:
             if self._head is not None and self._head.until_close and exc is None:
                 sink, self._sink = self._sink, None
@@ -206,24 +175,13 @@ class ServerConnection(asyncio.Protocol):
             self._finish(behind=data[taken:])
         elif body.dense:
             body.dense = False
-            self._take_break(data[taken:])
-
-    def _take_break(self, unread: bytes) -> None:
-        """Let others have their turn before the rest."""
-        self._unread, self._on_break = unread, True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-        self._turns.later(self._go_on)
+            self._unread = data[taken:]
+            self._take_break()
 
     def _go_on(self) -> None:
-        if not self._on_break:
-            return
-        self._on_break = False
         unread, self._unread = self._unread, b""
         if self._sink is not None and unread:
             self._take_body(self._sink, perf_counter_ns(), unread, with_head=False)
-        if not self._read_paused:
-            self.resume_reading()
 
     def _take_heads(self, sink: ResponseSink, at_ns: int, data: bytes) -> None:
         """Consume heads up to the final one, and then what is there of its body."""
@@ -237,15 +195,16 @@ class ServerConnection(asyncio.Protocol):
                     at = empty.end()
                 found = HEAD_END.search(data, max(at, searched))
                 if (found.end() if found else len(data)) - at > MAX_HEAD_BYTES:
-                    raise BadResponseError("response head too large")
+                    raise FramingError("response head too large")
                 if found is None:
                     self._unread = data[at:]
-                    if self._unread:
-                        self._await_head()
+                    if self._unread and self._head_timer is None:
+                        loop = asyncio.get_running_loop()
+                        self._head_timer = loop.call_later(HEAD_WAIT_S, self._lose, "timeout")
                     return
                 self._take_head(sink, data[at : found.end()], more=found.end() < len(data))
                 at = found.end()
-        except BadResponseError:
+        except FramingError:
             self._lose("bad_response")
             return
         if self._sink is None:  # aborted from within
@@ -257,24 +216,19 @@ class ServerConnection(asyncio.Protocol):
             self._take_body(sink, at_ns, data, with_head=True)
 
     def _take_head(self, sink: ResponseSink, data: bytes, *, more: bool) -> None:
-        head = parse_response_head(data, more=more)
+        head = parse_response_head(data)
         if head.status == SWITCHING_PROTOCOLS:
-            raise BadResponseError("protocol switch that nobody asked for")
+            raise FramingError("protocol switch that nobody asked for")
         if head.informational:
             self._num_informational += 1
             if self._num_informational > MAX_INFORMATIONAL:
-                raise BadResponseError("too many informational responses")
+                raise FramingError("too many informational responses")
         else:
-            body = head.body(head_only=self._head_only)
-            if body.complete and not more:
-                head = msgspec.structs.replace(head, more=True)
-            self._head, self._body = head, body
+            framing = 0 if self._head_only else head.framing
+            self._head, self._body = head, ChunkedBody(lenient=True) if framing == "chunked" else FixedBody(framing)
+            self.more_to_come = more or self._body.complete
         self._stop_head_timer()
         sink.response_head(head)
-
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self._lose, "timeout")
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -288,7 +242,7 @@ class ServerConnection(asyncio.Protocol):
         assert head is not None
         self.malformed = head.odd or self._body.odd or bool(behind.strip(b"\r\n"))
         reusable = head.keep_alive and not head.until_close and not self.malformed and not behind
-        if reusable and self.transport is not None and not self.transport.is_closing():
+        if reusable and self.alive:
             self.resume_reading()
             self._on_idle(self)
         elif self.transport is not None:

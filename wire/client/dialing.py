@@ -4,7 +4,6 @@ import asyncio
 import errno
 import socket
 import ssl
-from typing import NamedTuple
 
 from wire.errors import LossKind
 from wire.url import Origin
@@ -20,28 +19,20 @@ NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUES
 """OpenSSL's reasons for bytes that are no TLS."""
 
 
-class Failure(NamedTuple):
-    """Failed step on the way to a server."""
-
-    kind: LossKind
-    reason: str
-    """The step, and what was expected."""
-
-
-def failure(error: OSError, origin: Origin, timeout_s: float) -> Failure:
-    """Return the step that failed on the way to ``origin``."""
+def failure(error: OSError, origin: Origin, timeout_s: float) -> tuple[LossKind, str]:
+    """Return the step that failed on the way to ``origin``, and in words, with what was expected."""
     secure = origin.scheme == "https"
     if isinstance(error, ssl.SSLError) or (secure and isinstance(error, ConnectionResetError | ConnectionAbortedError)):
-        return Failure("tls_failed", f"TLS: {_handshake_failure(error)}")
+        return "tls_failed", f"TLS: {_handshake_failure(error)}"
     if isinstance(error, TimeoutError):
         awaited = "a port that speaks TLS" if secure else "a reachable address"
-        return Failure("connect_timeout", f"no connection within {timeout_s:g} s; expected {awaited}")
+        return "connect_timeout", f"no connection within {timeout_s:g} s; expected {awaited}"
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(error):
-        return Failure("connect_refused", f"connection refused; expected a server on port {origin.port}")
+        return "connect_refused", f"connection refused; expected a server on port {origin.port}"
     if isinstance(error, socket.gaierror):
-        return Failure("connect_failed", f"the host name {origin.host} does not resolve; expected a known one")
+        return "connect_failed", f"the host name {origin.host} does not resolve; expected a known one"
     reason = error.strerror or type(error).__name__
-    return Failure("connect_failed", f"no connection ({reason}); expected a reachable address")
+    return "connect_failed", f"no connection ({reason}); expected a reachable address"
 
 
 def _handshake_failure(error: OSError) -> str:

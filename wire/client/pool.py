@@ -55,34 +55,28 @@ class ConnectionPool:
         """An open connection that waits, and not for too long, if there is one."""
         while self._idle:
             connection, since_s = self._idle.popitem()
-            if time.monotonic() - since_s > self._max_idle_s:
-                connection.abort()
-            elif connection.usable and not connection.left:
+            in_time = time.monotonic() - since_s <= self._max_idle_s
+            if in_time and connection.usable and not connection.left:  # its close may not have had its turn on the loop
                 return connection
-            else:  # the server's close has come, but not its turn on the loop
-                connection.abort()
+            connection.abort()
         return None
 
     async def connect(self) -> ServerConnection:
         """A new connection. Raises ConnectError."""
+        origin, loop = self.origin, asyncio.get_running_loop()
         try:
+            tls = client_context(self._tls) if origin.scheme == "https" else None
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._dial()
+                _, connection = await loop.create_connection(self._made, origin.host, origin.port, ssl=tls)
         except WireError as error:  # a file of TLS
-            raise ConnectError(self.origin, "tls_failed", str(error)) from None
+            raise ConnectError(origin, "tls_failed", str(error)) from None
         except OSError as error:
-            raise ConnectError(self.origin, *failure(error, self.origin, self._connect_timeout_s)) from None
+            raise ConnectError(origin, *failure(error, origin, self._connect_timeout_s)) from None
         self._open.add(connection)
         return connection
 
-    async def _dial(self) -> ServerConnection:
-        origin, loop = self.origin, asyncio.get_running_loop()
-
-        def made() -> ServerConnection:
-            return ServerConnection(self.keep, self._forget, self._turns)
-
-        tls = client_context(self._tls) if origin.scheme == "https" else None
-        return (await loop.create_connection(made, origin.host, origin.port, ssl=tls))[1]
+    def _made(self) -> ServerConnection:
+        return ServerConnection(self.keep, self._forget, self._turns)
 
     async def warm(self, count: int) -> None:
         """Open connections until ``count`` wait. Raises ConnectError."""

@@ -21,7 +21,7 @@ from tap.supervisor.service import Service
 from tests.tap.admin.conftest import PROGRESS, UPSTREAM, tap_stats, worker_stats
 from tests.tap.conftest import COMPLETION, settings_of, upstream_of
 from tests.waiting import until
-from wire.requesthead import parse_request_head
+from wire.head import parse_request_head
 from wire.url import parse_url
 
 ROOT = Path(__file__).parents[3]

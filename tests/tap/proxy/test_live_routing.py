@@ -18,7 +18,7 @@ from tap.proxy.upstreams import Upstream, Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
 from tracefile import HashKey
 from tracefile.hashing.hashkey import keyed_id
-from wire.requesthead import RequestHead, parse_request_head
+from wire.head import RequestHead, parse_request_head
 
 KEY = HashKey(b"k" * 32)
 

@@ -15,7 +15,7 @@ from engines.routing import by_rendezvous
 from tap.ipc.messages import UpstreamEntry
 from tap.proxy.routing import live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
-from wire.requesthead import RequestHead, parse_request_head
+from wire.head import RequestHead, parse_request_head
 from wire.url import Origin
 
 COMPLETION = {"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}

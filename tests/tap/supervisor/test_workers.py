@@ -48,7 +48,7 @@ def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], env=lab.environment(), capture_output=True, text=True, check=True
     )
-    assert "httptools" in loaded.stdout
+    assert "wire" in loaded.stdout
     assert not ONLY_OTHERS_NEED & set(loaded.stdout.split())
 
 
