@@ -86,6 +86,9 @@ class Bench:
         if name in self.drips_bytes:
             self.drip(exchange, self.drips_bytes[name])
 
+    def start_anew(self, exchange: Exchange) -> None:
+        raise AssertionError(f"{exchange.order.number}: no connection is stale here")
+
     def serve(self) -> None:
         """Nothing waits for a connection here."""
 
