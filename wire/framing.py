@@ -21,6 +21,7 @@ ODD_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
 TRAILER_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t\x20-\x7e\x80-\xff]*")
 # A server that merges trailers into the headers, as some do, must not find another length or host there.
 NO_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"connection"})
+USUAL_END = b"0\r\n\r\n"
 USUAL_SIZES = {b"%x" % size: size for size in range(1, 4096)}
 """Size lines as nearly all are written."""
 MAX_USUAL_LINE = 5
@@ -103,6 +104,8 @@ class ChunkedBody:
                 if self._state == "size" and not self._line:
                     number = len(pieces)
                     at = take_whole_chunks(data, at, pieces, number + MAX_CHUNKS_A_TURN - work + 1)
+                    if data[at : at + len(USUAL_END)] == USUAL_END:
+                        self._state, self.complete, at = "done", True, at + len(USUAL_END)
                     if at > before:
                         work += len(pieces) - number - 1
                         continue

@@ -49,6 +49,7 @@ class Connection(asyncio.BaseProtocol):
         self.transport: asyncio.Transport | None = None
         self._turns = turns or Turns()
         self._write_paused = self._read_paused = self._on_break = False
+        self._hangup: select.poll | None = None
 
     @property
     def alive(self) -> bool:
@@ -57,15 +58,14 @@ class Connection(asyncio.BaseProtocol):
     @property
     def left(self) -> bool:
         """Return whether the peer closed or reset it, told of that by the loop, which sees only reads, or not."""
-        sock: socket.socket | None = self.transport.get_extra_info("socket") if self.transport is not None else None
-        if sock is None or sock.fileno() < 0:
-            return True
-        poll = select.poll()
-        poll.register(sock.fileno(), LEFT)
-        return bool(poll.poll(0))
+        return self.transport is None or self._hangup is None or bool(self._hangup.poll(0))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            self._hangup = select.poll()
+            self._hangup.register(sock.fileno(), LEFT)
 
     def pause_reading(self) -> None:
         """Stop reading until ``resume_reading``: the receiver is slower than the peer."""

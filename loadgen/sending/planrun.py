@@ -69,7 +69,8 @@ class PlanRun:
             clock=clock,
         )
         self._alarm, self._deadline = Alarm(self._turn, clock), Alarm(self._cancel, clock)
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self._loop.create_future()
         self.stopped: str | None = None
         """Null: not cut short."""
         self.last_end_ns = t0_ns
@@ -125,7 +126,7 @@ class PlanRun:
     def _turn_soon(self) -> None:
         if not self._turning:
             self._turning = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """Build requests that are due to be built, settle some that ended, and continue while there is more."""

@@ -39,6 +39,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
+        self._sends_again = math.isinf(max_idle_s)
         self._idle: dict[ServerConnection, float] = {}  # since when, in the order in which they fell idle
         self._open: set[ServerConnection] = set()
         self._turns = Turns()
@@ -56,7 +57,8 @@ class ConnectionPool:
         while self._idle:
             connection, since_s = self._idle.popitem()
             in_time = time.monotonic() - since_s <= self._max_idle_s
-            if in_time and connection.usable and not connection.left:  # its close may not have had its turn on the loop
+            # A close may not have had its turn on the loop: who sends again saves the system call that asks.
+            if in_time and connection.usable and (self._sends_again or not connection.left):
                 return connection
             connection.abort()
         return None
