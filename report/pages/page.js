@@ -45,7 +45,8 @@
     };
   }
 
-  function draw() {
+  // On paper the browser lays out only after the figures are drawn: their size is given.
+  function draw(paper) {
     for (const [name, figure] of Object.entries(figures)) {
       const place = document.getElementById(name);
       if (figure.layout.height) place.style.height = `${figure.layout.height}px`;
@@ -53,10 +54,14 @@
         displaylogo: false, responsive: true, modeBarButtons: [["toImage"]],
         toImageButtonOptions: { format: "svg", filename: `kvtape-${name}`, width: 1000, height: 420 },
       };
-      Plotly.react(place, figure.data.map(coloured), layout(figure, place.clientWidth), config);
+      const size = paper ? { width: 680, height: figure.layout.height ?? 340 } : {};
+      const drawn = { ...layout(figure, size.width ?? place.clientWidth), ...size };
+      Plotly.react(place, figure.data.map(coloured), drawn, config);
     }
   }
 
-  draw();
-  for (const query of ["(prefers-color-scheme: dark)", "(max-width: 760px)", "print"]) matchMedia(query).addEventListener("change", draw);
+  draw(false);
+  for (const query of ["(prefers-color-scheme: dark)", "(max-width: 760px)"]) matchMedia(query).addEventListener("change", () => draw(false));
+  addEventListener("beforeprint", () => draw(true));
+  addEventListener("afterprint", () => draw(false));
 })();
