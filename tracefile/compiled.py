@@ -1,0 +1,52 @@
+"""Compiled modules are used as long as all are what their sources say; otherwise all sources are run."""
+
+import os
+import sys
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import source_hash, spec_from_file_location
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parent.parent
+PURE = os.environ.get("KVTAPE_PURE", "0") != "0"
+
+
+@cache
+def recorded() -> dict[str, str]:
+    """Return the digest of each module's source, as ``setup.py`` compiled it for this Python."""
+    record = ROOT / "tracefile" / f"compiled{EXTENSION_SUFFIXES[0]}.txt"
+    return dict(line.split() for line in record.read_text().splitlines()) if record.exists() else {}
+
+
+@cache
+def uses_compiled() -> bool:
+    """True if there are compiled modules, all of these sources, and ``KVTAPE_PURE`` is not set."""
+    return bool(recorded()) and not PURE and all(_digest(_source(name)) == value for name, value in recorded().items())
+
+
+def _source(module: str) -> Path:
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def _digest(source: Path) -> str:
+    return source_hash(source.read_bytes()).hex() if source.exists() else ""
+
+
+class SourceFinder:
+    """Finds the source of a module whose compiled form is not to be used; Python would take the latter first."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object, _target: object = None) -> ModuleSpec | None:
+        return spec_from_file_location(name, _source(name)) if name in recorded() and not uses_compiled() else None
+
+
+sys.meta_path.insert(0, SourceFinder)
+
+
+@cache
+def warn_if_plain() -> None:
+    """Write once that simulations take long, where one begins; not if the user wants the sources to be run."""
+    if not uses_compiled() and not PURE:
+        reason = "sources are newer than their compiled form" if recorded() else "not compiled"
+        compiles = "a C compiler and `pip install --force-reinstall .` compile them"
+        print(f"{reason}: simulations take about 50 × as long; {compiles}", file=sys.stderr)
