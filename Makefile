@@ -36,7 +36,7 @@ results: $(VENV)/ready         ## forecasts against a real vLLM; what is capture
 	$(PY) -m scripts.fidelity judge out/results
 
 # Where there is no C compiler the sources are run: setup.py says so, and all tests pass, slowly.
-COMPILED := $(shell sed -n '/^compiled_modules/,/)$$/p' setup.py | grep -o '"[^"]*[.]py"' | tr -d '"')
+COMPILED := $(shell grep -o '"[^" ]*/[^" ]*[.]py"' setup.py | tr -d '"')
 
 $(VENV)/ready: $(VENV)/installed setup.py $(COMPILED)
 	$(PY) setup.py --quiet build_ext --inplace

@@ -30,6 +30,8 @@ class Compile(build_ext):  # type: ignore[misc]
 
     def run(self) -> None:
         """Make C of the modules and compile it; say why if that fails, and leave none."""
+        if not self.extensions:
+            return
         digests = [f"{module_name(name)} {source_hash(Path(name).read_bytes()).hex()}\n" for name in compiled_modules]
         places = [Path(self.build_lib), *([Path()] if self.inplace else [])]
         for place in places:
