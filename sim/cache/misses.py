@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from measure.cache import interning
     from sim.cache import pages, sequential_pool
     from sim.cache.sequential_pool import Records, Requests
-    from sim.cache.sequential_requests import RequestHits
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
@@ -112,10 +111,10 @@ def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     )
 
 
-def _causes(requests: "Records", result: "RequestHits", prompt_tokens: IntArray, block_size: int) -> IntArray:
+def _causes(requests: "Records", rows: IntArray, prompt_tokens: IntArray, block_size: int) -> IntArray:
     """Tokens by cause of the requests that ran, shape (requests, causes)."""
     full, partial = np.divmod(prompt_tokens, block_size)
-    hits, cached, seen = np.array([result.hits, result.cached_blocks, result.seen_blocks], np.int64)
+    hits, cached, seen = rows
     known, unread = requests["prompt_blocks"], requests["prompt_logprobs"] > 0
     blocks = {
         "hit": hits,

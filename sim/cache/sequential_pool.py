@@ -11,7 +11,7 @@ from mypy_extensions import i64, u8
 
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
-from sim.cache.sequential_requests import Columns, RequestHits, run_requests
+from sim.cache.sequential_requests import FIELDS, run_requests
 from sim.vllm.rules import blocks_for, lookup_limit
 from sim.vllm.segments import SegmentPool
 from sim.workload.arrivals import unread_prompts
@@ -25,9 +25,8 @@ UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 NOT_NOTED = vec[u8]()
-COLUMNS = ("first_key", "known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks")
-REQUEST = np.dtype([(name, np.int64) for name in (*COLUMNS, "prompt_logprobs")])
-"""Fields of ``Columns``, and 1 where log probabilities of the prompt were asked for, so that it is not looked up."""
+REQUEST = np.dtype([(name, np.int64) for name in (*FIELDS, "prompt_logprobs")])
+"""``FIELDS``, and 1 where log probabilities of the prompt were asked for, so that it is not looked up."""
 
 
 class Requests(NamedTuple):
@@ -58,15 +57,18 @@ class SequentialPool:
 
     def run(self) -> IntArray:
         """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained."""
-        return np.array(self._run(NOT_NOTED).hits, np.int64)
+        return np.array(self._run(NOT_NOTED)[0], np.int64)
 
-    def run_noting_evictions(self, num_keys: int) -> RequestHits:
-        """Run the requests that fit, whose keys are numbers below ``num_keys``. Raises InputError as ``run`` does."""
-        return self._run(vec[u8](bytes(max(num_keys, 1))))
+    def run_noting_evictions(self, num_keys: int) -> IntArray:
+        """Run the requests that fit, whose keys are numbers below ``num_keys``. Raises InputError as ``run`` does.
 
-    def _run(self, evicted: vec[u8]) -> RequestHits:
-        columns = Columns(**{name: vec[i64](np.ascontiguousarray(self.requests[name])) for name in COLUMNS})
-        result = run_requests(self._pool, columns, evicted)
+        Return the three rows of ``run_requests``.
+        """
+        return np.array(self._run(vec[u8](bytes(max(num_keys, 1)))), np.int64)
+
+    def _run(self, evicted: vec[u8]) -> list[list[int]]:
+        numbers = np.stack([self.requests[name] for name in FIELDS], axis=1)
+        result = run_requests(self._pool, vec[i64](numbers.ravel()), evicted)
         if self._pool.not_chained:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return result

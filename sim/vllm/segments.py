@@ -21,7 +21,6 @@ KNOWN: Final = -1
 """Owner of a segment whose keys the trace knows: any request may hit it."""
 NO_INDEX: Final = -2
 """Index of a request that never looks up its private blocks: they need not be findable."""
-LOOKS: Final = 7
 
 
 class BlockTable:
@@ -46,7 +45,8 @@ class BlockTable:
 
 class Segment:
     """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]`` if ``owner`` is KNOWN; else they
-    are private blocks of the request with that index. ``copy``: the copy that was cached first."""
+    are private blocks of the request with that index. ``copy``: the copy that was cached first. ``older``: the segment
+    cached before under the same first key, or itself; only keys that are not chained have one."""
 
     def __init__(self, owner: i64, base: i64, start: i64, end: i64) -> None:
         self.owner: i64 = owner
@@ -54,31 +54,22 @@ class Segment:
         self.start: i64 = start
         self.end: i64 = end
         self.first_key: i64 = 0
-        self.copy: Copy | None = None
-        self.older: Segment | None = None
-        """Segment that was cached before under the same first key; keys that are not chained alone have one."""
+        self.copy: Copy = Copy(self)
+        self.older: Segment = self
 
 
 class Copy:
-    """Blocks of a segment in the free queue or held; of a free copy, ``after`` is the next to be taken."""
+    """Blocks of a segment in the free queue or held; of a free copy, ``after`` is the next to be taken. ``deeper``: the
+    copy of the blocks that were cut off last, or itself. Twins are the copies of a segment, a ring."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment: Segment = segment
         self.references: i64 = 0
-        self.deeper: Copy | None = None
+        self.deeper: Copy = self
         self.before: Copy = self
         self.after: Copy = self
         self.previous_twin: Copy = self
         self.next_twin: Copy = self
-        first = segment.copy
-        if first is None:
-            segment.copy = self
-            return
-        last = first.previous_twin
-        last.next_twin = self
-        self.previous_twin = last
-        self.next_twin = first
-        first.previous_twin = self
 
 
 class Hold:
@@ -124,7 +115,7 @@ class SegmentPool:
             if segment is None:
                 break
             end = self._agree_until(request, segment, depth, most)
-            if _first(segment).references == 0:
+            if segment.copy.references == 0:
                 self.idle_hits += end - depth
             depth = end
         return depth
@@ -142,7 +133,7 @@ class SegmentPool:
             end = self._agree_until(request, segment, depth, most)
             if end < segment.end:
                 self._cut(segment, end)
-            copy = _first(segment)
+            copy = segment.copy
             if copy.references == 0:
                 _unlink(copy)
                 self.num_free -= end - depth
@@ -205,7 +196,7 @@ class SegmentPool:
             until = self._agree_until(request, segment, depth, until)
             if until < segment.end:
                 self._cut(segment, until)
-            self._add_hold(request, Copy(segment), until)
+            self._add_hold(request, _add_twin(segment), until)
             depth = until
 
     def release(self, request: BlockTable) -> None:
@@ -225,7 +216,7 @@ class SegmentPool:
                     self.num_repeated -= blocks
                 if copy.segment.end == hashed:
                     break
-                copy = _deeper(copy)
+                copy = copy.deeper
         request.blocks.clear()
         request.tail = None
         unhashed = request.num_blocks - hashed
@@ -243,32 +234,27 @@ class SegmentPool:
         return segment
 
     def _agree_until(self, request: BlockTable, segment: Segment, depth: i64, most: i64) -> i64:
-        """Depth up to which a segment that begins at ``depth`` agrees with the request's chain, at most ``most``."""
-        end = min(segment.end, most)
-        if segment.owner == KNOWN:
-            end = self._end_of_match(request.first_key, segment.base, depth, min(end, request.known_keys))
-        return end
+        """Depth up to which a segment that begins at ``depth`` agrees with the request's chain, at most ``most``.
 
-    def _end_of_match(self, one: i64, other: i64, start: i64, end: i64) -> i64:
-        """Depth up to which two chains agree that agree at ``start``, at most ``end``: before equal keys all are equal.
-
-        Key number d of the chains is ``keys[one + d]`` and ``keys[other + d]``.
+        Before equal keys all keys are equal.
         """
+        end = min(segment.end, most)
+        if segment.owner != KNOWN:
+            return end
+        end = min(end, request.known_keys)
         keys = self.keys
+        one = request.first_key
+        other = segment.base
         if keys[one + end - 1] == keys[other + end - 1]:
             return end
-        # Several looks at once: each is far away in memory, and they do not depend on each other.
-        same = start
+        same = depth
         differs = end - 1
         while differs - same > 1:
-            step = (differs - same + LOOKS) // (LOOKS + 1)
-            agree: i64 = 0
-            for look in range(i64(1), LOOKS + 1):
-                depth = min(same + look * step, differs)
-                if keys[one + depth] == keys[other + depth]:
-                    agree += 1
-            differs = min(same + (agree + 1) * step, differs)
-            same = min(same + agree * step, differs - 1)  # more, where hashes are not chained
+            middle = (same + differs) // 2
+            if keys[one + middle] == keys[other + middle]:
+                same = middle
+            else:
+                differs = middle
         return same + 1
 
     def _lengthen(self, request: BlockTable, start: i64, end: i64) -> None:
@@ -278,7 +264,7 @@ class SegmentPool:
         tail = request.tail
         if tail is not None:
             while tail.segment.end != start:
-                tail = _deeper(tail)
+                tail = tail.deeper
             request.tail = tail
             segment = tail.segment
             if segment.owner == owner and tail.references == 1 and tail.next_twin is tail:
@@ -288,7 +274,7 @@ class SegmentPool:
                 return
         segment = Segment(owner, base, start, end)
         self._enter(segment)
-        self._add_hold(request, Copy(segment), end)
+        self._add_hold(request, segment.copy, end)
 
     def _add_hold(self, request: BlockTable, copy: Copy, end: i64) -> None:
         copy.references += 1
@@ -300,9 +286,8 @@ class SegmentPool:
         deeper = Segment(segment.owner, segment.base, depth, segment.end)
         segment.end = depth
         self._enter(deeper)
-        copy = _first(segment)
+        copy, part = segment.copy, deeper.copy
         while True:
-            part = Copy(deeper)
             part.references = copy.references
             part.deeper = copy.deeper
             copy.deeper = part
@@ -311,6 +296,7 @@ class SegmentPool:
             copy = copy.next_twin
             if copy is segment.copy:
                 break
+            part = _add_twin(deeper)
 
     def _forget(self, copy: Copy) -> None:
         """Remove a free copy; with its last copy, the segment."""
@@ -325,9 +311,9 @@ class SegmentPool:
                 segment.copy = following
         else:
             self._leave(segment)
-            segment.copy = None
-        copy.deeper = None  # and no cycle, so that it goes without the garbage collector
-        copy.next_twin = copy.previous_twin = copy.before = copy.after = self._queue
+            segment.copy, segment.older = self._queue, self._queue.segment
+        # No cycle is left, so that it goes without the garbage collector.
+        copy.deeper = copy.next_twin = copy.previous_twin = copy.before = copy.after = self._queue
 
     def _enter(self, segment: Segment) -> None:
         """Make a segment findable by its first block."""
@@ -344,15 +330,15 @@ class SegmentPool:
         if segment.owner != KNOWN:
             self._private.pop((segment.owner, segment.start), None)
             return
-        newest = self._known[segment.first_key]
-        if newest is not segment:
-            while newest.older is not segment:
-                newest = _older(newest)
-            newest.older = segment.older
-        elif segment.older is None:
+        newer = self._known[segment.first_key]
+        if newer is segment:
             del self._known[segment.first_key]
-        else:
-            self._known[segment.first_key] = segment.older
+            if segment.older is not segment:
+                self._known[segment.first_key] = segment.older
+            return
+        while newer.older is not segment:
+            newer = newer.older
+        newer.older = newer if segment.older is segment else segment.older
 
 
 def _link_after(before: Copy, copy: Copy) -> None:
@@ -370,19 +356,13 @@ def _unlink(copy: Copy) -> None:
     after.before = before
 
 
-def _first(segment: Segment) -> Copy:
+def _add_twin(segment: Segment) -> Copy:
+    """Add a copy of a segment, the last in line (rule 7)."""
+    copy = Copy(segment)
     first = segment.copy
-    assert first is not None
-    return first
-
-
-def _deeper(copy: Copy) -> Copy:
-    deeper = copy.deeper
-    assert deeper is not None
-    return deeper
-
-
-def _older(segment: Segment) -> Segment:
-    older = segment.older
-    assert older is not None
-    return older
+    last = first.previous_twin
+    last.next_twin = copy
+    copy.previous_twin = last
+    copy.next_twin = first
+    first.previous_twin = copy
+    return copy
