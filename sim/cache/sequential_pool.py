@@ -11,9 +11,8 @@ from mypy_extensions import i64, u8
 
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
-from sim.cache.sequential_requests import FIELDS, run_requests
 from sim.vllm.rules import blocks_for, lookup_limit
-from sim.vllm.segments import SegmentPool
+from sim.vllm.segments import FIELDS, SegmentPool, run_requests
 from sim.workload.arrivals import unread_prompts
 from sim.workload.chain import Chains, known_blocks
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
