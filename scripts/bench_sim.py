@@ -70,7 +70,7 @@ def bench_caches(trace: Path, usable: int, runs: int) -> Figures:
 
 def pool_hits(requests: Requests, usable: int) -> int:
     """Hit blocks of a whole trace."""
-    return int(SequentialPool(requests, usable, 512).run().sum())
+    return int(SequentialPool(requests, usable).run().sum())
 
 
 def main() -> None:

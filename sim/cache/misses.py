@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from measure.cache import interning
     from sim.cache import pages, sequential_pool
-    from sim.cache.sequential_pool import Requests, SequentialPool
+    from sim.cache.sequential_pool import Records, Requests
     from tracefile.records.batches import Batch, Hashes
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
@@ -98,10 +98,10 @@ def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     interner = interning.Interner()
     numbers = interner.number(prompts.requests.keys)
     requests = prompts.requests._replace(keys=numbers.astype(np.uint64))
-    pool = sequential_pool.SequentialPool(requests, usable_blocks, prompts.block_size)
+    pool = sequential_pool.SequentialPool(requests, usable_blocks)
     fits = pool.fits
-    pool.run(np.zeros(interner.distinct, np.bool_))
-    causes = _causes(pool, prompts.requests.prompt_tokens[fits], prompts.block_size)
+    hits = pool.run_noting_evictions(interner.distinct)
+    causes = _causes(pool.requests, hits, prompts.requests.prompt_tokens[fits], prompts.block_size)
     return Attribution(
         block_size=prompts.block_size,
         usable_blocks=usable_blocks,
@@ -111,12 +111,11 @@ def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     )
 
 
-def _causes(pool: "SequentialPool", prompt_tokens: IntArray, block_size: int) -> IntArray:
+def _causes(requests: "Records", rows: IntArray, prompt_tokens: IntArray, block_size: int) -> IntArray:
     """Tokens by cause of the requests that ran, shape (requests, causes)."""
     full, partial = np.divmod(prompt_tokens, block_size)
-    names = ("hits", "cached_blocks", "seen_blocks", "prompt_blocks")
-    hits, cached, seen, known = (pool.requests[name] for name in names)
-    unread = pool.requests["prompt_logprobs"] > 0
+    hits, cached, seen = rows
+    known, unread = requests["prompt_blocks"], requests["prompt_logprobs"] > 0
     blocks = {
         "hit": hits,
         "cold": known - seen,

@@ -199,7 +199,7 @@ def count_pool_hits(
 
     requests = read_requests(in_file_order(hashed_batches(reader)), chains)
     pool: SequentialPool | BeladyPool
-    pool = BeladyPool(requests, usable_blocks) if belady else SequentialPool(requests, usable_blocks, chains.block_size)
+    pool = (BeladyPool if belady else SequentialPool)(requests, usable_blocks)
     tokens = requests.prompt_tokens[pool.fits]
     hit_blocks = int(pool.run().sum())
     return HitCounts(

@@ -1,50 +1,31 @@
-"""vLLM's block pool with one request at a time: each looks up, takes, fills and frees its blocks before the next comes.
-
-The pool is the simulator's compiled one.
-"""
+"""vLLM's block pool with one request at a time: each looks up, takes, fills and frees its blocks before the next."""
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64, u8
 
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
-from measure.machinecode.entries import entry
-from measure.machinecode.kernels import kernel
-from sim.kernels import layout
-from sim.kernels.layout import Pool, Records, record
-from sim.kernels.pool import (
-    KNOWN,
-    NO_SERIAL,
-    NONE,
-    QUEUE,
-    empty_pool,
-    hold,
-    lookup,
-    publish,
-    release,
-    take,
-)
 from sim.vllm.rules import blocks_for, lookup_limit
+from sim.vllm.segments import FIELDS, SegmentPool, run_requests
 from sim.workload.arrivals import unread_prompts
 from sim.workload.chain import Chains, known_blocks
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
 
+Records = npt.NDArray[np.void]
 UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
-NOT_NOTED = np.empty(0, np.bool_)
-REQUEST = record(
-    "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
-    "prompt_logprobs hits cached_blocks seen_blocks"
-)
-"""``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
-``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
-cached at its arrival, and that ever were."""
+NOT_NOTED = vec[u8]()
+REQUEST = np.dtype([(name, np.int64) for name in (*FIELDS, "prompt_logprobs")])
+"""``FIELDS``, and 1 where log probabilities of the prompt were asked for, so that it is not looked up."""
 
 
 class Requests(NamedTuple):
@@ -62,29 +43,34 @@ class Requests(NamedTuple):
 class SequentialPool:
     """The pool between requests, of so many blocks; None: unlimited. Requests that alone do not fit it are left out."""
 
-    def __init__(self, requests: Requests, usable_blocks: int | None, block_size: int) -> None:
+    def __init__(self, requests: Requests, usable_blocks: int | None) -> None:
         self.fits = fits = _that_fit(requests, usable_blocks)
         self.requests = requests.requests[fits]
-        settings, total = np.zeros(1, layout.SETTINGS), int(self.requests["num_blocks"].sum())
+        total = int(self.requests["num_blocks"].sum())
         usable = total if usable_blocks is None else min(total, usable_blocks)
-        settings["enable_prefix_caching"], settings["block_size"], settings["usable_blocks"] = True, block_size, usable
-        slots = 1 << min(2 * usable, 4 * len(self.requests)).bit_length()
-        holds = int(self.requests["num_blocks"].max(initial=0))
-        self._pool = empty_pool(settings, usable, requests.keys, records=usable, holds=holds, slots=slots)
+        self._pool = SegmentPool(usable + 1, vec[i64](requests.keys.view(np.int64)))
 
     @property
     def evicted_blocks(self) -> int:
-        return int(self._pool.counts["evicted_blocks"][0])
+        return self._pool.evicted_blocks
 
-    def run(self, evicted: BoolArray = NOT_NOTED) -> IntArray:
-        """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained.
+    def run(self) -> IntArray:
+        """Run the requests that fit; return the hit blocks of each. Raises InputError if keys are not chained."""
+        return np.array(self._run(NOT_NOTED)[0], np.int64)
 
-        ``evicted``: by key, where keys are numbers from 0 on, whether it ever was; filled in here.
+    def run_noting_evictions(self, num_keys: int) -> IntArray:
+        """Run the requests that fit, whose keys are numbers below ``num_keys``. Raises InputError as ``run`` does.
+
+        Return the three rows of ``run_requests``.
         """
-        run_requests(self._pool, self.requests, evicted)
-        if self._pool.counts["not_chained"][0]:
+        return np.array(self._run(vec[u8](bytes(max(num_keys, 1)))), np.int64)
+
+    def _run(self, evicted: vec[u8]) -> list[list[int]]:
+        numbers = np.stack([self.requests[name] for name in FIELDS], axis=1)
+        result = run_requests(self._pool, vec[i64](numbers.ravel()), evicted)
+        if self._pool.not_chained:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
-        return np.asarray(self.requests["hits"])
+        return result
 
 
 def _that_fit(requests: Requests, usable_blocks: int | None) -> BoolArray:
@@ -153,7 +139,6 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
     requests["prompt_blocks"] = np.minimum(prompt_tokens // size, known)
     requests["prompt_logprobs"] = unread = unread_prompts(batch)[rows]
     requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size, unread), known)
-    requests["serial"] = NO_SERIAL
     requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
     keys = hashes.values[leading_places(hashes.starts[rows], known, chains.factor)]
     return Requests(rows, prompt_tokens, computed, keys, requests)
@@ -176,47 +161,3 @@ def next_uses(keys: UInt64Array, requests: Records) -> IntArray:
         same & looked_up[following], last - request_of[following], 0
     )
     return uses
-
-
-@entry
-def run_requests(pool: Pool, requests: Records, evicted: BoolArray) -> None:
-    """Run the requests, writing what each finds."""
-    for number in range(len(requests)):
-        request, counts = requests[number], pool.counts[0]
-        counts.num_holds, counts.free_hold = 0, NONE  # between requests nothing is held
-        if len(evicted):
-            _look_back(pool, request, evicted)
-        request.hits = hold(pool, request, request.most_hits)
-        request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
-        if len(evicted):
-            _note_evictions(pool, request.num_blocks - request.hits, evicted)
-        take(pool, request.num_blocks - request.hits)
-        publish(pool, request, request.hits, request.full_blocks)
-        release(pool, request)
-        if counts.not_chained:
-            break
-
-
-@kernel
-def _look_back(pool: Pool, request: Any, evicted: BoolArray) -> None:
-    """Count the prompt's blocks that are cached, and behind these the evicted ones."""
-    depth, _ = lookup(pool, request, request.prompt_blocks)
-    request.cached_blocks = depth
-    while depth < request.prompt_blocks and evicted[pool.keys[request.first_key + depth]]:
-        depth += 1
-    request.seen_blocks = depth
-
-
-@kernel
-def _note_evictions(pool: Pool, count: int, evicted: BoolArray) -> None:
-    """Note the eviction of the ``count`` blocks at the queue's head, which are taken next."""
-    count -= min(count, pool.counts[0].num_unhashed)
-    copy = pool.copies[QUEUE].after
-    while count > 0:
-        segment = pool.segments[pool.copies[copy].segment]
-        first = max(segment.start, segment.end - count)
-        if segment.kind == KNOWN:
-            for depth in range(first, segment.end):
-                evicted[pool.keys[segment.base + depth]] = True
-        count -= segment.end - first
-        copy = pool.copies[copy].after

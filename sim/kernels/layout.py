@@ -45,10 +45,10 @@ HOLD = record("copy end next")
 """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
 POOL = record(
     "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
-    "num_twins not_chained num_repeated"
+    "not_chained num_repeated"
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
-free again in lists from ``free_…`` on; ``num_twins``: copies but for the first of each segment; ``not_chained``: a key
+free again in lists from ``free_…`` on; ``not_chained``: a key
 was met at two depths; ``num_repeated``: holds of blocks that another request held before."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "

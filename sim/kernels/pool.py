@@ -1,15 +1,4 @@
-"""The block pool's rules, as in ``sim.vllm.pool``, compiled and by segments: the cost follows branches of chains, not
-blocks.
-
-A segment is a run of a chain's blocks that nothing has told apart yet. Its blocks are cached in one or more copies
-(rule 7), in line in the order in which they were cached. All blocks of a copy have the same holders and are next to
-each other in the free queue, leaf first. A hit, an eviction or a second computation that ends within a segment cuts it
-in two, each copy with it. The blocks that its only holder fills next may lengthen it.
-
-A request holds copies from its root down. ``deeper`` leads from a copy to the part that was cut off since: held blocks
-stay held. Blocks that hold nothing known are only counted: those that a request has not filled, and those at the
-queue's head.
-"""
+"""The rules of ``sim.vllm.segments``, whose page explains them, for the compiled step loop."""
 
 from typing import Any
 
@@ -27,8 +16,6 @@ _LOOKS = 7
 NONE = 0
 KNOWN, PRIVATE = range(2)
 """Kind of what a key names: ``Pool.keys`` has it; only the request of that serial number has it."""
-NO_SERIAL = -1
-"""Of a request that never looks up its private blocks: they need not be found."""
 _GOLDEN = np.uint64(GOLDEN)
 
 
@@ -299,8 +286,6 @@ def _new_copy(pool: Pool, number: int) -> int:
     if segment.copy == NONE:
         segment.copy = copy
         copies[copy].previous_twin = copy
-    else:
-        counts.num_twins += 1
     first = segment.copy
     last = copies[first].previous_twin
     copies[last].next_twin = copy
@@ -320,14 +305,12 @@ def _forget(pool: Pool, copy: int) -> None:
     copies[copy].after = counts.free_copy
     counts.free_copy = copy
     if following != copy:
-        counts.num_twins -= 1
         copies[previous].next_twin = following
         copies[following].previous_twin = previous
         if segment.copy == copy:
             segment.copy = following
         return
-    if _can_be_found(segment):
-        _leave(pool, number)
+    _leave(pool, number)
     segment.copy = counts.free_segment
     counts.free_segment = number
 
@@ -335,8 +318,6 @@ def _forget(pool: Pool, copy: int) -> None:
 @kernel
 def _enter(pool: Pool, number: int) -> None:
     segment = pool.segments[number]
-    if not _can_be_found(segment):
-        return
     key = private_key(segment.base, segment.start)
     if segment.kind == KNOWN:
         key = pool.keys[segment.base + segment.start]
@@ -344,11 +325,6 @@ def _enter(pool: Pool, number: int) -> None:
     segment.first_key = np.int64(key)
     segment.next_in_slot = pool.table[slot]
     pool.table[slot] = number
-
-
-@kernel
-def _can_be_found(segment: Any) -> bool:
-    return bool(segment.kind == KNOWN or (segment.kind == PRIVATE and segment.base != NO_SERIAL))
 
 
 @kernel

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cache.sequential_pool import REQUEST, BeladyPool, Requests, SequentialPool, lay_out, read_requests
-from sim.kernels.pool import NO_SERIAL
 from sim.workload.chain import Chains, engine_chains, hashed_batches
 from tests.sim.cache.test_segments import BLOCK, traffic
 from tracefile import BlockHash, Meta, Record, RequestId
@@ -142,7 +141,7 @@ def test_on_single_objects_it_hits_as_in_libcachesim(size: int, hits: int) -> No
         draw = (state >> 33) / 2**31
         keys.append(number % 700 + 10_000 if number % 3 == 0 else int(300 * draw**3))
     requests = np.zeros(len(keys), REQUEST)
-    requests["first_key"], requests["serial"] = np.arange(len(keys)), NO_SERIAL
+    requests["first_key"] = np.arange(len(keys))
     for name in ("known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks"):
         requests[name] = 1
     nothing = np.zeros(len(keys), np.int64)
@@ -168,4 +167,4 @@ def test_the_engines_pool_hits_no_more_than_the_bound_at_any_size(trace: str) ->
     for factor in (1, 2, 4, 16, 64):
         usable = factor * int(requests.requests["num_blocks"].max())
         bound = int(BeladyPool(requests, usable).run().sum())
-        assert bound >= int(SequentialPool(requests, usable, chains.block_size).run().sum()) > 0, usable
+        assert bound >= int(SequentialPool(requests, usable).run().sum()) > 0, usable

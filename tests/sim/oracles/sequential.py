@@ -36,7 +36,7 @@ def compiled_hits(records: Sequence[Record], chains: Chains, usable: int | None)
     """The same by ``sim pool``'s pool."""
     batch = Batch(list(records))
     whole = lay_out(batch, batch.hashes(), chains)
-    pool = SequentialPool(whole, usable, chains.block_size)
+    pool = SequentialPool(whole, usable)
     counts = HitCounts(requests=len(records), block_size=chains.block_size, usable_blocks=usable)
     for row, hit_blocks in zip(whole.rows[pool.fits].tolist(), pool.run().tolist(), strict=True):
         counts.count_tokens(records[row], hit_blocks * chains.block_size)
