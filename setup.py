@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-compiled_modules: tuple[str, ...] = ()
+compiled_modules: tuple[str, ...] = ("sim/vllm/segments.py",)
 """Sources in one library: they call one another without the interpreter, and are used all or none."""
 
 LIBRARY = "kvtape__mypyc"

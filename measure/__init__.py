@@ -1,3 +1,3 @@
 """Numbers computed from records, each defined once: quantiles, survival, distances, LRU depths, histograms."""
 
-from tracefile import compiled as compiled  # before any module that may be compiled
+import tracefile.compiled  # noqa: F401 - before any module that may be compiled

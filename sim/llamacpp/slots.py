@@ -234,15 +234,6 @@ class SlotCache:
         self._ends += 1
         slot.busy, slot.chain, slot.last_used = False, computed, self._ends
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError if a saved chain is contained in another, or the prompt cache beyond its bound."""
-        bound = self._config.cache_ram_tokens
-        assert sum(chain.tokens for chain in self.saved) == self._saved.tokens
-        assert bound is None or self._saved.tokens <= bound
-        for chain in self.saved:
-            assert chain.tokens > 0
-            assert sum(self._common(other, chain) == chain.tokens for other in self.saved) == 1
-
     def _most_similar(self, prompt: Chain) -> Slot | None:
         """The idle slot that holds most of a prompt, the first of equals; null: none holds more than the threshold."""
         best, most = None, 0

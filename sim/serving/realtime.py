@@ -302,13 +302,3 @@ class RealTimeEngine:
         if self.on_end is not None:
             self.on_end(generation)
         generation.on_progress(generation)
-
-    def check_integrity(self) -> None:
-        self.settle()
-        self.scheduler.check_integrity()
-        for index, generation in self._generations.items():
-            assert generation.request.index == index
-            assert generation.outcome is None, f"{generation.request.request_id} ended and is kept"
-            assert generation.delivered == generation.request.num_generated
-        held = {request.index for request in (*self.scheduler.running, *self.scheduler.waiting)}
-        assert held == {index for index, generation in self._generations.items() if generation.entered}

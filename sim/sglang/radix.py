@@ -133,21 +133,6 @@ class RadixTree:
             yield node
             pending += node.children.values()
 
-    def check_integrity(self) -> None:
-        evictable = protected = 0
-        for node in self.nodes():
-            parent, size = node.parent, self.block_size
-            assert parent is not None
-            assert parent.children[node.keys[0]] is node
-            assert node.start == parent.end < node.end
-            assert len(node.keys) == -(-node.end // size) - node.start // size
-            assert parent is self.root or parent.locks >= sum(child.locks for child in parent.children.values())
-            assert node.queued or node.children or node.locks, "an evictable leaf that nobody would find"
-            evictable += 0 if node.locks else len(node)
-            protected += len(node) if node.locks else 0
-        assert (evictable, protected) == (self.evictable_tokens, self.protected_tokens)
-        assert len({id(node) for _, node in self._queue}) == len(self._queue)
-
     def _child(self, node: RadixNode, keys: Sequence[int]) -> RadixNode | None:
         return node.children.get(keys[node.end // self.block_size])
 

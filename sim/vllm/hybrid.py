@@ -293,10 +293,6 @@ class HybridScheduler(Scheduler):
         self.cache.release(request)
         request.num_computed = request.placeholders = 0
 
-    def check_integrity(self) -> None:
-        held = [[b for b in table if b] for one in self.running for table in self.cache.tables(one)]
-        self.pool.check_integrity(held)
-
 
 def make_scheduler(config: EngineConfig) -> Scheduler:
     """Return the scheduler of an engine with one KV group or several."""

@@ -203,31 +203,3 @@ class BlockPool:
             else:
                 del self._cached[key]
         return keys
-
-    def check_integrity(self, held: Iterable[Sequence[int]] | None = None) -> None:
-        """Raise AssertionError unless queue, references and cache agree; ``held``: every holder's blocks, if known."""
-        order = self.free_order()
-        assert len(order) == len(set(order)) == self.num_free, "the queue's length is not num_free"
-        assert set(order) == {b for b in range(1, self.num_gpu_blocks) if self._references[b] == 0}
-        for block in (0, *order):
-            assert self._previous_free[self._next_free[block]] == block, f"block {block}: links disagree"
-        assert self._references[0] == 0, "the null block is held"
-        assert self._key[0] is None, "the null block is cached"
-        self._check_cache()
-        if held is not None:
-            counts = [0] * self.num_gpu_blocks
-            for blocks in held:
-                for block in blocks:
-                    counts[block] += 1
-            assert counts == self._references, "references are not the holders'"
-        repeated = sum(references - 1 for references in self._references if references > 1)
-        assert repeated == self.num_repeated, "the repeated holds are not the references beyond the first"
-
-    def _check_cache(self) -> None:
-        keyed = {(block, key) for block in range(self.num_gpu_blocks) for key in self.keys_of(block)}
-        in_line = {
-            (block, key)
-            for key, line in self._cached.items()
-            for block in (line if isinstance(line, dict) else (line,))
-        }
-        assert keyed == in_line, "the blocks' keys are not the cache's"

@@ -290,17 +290,3 @@ class Scheduler:
         for request in finished:
             if request.preemptions and request in self.waiting:
                 self.waiting.remove(request)
-
-    def check_integrity(self) -> None:
-        assert len(self.running) <= self.config.max_num_seqs
-        for request in self.waiting:
-            assert request.state == "waiting", f"{request.request_id} waits as {request.state}"
-            assert not request.blocks, f"{request.request_id} waits and holds blocks"
-            assert request.num_computed == 0, f"{request.request_id} waits and has computed tokens"
-        for request in self.running:
-            assert request.state == "running", f"{request.request_id} runs as {request.state}"
-            held = blocks_for(request.num_computed, self.config.block_size)
-            assert len(request.blocks) == held, f"{request.request_id} holds {len(request.blocks)} of {held} blocks"
-            assert request.num_hashed <= request.num_computed // self.config.block_size
-            assert request.num_computed <= request.num_tokens + request.placeholders
-        self.pool.check_integrity(request.blocks for request in self.running)

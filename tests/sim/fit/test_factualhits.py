@@ -9,6 +9,7 @@ from sim.latency.modelfile import make_model
 from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrival, plan_arrivals
+from tests.sim.oracles.integrity import check_pool
 from tracefile import BlockHash, Meta, Record, RequestId
 
 SIZE = 16
@@ -54,7 +55,7 @@ def test_held_blocks_of_the_same_content_are_hit_and_others_where_none_is_held()
     idle = pool.lookup(own[2].hashes, 4)
     pool.hold(idle)
     assert pool.num_repeated == 0
-    pool.check_integrity([idle])
+    check_pool(pool, [idle])
 
 
 def test_the_compiled_engine_shares_reported_hits_too() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.llamacpp.slots import Chain, SlotCache, SlotConfig
 from tests.sim.cache.test_pool_command import SIX
+from tests.sim.oracles.integrity import check_slots
 from tests.sim.oracles.slow_slots import SlowServer
 from tracefile import BlockHash, Engine, HashInfo, Meta, Record, RequestId, TraceWriter
 
@@ -36,7 +37,7 @@ class Server:
 
     def start(self, tokens: list[int]) -> tuple[int, int] | None:
         started = self.cache.start(self._interned.chain(tokens))
-        self.cache.check_integrity()
+        check_slots(self.cache)
         return None if started is None else (started[0].number, started[1])
 
     def end(self, number: int, tokens: list[int]) -> None:

@@ -17,6 +17,7 @@ from sim.serving.realtime import RealTimeEngine
 from sim.serving.service import Fleet
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
+from tests.sim.oracles.integrity import check_engine
 
 STEP = {
     "t0_ms": 4.0,
@@ -75,7 +76,7 @@ def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
         assert two.token_ms[0] == 35.0 + 12.0 + 4.0 + 4 * 0.5
 
     engine = with_running(MODEL, use)
-    engine.check_integrity()
+    check_engine(engine)
     assert engine.counters.steps == 5
     assert engine.counters.generation_tokens == 5
     assert engine.counters.cached_prompt_tokens == 4
@@ -131,7 +132,7 @@ def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
         for one in (running, entering):
             engine.abort(one)
         await until(engine, lambda: running.outcome == entering.outcome == "aborted")
-        engine.check_integrity()
+        check_engine(engine)
         assert (engine.num_running, engine.num_waiting, engine.kv_usage) == (0, 0, 0.0)
         assert engine.reset_prefix_cache()
         # The engine goes on for others.
@@ -154,7 +155,7 @@ def test_more_requests_than_the_pool_holds_all_finish(ahead: bool) -> None:
         for one in many:
             engine.submit(one)
         while not all(one.outcome == "finished" for one in many):
-            engine.check_integrity()
+            check_engine(engine)
             await asyncio.sleep(0)
         assert [one.delivered for one in many] == [53] * 6
 

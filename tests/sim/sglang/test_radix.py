@@ -13,6 +13,7 @@ from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixPool, RadixTree
 from tests.sim.cache.test_pool_command import SIX
 from tests.sim.oracles import slow_radix
+from tests.sim.oracles.integrity import check_tree
 
 Path_ = tuple[int, ...]
 
@@ -47,7 +48,7 @@ def test_nodes_are_cut_where_chains_part() -> None:
     assert tree.match([1, 2, 4, 6], 16).end == 12  # another block 6: nothing of 5 hits
     assert state(tree) == [(0, 8, 2, 0), (8, 12, 3, 0), (8, 12, 4, 0), (12, 13, 5, 0), (13, 14, 5, 0)]
     assert tree.evictable_tokens == 18
-    tree.check_integrity()
+    check_tree(tree)
 
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
@@ -84,7 +85,7 @@ def test_agrees_with_the_slow_tree(sizes: tuple[int, int], operations: list[Any]
                 held.append((node, other))
                 ours.lock(node)
                 slow.lock(other)
-        ours.check_integrity()
+        check_tree(ours)
         assert gone == slow.evicted
         assert (ours.evictable_tokens, ours.protected_tokens) == (slow.size(locked=False), slow.size(locked=True))
         assert state(ours) == sorted(
@@ -112,7 +113,7 @@ def test_pool_agrees_with_every_step_of_the_slow_one(
         if not ours.fits(prompt, len(tokens) - prompt + 1):
             continue
         assert ours.run(interned.keys(path), prompt, len(tokens)) == slow.run(tokens, prompt)
-        ours.tree.check_integrity()
+        check_tree(ours.tree)
         assert (ours.tree.evicted_nodes, ours.tree.evicted_tokens) == (
             len(slow.tree.evicted),
             sum(length for _, length in slow.tree.evicted),

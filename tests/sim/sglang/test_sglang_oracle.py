@@ -11,6 +11,7 @@ import pytest
 
 from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixPool, RadixTree
+from tests.sim.oracles.integrity import check_tree
 
 SCRIPT = Path(__file__).parents[1] / "oracles" / "sglang_radix.py"
 SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (8, 4)]
@@ -102,7 +103,7 @@ class Watched(RadixTree):
         return evicted
 
     def state(self, hits: int) -> Load:
-        self.check_integrity()
+        check_tree(self)
         return {
             "hits": hits,
             "evictable": self.evictable_tokens,

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.vllm.pool import BlockPool
+from tests.sim.oracles.integrity import check_pool
 
 
 def filled(pool: BlockPool, keys: list[int], blocks: int | None = None) -> list[int]:
     """Take blocks and cache the first ``len(keys)`` of them, as a prompt that hit nothing does."""
     taken = pool.take(len(keys) if blocks is None else blocks)
     pool.insert(taken[: len(keys)], keys)
-    pool.check_integrity()
+    check_pool(pool)
     return taken
 
 
@@ -32,7 +33,7 @@ def test_a_request_is_freed_tail_first_and_unhashed_blocks_go_to_the_head() -> N
     pool.release(blocks)
     # Rule 3: block 4 has no hash and is reused first; 3, 2, 1 wait behind 5, 6, 7, the leaf before the root.
     assert pool.free_order() == [4, 5, 6, 7, 3, 2, 1]
-    pool.check_integrity([])
+    check_pool(pool, [])
 
 
 def test_several_unhashed_blocks_keep_their_order_at_the_head() -> None:
@@ -66,7 +67,7 @@ def test_a_hit_on_an_idle_block_leaves_the_queue_and_comes_back_last() -> None:
     assert pool.free_order() == [4, 5, 3]  # someone still holds them
     pool.release(hits)
     assert pool.free_order() == [4, 5, 3, 2, 1]
-    pool.check_integrity([])
+    check_pool(pool, [])
 
 
 def test_lookup_stops_at_the_first_miss_and_at_its_limit() -> None:
@@ -95,10 +96,10 @@ def test_duplicates_stand_in_line_in_insertion_order() -> None:
     pool.release(third)
     assert pool.free_order() == [4, 5, 2, 1, 3]
     assert pool.take(3) == [4, 5, 2]  # the one in the middle of the line is evicted
-    pool.check_integrity()
+    check_pool(pool)
     assert pool.lookup([10], 1) == [1]
     assert pool.take(1) == [1]  # the first is: the next in line takes over
-    pool.check_integrity()
+    check_pool(pool)
     assert pool.lookup([10], 1) == [3]
     assert pool.take(1) == [3]
     assert pool.lookup([10], 1) == []
@@ -125,14 +126,14 @@ def test_reset_forgets_keys_and_keeps_the_order() -> None:
     assert pool.reset_prefix_cache()
     assert pool.free_order() == [3, 4, 2, 1]
     assert pool.lookup([10, 11], 2) == []
-    pool.check_integrity([])
+    check_pool(pool, [])
 
 
 def test_integrity_says_what_is_broken() -> None:
     pool = BlockPool(4, 16)
     pool.take(1)
     with pytest.raises(AssertionError, match="references are not the holders'"):
-        pool.check_integrity([[2]])
+        check_pool(pool, [[2]])
 
 
 @given(st.lists(st.lists(st.integers(0, 30), max_size=6, unique=True), max_size=40), st.sampled_from([7, 13]))
@@ -146,7 +147,7 @@ def test_a_leaf_never_outlives_its_root(prompts: list[list[int]], num_gpu_blocks
         blocks = hits + pool.take(len(chain) - len(hits))
         pool.insert(blocks[len(hits) :], chain[len(hits) :])
         pool.release(blocks)
-        pool.check_integrity([])
+        check_pool(pool, [])
         assert pool.lookup(chain, len(chain)) == blocks
     for chain in chains:
         present = [bool(pool.lookup([key], 1)) for key in chain]
@@ -165,5 +166,5 @@ def test_holds_of_a_held_block_are_repeated() -> None:
     pool.release(first[:2])
     assert pool.num_repeated == 0
     pool.hold(pool.lookup([10, 11], 2))
-    pool.check_integrity([first[:2], first[:2]])
+    check_pool(pool, [first[:2], first[:2]])
     assert pool.num_repeated == 2

@@ -5,6 +5,7 @@ import pytest
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
+from tests.sim.oracles.integrity import check_pool, check_scheduler
 from tracefile.records.errors import InputError
 
 
@@ -24,9 +25,9 @@ def shares(step: Step) -> list[tuple[str, int, int]]:
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int, int]]:
     step = scheduler.schedule()
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     scheduler.finish_step(step)
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     return shares(step)
 
 
@@ -99,7 +100,7 @@ def test_a_prompt_of_full_blocks_recomputes_its_last() -> None:
     scheduler.add(b)
     assert run_step(scheduler) == [("b", 4, 4)]  # rule 6: at most (8 - 1) // 4 = 1 block
     assert b.cached_tokens == 4
-    scheduler.pool.check_integrity([])
+    check_pool(scheduler.pool, [])
     # Rule 7: the second copy of block 1 is cached behind the first, both with key 1.
     assert [scheduler.pool.key_of(block) for block in (1, 2, 3)] == [0, 1, 1]
     assert scheduler.pool.lookup([0, 1], 2) == [1, 2]
@@ -214,7 +215,7 @@ def test_composing_a_step_ahead_makes_an_arrival_wait_a_step_longer() -> None:
     # a's last token is on its way and its number is known: no step is wasted on it.
     assert shares(scheduler.schedule()) == []
     assert scheduler.finish_step(fourth) == [a]
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
@@ -226,7 +227,7 @@ def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
     assert scheduler.finish_step(first) == [a]
     assert scheduler.finish_step(second) == []  # its token is thrown away
     assert a.num_generated == 1
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
@@ -242,7 +243,7 @@ def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
     assert b.num_generated == 1
     assert b.state == "waiting"
     assert list(scheduler.waiting) == [b]
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_abort_frees_at_once_wherever_the_request_is() -> None:
@@ -257,7 +258,7 @@ def test_abort_frees_at_once_wherever_the_request_is() -> None:
     assert scheduler.pool.num_free == 20
     assert not scheduler.has_work
     assert scheduler.finish_step(step) == []  # what it was computing is thrown away
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_requests_that_never_fit_are_refused() -> None:

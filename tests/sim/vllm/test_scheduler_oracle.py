@@ -11,6 +11,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
 from tests.sim.oracles import slow_engine
+from tests.sim.oracles.integrity import check_scheduler
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def test_every_step_is_the_slow_engines(workload: tuple[EngineConfig, list[Arriv
 
 
 def compare(fast: Scheduler, slow: Any) -> None:
-    fast.check_integrity()
+    check_scheduler(fast)
     assert fast.pool.free_order() == slow.free
     assert {block: fast.pool.key_of(block) for block in slow.holders if fast.pool.key_of(block) is not None} == slow.key
     assert fast.pool.evicted_blocks == slow.evictions
