@@ -15,6 +15,7 @@ from sim.vllm.rules import blocks_for, lookup_limit
 from sim.vllm.segments import FIELDS, SegmentPool, run_requests
 from sim.workload.arrivals import unread_prompts
 from sim.workload.chain import Chains, known_blocks
+from tracefile.compiled import warn_if_plain
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
@@ -24,6 +25,8 @@ UNLIMITED = 1 << 62
 """Blocks of a pool that never evicts."""
 NO_KEYS, NO_ROWS = np.empty(0, np.uint64), np.empty(0, np.int64)
 NOT_NOTED = vec[u8]()
+MANY = 100_000
+"""Requests of which the plain form takes seconds."""
 REQUEST = np.dtype([(name, np.int64) for name in (*FIELDS, "prompt_logprobs")])
 """``FIELDS``, and 1 where log probabilities of the prompt were asked for, so that it is not looked up."""
 
@@ -66,6 +69,8 @@ class SequentialPool:
         return np.array(self._run(vec[u8](bytes(max(num_keys, 1)))), np.int64)
 
     def _run(self, evicted: vec[u8]) -> list[list[int]]:
+        if len(self.requests) > MANY:
+            warn_if_plain()
         numbers = np.stack([self.requests[name] for name in FIELDS], axis=1)
         result = run_requests(self._pool, vec[i64](numbers.ravel()), evicted)
         if self._pool.not_chained:
