@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULE = "measure/counted.py"
+MODULE = "sim/vllm/counted.py"
 SOURCE = '''"""Counts."""
 
 from librt.vecs import vec
@@ -26,7 +26,7 @@ def total(numbers: vec[i64]) -> i64:
 ASK = """
 from librt.vecs import vec
 from mypy_extensions import i64
-from measure import counted
+from sim.vllm import counted
 from tracefile import compiled
 compiled.warn_if_plain(), compiled.warn_if_plain()
 print(counted.__file__.rpartition(".")[2], compiled.uses_compiled(), counted.total(vec[i64]([1, 2, 1 << 40])))
@@ -46,9 +46,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def project(home: Path) -> Path:
-    for name in ("measure", "tracefile"):
-        (home / name).mkdir()
-    shutil.copy(ROOT / "measure" / "__init__.py", home / "measure")
+    for name in ("sim/vllm", "tracefile"):
+        (home / name).mkdir(parents=True)
+    shutil.copy(ROOT / "sim" / "__init__.py", home / "sim")
+    shutil.copy(ROOT / "sim" / "vllm" / "__init__.py", home / "sim" / "vllm")
     (home / "tracefile" / "__init__.py").touch()
     shutil.copy(ROOT / "tracefile" / "compiled.py", home / "tracefile")
     (home / MODULE).write_text(SOURCE)
@@ -58,7 +59,7 @@ def project(home: Path) -> Path:
     lines[at : end + 1] = [f'compiled_modules = ("{MODULE}",)']
     (home / "setup.py").write_text("\n".join(lines))
     (home / "pyproject.toml").write_text(
-        '[project]\nname = "kvtape"\nversion = "0"\n[tool.setuptools]\npackages = ["measure", "tracefile"]\n'
+        '[project]\nname = "kvtape"\nversion = "0"\n[tool.setuptools]\npackages = ["sim", "sim.vllm", "tracefile"]\n'
     )
     return home
 
