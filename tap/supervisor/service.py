@@ -22,7 +22,7 @@ from tap.ipc.sharedmemory import RECORDER_SOCKET, WorkerCounts
 from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.processes import RecorderProcess, Workers
 from tap.supervisor.startup import probe_engine, recorder_setup, spoken_dialect, worker_setup
-from tap.supervisor.upstreams import Fleet, failure_to_reach, reach_upstreams
+from tap.supervisor.upstreams import Fleet, reach_upstreams, try_upstreams
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
@@ -292,10 +292,8 @@ class Service:
     async def probe_upstreams(self) -> None:
         """Try a connection to each upstream, for ever: a tap without traffic learns nothing of them otherwise."""
         while True:
-            origins = self._origins
-            tls = self._settings.access.tls
-            failures = await asyncio.gather(*(failure_to_reach(origin, tls) for origin in origins))
-            self._reachable = {str(origin): not failure for origin, failure in zip(origins, failures, strict=True)}
+            tries = await try_upstreams(self._origins, self._settings.access.tls)
+            self._reachable = {str(origin): failure is None for origin, failure in tries}
             await asyncio.sleep(PROBE_INTERVAL_S if any(self._reachable.values()) else UNREACHED_INTERVAL_S)
 
     def stats(self) -> TapStats:

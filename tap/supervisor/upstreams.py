@@ -89,14 +89,11 @@ async def reach_upstreams(
     reported = None
     async with contextlib.AsyncExitStack() as stack:
         while True:
-            failures = await asyncio.gather(
-                *(failure_to_reach(origin, settings.access.tls) for origin in settings.upstreams)
-            )
-            pairs = list(zip(settings.upstreams, failures, strict=True))
-            if reached := [origin for origin, failure in pairs if failure is None]:
+            tries = await try_upstreams(settings.upstreams, settings.access.tls)
+            if reached := [origin for origin, failure in tries if failure is None]:
                 return settings, reached
-            sentence = "; ".join(f"{origin}: {failure.reason}" for origin, failure in pairs if failure is not None)
-            if {failure.kind for failure in failures if failure is not None} == {"tls_failed"}:
+            sentence = "; ".join(f"{origin}: {failure.reason}" for origin, failure in tries if failure is not None)
+            if {failure.kind for _, failure in tries if failure is not None} == {"tls_failed"}:
                 raise InputError(f"--upstream {sentence}")
             if reported is None:
                 await stack.enter_async_context(_refusing(listeners))
@@ -133,7 +130,13 @@ def _refuse(head: RequestHead, client: ClientConnection) -> Answer:
     return Answer(head, client, b"503 Service Unavailable", headers, REFUSAL)
 
 
-async def failure_to_reach(origin: Origin, tls: Tls) -> ConnectError | None:
+async def try_upstreams(origins: Sequence[Origin], tls: Tls) -> list[tuple[Origin, ConnectError | None]]:
+    """Return each upstream with the error of its connection; null: it took one."""
+    failures = await asyncio.gather(*(_failure_to_reach(origin, tls) for origin in origins))
+    return list(zip(origins, failures, strict=True))
+
+
+async def _failure_to_reach(origin: Origin, tls: Tls) -> ConnectError | None:
     """Open a connection and close it again; return the error of one that does not open."""
     try:
         (await ConnectionPool(origin, tls=tls).connect()).abort()
