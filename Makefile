@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo demo-vllm test test-vllm test-engines test-ray test-docs site check results clean
+.PHONY: demo demo-vllm test test-vllm test-engines test-ray test-docs check results clean
 
 demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
 	$(PY) -m scripts.demo --engine sim --out out/demo

@@ -62,7 +62,7 @@ class Compile(build_ext):  # type: ignore[misc]
             extension.sources, extension.depends = source.sources, source.depends
             extension.include_dirs = source.include_dirs
             extension.extra_compile_args = list(source.extra_compile_args)
-            if self.compiler != "msvc" and os.name != "nt":
+            if os.name != "nt":
                 # A new warning must not fail. A fused multiply-add would give other bits than Python does.
                 extension.extra_compile_args += ["-Wno-error", "-ffp-contract=off"]
         return True

@@ -286,7 +286,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._idle_since = self._loop.time()
 
     def _accepting(self) -> bool:
-        return self.transport is not None and not self.transport.is_closing() and not self._lingering
+        return self.alive and not self._lingering
 
     def _close(self, *, still_sending: bool = False) -> None:
         """Close so that the client can read the response: a reset for bytes on their way would overtake it."""

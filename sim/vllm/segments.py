@@ -360,7 +360,7 @@ def run_requests(pool: SegmentPool, requests: vec[i64], evicted: vec[u8]) -> lis
     cached: list[int] = []
     seen: list[int] = []
     request = BlockTable()
-    for at in range(i64(0), i64(len(requests)), i64(6)):
+    for at in range(i64(0), i64(len(requests)), i64(len(FIELDS))):
         request.first_key = requests[at]
         request.known_keys = requests[at + 1]
         prompt_blocks = requests[at + 2]
