@@ -401,8 +401,8 @@ class Engine:
             )
             if not decodes:
                 return 0
-            until_block = min(request.room_tokens, request.next_full - 1) - request.num_computed
-            most = min(most, request.last_token - request.num_tokens - 1, until_block)
+            most = min(most, request.last_token - request.num_tokens - 1)
+            most = min(most, min(request.room_tokens, request.next_full - 1) - request.num_computed)
             if most <= 0:
                 return 0
         return most
