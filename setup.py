@@ -18,6 +18,7 @@ compiled_modules: tuple[str, ...] = (
     "sim/engine/eventheap.py",
     "sim/engine/loop.py",
     "sim/engine/simulatedrequest.py",
+    "sim/fit/factualcache.py",
     "sim/latency/stepcost.py",
     "sim/latency/stepnoise.py",
     "sim/vllm/onerequest.py",

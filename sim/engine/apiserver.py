@@ -19,6 +19,24 @@ DONE_MS: Final = 1e-9
 """Rounding may leave so much of a job; far from t = 0, as much as does not move the clock any more."""
 
 
+class EntryClock:
+    """Times at which requests leave an API server on a core of its own, in virtual and in real time alike.
+
+    ``is_serial``: it works on one request at a time, as one event loop does; else on all at once.
+    """
+
+    def __init__(self, is_serial: bool) -> None:
+        self._is_serial: bool = is_serial
+        self._free_ms: float = float("-inf")
+
+    def entry_ms(self, arrival_ms: float, work_ms: float) -> float:
+        """Return the time at which the scheduler gets a request."""
+        if not self._is_serial:
+            return arrival_ms + work_ms
+        self._free_ms = max(arrival_ms, self._free_ms) + work_ms
+        return self._free_ms
+
+
 class ApiServer:
     """API server of one engine; ``cost`` also counts its work."""
 
@@ -29,7 +47,7 @@ class ApiServer:
         self.resumes_ms: float = 0.0
         """Time before which nothing happens in a step that pauses."""
         self._cost: StepCost = cost
-        self._free_ms: float = float("-inf")
+        self._clock: EntryClock = EntryClock(placement != PARALLEL)
         self._jobs: list[SimulatedRequest] = []
         """Requests that wait for the shared core, from ``_first`` on."""
         self._first: i64 = 0
@@ -40,10 +58,7 @@ class ApiServer:
 
     def entry_ms(self, request: SimulatedRequest) -> float:
         """Return the time at which an API server on a core of its own hands the request over."""
-        if self.placement == PARALLEL:
-            return request.arrival_ms + self.work_ms(request)
-        self._free_ms = max(request.arrival_ms, self._free_ms) + self.work_ms(request)
-        return self._free_ms
+        return self._clock.entry_ms(request.arrival_ms, self.work_ms(request))
 
     def accept(self, request: SimulatedRequest) -> None:
         """Let the request wait for the shared core."""

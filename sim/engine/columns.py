@@ -6,7 +6,6 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from sim.engine.simulatedrequest import SimulatedRequest
-from sim.vllm.onerequest import ANY_HITS
 
 NO_PARENT: Final = -1
 
@@ -21,13 +20,13 @@ class RequestColumns:
         integers: tuple[vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64]],
         times_ms: tuple[vec[float], vec[float], vec[float], vec[float]],
     ) -> None:
-        """``integers``: index, prompt tokens, output tokens, first key, known keys, 1 for log probabilities of the
-        prompt, 1 for requests that end as recorded, parent. ``times_ms``: arrival, think time, time to the abort,
+        """``integers``: index, prompt tokens, output tokens, first key, known keys, blocks that may hit,
+        1 for requests that end as recorded, parent. ``times_ms``: arrival, think time, time to the abort,
         recorded duration."""
         self.ids: list[str] = ids
         self.keys: vec[i64] = keys
         self.indexes, self.prompt_tokens, self.output_tokens, self.first_keys = integers[:4]
-        self.known_keys, self.prompt_logprobs, self.as_recorded, self.parents = integers[4:]
+        self.known_keys, self.hit_limits, self.as_recorded, self.parents = integers[4:]
         self.arrival_ms, self.think_ms, self.abort_after_ms, self.recorded_e2e_ms = times_ms
 
     def make(self, frontend_factors: vec[float]) -> list[SimulatedRequest]:
@@ -43,7 +42,7 @@ class RequestColumns:
                 known_keys=self.known_keys[place],
                 index=self.indexes[place],
                 arrival_ms=self.arrival_ms[place],
-                hit_limit=0 if self.prompt_logprobs[place] else ANY_HITS,
+                hit_limit=self.hit_limits[place],
             )
             request.prepare()
             request.is_as_recorded = self.as_recorded[place] == 1

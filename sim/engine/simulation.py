@@ -17,14 +17,18 @@ from sim.latency.stepnoise import StepNoise
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
 from sim.vllm.offloading import Offloading, Tier
+from sim.vllm.onerequest import ANY_HITS
 from sim.vllm.onescheduler import Scheduler
 from sim.vllm.segments import SegmentPool
 from sim.workload.arrivals import NOBODY, Arrivals
-from tracefile.records.arrays import FloatArray
+from tracefile.records.arrays import FloatArray, IntArray
 
 
-def request_columns(arrivals: Arrivals, block_size: int) -> RequestColumns:
-    """Return the columns of a workload. Raises ValueError for a request whose chain is too short for its tokens."""
+def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | None = None) -> RequestColumns:
+    """Return the columns of a workload; ``hit_limits``: blocks that may hit at most, None: any but of prompts whose log
+    probabilities are asked for. Raises ValueError for a request whose chain is too short for its tokens."""
+    if hit_limits is None:
+        hit_limits = np.where(arrivals.prompt_logprobs > 0, 0, ANY_HITS)
     computed = arrivals.prompt_tokens + arrivals.output_tokens - 1
     for place in np.flatnonzero(arrivals.runs & (arrivals.full_blocks < computed // block_size))[:1].tolist():
         raise ValueError(f"request {arrivals.ids[place]}: its chain of {arrivals.full_blocks[place]} keys is too short")
@@ -39,7 +43,7 @@ def request_columns(arrivals: Arrivals, block_size: int) -> RequestColumns:
             integers(arrivals.output_tokens),
             integers(np.cumsum(arrivals.known) - arrivals.known),
             integers(np.minimum(arrivals.known, computed // block_size)),
-            integers(arrivals.prompt_logprobs),
+            integers(hit_limits),
             integers(~arrivals.runs),
             integers(parents),
         ),
@@ -66,10 +70,16 @@ def step_noise(noise: Noise, seed: int | None) -> StepNoise:
     )
 
 
-def make_scheduler(config: EngineConfig, deployment: Deployment | None = None) -> Scheduler:
-    """Return an engine's scheduler with an empty KV cache, and memory behind the pool if ``deployment`` has some."""
-    pool = SegmentPool(config.num_gpu_blocks, config.enable_prefix_caching)
-    cache = SingleGroupCache(pool, config.block_size)
+def make_scheduler(
+    config: EngineConfig, deployment: Deployment | None = None, cache: SingleGroupCache | None = None
+) -> Scheduler:
+    """Return an engine's scheduler with an empty KV cache, and memory behind the pool if ``deployment`` has some.
+
+    ``cache``: a KV cache with hits of its own.
+    """
+    if cache is None:
+        pool = SegmentPool(config.num_gpu_blocks, config.enable_prefix_caching)
+        cache = SingleGroupCache(pool, config.block_size)
     offloading = None
     if deployment is not None and deployment.host_blocks:
         host_ms = deployment.kv_bytes_per_token / deployment.host_gb_per_s / 1e6
@@ -92,13 +102,14 @@ def make_engine(
     seed: int | None,
     *,
     deployment: Deployment | None = None,
+    cache: SingleGroupCache | None = None,
     now_ms: float = 0.0,
     keeps_rows: bool = False,
 ) -> Engine:
     """Return an engine before its first request."""
     cost = StepCost(list(model.costs))
     return Engine(
-        make_scheduler(config, deployment),
+        make_scheduler(config, deployment, cache),
         cost,
         step_noise(model.noise, seed),
         ApiServer(cost, PLACEMENTS.index(model.frontend_placement)),
@@ -133,13 +144,16 @@ def simulate(
     *,
     columns: RequestColumns | None = None,
     deployment: Deployment | None = None,
+    cache: SingleGroupCache | None = None,
     keeps_rows: bool = False,
 ) -> Simulation:
     """Run a workload on one engine. ``columns``: of these arrivals, where they are laid out already."""
     columns = columns or request_columns(arrivals, config.block_size)
     requests = columns.make(floats(model.noise.frontend_factors(seed, arrivals.ids)))
     start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
-    engine = make_engine(config, model, seed, deployment=deployment, now_ms=start_ms, keeps_rows=keeps_rows)
+    engine = make_engine(
+        config, model, seed, deployment=deployment, cache=cache, now_ms=start_ms, keeps_rows=keeps_rows
+    )
     for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
         engine.submit(requests[place], requests[place].arrival_ms)
     engine.run()

@@ -3,10 +3,11 @@
 mypyc compiles this module.
 """
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from sim.vllm.onerequest import Request
-from sim.vllm.segments import SegmentPool
+from sim.vllm.segments import BlockTable, SegmentPool
 
 
 class KVCache:
@@ -22,6 +23,10 @@ class KVCache:
 
     def look_up(self, request: Request) -> i64:
         """Return the tokens of the request's longest prefix hit; ``admit`` takes this hit."""
+        raise NotImplementedError
+
+    def count_hits(self, keys: vec[i64]) -> i64:
+        """Count the leading blocks of a chain that are cached."""
         raise NotImplementedError
 
     def admit(self, request: Request, hit_tokens: i64, tokens: i64) -> bool:
@@ -93,6 +98,9 @@ class SingleGroupCache(KVCache):
         most = min((request.num_tokens - 1) // self.block_size, request.hit_limit)
         self.hits = self.pool.lookup(request, most)
         return self.hits * self.block_size
+
+    def count_hits(self, keys: vec[i64]) -> i64:
+        return self.pool.lookup(BlockTable(keys, known_keys=len(keys)), len(keys))
 
     def admit(self, request: Request, hit_tokens: i64, tokens: i64) -> bool:
         """Rule 9. A request whose blocks came from memory behind the pool has them already."""

@@ -74,6 +74,11 @@ class Request(BlockTable):
         self.num_offloaded: i64 = 0
         self.load_end_ms: float = 0.0
 
+    @property
+    def num_generated(self) -> i64:
+        """Tokens generated so far."""
+        return self.num_tokens - self.prompt_tokens
+
     def is_finished(self) -> bool:
         """True if it has ended or was aborted."""
         return self.status == FINISHED

@@ -121,8 +121,8 @@ class Scheduler:
         self.waiting.append(request)
         self._wake()
 
-    def schedule(self, step: Step) -> None:
-        """Compose the next step; its tokens count as computed from now on."""
+    def schedule(self, step: Step) -> int:
+        """Compose the next step; its tokens count as computed from now on. Return the number of preemptions."""
         step.clear()
         self.cache.begin_step()
         self._schedule_running(step)
@@ -137,14 +137,14 @@ class Scheduler:
             if not self.offloading.store_step([share.request for share in step.shares[: step.count]]):
                 self.is_quiet = False  # the next step tries again
             self.offloading.use_ended()
+        return len(step.preempted)
 
     def schedule_at_rest(self, step: Step) -> int:
         """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
         there is nothing to wait for. Return the number of preemptions."""
         preemptions = 0
         while True:
-            self.schedule(step)
-            preemptions += len(step.preempted)
+            preemptions += self.schedule(step)
             if step.count > 0 or not step.preempted:
                 return preemptions
 
