@@ -77,6 +77,8 @@ def make_scheduler(
 
     ``cache``: a KV cache with hits of its own.
     """
+    if config.kv_groups is not None:
+        raise NotImplementedError(config.kv_groups)
     if cache is None:
         pool = SegmentPool(config.num_gpu_blocks, config.enable_prefix_caching)
         cache = SingleGroupCache(pool, config.block_size)
@@ -130,6 +132,11 @@ class Simulation:
     def rows(self) -> FloatArray:
         """Counts by step and term, the terms of a step first, of an engine that keeps them."""
         return array_of(self.engine.rows, np.float64).reshape(-1, NUM_ROW_TERMS)
+
+    @property
+    def seen_ms(self) -> FloatArray:
+        """When clients see each step's tokens."""
+        return array_of(self.engine.seen_ms, np.float64)
 
     def results(self) -> ResultColumns:
         """Return the results of all requests."""
