@@ -121,6 +121,11 @@ def make_engine(
     )
 
 
+def rows_of(engine: Engine) -> FloatArray:
+    """Return the counts by step and term, the terms of a step first, of an engine that keeps them."""
+    return array_of(engine.rows, np.float64).reshape(-1, NUM_ROW_TERMS)
+
+
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """A workload's run on one engine."""
@@ -130,8 +135,8 @@ class Simulation:
 
     @property
     def rows(self) -> FloatArray:
-        """Counts by step and term, the terms of a step first, of an engine that keeps them."""
-        return array_of(self.engine.rows, np.float64).reshape(-1, NUM_ROW_TERMS)
+        """Counts by step and term, of an engine that keeps them."""
+        return rows_of(self.engine)
 
     @property
     def seen_ms(self) -> FloatArray:

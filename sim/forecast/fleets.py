@@ -90,9 +90,18 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     engine = engines[place]
     busiest = [number for number, life in enumerate(fleet.lives) if life.engine == place]
     state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
-    state.runs["parent"] = fleet.state.runs["parent"]
-    counts = np.concatenate([rows[number] for number in busiest])
-    point = PointRun(state, counts, costs[place][: counts.shape[1]])
+    counts, requests = np.concatenate([rows[number] for number in busiest]), state.scheduler.requests[:-1]
+    requests = requests[requests["cached_tokens"] >= 0]
+    steps = int(state.clock["num_steps"][0])
+    point = PointRun(
+        counts,
+        costs[place][: counts.shape[1]],
+        requests["prompt_tokens"],
+        requests["cached_tokens"],
+        state.timeline.starts_ms[:steps],
+        state.timeline.ends_ms[:steps],
+        float(np.nanmax(state.runs["admitted_ms"], initial=-np.inf)),
+    )
     places = np.flatnonzero(np.isin(fleet.life_of, busiest))
     served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
     return point, utilization_of(point, load.arrivals, engine.config, engine.model, own=served)

@@ -4,36 +4,59 @@ A step costs a constant, and work for each token and request in it. Capacity is 
 requests, each handed over as soon as there is room for it. Warnings name what the fit's captures did not show.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from measure.vectors import array_of
 from sim.engine.deployment import Deployment
-from sim.engine.simstate import build_state, loop_of
-from sim.kernels.layout import SimState
-from sim.kernels.loop import run_state
+from sim.engine.loop import Engine
+from sim.engine.simulatedrequest import SimulatedRequest
+from sim.engine.simulation import rows_of, simulate
 from sim.latency.modelfile import Model, Parameter
+from sim.latency.stepcost import NUM_ROW_TERMS
 from sim.latency.terms import DECODES, STEP_TERMS, TERMS, decode_kv_tokens
 from sim.vllm.config import EngineConfig
+from sim.vllm.onerequest import NOT_ADMITTED
 from sim.workload.arrivals import NOBODY, Arrivals
-from tracefile.records.arrays import FloatArray
+from tracefile.records.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class PointRun:
     """A run without noise at the model's own parameters, kept for its steps."""
 
-    state: SimState
     counts: FloatArray
     """Counts by step and term: a row's terms, in the order of ``TERMS``."""
     costs: FloatArray
+    prompt_tokens: IntArray
+    """Of the requests that were admitted; and their cached tokens."""
+    cached_tokens: IntArray
+    starts_ms: FloatArray
+    """Of the steps; and their ends."""
+    ends_ms: FloatArray
+    last_admitted_ms: float
+    """Minus infinity: none was."""
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None = None) -> PointRun:
-    state = run_state(build_state(arrivals, config, model, deployment=deployment), loop_of(config))
-    counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
-    return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
+    run = simulate(arrivals, config, model, deployment=deployment, keeps_rows=True)
+    return point_run(run.engine, run.requests, model)
+
+
+def point_run(engine: Engine, requests: Iterable[SimulatedRequest], model: Model) -> PointRun:
+    """Return a run of one engine that kept its rows."""
+    admitted = [one for one in requests if one.cached_tokens != NOT_ADMITTED]
+    return PointRun(
+        rows_of(engine),
+        np.array(model.costs[:NUM_ROW_TERMS]),
+        np.array([one.prompt_tokens for one in admitted], np.int64),
+        np.array([one.cached_tokens for one in admitted], np.int64),
+        array_of(engine.starts_ms, np.float64),
+        array_of(engine.ends_ms, np.float64),
+        max((one.admitted_ms for one in admitted), default=-np.inf),
+    )
 
 
 def utilization_of(
@@ -60,14 +83,13 @@ def _work_ms(counts: FloatArray, run: PointRun) -> float:
 def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
     """Work per second until the last admission, with every request in the queue from the beginning."""
     run = run_point(_at_once(arrivals), config, model)
-    admitted_ms = run.state.runs["admitted_ms"]
-    ends_ms = run.state.timeline.ends_ms[: len(run.counts)]
-    until = int(np.searchsorted(ends_ms, np.nanmax(admitted_ms, initial=-np.inf), side="right"))
+    ends_ms = run.ends_ms
+    until = int(np.searchsorted(ends_ms, run.last_admitted_ms, side="right"))
     until = until or len(ends_ms)  # all fit into the first step
     if not until:
         return np.nan
     work_ms = _work_ms(run.counts[:until], run)
-    span_ms = float(ends_ms[until - 1] - run.state.timeline.starts_ms[0])
+    span_ms = float(ends_ms[until - 1] - run.starts_ms[0])
     # Steps far shorter than their distance from time 0 have no span.
     return work_ms / span_ms if work_ms and span_ms else 1.0
 
@@ -108,9 +130,7 @@ def _extents(run: PointRun) -> dict[str, float]:
     """Extents of ``run`` as ``sim.fit.identification.Coverage`` has them of captures: outliers do not count."""
     decoding = run.counts[:, DECODES]
     depth = decode_kv_tokens(run.counts)
-    requests = run.state.scheduler.requests[:-1]
-    requests = requests[requests["cached_tokens"] >= 0]
-    prompts, uncached = requests["prompt_tokens"], requests["prompt_tokens"] - requests["cached_tokens"]
+    prompts, uncached = run.prompt_tokens, run.prompt_tokens - run.cached_tokens
     found = {
         "answers_at_once": decoding[decoding > 0.0],
         "deepest_answer": depth[decoding > 0.0] / decoding[decoding > 0.0],
