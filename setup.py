@@ -12,7 +12,21 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-compiled_modules: tuple[str, ...] = ("sim/vllm/segments.py",)
+compiled_modules: tuple[str, ...] = (
+    "sim/engine/apiserver.py",
+    "sim/engine/columns.py",
+    "sim/engine/eventheap.py",
+    "sim/engine/loop.py",
+    "sim/engine/simulatedrequest.py",
+    "sim/fit/factualcache.py",
+    "sim/latency/stepcost.py",
+    "sim/latency/stepnoise.py",
+    "sim/vllm/onerequest.py",
+    "sim/vllm/onescheduler.py",
+    "sim/vllm/kvcache.py",
+    "sim/vllm/offloading.py",
+    "sim/vllm/segments.py",
+)
 """Sources in one library: they call one another without the interpreter, and are used all or none."""
 
 LIBRARY = "kvtape__mypyc"

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
-from mypy_extensions import i64, u8
+from mypy_extensions import u8
 
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
+from measure.vectors import integers
 from sim.vllm.rules import blocks_for, lookup_limit
 from sim.vllm.segments import FIELDS, SegmentPool, run_requests
 from sim.workload.arrivals import unread_prompts
@@ -51,7 +52,8 @@ class SequentialPool:
         self.requests = requests.requests[fits]
         total = int(self.requests["num_blocks"].sum())
         usable = total if usable_blocks is None else min(total, usable_blocks)
-        self._pool = SegmentPool(usable + 1, vec[i64](requests.keys.view(np.int64)))
+        self._keys = integers(requests.keys)
+        self._pool = SegmentPool(usable + 1)
 
     @property
     def evicted_blocks(self) -> int:
@@ -72,7 +74,7 @@ class SequentialPool:
         if len(self.requests) > MANY:
             warn_if_plain()
         numbers = np.stack([self.requests[name] for name in FIELDS], axis=1)
-        result = run_requests(self._pool, vec[i64](numbers.ravel()), evicted)
+        result = run_requests(self._pool, self._keys, integers(numbers.ravel()), evicted)
         if self._pool.not_chained:
             raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
         return result

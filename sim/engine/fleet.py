@@ -9,7 +9,7 @@ from sim.engine.deployment import Deployment
 from sim.engine.results import RequestResult, results_in
 from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
 from sim.engine.simstate import arrival_heap, lay_out, lay_out_runs
-from sim.engine.tiers import TierTraffic, traffic_of
+from sim.engine.tiers import TierTraffic, traffic_in
 from sim.kernels import layout
 from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
 from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, advance, look
@@ -115,7 +115,7 @@ class Fleet:
 
     @property
     def traffic(self) -> TierTraffic:
-        return traffic_of([life.state for life in self.lives], [self.lives[number].state for number in self.current])
+        return traffic_in([life.state for life in self.lives], [self.lives[number].state for number in self.current])
 
     @property
     def now_ms(self) -> float:

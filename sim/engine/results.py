@@ -1,8 +1,9 @@
 """Results of a simulated run as a trace: its header, and a record per request with predicted times."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import isnan
 from typing import Any
 
 import msgspec
@@ -11,18 +12,19 @@ import numpy.typing as npt
 
 from measure.machinecode.entries import entry
 from measure.machinecode.kernels import kernel
+from sim.engine.gaptexts import DECIMALS, GapTexts
+from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.kernels import layout
 from sim.kernels.layout import Places, SimState
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig
+from sim.vllm.onerequest import NOT_ADMITTED
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.parser import VERSION
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
-DECIMALS = 4
-"""Of times in ms: finer than any clock that a prediction will be compared with."""
 MOST_DIGITS = 22
 """Most bytes of one gap, its comma included."""
 _GAPS_AT_ONCE = 1 << 18
@@ -57,6 +59,37 @@ class RequestResult:
     queue_ms: float | None
     """Time in the scheduler's queue before the first step that served it."""
     preemptions: int
+
+
+def results_of(
+    requests: Sequence[SimulatedRequest], arrivals: Arrivals, places: IntArray, seen_ms: FloatArray
+) -> Iterator[RequestResult]:
+    """Yield the results of requests that have ended; ``places``: theirs in ``arrivals``; ``seen_ms``: of their engine's
+    steps."""
+    texts = GapTexts(seen_ms)
+    think_ms = _or_none(arrivals.think_ms[places])
+    for request, record, think in zip(requests, arrivals.records(places), think_ms, strict=True):
+        request.close_run()
+        yield RequestResult(
+            record,
+            request.index,
+            think,
+            request.prompt_tokens,
+            OUTCOMES[request.outcome],
+            request.arrival_ms,
+            _known(request.ttft_ms),
+            texts.array(list(request.token_runs)),
+            request.num_seen,
+            _known(request.e2e_ms),
+            request.has_arrived,
+            None if request.cached_tokens == NOT_ADMITTED else request.cached_tokens,
+            _known(request.admitted_ms - request.entry_ms),
+            request.preemptions,
+        )
+
+
+def _known(time_ms: float) -> float | None:
+    return None if isnan(time_ms) else time_ms
 
 
 def results_in(state: SimState, arrivals: Arrivals, places: IntArray) -> Iterator[RequestResult]:

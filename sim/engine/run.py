@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sim.engine import dispatch as dispatching
     from sim.engine import results as outcomes
     from sim.engine import simstate, tiers
+    from sim.engine import simulation as simulations
     from sim.engine.dispatch import Dispatch
     from sim.engine.fleet import FleetEngine
     from sim.engine.results import RequestResult
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
     survival = LateModule("measure.survival")
-    dispatching, outcomes, simstate, tiers = late_modules("sim.engine", "dispatch results simstate tiers")
-    loop = LateModule("sim.kernels.loop")
+    dispatching, outcomes, simulations, tiers = late_modules("sim.engine", "dispatch results simulation tiers")
+    simstate, loop = LateModule("sim.engine.simstate"), LateModule("sim.kernels.loop")
     arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
     batches = LateModule("tracefile.records.batches")
     outputs = LateModule("tracefile.outputs")
@@ -238,11 +239,12 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     deployment.require_room(arrivals, engine.block_size)
     inputs = [trace, *arguments.latency_model]
     check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
-    finished: EngineRun | FleetRun
+    finished: EngineRun | GroupsRun | FleetRun
     if _asks_fleet(arguments, models):
         finished = _run_fleet(arguments, arrivals, models, deployment, seed)
     else:
-        finished = EngineRun(arrivals, engine, model, seed, deployment.tiers)
+        one_run = EngineRun if engine.kv_groups is None else GroupsRun
+        finished = one_run(arrivals, engine, model, seed, deployment.tiers)
     fleet = {"fleet": finished.meta()} if isinstance(finished, FleetRun) else {}
     told = {"validation": said, **deployment.meta(), **fleet}
     header = msgspec.structs.replace(header, extra={**header.extra, **told})
@@ -263,6 +265,26 @@ class EngineRun:
     """A run of one engine."""
 
     def __init__(
+        self, arrivals: "Arrivals", config: EngineConfig, model: Model, seed: int | None, deployment: Deployment | None
+    ) -> None:
+        self._arrivals = arrivals
+        self._simulation = simulations.simulate(arrivals, config, model, seed, deployment=deployment)
+        self.preemptions = int(self._simulation.engine.preemptions)
+        self.engine_steps = int(self._simulation.engine.engine_steps)
+
+    @property
+    def traffic(self) -> "TierTraffic":
+        return tiers.traffic_of([self._simulation.engine])
+
+    def results(self) -> "Iterator[RequestResult]":
+        places = np.arange(len(self._arrivals))
+        return outcomes.results_of(self._simulation.requests, self._arrivals, places, self._simulation.seen_ms)
+
+
+class GroupsRun:
+    """A run of one engine of several KV groups."""
+
+    def __init__(
         self, arrivals: "Arrivals", config: EngineConfig, model: Model, seed: int | None, tiers: Deployment | None
     ) -> None:
         state = simstate.build_state(arrivals, config, model, seed, deployment=tiers)
@@ -273,7 +295,7 @@ class EngineRun:
 
     @property
     def traffic(self) -> "TierTraffic":
-        return tiers.traffic_of([self._state])
+        return tiers.traffic_in([self._state])
 
     def results(self) -> "Iterator[RequestResult]":
         return outcomes.results_in(self._state, self._arrivals, np.arange(len(self._arrivals)))

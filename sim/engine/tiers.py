@@ -1,10 +1,12 @@
 """Tiers behind the pool, laid out for the compiled engine, and their traffic after a run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from sim.engine.deployment import Deployment
+from sim.engine.loop import Engine
 from sim.kernels import layout
 from sim.kernels.layout import NONE, SimState, Tier
 from sim.kernels.tiers import LISTS
@@ -64,7 +66,7 @@ class TierTraffic:
     disk_blocks: int
 
 
-def traffic_of(states: list[SimState], living: list[SimState] | None = None) -> TierTraffic:
+def traffic_in(states: list[SimState], living: list[SimState] | None = None) -> TierTraffic:
     """Return the traffic of a run's engines; ``living``: those whose memory is there at the end, else all."""
     tiers = [state.scheduler.tier for state in states]
     stores = {id(tier.counts): tier.counts[0] for tier in tiers}.values()
@@ -78,6 +80,21 @@ def traffic_of(states: list[SimState], living: list[SimState] | None = None) -> 
         host_blocks=sum(int(one["host_used"]) for one in ends),
         host_evicted=sum(int(one["host_evicted"]) for one in stores),
         disk_blocks=sum(int(one["disk_used"]) for one in ends),
+    )
+
+
+def traffic_of(engines: Iterable[Engine]) -> TierTraffic:
+    """Return the traffic of a run's engines."""
+    found = [one for engine in engines if (one := engine.scheduler.offloading) is not None]
+    return TierTraffic(
+        loads=sum(int(one.loads) for one in found),
+        loaded_tokens=sum(int(one.loaded_tokens) for one in found),
+        stored_blocks=sum(int(one.host.stored) for one in found),
+        host_blocks=sum(len(one.host.blocks) for one in found),
+        host_evicted=sum(int(one.host.evicted) for one in found),
+        disk_read_blocks=sum(int(one.disk_read_blocks) for one in found),
+        disk_stored_blocks=sum(int(one.disk.stored) for one in found),
+        disk_blocks=sum(len(one.disk.blocks) for one in found),
     )
 
 

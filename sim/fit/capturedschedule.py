@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+from sim.engine.simulation import make_scheduler
 from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, SeenTimes, StepAhead
-from sim.latency.terms import step_row
+from sim.latency.stepcost import NUM_STEP_TERMS, NUM_TERMS, StepCost
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybrid import make_scheduler
-from sim.vllm.pool import BlockPool
-from sim.vllm.rules import lookup_limit
-from sim.vllm.scheduler import Scheduler, Step
+from sim.vllm.kvcache import SingleGroupCache
+from sim.vllm.onerequest import NOT_ADMITTED, Request
+from sim.vllm.onescheduler import Step
 from sim.workload.arrivals import Arrival
 
 MOST_ROUNDS = 8
@@ -29,7 +29,7 @@ class CapturedSchedule:
     """A run over ``arrivals``, which must not wait for each other.
 
     ``shifted``: by place, steps by which a request is admitted later than its first token says (negative: sooner, if it
-    had arrived by then), to correct the estimate. ``pool``: a pool with its own hits.
+    had arrived by then), to correct the estimate. ``cache``: a KV cache with hits of its own.
     """
 
     def __init__(
@@ -38,11 +38,15 @@ class CapturedSchedule:
         config: EngineConfig,
         shifted: Mapping[int, int] | None = None,
         *,
-        pool: BlockPool | None = None,
+        cache: SingleGroupCache | None = None,
     ) -> None:
-        self.scheduler = make_scheduler(config) if pool is None else Scheduler(config)
-        if pool is not None:
-            self.scheduler.pool = pool
+        self.config = config
+        self.scheduler = make_scheduler(config, cache=cache)
+        self._cost = StepCost([0.0] * NUM_TERMS)
+        self._steps = (Step(), Step())
+        self._requests = [
+            arrival.request(place) if arrival.kind == "runs" else None for place, arrival in enumerate(arrivals)
+        ]
         self._outcomes = [Admitted(arrival) for arrival in arrivals]
         self._seen = SeenTimes(arrivals)
         self._left = dict(shifted or {})
@@ -60,24 +64,26 @@ class CapturedSchedule:
     def run(self) -> Reconstruction:
         composed: Step | None = None
         while True:
-            step = composed or self._compose(at_rest=True)
+            step = composed or self._compose(self._steps[0], at_rest=True)
             if step is None:
                 if not self._wait():
                     break
                 continue
             end_ms = self._planned_ms
-            composed = self._compose(at_rest=False) if self.scheduler.config.async_scheduling else None
+            other = self._steps[step is self._steps[0]]
+            composed = self._compose(other, at_rest=False) if self.config.async_scheduling else None
             self._finish(step, end_ms)
         for place, outcome in enumerate(self._outcomes):
             if outcome.request is not None:
-                outcome.cached_tokens = outcome.request.cached_tokens
+                cached_tokens = outcome.request.cached_tokens
+                outcome.cached_tokens = None if cached_tokens == NOT_ADMITTED else cached_tokens
                 outcome.preemptions = outcome.request.preemptions
             outcome.steps_off = self._steps_off(place)
         return Reconstruction(
             self._outcomes,
             len(self._step_ends_ms),
             self._preemptions,
-            self.scheduler.pool.evicted_blocks,
+            self.scheduler.cache.evicted_blocks(),
             self._timeline,
         )
 
@@ -92,18 +98,18 @@ class CapturedSchedule:
         runs = [place for place in order if arrivals[place].kind == "runs"]
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
-    def _compose(self, *, at_rest: bool) -> Step | None:
+    def _compose(self, step: Step, *, at_rest: bool) -> Step | None:
         while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
             self._leave(self._leaving.pop())
         self._enter()
-        if not self.scheduler.has_work:
+        if not self.scheduler.has_work():
             return None
-        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
-        self._preemptions += len(step.preempted)
-        for request in step.admitted:
-            outcome = self._outcomes[request.index]
+        schedule = self.scheduler.schedule_at_rest if at_rest else self.scheduler.schedule
+        self._preemptions += schedule(step)
+        for share in step.shares[step.count - step.admitted : step.count]:
+            outcome = self._outcomes[share.request.index]
             outcome.admitted_ms = self._now_ms if outcome.admitted_ms is None else outcome.admitted_ms
-        if not step.scheduled:
+        if not step.count:
             return None
         sampling = _sampling(step)
         self._composed.append((sampling, self._opener))
@@ -115,18 +121,20 @@ class CapturedSchedule:
         start_ms, self._now_ms = self._now_ms, max(self._now_ms, end_ms)
         step_end_ms = self._timeline[-1].end_ms if self._timeline else -math.inf
         sampling, opener = self._composed.popleft()
+        self._cost.count_step(step, step_end_ms)
+        scheduled = step.shares[: step.count]
         self._timeline.append(
             CapturedStep(
                 start_ms,
                 self._now_ms,
-                step_row(step, step_end_ms),
+                list(self._cost.row)[:NUM_STEP_TERMS],
                 sampling,
-                max(step.scheduled, key=lambda share: share.num_tokens).request.index,
+                max(scheduled, key=lambda share: share.num_tokens).request.index,
                 opener,
-                len(step.admitted) < len(step.scheduled),
+                step.admitted < step.count,
             )
         )
-        for share in step.scheduled:
+        for share in scheduled:
             if share.samples and share.request.num_generated == 0:
                 self._first_step.setdefault(share.request.index, len(self._step_ends_ms))
         self._step_ends_ms.append(self._now_ms)
@@ -155,13 +163,12 @@ class CapturedSchedule:
         if place in self._pending:
             self._pending.remove(place)
         request = self._outcomes[place].request
-        if request is not None and request.state != "finished":
+        if request is not None:
             self.scheduler.abort(request)
 
     def _add(self, place: int) -> bool:
-        arrival = self._outcomes[place].arrival
-        request = arrival.request(place)
-        if not self.scheduler.accepts(request):
+        request = self._requests[place]
+        if request is None or not self.scheduler.accepts(request):
             return False
         self._outcomes[place].request = request
         self.scheduler.add(request)
@@ -169,13 +176,13 @@ class CapturedSchedule:
 
     def _enter(self) -> None:
         ahead = self._share_out()
-        seats = self.scheduler.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
+        seats = self.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
         while self._pending and ahead.budget > 0 and seats > 0:
             place = self._pending[-1]
             if self._is_to_come(place, ahead):
                 break
             arrival = self._outcomes[place].arrival
-            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead, arrival.unread)
+            depth = self._hit_tokens(place, ahead)
             if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
                 break
             self._pending.pop()
@@ -185,23 +192,27 @@ class CapturedSchedule:
 
     def _share_out(self) -> StepAhead:
         scheduler = self.scheduler
-        ahead = StepAhead(scheduler.config.max_num_batched_tokens, scheduler.config.block_size)
+        ahead = StepAhead(self.config.max_num_batched_tokens, self.config.block_size)
         for request in scheduler.running:
             token, depth = request.num_generated + request.placeholders, request.num_computed
-            ahead.add(request.index, token, request.hashes, depth, scheduler.lacking(request))
+            ahead.add(request.index, token, self._hashes(request), depth, scheduler.lacking(request))
         for request in scheduler.waiting:
-            depth = self._hit_tokens(request.hashes, request.num_tokens, ahead, request.prompt_logprobs)
-            ahead.add(request.index, request.num_generated, request.hashes, depth, request.num_tokens - depth)
+            depth, tokens = self._hit_tokens(request.index, ahead), request.num_tokens
+            ahead.add(request.index, request.num_generated, self._hashes(request), depth, tokens - depth)
         return ahead
 
-    def _hit_tokens(self, hashes: Sequence[int], tokens: int, ahead: StepAhead, unread: bool) -> int:
+    def _hashes(self, request: Request) -> Sequence[int]:
+        return self._outcomes[request.index].arrival.hashes
+
+    def _hit_tokens(self, place: int, ahead: StepAhead) -> int:
         """Prompt tokens that are cached, or will be by an earlier request of the step."""
-        pool = self.scheduler.pool
-        most = lookup_limit(tokens, self.scheduler.config.block_size, int(unread))
-        hits = len(pool.lookup(hashes, most))
-        while hits < most and (hashes[hits] in ahead.filled or pool.lookup(hashes[hits : hits + 1], 1)):
-            hits += 1
-        return hits * self.scheduler.config.block_size
+        request, size = self._requests[place], self.config.block_size
+        assert request is not None
+        hit_tokens, hashes = self.scheduler.cache.look_up(request), self._hashes(request)
+        most = min((request.num_tokens - 1) // size, request.hit_limit) * size
+        while hit_tokens < most and hashes[hit_tokens // size] in ahead.filled:
+            hit_tokens += size
+        return hit_tokens
 
     def _is_to_come(self, place: int, ahead: StepAhead) -> bool:
         """True if a request arrives after the step ``ahead``: it is not due, however many tokens it would hit."""
@@ -214,7 +225,7 @@ class CapturedSchedule:
     def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
         """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token comes no sooner."""
         arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
-        most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
+        most = max(1, self.config.max_num_batched_tokens - len(ahead.sampling))
         more = -(-(tokens - ahead.budget) // most)
         later = self._left.get(place, 0)
         ends_ms = self._seen.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
@@ -244,11 +255,11 @@ class CapturedSchedule:
             # Only of clients that had gone before they could see it.
             left_ms = min(self._seen.left_ms[place] for place, _ in sampling)
             return max(self._planned_ms, left_ms) if left_ms < math.inf else self._planned_ms
-        longest = max(step.scheduled, key=lambda share: share.num_tokens)
+        longest = max(step.shares[: step.count], key=lambda share: share.num_tokens)
         request, first_ms = longest.request, self._seen.first_ms[longest.request.index]
         if not self._planned_ms < first_ms < UNSEEN_MS:
             return self._planned_ms
-        share = longest.num_tokens / (request.num_tokens - longest.depth)
+        share = int(longest.num_tokens) / int(request.num_tokens - longest.depth)
         return self._planned_ms + share * (first_ms - self._planned_ms)
 
 
@@ -256,15 +267,15 @@ def _sampling(step: Step) -> list[tuple[int, int]]:
     """Places and tokens that a step samples, before the next step is composed."""
     return [
         (share.request.index, share.request.num_generated + share.request.placeholders - 1)
-        for share in step.scheduled
+        for share in step.shares[: step.count]
         if share.samples
     ]
 
 
 def reconstruct(
-    arrivals: Sequence[Arrival], config: EngineConfig, make_pool: Callable[[], BlockPool | None] = lambda: None
+    arrivals: Sequence[Arrival], config: EngineConfig, make_cache: Callable[[], SingleGroupCache | None] = lambda: None
 ) -> Reconstruction:
-    """Return the schedule that fits the capture best; ``make_pool``: a fresh pool per attempt, None: the engine's own.
+    """Return the schedule that fits the capture best; ``make_cache``: a fresh KV cache per attempt, None: the engine's.
 
     A request whose first token is some steps off is admitted as much sooner or later, as long as that helps.
     """
@@ -272,7 +283,7 @@ def reconstruct(
     best: Reconstruction | None = None
     since_best = 0
     for _ in range(MOST_ROUNDS):
-        found = CapturedSchedule(arrivals, config, shifted, pool=make_pool()).run()
+        found = CapturedSchedule(arrivals, config, shifted, cache=make_cache()).run()
         since_best += 1
         if best is None or found.misfits < best.misfits:
             best, since_best = found, 0

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.engine.simstate import build_state
+from sim.engine.simulation import request_columns, simulate
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
-from sim.fit.factualhits import factual_pool, with_factual_hits
+from sim.fit.factualcache import FactualCache
+from sim.fit.factualhits import factual_arrivals, with_factual_hits, without_eviction
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import Solution, solve, with_late_reads_joined
 from sim.fit.residuals import Requests, requests_of
 from sim.fit.schedule import Reconstruction
-from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
@@ -107,10 +107,10 @@ def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConf
 
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
-    arrivals, _ = factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)
-    return reconstruct(
-        arrivals, config, lambda: factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)[1]
-    )
+    size = config.block_size
+    columns, hits = with_factual_hits(capture.columns, size, np.array(capture.cached_tokens))
+    arrivals = factual_arrivals(capture.arrivals, columns, hits)
+    return reconstruct(arrivals, without_eviction(config), lambda: FactualCache(size))
 
 
 def fit_variant(
@@ -163,10 +163,13 @@ def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Varia
     costs = dict(zip((term.name for term in TERMS), parameters.tolist(), strict=True))
     model = make_model(costs, variant.config, placement=variant.placement)
     predicted_ms: list[float | None] = []
+    size, config = variant.config.block_size, without_eviction(variant.config)
     for capture in captures:
-        arrivals, config = with_factual_hits(capture.columns, variant.config, np.array(capture.cached_tokens))
-        runs = run_state(build_state(arrivals, config, model)).runs[-len(capture.arrivals) :]
-        predicted_ms += [None if np.isnan(ttft_ms) else ttft_ms for ttft_ms in runs["ttft_ms"].tolist()]
+        arrivals, hits = with_factual_hits(capture.columns, size, np.array(capture.cached_tokens))
+        columns = request_columns(arrivals, size, hits)
+        simulation = simulate(arrivals, config, model, columns=columns, cache=FactualCache(size))
+        ttft_ms = [request.ttft_ms for request in simulation.requests]
+        predicted_ms += [None if np.isnan(one_ms) else one_ms for one_ms in ttft_ms]
     records = [record for capture in captures for record in capture.records]
     cached = [tokens for capture in captures for tokens in capture.cached_tokens]
     return requests_of(records, cached, predicted_ms)

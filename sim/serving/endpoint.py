@@ -103,7 +103,7 @@ class Reply:
 
     def _usage(self) -> Usage:
         firsts = self._generations[:: self._request.choices]
-        cached = sum(generation.request.cached_tokens or 0 for generation in firsts)
+        cached = sum(max(generation.request.cached_tokens, 0) for generation in firsts)
         return Usage(sum(map(len, self._request.prompts)), sum(self._sent), cached)
 
 

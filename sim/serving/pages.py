@@ -131,7 +131,7 @@ def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterat
 def _cache_config(engines: Sequence[RealTimeEngine]) -> Metric:
     names = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
     rows = [
-        ([*(str(getattr(engine.scheduler.config, name)) for name in names), str(place)], 1.0)
+        ([*(str(getattr(engine.config, name)) for name in names), str(place)], 1.0)
         for place, engine in enumerate(engines)
     ]
     return _VLLM.gauge("cache_config_info", "Settings of the KV cache.", rows, [*names, "engine"])

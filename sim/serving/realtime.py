@@ -1,6 +1,6 @@
 """An engine that keeps the model's time on a real clock: the simulator's scheduler and pool behind a server.
 
-The loop is that of ``sim.kernels.loop``. Its clock is virtual and absolute: a step begins where the last one ended, or
+The loop is that of ``sim.engine.loop``. Its clock is virtual and absolute: a step begins where the last one ended, or
 at an arrival if the engine was idle, and lasts as long as the model says. The real clock is only waited for, so a late
 wake-up delays that step's tokens and nothing after them. At a step's end its tokens are told first, a slice at a time
 with the loop's turn in between, so that they are on the wire and arrivals are stamped; the books come after.
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 from measure.histogram import HistogramCounts, add_value, empty_counts
+from sim.engine.apiserver import EntryClock
+from sim.engine.simulation import make_scheduler, step_noise
 from sim.latency.modelfile import Model
-from sim.latency.noise import StepNoise
-from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
+from sim.latency.stepcost import StepCost
 from sim.serving.output import Generation
-from sim.vllm.hybrid import make_scheduler
-from sim.vllm.scheduler import Step
+from sim.vllm.onescheduler import Step
 from wire.alarm import Sleeper
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -74,7 +74,7 @@ class EngineCounters:
     def _count_first(self, generation: Generation, now_ms: float) -> None:
         request = generation.request
         self.prompt_tokens += request.prompt_tokens
-        self.cached_prompt_tokens += request.cached_tokens or 0
+        self.cached_prompt_tokens += request.cached_tokens
         add_value(self.ttft_s, SECONDS, (now_ms - generation.arrival_ms) / 1e3)
 
 
@@ -90,15 +90,17 @@ class RealTimeEngine:
         self.counters = EngineCounters()
         self.now_ms = 0.0
         self._model = model
-        self._costs = model.costs
-        self._noise = StepNoise(model.noise, noise_seed)
+        self.config = model.engine
+        self._cost = StepCost(list(model.costs))
+        self._noise = step_noise(model.noise, noise_seed)
         self._noise_seed = noise_seed
         self._composes_ahead = model.engine.async_scheduling
+        self._steps = (Step(), Step())
         self._composed: Step | None = None
         self._generations: dict[int, Generation] = {}
         self._arrivals: list[tuple[float, int]] = []
         self._aborts: list[Generation] = []
-        self._frontend = FrontendClock(model.frontend_placement)
+        self._frontend = EntryClock(is_serial=model.frontend_placement != "parallel")
         self._next_index = 0
         self._ns_per_ms = None if speed is None else 1e6 / speed
         self._epoch_ns = perf_counter_ns()
@@ -117,11 +119,12 @@ class RealTimeEngine:
         try:
             while True:
                 self._take_in()
-                step = self._composed or self._compose(at_rest=True)
+                step = self._composed or self._compose(self._steps[0], at_rest=True)
                 if step is None:
                     await self._wait_for_arrival()
                     continue
-                self._composed = self._compose(at_rest=False) if self._composes_ahead else None
+                other = self._steps[step is self._steps[0]]
+                self._composed = self._compose(other, at_rest=False) if self._composes_ahead else None
                 end_ms = self.now_ms + self._duration_ms(step)
                 await self._sleep_until(end_ms)
                 self.now_ms = self._step_end_ms = end_ms
@@ -139,7 +142,7 @@ class RealTimeEngine:
         arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
         generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
-        work_ms = reception_ms(self._costs, request.prompt_tokens)
+        work_ms = self._cost.reception_ms(request.prompt_tokens)
         work_ms *= float(self._model.noise.frontend_factors(self._noise_seed, [request.request_id])[0])
         entry_ms = self._frontend.entry_ms(arrival_ms, work_ms)
         heapq.heappush(self._arrivals, (entry_ms, request.index))
@@ -159,7 +162,7 @@ class RealTimeEngine:
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False, and nothing done, while a request holds blocks."""
         self.settle()
-        return self.scheduler.pool.reset_prefix_cache()
+        return self.scheduler.cache.reset()
 
     def clock_ms(self) -> float:
         """Now on the engine's clock; at ``speed`` None that is the end of the last step."""
@@ -176,7 +179,7 @@ class RealTimeEngine:
 
     def delivery_ms(self, prompt_tokens: int) -> float:
         """Return the API server's time to send a first token, in real time; 0 at full speed."""
-        real_ms = delivery_ms(self._costs, prompt_tokens)
+        real_ms = self._cost.delivery_ms(prompt_tokens)
         return 0.0 if self._ns_per_ms is None else real_ms * self._ns_per_ms / 1e6
 
     @property
@@ -190,8 +193,7 @@ class RealTimeEngine:
 
     @property
     def kv_usage(self) -> float:
-        pool = self.scheduler.pool
-        return 1.0 - pool.num_free / (pool.num_gpu_blocks - 1)
+        return self.scheduler.cache.usage()
 
     def _take_in(self) -> None:
         """Take in aborted requests, then requests that the API server has passed on by now."""
@@ -206,16 +208,16 @@ class RealTimeEngine:
                 arrived.request.arrival_ms = arrived.arrival_ms
                 self.scheduler.add(arrived.request)
 
-    def _compose(self, *, at_rest: bool) -> Step | None:
-        if not self.scheduler.has_work:
+    def _compose(self, step: Step, *, at_rest: bool) -> Step | None:
+        if not self.scheduler.has_work():
             return None
-        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
-        self.counters.preemptions += len(step.preempted)
-        return step if step.scheduled else None
+        schedule = self.scheduler.schedule_at_rest if at_rest else self.scheduler.schedule
+        self.counters.preemptions += schedule(step)
+        return step if step.count else None
 
     def _duration_ms(self, step: Step) -> float:
-        row = step_row(step, self._step_end_ms)
-        duration_ms = row_ms(self._costs, row)
+        self._cost.count_step(step, self._step_end_ms)
+        duration_ms = self._cost.step_ms()
         return duration_ms * self._noise.factor(self.now_ms, duration_ms)
 
     async def _sleep_until(self, virtual_ms: float) -> None:
@@ -248,9 +250,9 @@ class RealTimeEngine:
             self.counters.count_lateness(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
         generations = self._generations
         sampled = [
-            generations[request.index]
-            for request, _, _, samples in step.scheduled
-            if samples and request.state != "finished"
+            generations[share.request.index]
+            for share in step.shares[: step.count]
+            if share.samples and not share.request.is_finished()
         ]
         # Those whose first token it is go first: the step's order would have them wait for all that decode.
         beginning = [generation for generation in sampled if not generation.delivered]
@@ -267,7 +269,7 @@ class RealTimeEngine:
         for generation in generations:
             if generation.outcome is None:
                 generation.delivered += 1
-                if generation.delivered == generation.request.output_tokens:
+                if generation.delivered == len(generation.output.token_ids):
                     generation.outcome = "finished"
                 told.append(generation)
                 generation.on_progress(generation)

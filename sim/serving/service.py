@@ -10,12 +10,13 @@ import numpy as np
 
 from engines.routing import Route, RoutedRequest, make_router
 from engines.routing.costs import routing_costs
+from measure.vectors import array_of, integers
 from sim.latency.modelfile import Model
 from sim.serving.fields import ApiError, GenerationFields
 from sim.serving.output import Generation, Output, OutputLimits, draw_output
 from sim.serving.realtime import RealTimeEngine
 from sim.serving.vocabulary import Vocabulary
-from sim.vllm.request import Request
+from sim.vllm.onerequest import ANY_HITS, Request
 from tracefile import BlockHasher, HashKey
 
 
@@ -26,7 +27,7 @@ class Caches:
         self._engines = engines
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
-        return [len(engine.scheduler.pool.lookup(list(blocks), len(blocks))) for engine in self._engines]
+        return [engine.scheduler.cache.count_hits(integers(np.array(blocks, np.uint64))) for engine in self._engines]
 
     def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
         """Nothing to learn: the engine's own pool is asked."""
@@ -77,10 +78,10 @@ class Fleet:
             number=self._requests,
             arrival_s=self._clock_s(),
             session=None if named is None else named.encode(),
-            blocks=first.hashes[: first.prompt_tokens // self.block_size],
+            blocks=array_of(first.keys, np.uint64)[: first.prompt_tokens // self.block_size].tolist(),
             block_tokens=self.block_size,
             prompt_tokens=first.prompt_tokens,
-            output_tokens=first.max_tokens,
+            output_tokens=first.token_limit - first.prompt_tokens,
         )
         self._requests += 1
         place = self.router.choose(request)
@@ -205,13 +206,15 @@ class Service:
         # The last token's KV is never computed, so it fills no block.
         computed = np.concatenate([prompt_ids, np.array(output.token_ids[:-1], dtype="<u4")])
         hasher = BlockHasher(self.hash_key, block_size=self.fleet.block_size, cache_salt=fields.cache_salt)
+        keys = integers(np.array(hasher.hash_blocks(computed), np.uint64))
         request = Request(
-            request_id=secrets.token_hex(8),
-            prompt_tokens=len(prompt_ids),
-            output_tokens=len(output.token_ids),
-            hashes=[int(key) for key in hasher.hash_blocks(computed)],
-            max_tokens=limits.max_tokens,
-            prompt_logprobs=fields.prompt_logprobs is not None,
+            secrets.token_hex(8),
+            len(prompt_ids),
+            len(output.token_ids),
+            keys,
+            known_keys=len(keys),
+            token_limit=len(prompt_ids) + limits.max_tokens,
+            hit_limit=ANY_HITS if fields.prompt_logprobs is None else 0,
         )
         return request, output
 

@@ -24,7 +24,7 @@ NO_INDEX: Final = -2
 
 
 FIELDS = ("first_key", "known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks")
-"""Numbers of a request: ``known_keys`` blocks of its chain have known keys, from the pool's ``keys[first_key]`` on,
+"""Numbers of a request: ``known_keys`` blocks of its chain have known keys, from ``keys[first_key]`` on,
 ``prompt_blocks`` of these in the prompt, ``most_hits`` of which may hit (rule 6). At its end it holds ``num_blocks``,
 ``full_blocks`` of them full (rule 11)."""
 
@@ -32,11 +32,12 @@ FIELDS = ("first_key", "known_keys", "prompt_blocks", "most_hits", "full_blocks"
 class BlockTable:
     """Blocks of a request: its chain of keys, and the cached blocks that it holds.
 
-    Key number d of its chain is ``keys[first_key + d]`` of the pool, for ``known_keys`` blocks. The blocks behind these
-    are private: they have keys that only the request of this ``index`` looks up.
+    Key number d of its chain is ``keys[first_key + d]``, a 64-bit hash as a signed number, for ``known_keys`` blocks.
+    The blocks behind these are private: they have keys that only the request of this ``index`` looks up.
     """
 
-    def __init__(self, index: i64 = NO_INDEX, first_key: i64 = 0, known_keys: i64 = 0) -> None:
+    def __init__(self, keys: vec[i64], index: i64 = NO_INDEX, first_key: i64 = 0, known_keys: i64 = 0) -> None:
+        self.keys: vec[i64] = keys
         self.index: i64 = index
         self.first_key: i64 = first_key
         self.known_keys: i64 = known_keys
@@ -54,8 +55,9 @@ class Segment:
     are private blocks of the request with that index. ``copy``: the copy that was cached first. ``older``: the segment
     cached before under the same first key, or itself; only keys that are not chained have one."""
 
-    def __init__(self, owner: i64, base: i64, start: i64, end: i64) -> None:
+    def __init__(self, owner: i64, keys: vec[i64], base: i64, start: i64, end: i64) -> None:
         self.owner: i64 = owner
+        self.keys: vec[i64] = keys
         self.base: i64 = base
         self.start: i64 = start
         self.end: i64 = end
@@ -87,12 +89,10 @@ class Hold:
 
 
 class SegmentPool:
-    """The free queue and the prefix cache of ``num_gpu_blocks`` blocks, the null block included (rule 1).
+    """The free queue and the prefix cache of ``num_gpu_blocks`` blocks, the null block included (rule 1)."""
 
-    ``keys``: block keys of all requests' chains, 64-bit hashes as signed numbers.
-    """
-
-    def __init__(self, num_gpu_blocks: i64, keys: vec[i64], enable_prefix_caching: bool = True) -> None:
+    def __init__(self, num_gpu_blocks: i64, enable_prefix_caching: bool = True) -> None:
+        self.num_blocks: i64 = num_gpu_blocks - 1
         self.num_free: i64 = num_gpu_blocks - 1
         self.num_unhashed: i64 = num_gpu_blocks - 1
         """Blocks at the queue's head that hold nothing known."""
@@ -103,9 +103,8 @@ class SegmentPool:
         """Blocks of the last lookup that no request holds."""
         self.not_chained: bool = False
         """True once a key was met at two depths: neither the queue nor the holds are reliable, the caller stops."""
-        self.keys: vec[i64] = keys
         self._caching: bool = enable_prefix_caching
-        self._queue: Copy = Copy(Segment(KNOWN, 0, 0, 0))
+        self._queue: Copy = Copy(Segment(KNOWN, vec[i64](), 0, 0, 0))
         """Both ends of the free queue."""
         self._known: dict[int, Segment] = {}
         """By first key: the segment that was cached last."""
@@ -176,7 +175,6 @@ class SegmentPool:
 
     def note_evictions(self, count: i64, evicted: vec[u8]) -> None:
         """Set ``evicted`` to 1 at each known key that ``take(count)`` evicts next; keys are numbers from 0 on."""
-        keys = self.keys
         count -= min(count, self.num_unhashed)
         copy = self._queue.after
         while count > 0:
@@ -184,7 +182,7 @@ class SegmentPool:
             first = max(segment.start, segment.end - count)
             if segment.owner == KNOWN:
                 for depth in range(first, segment.end):
-                    evicted[keys[segment.base + depth]] = 1
+                    evicted[segment.keys[segment.base + depth]] = 1
             count -= segment.end - first
             copy = copy.after
 
@@ -229,11 +227,20 @@ class SegmentPool:
         self.num_free += unhashed
         self.num_unhashed += unhashed
 
+    def reset(self) -> bool:
+        """Forget every key, unless a block is held: then change nothing and return False, as vLLM does."""
+        if self.num_free != self.num_blocks:
+            return False
+        while self._queue.after is not self._queue:
+            self._forget(self._queue.after)
+        self.num_unhashed = self.num_free
+        return True
+
     def _segment_at(self, request: BlockTable, depth: i64) -> Segment | None:
         """Return the segment that begins with the request's block ``depth``; None: that block is not cached."""
         if depth >= request.known_keys:  # only a preempted request comes back to its private blocks
             return self._private.get((request.index, depth)) if request.preemptions > 0 else None
-        segment = self._known.get(self.keys[request.first_key + depth])
+        segment = self._known.get(request.keys[request.first_key + depth])
         if segment is not None and segment.start != depth:
             self.not_chained = True
             return None
@@ -248,16 +255,17 @@ class SegmentPool:
         if segment.owner != KNOWN:
             return end
         end = min(end, request.known_keys)
-        keys = self.keys
+        keys = request.keys
+        others = segment.keys
         one = request.first_key
         other = segment.base
-        if keys[one + end - 1] == keys[other + end - 1]:
+        if keys[one + end - 1] == others[other + end - 1]:
             return end
         same = depth
         differs = end - 1
         while differs - same > 1:
             middle = (same + differs) // 2
-            if keys[one + middle] == keys[other + middle]:
+            if keys[one + middle] == others[other + middle]:
                 same = middle
             else:
                 differs = middle
@@ -274,11 +282,12 @@ class SegmentPool:
             request.tail = tail
             segment = tail.segment
             if segment.owner == owner and tail.references == 1 and tail.next_twin is tail:
+                segment.keys = request.keys
                 segment.base = base
                 segment.end = end
                 request.blocks[-1].end = end
                 return
-        segment = Segment(owner, base, start, end)
+        segment = Segment(owner, request.keys, base, start, end)
         self._enter(segment)
         self._add_hold(request, segment.copy, end)
 
@@ -289,7 +298,7 @@ class SegmentPool:
 
     def _cut(self, segment: Segment, depth: i64) -> None:
         """Make two segments of one; the deeper part of each copy that is free stands just before the other."""
-        deeper = Segment(segment.owner, segment.base, depth, segment.end)
+        deeper = Segment(segment.owner, segment.keys, segment.base, depth, segment.end)
         segment.end = depth
         self._enter(deeper)
         copy, part = segment.copy, deeper.copy
@@ -324,7 +333,7 @@ class SegmentPool:
     def _enter(self, segment: Segment) -> None:
         """Make a segment findable by its first block."""
         if segment.owner == KNOWN:
-            key = segment.first_key = self.keys[segment.base + segment.start]
+            key = segment.first_key = segment.keys[segment.base + segment.start]
             older = self._known.setdefault(key, segment)
             if older is not segment:
                 segment.older = older
@@ -347,19 +356,19 @@ class SegmentPool:
         newer.older = newer if segment.older is segment else segment.older
 
 
-def run_requests(pool: SegmentPool, requests: vec[i64], evicted: vec[u8]) -> list[list[int]]:
+def run_requests(pool: SegmentPool, keys: vec[i64], requests: vec[i64], evicted: vec[u8]) -> list[list[int]]:
     """Look each request up, give it its blocks, fill and release them; stop where the keys are not chained.
 
     Return the hit blocks of each request; where evictions are noted, also its leading prompt blocks that were cached at
     its arrival, and those that ever were.
 
-    ``requests``: their ``FIELDS``, one request after another.
+    ``keys``: of all requests' chains. ``requests``: their ``FIELDS``, one request after another.
     ``evicted``: by key, where keys are numbers from 0 on, 1 if it ever was; empty: evictions are not noted.
     """
     all_hits: list[int] = []
     cached: list[int] = []
     seen: list[int] = []
-    request = BlockTable()
+    request = BlockTable(keys)
     for at in range(i64(0), i64(len(requests)), i64(len(FIELDS))):
         request.first_key = requests[at]
         request.known_keys = requests[at + 1]
@@ -368,7 +377,7 @@ def run_requests(pool: SegmentPool, requests: vec[i64], evicted: vec[u8]) -> lis
         if len(evicted) > 0:
             depth = pool.lookup(request, prompt_blocks)
             cached.append(depth)
-            while depth < prompt_blocks and evicted[pool.keys[request.first_key + depth]] == 1:
+            while depth < prompt_blocks and evicted[keys[request.first_key + depth]] == 1:
                 depth += 1
             seen.append(depth)
         hits = pool.hold(request, requests[at + 3])

@@ -12,8 +12,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from measure.cache.chains import chain_places, leading_places
-from sim.vllm.request import Request
-from sim.workload.chain import FIRST_PRIVATE, Chains, known_blocks
+from measure.vectors import integers
+from sim.vllm.onerequest import ANY_HITS, Request
+from sim.workload.chain import FIRST_PRIVATE, Chains, is_private, known_blocks
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch
@@ -49,20 +50,21 @@ class Arrival:
     abort_after_ms: float | None = None
     """Time after its arrival at which the client or a timeout aborts it. None: never."""
 
-    @property
-    def unread(self) -> bool:
-        """True if the prompt is looked up in no prefix cache."""
-        return bool(self.record.prompt_logprobs)
+    hit_limit: int = ANY_HITS
+    """Blocks that may hit at most; 0: its prompt is looked up in no prefix cache."""
 
-    def request(self, place: int, arrival_ms: float | None = None) -> Request:
+    def request(self, index: int) -> Request:
+        """Return the request as the scheduler gets it."""
+        known = [key for key in self.hashes if not is_private(key)]
         return Request(
             self.record.request_id,
             self.prompt_tokens,
             self.output_tokens,
-            list(self.hashes),
-            self.arrival_ms if arrival_ms is None else arrival_ms,
-            place,
-            prompt_logprobs=self.unread,
+            integers(np.array(known, np.uint64)),
+            known_keys=len(known),
+            index=index,
+            arrival_ms=self.arrival_ms,
+            hit_limit=self.hit_limit,
         )
 
 
@@ -155,6 +157,7 @@ class Arrivals:
                     None if parent == NOBODY else parent,
                     0.0 if parent == NOBODY else float(self.think_ms[place]),
                     None if np.isnan(abort_after_ms) else abort_after_ms,
+                    0 if self.prompt_logprobs[place] else ANY_HITS,
                 )
             )
             at, private = at + known, private - own
@@ -260,7 +263,7 @@ def plan_arrivals(
 
 
 def unread_prompts(batch: Batch) -> IntArray:
-    """1 for each request whose prompt is looked up in no prefix cache, else 0; ``Arrival.unread`` of one."""
+    """1 for each request whose prompt is looked up in no prefix cache, else 0."""
     return batch.numbers("prompt_logprobs")
 
 

@@ -12,7 +12,7 @@ import pytest
 from scripts.vllm_engine import ModelShape, running_vllm
 from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state
-from sim.engine.tiers import TierTraffic, traffic_of
+from sim.engine.tiers import TierTraffic, traffic_in
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
@@ -97,7 +97,7 @@ def ours(seen: list[tuple[list[int], list[int], int]]) -> tuple[list[int], TierT
     arrivals = plan_arrivals(Meta(block_size=BLOCK), records, BLOCK)
     deployed = Deployment(host_blocks=HOST_BLOCKS, kv_bytes_per_token=1)
     state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
-    return state.scheduler.requests["cached_tokens"][:-1].tolist(), traffic_of([state])
+    return state.scheduler.requests["cached_tokens"][:-1].tolist(), traffic_in([state])
 
 
 @pytest.mark.timeout(600)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine.results import DECIMALS, MOST_DIGITS, finished_records, write_arrays
+from sim.engine.gaptexts import DECIMALS, GapTexts
+from sim.engine.results import finished_records
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivalorder import by_arrival, by_session
@@ -18,12 +19,19 @@ from tracefile import Meta
 from tracefile.records.batches import Batch
 
 
-@given(st.lists(st.integers(0, 10**13), max_size=20))
-def test_gaps_are_written_as_json_has_them(parts: list[int]) -> None:
-    gaps = np.array(parts, np.float64) / 10**DECIMALS
-    text, ends = np.empty(MOST_DIGITS * len(gaps) + 2, np.uint8), np.empty(1, np.int64)
-    write_arrays(gaps, np.array([0]), np.array([len(gaps)]), text, ends)
-    assert text[: ends[0]].tobytes() == msgspec.json.encode(np.round(gaps, DECIMALS).tolist())
+@given(st.lists(st.integers(0, 10**10), max_size=20), st.lists(st.booleans(), min_size=21, max_size=21))
+def test_gaps_are_written_as_json_has_them(parts: list[int], has_token: list[bool]) -> None:
+    """Tokens of a request in some of the steps."""
+    seen_ms = np.cumsum([0, *parts]) / 10**DECIMALS
+    steps = [step for step in range(len(seen_ms)) if has_token[step]]
+    runs: list[int] = []
+    for step in steps:
+        if runs and runs[-2] + runs[-1] == step:
+            runs[-1] += 1
+        else:
+            runs += [step, 1]
+    expected = np.round(np.diff(seen_ms[steps]), DECIMALS).tolist()
+    assert GapTexts(seen_ms).array(runs) == msgspec.Raw(msgspec.json.encode(expected))
 
 
 @given(CONFIGS, st.lists(st.sampled_from([0.0, 1.0, 7.5, 300.0]), min_size=1, max_size=12))

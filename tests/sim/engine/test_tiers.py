@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sim.engine.deployment import Deployment
 from sim.engine.simstate import build_state
-from sim.engine.tiers import traffic_of
+from sim.engine.tiers import traffic_in
 from sim.kernels import layout
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
@@ -64,7 +64,7 @@ def test_a_request_waits_for_its_blocks_beside_the_others() -> None:
     assert cached(state) == [0, 0, 16]
     # Entry at 201 ms; 2 ms and 12 tokens on the link; a step of 4 ms and 4 tokens.
     assert state.runs["ttft_ms"].tolist() == pytest.approx([6.6, 6.6, 1.0 + 14.0 + 4.4])
-    traffic = traffic_of([state])
+    traffic = traffic_in([state])
     assert (traffic.loads, traffic.loaded_tokens, traffic.stored_blocks, traffic.host_blocks) == (1, 12, 9, 8)
 
 
@@ -80,7 +80,7 @@ def test_a_disk_keeps_what_the_host_evicts() -> None:
     state = run(chained(*AGAIN), **deployed)
     assert cached(state) == [0, 0, 16]
     # Blocks 2, 3 and 4 made room on the host: they are read in 5 + 36 ms, then copied in 2 + 12.
-    assert traffic_of([state]).disk_read_blocks == 3
+    assert traffic_in([state]).disk_read_blocks == 3
     assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + (5.0 + 36.0) + 14.0 + 4.4)
 
 
@@ -88,13 +88,13 @@ def test_a_block_is_read_from_the_disk_when_it_has_been_written() -> None:
     """The first's four blocks are written from 1 ms on, 125 ms each: the fourth is there at 501."""
     deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 30, "disk_latency_ms": 5.0}
     state = run(chained(*AGAIN), **deployed)
-    assert traffic_of([state]).disk_read_blocks == 3
+    assert traffic_in([state]).disk_read_blocks == 3
     assert state.runs["ttft_ms"][2] == pytest.approx(501.0 - 200.0 + (5.0 + 360.0) + 14.0 + 4.4)
 
 
 def test_what_is_kept_is_what_the_living_keep() -> None:
     dead, alive = run(chained(*AGAIN), host_blocks=8), run(chained(*AGAIN[:1]), host_blocks=8)
-    traffic = traffic_of([dead, alive], [alive])
+    traffic = traffic_in([dead, alive], [alive])
     assert (traffic.loads, traffic.stored_blocks, traffic.host_blocks) == (1, 13, 4)
 
 
@@ -133,7 +133,7 @@ def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
     state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
     assert (state.runs["outcome"] != layout.NO_OUTCOME).all()
     assert state.scheduler.pool.counts["num_free"][0] == config.usable_blocks
-    tier, traffic = state.scheduler.tier, traffic_of([state])
+    tier, traffic = state.scheduler.tier, traffic_in([state])
     assert traffic.host_blocks <= host
     assert traffic.disk_blocks <= disk
     kept = tier.blocks[LISTS:]

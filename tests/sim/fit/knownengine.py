@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 from scipy.special import ndtri
 
-from sim.engine.results import finished_records, results_in
+from sim.engine.results import finished_records, results_of
 from sim.engine.run import with_gaps_as_numbers
-from sim.engine.simstate import build_state
-from sim.kernels.loop import run_state
+from sim.engine.simulation import simulate
 from sim.latency.modelfile import Model, default_model
 from sim.latency.noise import LEVELS, Noise
 from sim.workload.arrivals import plan_arrivals
@@ -107,8 +106,8 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
     """Write the trace that a tap before the engine records of the load."""
     meta = Meta(source="tap", block_size=BLOCK, engine=engine_of(engine))
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
-    state = run_state(build_state(arrivals, engine.engine, engine, seed))
-    records = finished_records(results_in(state, arrivals, np.arange(len(arrivals))), BLOCK)
+    run = simulate(arrivals, engine.engine, engine, seed)
+    records = finished_records(results_of(run.requests, arrivals, np.arange(len(arrivals)), run.seen_ms), BLOCK)
     return write(path, meta, map(with_gaps_as_numbers, records))
 
 

@@ -1,15 +1,17 @@
 """Hits as a capture reports them: as many as reported, on blocks that other requests hold where contents agree."""
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
-from sim.engine.simstate import build_state
-from sim.fit.factualhits import factual_pool, with_factual_hits
-from sim.kernels.loop import run_state
+from sim.engine.simulation import request_columns, simulate
+from sim.fit.factualcache import FactualCache
+from sim.fit.factualhits import factual_arrivals, with_factual_hits
 from sim.latency.modelfile import make_model
-from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS
+from sim.latency.stepcost import KV_TOKENS, REPEATED_KV_TOKENS
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrival, plan_arrivals
-from tests.sim.oracles.integrity import check_pool
+from sim.vllm.onerequest import Request
+from sim.workload.arrivals import plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId
 
 SIZE = 16
@@ -29,42 +31,55 @@ def asked(name: str, arrival_ms: float, cached: int) -> Record:
     )
 
 
-def arrival(name: str, cached: int) -> Arrival:
-    return Arrival(asked(name, 0.0, cached), "runs", 4 * SIZE + 1, 8, [int(block) for block in CHAIN], 0.0)
+def request(name: str, cached: int) -> Request:
+    return Request(name, 4 * SIZE + 1, 8, vec[i64](CHAIN), known_keys=4, hit_limit=cached // SIZE)
 
 
 def test_as_many_blocks_are_hit_as_were_reported() -> None:
-    own, pool = factual_pool([arrival("a", 0), arrival("b", 48), arrival("c", 32)], SIZE, [0, 48, 32])
-    assert [len(pool.lookup(one.hashes, 4)) for one in own] == [0, 3, 2]
-    assert len({key for one in own for key in one.hashes}) == 12  # nothing is found by another request's key
+    cache = FactualCache(SIZE)
+    assert [cache.look_up(request(name, cached)) for name, cached in (("a", 0), ("b", 48), ("c", 32))] == [0, 48, 32]
 
 
 def test_held_blocks_of_the_same_content_are_hit_and_others_where_none_is_held() -> None:
-    own, pool = factual_pool([arrival("a", 0), arrival("b", 48), arrival("c", 32)], SIZE, [0, 48, 32])
-    computed = pool.take(4)
-    pool.insert(computed, own[0].hashes)
-    hits = pool.lookup(own[1].hashes, 4)
-    assert hits == computed[:3]
-    pool.hold(hits)
-    assert pool.num_repeated == 3
-    pool.release(computed)
-    assert pool.num_repeated == 0
-    again = pool.lookup(own[2].hashes, 4)
-    assert again == computed[:2]  # the second request still holds them
-    pool.release(hits)
-    idle = pool.lookup(own[2].hashes, 4)
-    pool.hold(idle)
-    assert pool.num_repeated == 0
-    check_pool(pool, [idle])
+    cache, (a, b, c) = FactualCache(SIZE), (request("a", 0), request("b", 48), request("c", 32))
+    for one, held_before in ((a, 0), (b, 3), (c, 2)):
+        before = cache.pool.num_repeated
+        assert cache.admit(one, cache.look_up(one), 65 - one.hit_limit * SIZE)
+        cache.publish(one, 64)
+        assert cache.pool.num_repeated - before == held_before
+    cache.release(a)
+    cache.release(b)
+    cache.release(c)
+    assert cache.pool.num_repeated == 0
+    assert cache.admit(c, cache.look_up(c), 33)
+    assert cache.pool.num_repeated == 0
 
 
-def test_the_compiled_engine_shares_reported_hits_too() -> None:
+def test_a_capture_whose_hits_have_keys_unknown_gets_keys_of_its_own() -> None:
+    records = [asked("a", 0.0, 0), asked("b", 0.0, 48)]
+    for record in records:
+        record.block_hashes = record.block_hashes[:2] if record.block_hashes else None
+    columns = plan_arrivals(Meta(block_size=SIZE), records, SIZE, path="t")
+    own, hits = with_factual_hits(columns, SIZE, np.array([0, 48]))
+    arrivals = factual_arrivals(columns.objects(), own, hits)
+    assert [(len(one.hashes), one.hit_limit) for one in arrivals] == [(0, 0), (3, 3)]
+    cache = FactualCache(SIZE)
+    assert [cache.look_up(one.request(place)) for place, one in enumerate(arrivals)] == [0, 48]
+
+
+def test_the_step_loop_shares_reported_hits_too() -> None:
     """Two requests at once that hit three blocks each: one of the two reads is repeated."""
     records = [asked("a", 0.0, 48), asked("b", 0.0, 48)]
     columns = plan_arrivals(Meta(block_size=SIZE), records, SIZE, path="t")
     config = EngineConfig(num_gpu_blocks=100, block_size=SIZE, async_scheduling=False)
-    arrivals, roomy = with_factual_hits(columns, config, np.array([48, 48]))
-    state = run_state(build_state(arrivals, roomy, make_model({"t0_ms": 1.0}, roomy)))
-    rows = state.timeline.rows[: int(state.clock["num_steps"][0])]
-    decoding = rows[rows[:, KV_TOKENS] > 0]
+    arrivals, hits = with_factual_hits(columns, SIZE, np.array([48, 48]))
+    simulation = simulate(
+        arrivals,
+        config,
+        make_model({"t0_ms": 1.0}, config),
+        columns=request_columns(arrivals, SIZE, hits),
+        cache=FactualCache(SIZE),
+        keeps_rows=True,
+    )
+    decoding = simulation.rows[simulation.rows[:, KV_TOKENS] > 0]
     assert set(decoding[:, REPEATED_KV_TOKENS].tolist()) == {48.0}

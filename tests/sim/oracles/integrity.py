@@ -1,14 +1,19 @@
 """Integrity of the simulator's objects: AssertionError unless their parts agree, whatever was done to them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sim.llamacpp.slots import SlotCache
 from sim.serving.realtime import RealTimeEngine
 from sim.sglang.radix import RadixTree
 from sim.vllm.hybrid import HybridScheduler
+from sim.vllm.kvcache import SingleGroupCache
+from sim.vllm.onerequest import RUNNING, WAITING, Request
+from sim.vllm.onescheduler import Scheduler
 from sim.vllm.pool import BlockPool
 from sim.vllm.rules import blocks_for
-from sim.vllm.scheduler import Scheduler
+from sim.vllm.scheduler import Scheduler as ReadableScheduler
+from sim.vllm.segments import Copy, SegmentPool
 
 
 def check_pool(pool: BlockPool, held: Iterable[Sequence[int]] | None = None) -> None:
@@ -39,7 +44,57 @@ def check_cache(pool: BlockPool) -> None:
     assert keyed == in_line, "the blocks' keys are not the cache's"
 
 
+def check_segments(pool: SegmentPool, requests: Iterable[Request]) -> None:
+    """The free queue and the requests' blocks are all blocks of the pool, each once, with as many holders as hold."""
+    free, copy = [], pool._queue.after
+    while copy is not pool._queue:
+        assert copy.references == 0, "a held copy is in the free queue"
+        assert copy.after.before is copy, "the links of the free queue disagree"
+        free.append(copy)
+        copy = copy.after
+    assert pool.num_unhashed + sum(map(blocks_of, free)) == pool.num_free, "the queue's length is not num_free"
+    holders: Counter[Copy] = Counter()
+    unhashed = 0
+    for request in requests:
+        holders.update(copies := copies_of(request))
+        unhashed += request.num_blocks - sum(map(blocks_of, copies))
+    assert pool.num_free + unhashed + sum(map(blocks_of, holders)) == pool.num_blocks, "blocks are lost"
+    assert all(copy.references == count for copy, count in holders.items()), "references are not the holders'"
+    repeated = sum((count - 1) * blocks_of(copy) for copy, count in holders.items())
+    assert repeated == pool.num_repeated, "the repeated holds are not the references beyond the first"
+
+
+def blocks_of(copy: Copy) -> int:
+    return copy.segment.end - copy.segment.start
+
+
+def copies_of(request: Request) -> list[Copy]:
+    copies: list[Copy] = []
+    for hold in request.blocks:
+        copies.append(hold.copy)
+        while copies[-1].segment.end != hold.end:
+            copies.append(copies[-1].deeper)
+    return copies
+
+
 def check_scheduler(scheduler: Scheduler) -> None:
+    for request in scheduler.waiting:
+        assert request.status == WAITING, f"{request.request_id} waits as {request.status}"
+        assert request.num_computed == 0, f"{request.request_id} waits and has computed tokens"
+    for request in scheduler.running:
+        assert request.status == RUNNING, f"{request.request_id} runs as {request.status}"
+        assert request.num_computed <= request.num_tokens + request.placeholders
+    cache = scheduler.cache
+    if isinstance(cache, SingleGroupCache):
+        assert not any(request.num_blocks for request in scheduler.waiting), "a request waits and holds blocks"
+        for request in scheduler.running:
+            held = cache.blocks_for(request.num_computed)
+            assert request.num_blocks == held, f"{request.request_id} holds {request.num_blocks} of {held} blocks"
+            assert request.num_hashed <= request.num_computed // cache.block_size
+        check_segments(cache.pool, scheduler.running)
+
+
+def check_readable(scheduler: ReadableScheduler) -> None:
     if isinstance(scheduler, HybridScheduler):
         tables = (table for one in scheduler.running for table in scheduler.cache.tables(one))
         check_pool(scheduler.pool, [[block for block in table if block] for table in tables])

@@ -229,7 +229,7 @@ class Engine:
             request_run.e2e_ms = arrival.record.e2e_ms
             self._end(place, "as_recorded")
             return
-        request = arrival.request(place, time_ms)
+        request = request_of(arrival, place, time_ms)
         if not self.scheduler.accepts(request):
             request_run.e2e_ms = self._work_ms(place)
             self._end(place, "unservable")
@@ -303,3 +303,15 @@ def _plain_decodes(request: Request, block_size: int) -> int:
     if lacking != 1 or into_block == 0 or request.num_computed < request.prompt_tokens:
         return 0
     return min(block_size - 1 - into_block, request.last_token - request.num_tokens - 1)
+
+
+def request_of(arrival: Arrival, place: int, arrival_ms: float | None = None) -> Request:
+    return Request(
+        arrival.record.request_id,
+        arrival.prompt_tokens,
+        arrival.output_tokens,
+        list(arrival.hashes),
+        arrival.arrival_ms if arrival_ms is None else arrival_ms,
+        place,
+        prompt_logprobs=arrival.hit_limit == 0,
+    )

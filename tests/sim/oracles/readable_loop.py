@@ -15,6 +15,7 @@ from sim.vllm.hybrid import make_scheduler
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Step
 from sim.workload.arrivals import Arrivals
+from tests.sim.oracles.plain_engine import request_of
 
 _STATES = {"waiting": layout.WAITING, "running": layout.RUNNING, "finished": layout.FINISHED}
 
@@ -89,7 +90,7 @@ class _Bridge:
 
     def _request(self, place: int) -> Request:
         if place not in self._requests:
-            self._requests[place] = self._arrivals[place].request(int(place))
+            self._requests[place] = request_of(self._arrivals[place], int(place))
         return self._requests[place]
 
     def _note(self, arrays: Any, *requests: Request) -> None:

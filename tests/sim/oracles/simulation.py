@@ -8,7 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from sim.engine.results import DECIMALS, RequestResult, finished_records
+from sim.engine.gaptexts import DECIMALS
+from sim.engine.results import RequestResult, finished_records
 from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels.layout import SimState

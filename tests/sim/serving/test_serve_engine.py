@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from engines.routing import parse_route
 from sim.latency.modelfile import Model, make_model
@@ -16,7 +18,7 @@ from sim.serving.output import Generation, Output
 from sim.serving.realtime import RealTimeEngine
 from sim.serving.service import Fleet
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import Request
+from sim.vllm.onerequest import Request
 from tests.sim.oracles.integrity import check_engine
 
 STEP = {
@@ -34,7 +36,8 @@ MODEL = make_model({**STEP, "frontend_base_ms": 10.0, "frontend_ms_per_prompt_to
 
 def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:
     blocks = (prompt_tokens + output_tokens - 1) // CONFIG.block_size
-    request = Request(f"r{first_key}", prompt_tokens, output_tokens, list(range(first_key, first_key + blocks)))
+    keys = vec[i64](range(first_key, first_key + blocks))
+    request = Request(f"r{first_key}", prompt_tokens, output_tokens, keys, known_keys=blocks)
     return Generation(request, Output([7] * output_tokens, "length"), lambda _: None)
 
 

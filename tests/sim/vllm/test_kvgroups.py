@@ -6,7 +6,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.hybrid import HybridScheduler
 from sim.vllm.kvgroups import KvGroup, parse_groups
 from sim.vllm.request import Request
-from tests.sim.oracles.integrity import check_scheduler
+from tests.sim.oracles.integrity import check_readable
 from tracefile.records.errors import InputError
 
 
@@ -54,7 +54,7 @@ def run(scheduler: HybridScheduler, request: Request) -> int:
     scheduler.add(request)
     while scheduler.has_work:
         scheduler.finish_step(scheduler.schedule())
-        check_scheduler(scheduler)
+        check_readable(scheduler)
     assert request.cached_tokens is not None
     return request.cached_tokens
 

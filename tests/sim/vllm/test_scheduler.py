@@ -5,7 +5,7 @@ import pytest
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
-from tests.sim.oracles.integrity import check_pool, check_scheduler
+from tests.sim.oracles.integrity import check_pool, check_readable
 from tracefile.records.errors import InputError
 
 
@@ -25,9 +25,9 @@ def shares(step: Step) -> list[tuple[str, int, int]]:
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int, int]]:
     step = scheduler.schedule()
-    check_scheduler(scheduler)
+    check_readable(scheduler)
     scheduler.finish_step(step)
-    check_scheduler(scheduler)
+    check_readable(scheduler)
     return shares(step)
 
 
@@ -215,7 +215,7 @@ def test_composing_a_step_ahead_makes_an_arrival_wait_a_step_longer() -> None:
     # a's last token is on its way and its number is known: no step is wasted on it.
     assert shares(scheduler.schedule()) == []
     assert scheduler.finish_step(fourth) == [a]
-    check_scheduler(scheduler)
+    check_readable(scheduler)
 
 
 def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
@@ -227,7 +227,7 @@ def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
     assert scheduler.finish_step(first) == [a]
     assert scheduler.finish_step(second) == []  # its token is thrown away
     assert a.num_generated == 1
-    check_scheduler(scheduler)
+    check_readable(scheduler)
 
 
 def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
@@ -243,7 +243,7 @@ def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
     assert b.num_generated == 1
     assert b.state == "waiting"
     assert list(scheduler.waiting) == [b]
-    check_scheduler(scheduler)
+    check_readable(scheduler)
 
 
 def test_abort_frees_at_once_wherever_the_request_is() -> None:
@@ -258,7 +258,7 @@ def test_abort_frees_at_once_wherever_the_request_is() -> None:
     assert scheduler.pool.num_free == 20
     assert not scheduler.has_work
     assert scheduler.finish_step(step) == []  # what it was computing is thrown away
-    check_scheduler(scheduler)
+    check_readable(scheduler)
 
 
 def test_requests_that_never_fit_are_refused() -> None:

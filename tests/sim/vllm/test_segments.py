@@ -46,13 +46,14 @@ class Pools:
 
     def __init__(self, usable: int, requests: Sequence[list[int]], caching: bool) -> None:
         self.plain = BlockPool(usable + 1, 1, caching)
-        self.segments = SegmentPool(usable + 1, vec[i64]([key for chain in requests for key in chain]), caching)
+        self.segments = SegmentPool(usable + 1, caching)
+        keys = vec[i64]([key for chain in requests for key in chain])
         self.waiting: list[Held] = []
         self.running: list[Held] = []
         first = 0
         for index, chain in enumerate(requests):
             private = [-1000 * (index + 1) - depth for depth in range(len(chain), DEEP + 4)]
-            self.waiting.append(Held(BlockTable(index, first, len(chain)), chain + private))
+            self.waiting.append(Held(BlockTable(keys, index, first, len(chain)), chain + private))
             first += len(chain)
 
     def admit(self, row: int, more: int) -> None:

@@ -19,7 +19,7 @@ from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
 from tests.sim.oracles.compiled_scheduler import CompiledScheduler, Content
-from tests.sim.oracles.integrity import check_scheduler
+from tests.sim.oracles.integrity import check_readable
 
 STOP_TOKEN = 2
 SCRIPT = Path(__file__).parents[1] / "oracles" / "vllm_scheduler.py"
@@ -103,11 +103,11 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
         after = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
         tables = {one.request.request_id: tables_of(scheduler, one.request) for one in step.scheduled}
         free_scheduled, contents_scheduled = scheduler.pool.free_order(), free_contents(scheduler.pool)
-        check_scheduler(scheduler)
+        check_readable(scheduler)
         in_flight.append(step)
         if len(in_flight) >= (2 if config.async_scheduling else 1):
             scheduler.finish_step(in_flight.popleft())
-        check_scheduler(scheduler)
+        check_readable(scheduler)
         steps.append(
             {
                 "scheduled": [[s.request.request_id, s.num_tokens, s.depth] for s in step.scheduled],

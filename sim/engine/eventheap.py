@@ -1,0 +1,90 @@
+"""Events of requests in the order of their times, then of their kinds, then of the requests' indexes.
+
+mypyc compiles this module.
+"""
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from sim.engine.simulatedrequest import SimulatedRequest
+
+NEVER_MS: Final = float("inf")
+ARRIVAL: Final = 0
+ENTRY: Final = 1
+ABORT: Final = 2
+LOADED: Final = 3
+KINDS: Final = 4
+
+
+class EventHeap:
+    """A binary heap."""
+
+    def __init__(self) -> None:
+        self.size: i64 = 0
+        self._times_ms: vec[float] = vec[float]()
+        self._codes: vec[i64] = vec[i64]()
+        """Kind × 2**40 + index."""
+        self._requests: list[SimulatedRequest] = []
+
+    def next_ms(self) -> float:
+        """Time of the next event; infinity: there is none."""
+        return self._times_ms[0] if self.size > 0 else NEVER_MS
+
+    def next_kind(self) -> i64:
+        """Kind of the next event."""
+        return self._codes[0] >> 40
+
+    def next_request(self) -> SimulatedRequest:
+        """Request of the next event."""
+        return self._requests[0]
+
+    def push(self, time_ms: float, kind: i64, request: SimulatedRequest) -> None:
+        """Add an event."""
+        code = (kind << 40) + request.index
+        at = self.size
+        self.size += 1
+        if at == i64(len(self._requests)):
+            self._times_ms = append(self._times_ms, time_ms)
+            self._codes = append(self._codes, code)
+            self._requests.append(request)
+        while at > 0:
+            parent = (at - 1) >> 1
+            if not self._is_before(time_ms, code, parent):
+                break
+            self._move(parent, at)
+            at = parent
+        self._put(at, time_ms, code, request)
+
+    def pop(self) -> None:
+        """Remove the next event."""
+        self.size -= 1
+        last = self.size
+        time_ms = self._times_ms[last]
+        code = self._codes[last]
+        request = self._requests[last]
+        at: i64 = 0
+        while True:
+            child = 2 * at + 1
+            if child >= last:
+                break
+            other = child + 1
+            if other < last and self._is_before(self._times_ms[other], self._codes[other], child):
+                child = other
+            if self._is_before(time_ms, code, child):
+                break
+            self._move(child, at)
+            at = child
+        self._put(at, time_ms, code, request)
+
+    def _is_before(self, time_ms: float, code: i64, at: i64) -> bool:
+        return time_ms < self._times_ms[at] or (time_ms == self._times_ms[at] and code < self._codes[at])
+
+    def _move(self, source: i64, target: i64) -> None:
+        self._put(target, self._times_ms[source], self._codes[source], self._requests[source])
+
+    def _put(self, at: i64, time_ms: float, code: i64, request: SimulatedRequest) -> None:
+        self._times_ms[at] = time_ms
+        self._codes[at] = code
+        self._requests[at] = request

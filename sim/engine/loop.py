@@ -1,0 +1,408 @@
+"""Step loop of one engine: deliver events, compose a step, run it, repeat it while it would be the same again.
+
+mypyc compiles this module.
+"""
+
+from math import inf, isnan
+from typing import Final, cast
+
+from librt.vecs import append, extend, vec
+from mypy_extensions import i64
+
+from sim.engine.apiserver import SHARED_CORE, ApiServer
+from sim.engine.eventheap import ABORT, ARRIVAL, ENTRY, LOADED, EventHeap
+from sim.engine.simulatedrequest import (
+    ABORTED,
+    AS_RECORDED,
+    NO_OUTCOME,
+    OK,
+    PARENT_FAILED,
+    UNSERVABLE,
+    SimulatedRequest,
+)
+from sim.latency.stepcost import StepCost
+from sim.latency.stepnoise import StepNoise
+from sim.vllm.onerequest import LOADING
+from sim.vllm.onescheduler import Scheduler, Step
+from tracefile.records.errors import InputError
+
+BEGUN: Final = 0
+IDLED: Final = 1
+DONE: Final = 2
+"""Nothing is left to arrive or to compute."""
+PAUSED: Final = 3
+"""The clock is at the horizon."""
+UNLIMITED: Final = 1 << 62
+ROUNDING: Final = 1.0 + 1e-9
+
+
+class Engine:
+    """One engine with its API server, in virtual time.
+
+    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: the counts of all steps are kept.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cost: StepCost,
+        noise: StepNoise,
+        server: ApiServer,
+        *,
+        composes_ahead: bool,
+        now_ms: float = 0.0,
+        keeps_rows: bool = False,
+    ) -> None:
+        self.scheduler: Scheduler = scheduler
+        self.server: ApiServer = server
+        self.now_ms: float = now_ms
+        self.horizon_ms: float = inf
+        """Requests that are not known yet come then or later."""
+        self.num_steps: i64 = 0
+        """Steps in the timeline, the API server's own on a shared core included."""
+        self.engine_steps: i64 = 0
+        self.preemptions: i64 = 0
+        self.starts_ms: vec[float] = vec[float]()
+        self.ends_ms: vec[float] = vec[float]()
+        self.seen_ms: vec[float] = vec[float]()
+        """When clients see a step's tokens."""
+        self.rows: vec[float] = vec[float]()
+        self._cost: StepCost = cost
+        self._noise: StepNoise = noise
+        self._ahead: bool = composes_ahead
+        self._keeps_rows: bool = keeps_rows
+        self._shares_core: bool = server.placement == SHARED_CORE
+        self._arrivals: EventHeap = EventHeap()
+        self._events: EventHeap = EventHeap()
+        self._steps: tuple[Step, Step] = (Step(), Step())
+        self._composed: Step | None = None
+        """Step that was composed and does not run yet."""
+        self._running: Step | None = None
+        """Step that began at ``_start_ms`` and has ``_left_ms`` to go."""
+        self._start_ms: float = 0.0
+        self._left_ms: float = 0.0
+        self._seen_ms: float = -inf
+        """Time at which clients see the last step's tokens."""
+        self._carried_ms: float = 0.0
+        """Rest of a delivery, done beside the next step."""
+        self._step_end_ms: float = -inf
+
+    def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
+        """Let a request arrive."""
+        self._arrivals.push(arrival_ms, ARRIVAL, request)
+
+    def next_ms(self) -> float:
+        """Time of the next event; infinity: there is none."""
+        return min(self._arrivals.next_ms(), self._events.next_ms())
+
+    def run(self, horizon_ms: float = inf) -> bool:
+        """Run up to the horizon; True if nothing is left to arrive or to compute.
+
+        Raises InputError if hashes are not chained.
+        """
+        self.horizon_ms = horizon_ms
+        while True:
+            if self._running is None:
+                status = self._begin_next()
+                if status == IDLED:
+                    continue
+                if not self.scheduler.cache.is_chained():
+                    raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
+                if status != BEGUN:
+                    return status == DONE
+            step = self._running
+            if step is None or not self._go_on():
+                return False
+            self._running = None
+            self._hand_out(step)
+            again = self._composed if self._ahead else step
+            if again is not None:
+                self._repeat_decodes(again)
+
+    def _begin_next(self) -> i64:
+        """Begin the next step, or move the clock to where there may be one; or return the reason to stop."""
+        self._deliver_events()
+        if self.now_ms >= self.horizon_ms:
+            return PAUSED
+        first, second = self._steps
+        step = self._composed
+        if step is None:
+            step = first
+            if not self._compose_first(step):
+                if self._idle():
+                    return IDLED
+                return DONE if self.horizon_ms == inf else PAUSED
+        self._composed = None
+        other = first if step is second else second
+        if self._ahead and self._compose(other):
+            self._composed = other
+        self._cost.count_step(step, self._step_end_ms)
+        self._begin()
+        self._running = step
+        return BEGUN
+
+    def _compose_first(self, step: Step) -> bool:
+        """Compose a step while none runs, and again at once if preemptions took all of its shares."""
+        before: i64 = -1
+        while before != self.preemptions:
+            before = self.preemptions
+            if self._compose(step):
+                return True
+        return False
+
+    def _compose(self, step: Step) -> bool:
+        """Compose the next step; False if there is nothing to compute."""
+        scheduler = self.scheduler
+        offloading = scheduler.offloading
+        if not scheduler.has_work():
+            if offloading is not None:
+                offloading.use_ended()  # vLLM takes a step of no requests after the last one's end
+            return False
+        if offloading is not None:
+            offloading.begin_step(self.now_ms)
+        scheduler.schedule(step)
+        if offloading is not None:
+            for loading in offloading.new_loads:
+                self._events.push(loading.load_end_ms, LOADED, cast(SimulatedRequest, loading))
+            offloading.new_loads.clear()
+        self.preemptions += len(step.preempted)
+        for number in range(step.count - step.admitted, step.count):
+            request = cast(SimulatedRequest, step.shares[number].request)
+            if isnan(request.admitted_ms):
+                request.admitted_ms = self.now_ms
+        return step.count > 0
+
+    def _begin(self) -> None:
+        """Begin the step in the cost's row."""
+        self._start_ms = self.now_ms
+        step_ms = self._cost.step_ms()
+        self._left_ms = step_ms * self._noise.factor(self.now_ms, step_ms) + self._carried_ms
+        self._carried_ms = 0.0
+
+    def _go_on(self) -> bool:
+        """Move the clock to the step's end, and the API server with it on a shared core; False if the step pauses."""
+        if self._shares_core:
+            if not self._share_core():
+                return False
+        else:
+            self.now_ms = self._start_ms + self._left_ms
+        self._step_end_ms = self.now_ms
+        self.engine_steps += 1
+        self._append(self._start_ms)
+        return True
+
+    def _share_core(self) -> bool:
+        """Run the step beside the API server's work; False: the step pauses."""
+        while self._left_ms > 0.0:
+            while self._arrivals.next_ms() <= self.now_ms:
+                self._next_arrival()
+            until_ms = self._arrivals.next_ms()
+            self.now_ms, self._left_ms = self.server.run_beside(self.now_ms, self._left_ms, until_ms, self.horizon_ms)
+            if self._left_ms > 0.0 and self.now_ms < until_ms:
+                return False
+        self._hand_over()
+        return True
+
+    def _append(self, start_ms: float) -> None:
+        """Add the step in the cost's row to the timeline."""
+        self.starts_ms = append(self.starts_ms, start_ms)
+        self.ends_ms = append(self.ends_ms, self.now_ms)
+        self._seen_ms = max(self._seen_ms, self.now_ms)
+        self.seen_ms = append(self.seen_ms, self._seen_ms)
+        if self._keeps_rows:
+            self.rows = extend(self.rows, self._cost.row)
+        self.num_steps += 1
+
+    def _hand_out(self, step: Step) -> None:
+        """Hand out the tokens of the step that has ended."""
+        last = self.num_steps - 1
+        first_tokens: i64 = 0
+        for number in range(step.count):
+            share = step.shares[number]
+            if share.samples:
+                request = cast(SimulatedRequest, share.request)
+                if not request.is_finished():
+                    if request.num_seen == 0:
+                        first_tokens += request.prompt_tokens
+                    request.see_tokens(last, 1)
+        finished = self.scheduler.finish_step(step)
+        if first_tokens > 0:
+            self._deliver(first_tokens)
+        for ended in finished:
+            self._end(cast(SimulatedRequest, ended), OK)
+
+    def _deliver(self, prompt_tokens: i64) -> None:
+        """Delay the tokens of the last step, which holds first tokens of prompts of ``prompt_tokens`` together. On a
+        shared core the engine, if it has work, takes half of the core meanwhile."""
+        work_ms = self._cost.delivery_ms(prompt_tokens)
+        goes_on = self._composed is not None or self.scheduler.has_work()
+        self._carried_ms = work_ms if goes_on and self._shares_core else 0.0
+        self._seen_ms = max(self._seen_ms, self.now_ms + work_ms + self._carried_ms)
+        self.seen_ms[self.num_steps - 1] = self._seen_ms
+
+    def _idle(self) -> bool:
+        """Move the clock, while the engine is idle, to the next event; False if there is none before the horizon."""
+        coming_ms = self.next_ms()
+        if self.server.is_busy():
+            start_ms = self.now_ms
+            if min(start_ms + self.server.left_ms(), coming_ms) >= self.horizon_ms:
+                return False
+            self._cost.clear()
+            self.now_ms = self.server.run_alone(start_ms, coming_ms)
+            self._append(start_ms)
+            self._hand_over()
+            return True
+        if coming_ms >= self.horizon_ms:
+            return False
+        self.now_ms = max(self.now_ms, coming_ms)
+        return True
+
+    def _deliver_events(self) -> None:
+        """Deliver all events up to now, in order; of one time, arrivals first."""
+        events = self._events
+        while self.next_ms() <= self.now_ms and self.next_ms() < self.horizon_ms:
+            if self._arrivals.next_ms() <= events.next_ms():
+                self._next_arrival()
+                continue
+            time_ms = events.next_ms()
+            kind = events.next_kind()
+            request = events.next_request()
+            events.pop()
+            if kind == ENTRY:
+                if request.outcome == NO_OUTCOME:
+                    request.entry_ms = time_ms
+                    self.scheduler.add(request)
+            elif kind == ABORT:
+                self._abort(request)
+            elif request.status == LOADING:
+                self.scheduler.take_up(request)
+
+    def _next_arrival(self) -> None:
+        """Let the API server work on the next request that arrives, or refuse it."""
+        time_ms = self._arrivals.next_ms()
+        request = self._arrivals.next_request()
+        self._arrivals.pop()
+        request.arrival_ms = time_ms
+        if request.is_as_recorded:
+            request.e2e_ms = request.recorded_e2e_ms
+            self._end(request, AS_RECORDED)
+            return
+        if not self.scheduler.accepts(request):
+            request.e2e_ms = self.server.work_ms(request)
+            self._end(request, UNSERVABLE)
+            return
+        request.has_arrived = True
+        if self._shares_core:
+            self.server.accept(request)
+        else:
+            self._events.push(self.server.entry_ms(request), ENTRY, request)
+        if not isnan(request.abort_after_ms):
+            self._events.push(time_ms + request.abort_after_ms, ABORT, request)
+
+    def _hand_over(self) -> None:
+        """Hand requests that the API server on the shared core has received to the scheduler."""
+        for request in self.server.done:
+            self._events.push(request.received_ms, ENTRY, request)
+        self.server.done.clear()
+
+    def _abort(self, request: SimulatedRequest) -> None:
+        if request.outcome != NO_OUTCOME or not request.has_arrived:
+            return
+        if not isnan(request.entry_ms):
+            self.scheduler.abort(request)
+        self._end(request, ABORTED)
+
+    def _end(self, request: SimulatedRequest, outcome: i64) -> None:
+        left_ms = request.arrival_ms + (0.0 if isnan(request.abort_after_ms) else request.abort_after_ms)
+        if outcome == OK and not isnan(request.abort_after_ms) and self._seen_ms > left_ms:
+            outcome = ABORTED  # its last token came after the client had gone
+        request.outcome = outcome
+        if outcome == ABORTED:
+            request.forget_unseen(self.seen_ms, left_ms)
+        if request.num_seen > 0:
+            request.note_seen(self.seen_ms)
+        if outcome == ABORTED:
+            request.e2e_ms = request.abort_after_ms
+        self.horizon_ms = min(self.horizon_ms, request.end_ms() + request.next_think_ms)
+        self.end_turn(request)
+
+    def end_turn(self, request: SimulatedRequest) -> None:
+        """Let the next turns of its session arrive, each its think time after the request's end; those of a request
+        that failed fail too."""
+        ended = [request]
+        while ended:
+            parent = ended.pop()
+            failed = parent.outcome in (UNSERVABLE, PARENT_FAILED)
+            for child in parent.children:
+                arrival_ms = parent.end_ms() + child.think_ms
+                if failed:
+                    child.arrival_ms = arrival_ms
+                    child.outcome = PARENT_FAILED
+                    ended.append(child)
+                else:
+                    self.submit(child, arrival_ms)
+
+    def _repeat_decodes(self, step: Step) -> None:
+        """Run, without the scheduler, the steps that would repeat ``step``: decodes only, none of which ends or needs a
+        block, and no event. A request that was not admitted in it cannot be admitted now: nothing has been freed or
+        queued since, or cached that it could hit. Composing ahead, ``step`` is yet to run; else it ran."""
+        most = self._most_decodes(step)
+        if most <= 0:
+            return
+        scheduler = self.scheduler
+        kv_tokens: i64 = 0
+        for request in scheduler.running:
+            kv_tokens += request.num_computed - request.placeholders
+        first = self.num_steps
+        while self.num_steps < first + most and self._is_undisturbed(step, kv_tokens):
+            self._cost.count_decode_step(step.count, kv_tokens, step.repeated_tokens)
+            self._begin()
+            self._go_on()
+            kv_tokens += step.count
+        repeated = self.num_steps - first
+        for number in range(step.count):
+            share = step.shares[number]
+            decoding = cast(SimulatedRequest, share.request)
+            decoding.see_tokens(first, repeated)
+            decoding.num_tokens += repeated
+            decoding.num_computed += repeated
+            share.depth += repeated
+
+    def _is_undisturbed(self, step: Step, kv_tokens: i64) -> bool:
+        """Return whether no event has to be delivered before the next step. On a shared core an arrival does not count,
+        and the step must end before the horizon: the API server may double its time."""
+        if not self._shares_core:
+            return self.now_ms < min(self.next_ms(), self.horizon_ms)
+        if self.horizon_ms < inf:
+            self._cost.count_decode_step(step.count, kv_tokens, step.repeated_tokens)
+            slowest_ms = self._noise.slowest * self._cost.step_ms() + self._carried_ms
+            if (self.now_ms + 2.0 * slowest_ms) * ROUNDING >= self.horizon_ms:
+                return False
+        return self._events.size == 0 or self.now_ms < self._events.next_ms()
+
+    def _most_decodes(self, step: Step) -> i64:
+        """Number of steps in which all running requests only decode, and none ends or needs a block."""
+        scheduler = self.scheduler
+        ahead: i64 = 1 if self._ahead else 0
+        if step.preempted or step.admitted > 0 or step.total_tokens != step.count or step.count == 0:
+            return 0
+        if step.count != i64(len(scheduler.running)) or not scheduler.is_quiet:
+            return 0
+        most: i64 = UNLIMITED
+        for number in range(step.count):
+            request = step.shares[number].request
+            computed = request.num_computed - ahead
+            decodes = (
+                request.placeholders == ahead
+                and request.steps_in_flight == ahead
+                and request.stale_steps == 0
+                and computed == request.num_tokens - 1
+                and computed >= request.prompt_tokens
+            )
+            if not decodes:
+                return 0
+            most = min(most, request.last_token - request.num_tokens - 1)
+            most = min(most, min(request.room_tokens, request.next_full - 1) - request.num_computed)
+            if most <= 0:
+                return 0
+        return most

@@ -1,0 +1,167 @@
+"""A workload on one simulated engine: laid out, run, and its results as arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from measure.vectors import array_of, floats, integers
+from sim.engine.apiserver import PLACEMENTS, ApiServer
+from sim.engine.columns import RequestColumns, ResultColumns
+from sim.engine.deployment import Deployment
+from sim.engine.loop import Engine
+from sim.engine.simulatedrequest import SimulatedRequest
+from sim.latency.modelfile import Model
+from sim.latency.noise import Noise, normals_table, steps_stream, weights
+from sim.latency.stepcost import NUM_ROW_TERMS, StepCost
+from sim.latency.stepnoise import StepNoise
+from sim.vllm.config import EngineConfig
+from sim.vllm.kvcache import SingleGroupCache
+from sim.vllm.offloading import Offloading, Tier
+from sim.vllm.onerequest import ANY_HITS
+from sim.vllm.onescheduler import Scheduler
+from sim.vllm.segments import SegmentPool
+from sim.workload.arrivals import NOBODY, Arrivals
+from tracefile.records.arrays import FloatArray, IntArray
+
+
+def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | None = None) -> RequestColumns:
+    """Return the columns of a workload; ``hit_limits``: blocks that may hit at most, None: any but of prompts whose log
+    probabilities are asked for. Raises ValueError for a request whose chain is too short for its tokens."""
+    if hit_limits is None:
+        hit_limits = np.where(arrivals.prompt_logprobs > 0, 0, ANY_HITS)
+    computed = arrivals.prompt_tokens + arrivals.output_tokens - 1
+    for place in np.flatnonzero(arrivals.runs & (arrivals.full_blocks < computed // block_size))[:1].tolist():
+        raise ValueError(f"request {arrivals.ids[place]}: its chain of {arrivals.full_blocks[place]} keys is too short")
+    waits = arrivals.parents != NOBODY
+    parents = np.where(waits, np.searchsorted(arrivals.numbers, arrivals.parents), NOBODY)
+    return RequestColumns(
+        arrivals.ids,
+        integers(arrivals.hashes),
+        (
+            integers(arrivals.numbers),
+            integers(arrivals.prompt_tokens),
+            integers(arrivals.output_tokens),
+            integers(np.cumsum(arrivals.known) - arrivals.known),
+            integers(np.minimum(arrivals.known, computed // block_size)),
+            integers(hit_limits),
+            integers(~arrivals.runs),
+            integers(parents),
+        ),
+        (
+            floats(arrivals.arrival_ms),
+            floats(np.nan_to_num(arrivals.think_ms)),
+            floats(arrivals.abort_after_ms),
+            floats(arrivals.recorded_e2e_ms),
+        ),
+    )
+
+
+def step_noise(noise: Noise, seed: int | None) -> StepNoise:
+    """Return the factors of one run's steps; ``seed`` None: medians."""
+    key = None if seed is None else int(np.array([steps_stream(seed)], np.uint64).view(np.int64)[0])
+    table = noise.step_table()
+    return StepNoise(
+        knots=floats(noise.step_knots()),
+        table=floats(table.ravel()),
+        normals=floats(normals_table()),
+        key=key,
+        weights=weights(noise),
+        correlation_ms=noise.correlation_time_ms,
+    )
+
+
+def make_scheduler(
+    config: EngineConfig, deployment: Deployment | None = None, cache: SingleGroupCache | None = None
+) -> Scheduler:
+    """Return an engine's scheduler with an empty KV cache, and memory behind the pool if ``deployment`` has some.
+
+    ``cache``: a KV cache with hits of its own.
+    """
+    if config.kv_groups is not None:
+        raise NotImplementedError(config.kv_groups)
+    if cache is None:
+        pool = SegmentPool(config.num_gpu_blocks, config.enable_prefix_caching)
+        cache = SingleGroupCache(pool, config.block_size)
+    offloading = None
+    if deployment is not None and deployment.host_blocks:
+        host_ms = deployment.kv_bytes_per_token / deployment.host_gb_per_s / 1e6
+        disk_ms = deployment.kv_bytes_per_token / deployment.disk_gb_per_s / 1e6
+        host = Tier(deployment.host_blocks, host_ms, deployment.host_latency_ms)
+        offloading = Offloading(cache, host, Tier(deployment.disk_blocks, disk_ms, deployment.disk_latency_ms))
+    return Scheduler(
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_tokens=config.longest_request,
+        caching=config.enable_prefix_caching,
+        offloading=offloading,
+    )
+
+
+def make_engine(
+    config: EngineConfig,
+    model: Model,
+    seed: int | None,
+    *,
+    deployment: Deployment | None = None,
+    cache: SingleGroupCache | None = None,
+    now_ms: float = 0.0,
+    keeps_rows: bool = False,
+) -> Engine:
+    """Return an engine before its first request."""
+    cost = StepCost(list(model.costs))
+    return Engine(
+        make_scheduler(config, deployment, cache),
+        cost,
+        step_noise(model.noise, seed),
+        ApiServer(cost, PLACEMENTS.index(model.frontend_placement)),
+        composes_ahead=config.async_scheduling,
+        now_ms=now_ms,
+        keeps_rows=keeps_rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A workload's run on one engine."""
+
+    engine: Engine
+    requests: list[SimulatedRequest]
+
+    @property
+    def rows(self) -> FloatArray:
+        """Counts by step and term, the terms of a step first, of an engine that keeps them."""
+        return array_of(self.engine.rows, np.float64).reshape(-1, NUM_ROW_TERMS)
+
+    @property
+    def seen_ms(self) -> FloatArray:
+        """When clients see each step's tokens."""
+        return array_of(self.engine.seen_ms, np.float64)
+
+    def results(self) -> ResultColumns:
+        """Return the results of all requests."""
+        return ResultColumns(self.requests)
+
+
+def simulate(
+    arrivals: Arrivals,
+    config: EngineConfig,
+    model: Model,
+    seed: int | None = None,
+    *,
+    columns: RequestColumns | None = None,
+    deployment: Deployment | None = None,
+    cache: SingleGroupCache | None = None,
+    keeps_rows: bool = False,
+) -> Simulation:
+    """Run a workload on one engine. ``columns``: of these arrivals, where they are laid out already."""
+    columns = columns or request_columns(arrivals, config.block_size)
+    requests = columns.make(floats(model.noise.frontend_factors(seed, arrivals.ids)))
+    start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
+    engine = make_engine(
+        config, model, seed, deployment=deployment, cache=cache, now_ms=start_ms, keeps_rows=keeps_rows
+    )
+    for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
+        engine.submit(requests[place], requests[place].arrival_ms)
+    engine.run()
+    return Simulation(engine, requests)

@@ -1,0 +1,176 @@
+"""KV cache of an engine as its scheduler asks for it (vLLM's ``KVCacheManager``), and that of one KV group.
+
+mypyc compiles this module.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from sim.vllm.onerequest import Request
+from sim.vllm.segments import BlockTable, SegmentPool
+
+
+class KVCache:
+    """Prefix hits and blocks of requests. Counts of tokens, of blocks where that is said."""
+
+    def __init__(self, frees_while_decoding: bool) -> None:
+        self.frees_while_decoding: bool = frees_while_decoding
+        """A step that only decodes may free blocks, so that it may let a waiting request in."""
+
+    def fits(self, request: Request) -> bool:
+        """Return whether the request, alone, has blocks for all of its tokens."""
+        raise NotImplementedError
+
+    def look_up(self, request: Request) -> i64:
+        """Return the tokens of the request's longest prefix hit; ``admit`` takes this hit."""
+        raise NotImplementedError
+
+    def count_hits(self, keys: vec[i64]) -> i64:
+        """Count the leading blocks of a chain that are cached."""
+        raise NotImplementedError
+
+    def admit(self, request: Request, hit_tokens: i64, tokens: i64) -> bool:
+        """Give the request the hit just looked up, and blocks for ``tokens`` more, if its whole prompt has blocks."""
+        raise NotImplementedError
+
+    def extend(self, request: Request, end: i64) -> bool:
+        """Give the request blocks for its tokens up to ``end``; False, and nothing taken, if they are not free."""
+        raise NotImplementedError
+
+    def publish(self, request: Request, end: i64) -> bool:
+        """Cache the blocks that the request's tokens up to ``end`` fill; True if another request may hit a new one."""
+        raise NotImplementedError
+
+    def release(self, request: Request) -> None:
+        """Free the request's blocks."""
+        raise NotImplementedError
+
+    def clip(self, request: Request, start: i64, tokens: i64) -> i64:
+        """Return as many of ``tokens`` from ``start`` as one prefill chunk may have."""
+        return tokens
+
+    def begin_step(self) -> None:
+        """Note that the scheduler composes a new step."""
+
+    def end_step(self) -> None:
+        """Note that the step is composed."""
+
+    def repeated_tokens(self) -> i64:
+        """Count the tokens of blocks that running requests hold and another request held before."""
+        raise NotImplementedError
+
+    def evicted_blocks(self) -> i64:
+        """Count the blocks evicted so far."""
+        raise NotImplementedError
+
+    def usage(self) -> float:
+        """Return the share of the blocks that are held."""
+        raise NotImplementedError
+
+    def reset(self) -> bool:
+        """Forget all cached blocks; False, and nothing done, while a request holds a block."""
+        raise NotImplementedError
+
+    def is_chained(self) -> bool:
+        """Return False once a key was met at two depths: hits are not reliable from there on."""
+        return True
+
+
+class SingleGroupCache(KVCache):
+    """KV cache of full attention: one KV group, blocks of ``block_size`` tokens."""
+
+    def __init__(self, pool: SegmentPool, block_size: i64) -> None:
+        super().__init__(False)
+        self.pool: SegmentPool = pool
+        self.block_size: i64 = block_size
+        self.hits: i64 = 0
+        """Blocks of the last hit looked up."""
+
+    def blocks_for(self, tokens: i64) -> i64:
+        """Return the blocks that so many tokens take."""
+        return (tokens + self.block_size - 1) // self.block_size
+
+    def fits(self, request: Request) -> bool:
+        return self.blocks_for(request.last_token - 1) <= self.pool.num_blocks
+
+    def look_up(self, request: Request) -> i64:
+        """Rule 6: the last token is always computed."""
+        most = min((request.num_tokens - 1) // self.block_size, request.hit_limit)
+        self.hits = self.pool.lookup(request, most)
+        return self.hits * self.block_size
+
+    def count_hits(self, keys: vec[i64]) -> i64:
+        return self.pool.lookup(BlockTable(keys, known_keys=len(keys)), len(keys))
+
+    def admit(self, request: Request, hit_tokens: i64, tokens: i64) -> bool:
+        """Rule 9. A request whose blocks came from memory behind the pool has them already."""
+        lacking = self.blocks_for(request.num_tokens) - request.num_blocks
+        if request.num_blocks == 0:
+            lacking += self.pool.idle_hits - self.hits  # rule 8: idle hits leave the free queue, too
+        if lacking > self.pool.num_free:
+            return False
+        if request.num_blocks == 0:
+            self.adopt(request, self.hits)
+        return self.extend(request, hit_tokens + tokens)
+
+    def adopt(self, request: Request, hits: i64) -> None:
+        """Give the request its hit, just looked up; chained keys are held as they were looked up."""
+        pool = self.pool
+        num_free = pool.num_free
+        held = pool.hold(request, hits)
+        if held < hits or num_free - pool.num_free != pool.idle_hits:
+            pool.not_chained = True
+        request.num_blocks = hits
+        request.num_computed = hits * self.block_size
+        request.room_tokens = request.num_computed
+        self.count_hashed(request, hits)
+
+    def extend(self, request: Request, end: i64) -> bool:
+        lacking = self.blocks_for(end) - request.num_blocks
+        if lacking > 0:
+            if lacking > self.pool.num_free:
+                return False
+            self.take(request, lacking)
+        return True
+
+    def take(self, request: Request, blocks: i64) -> None:
+        """Give the request so many blocks, which are free."""
+        self.pool.take(blocks)
+        request.num_blocks += blocks
+        request.room_tokens += blocks * self.block_size
+
+    def publish(self, request: Request, end: i64) -> bool:
+        """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
+        if end < request.next_full:
+            return False
+        full = end // self.block_size
+        was_known = request.num_hashed < request.known_keys  # no other request can hit private blocks
+        self.pool.publish(request, request.num_hashed, full)
+        self.count_hashed(request, full)
+        return was_known
+
+    def release(self, request: Request) -> None:
+        self.pool.release(request)
+        request.num_blocks = 0
+        request.room_tokens = 0
+        self.count_hashed(request, 0)
+
+    def count_hashed(self, request: Request, blocks: i64) -> None:
+        """Note that so many leading blocks of the request are cached."""
+        request.num_hashed = blocks
+        request.next_full = (blocks + 1) * self.block_size
+
+    def repeated_tokens(self) -> i64:
+        return self.pool.num_repeated * self.block_size
+
+    def evicted_blocks(self) -> i64:
+        return self.pool.evicted_blocks
+
+    def usage(self) -> float:
+        return 1.0 - float(self.pool.num_free) / float(self.pool.num_blocks)
+
+    def reset(self) -> bool:
+        return self.pool.reset()
+
+    def is_chained(self) -> bool:
+        return not self.pool.not_chained
