@@ -16,16 +16,20 @@ compiled_modules: tuple[str, ...] = (
     "sim/engine/apiserver.py",
     "sim/engine/columns.py",
     "sim/engine/eventheap.py",
+    "sim/engine/fleet.py",
     "sim/engine/loop.py",
     "sim/engine/simulatedrequest.py",
-    "sim/fit/factualcache.py",
     "sim/latency/stepcost.py",
     "sim/latency/stepnoise.py",
-    "sim/vllm/onerequest.py",
-    "sim/vllm/onescheduler.py",
+    "sim/vllm/blocks.py",
+    "sim/vllm/groups.py",
+    "sim/vllm/hybridcache.py",
+    "sim/vllm/request.py",
+    "sim/vllm/scheduler.py",
     "sim/vllm/kvcache.py",
     "sim/vllm/offloading.py",
     "sim/vllm/segments.py",
+    "sim/vllm/states.py",
 )
 """Sources in one library: they call one another without the interpreter, and are used all or none."""
 

@@ -1,7 +1,6 @@
 """Servers for tests over real sockets: the embedded engine as its own process, on a port of the system's choice."""
 
 import contextlib
-import fcntl
 import gc
 import os
 import re
@@ -9,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,66 +38,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 RARE = {"docs", "engines", "ray", "vllm"}
 """Markers of tests that the suite leaves out."""
-KERNELS = "KVTAPE_TESTS_COMPILING"
-"""Variable that names the file which is locked as long as kernels are compiled for all workers."""
-WITHOUT_KERNELS = {"engines", "loadgen", "replay", "tap", "tracefile", "wire"}
-WITH_KERNELS = {
-    *("test_cachecurve.py", "test_hostile_files.py", "test_loadgen.py", "test_replay.py", "test_sweep.py"),
-}
-"""Files of these rooms that call them."""
-PATIENCE = 1500
-"""Looks at the lock, five a second."""
-_compiling: "subprocess.Popen[bytes] | None" = None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the simulator and the tests once; on a fresh clone each worker would do so for itself.
-
-    The workers start when the tests are compiled. The simulator takes one core for a minute: tests of other rooms run
-    on the other one meanwhile.
-    """
-    global _compiling  # noqa: PLW0603 - one for a run
+    """Compile the tests to bytecode once; on a fresh clone each worker would do so for itself."""
     if not getattr(session.config.option, "numprocesses", None) or hasattr(session.config, "workerinput"):
         return
-    folder = Path(__file__).parent
-    with tempfile.NamedTemporaryFile(delete=False) as held:
-        os.environ[KERNELS] = held.name
-        fcntl.flock(held, fcntl.LOCK_EX)  # the process has it as long as it runs
-        command = [sys.executable, "-m", "tests.sim.compile_kernels"]
-        _compiling = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder.parent,
-            pass_fds=[held.fileno()],
-        )
-    if not (folder / "wire" / "__pycache__").exists():
+    if not (Path(__file__).parent / "wire" / "__pycache__").exists():
         command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Wait for the kernels, where a test may want them; its own time begins afterwards."""
-    room = item.path.relative_to(Path(__file__).parent).parts[0]
-    if KERNELS in os.environ and (room not in WITHOUT_KERNELS or item.path.name in WITH_KERNELS):
-        with open(os.environ.pop(KERNELS), "rb") as held:
-            for _ in range(PATIENCE):  # then each process compiles for itself
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.2)
-    return (yield)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run, after its own summary, if the kernels could not be compiled; each process tried for itself then."""
-    if _compiling is not None:
-        code = _compiling.wait()
-        Path(os.environ.pop(KERNELS)).unlink()
-        if code:
-            session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
-            print("kernels were not compiled: see python -m tests.sim.compile_kernels", file=sys.stderr)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -40,7 +40,7 @@ FLOORS = {
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],
     "sim": [
-        *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
+        *("vllm", "sglang", "llamacpp", "latency", "workload", "cache", "engine", "fit", "forecast"),
         *("serving", ""),
     ],
     "report": ["pages", "compare", "grid", "trace", ""],

@@ -48,5 +48,5 @@ def warn_if_plain() -> None:
     """Write once that a long simulation takes longer; not if the user wants the sources to be run."""
     if not uses_compiled() and not PURE:
         reason = "sources are newer than their compiled form" if recorded() else "not compiled"
-        compiles = "a C compiler and another installation compile it"
-        print(f"{reason}: the block pool takes about 8 × as long; {compiles}", file=sys.stderr)
+        compiles = "a C compiler and another installation compile them"
+        print(f"{reason}: simulations take about 20 × as long; {compiles}", file=sys.stderr)

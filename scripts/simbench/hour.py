@@ -1,15 +1,12 @@
-"""A trace of one engine's traffic through the compiled engine, warm in this process and cold as a command."""
+"""A trace of one engine's traffic through the step loop, warm in this process and cold as a command."""
 
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
-from time import perf_counter, process_time
+from time import process_time
 
 from scripts.simbench.timing import Figures, measure, measure_command
-from sim.engine.simstate import build_state
-from sim.kernels.layout import SimState
-from sim.kernels.loop import run_state
+from sim.engine.simulation import Simulation, request_columns, simulate
 from sim.latency.modelfile import Model, save_model
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
@@ -21,8 +18,8 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     """Laying out; running, every TTFT and gap with its noise included; and what it counted."""
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
-    figures, state = _bench_run("hour", arrivals, model, runs)
-    simulation = read_simulation(arrivals.objects(), state)
+    figures, run = _bench_run("hour", arrivals, model, runs)
+    simulation = read_simulation(arrivals.objects(), run, model.engine.block_size)
     ttfts = [request_run.ttft_ms for request_run in simulation.runs if request_run.ttft_ms is not None]
     figures |= {
         "requests": len(arrivals),
@@ -43,19 +40,12 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     return figures
 
 
-def _bench_run(name: str, arrivals: Arrivals, model: Model, runs: int) -> tuple[Figures, SimState]:
-    figures = measure(f"{name}_layout", runs, lambda: build_state(arrivals, model.engine, model, 0))
-    walls, cpus = [], []
-    for _ in range(2 * runs + 1):
-        state = build_state(arrivals, model.engine, model, 0)  # a run uses its state up
-        wall, cpu = perf_counter(), process_time()
-        state = run_state(state)
-        walls.append(perf_counter() - wall)
-        cpus.append(process_time() - cpu)
-    figures |= {f"{name}_run_wall_s": round(median(walls[1:]), 4), f"{name}_run_cpu_s": round(median(cpus[1:]), 4)}
-    # Each run touches memory for the first time; what a page costs then is the machine's mood, and the least has none.
-    figures[f"{name}_run_least_cpu_s"] = round(min(cpus), 4)
-    return figures, state
+def _bench_run(name: str, arrivals: Arrivals, model: Model, runs: int) -> tuple[Figures, Simulation]:
+    """Measure laying columns out, and a run of them, each request made an object of included."""
+    figures = measure(f"{name}_layout", runs, lambda: request_columns(arrivals, model.engine.block_size))
+    columns = request_columns(arrivals, model.engine.block_size)
+    figures |= measure(f"{name}_run", 2 * runs, lambda: simulate(arrivals, model.engine, model, 0, columns=columns))
+    return figures, simulate(arrivals, model.engine, model, 0, keeps_rows=True)
 
 
 def bench_command(trace: Path, model: Model, runs: int) -> Figures:

@@ -15,14 +15,13 @@ import numpy as np
 
 from measure.cache.interning import Interner, unlimited_hits
 from measure.table import table_lines
-from sim.cache.sequential_pool import lay_out
-from sim.kernels import layout as arrays
-from sim.kernels.groups import GroupPool, group_pool
-from sim.kernels.groupsteps import PROMPT, run_one_by_one
-from sim.kernels.layout import Records
-from sim.kernels.pool import NONE
+from measure.vectors import integers
+from sim.cache.sequential_pool import Records, lay_out
 from sim.vllm.config import EngineConfig
+from sim.vllm.hybridcache import HybridCache, serve_alone
+from sim.vllm.hybridgroups import make_hybrid_cache
 from sim.vllm.kvgroups import KvLayout, read_groups
+from sim.vllm.request import ANY_HITS, Request
 from sim.vllm.rules import blocks_for
 from sim.workload.chain import Chains, finest_records
 from tracefile.commandline.configfile import refuse_beside
@@ -33,7 +32,6 @@ from tracefile.records.errors import InputError
 
 CHUNK_TOKENS = 8192
 """Tokens of a scheduler step: states are stored and windows freed where one ends."""
-NO_ROOM = -1
 OTHER_FLAGS = ("block_size", "bound")
 """Flags of one group of full attention."""
 CAUSES = {
@@ -55,6 +53,8 @@ class Prompts(NamedTuple):
     requests: Records
     keys: UInt64Array
     tokens: IntArray
+    last_token: IntArray
+    """Tokens of prompt and output."""
     seen_tokens: IntArray
     """Leading tokens that an earlier request computed, to the trace's block."""
     block_size: int
@@ -72,7 +72,7 @@ class Hits(NamedTuple):
     """Hit tokens of each request; −1: it does not fit the pool, and touches nothing."""
     form: IntArray
     """Where more could have hit, the form of groups that had the shortest hit, by its place in ``names_of``."""
-    cached_blocks: int
+    evicted: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,22 +117,18 @@ def read_prompts(path: Path, layout: KvLayout) -> Prompts:
     interner, known = Interner(), finest.requests["known_keys"]
     numbers = interner.number(finest.keys)
     run = unlimited_hits(numbers, np.append(0, np.cumsum(known)), known, interner.distinct)
-    requests = np.zeros(len(known), arrays.REQUEST)
-    for name in ("known_keys", "first_key", "prompt_logprobs"):
-        requests[name] = laid_out.requests[name]
-    requests["prompt_tokens"] = requests["num_tokens"] = laid_out.prompt_tokens
-    requests["last_token"], requests["serial"] = laid_out.computed_tokens + 1, np.arange(len(known))
     return Prompts(
-        requests,
+        laid_out.requests,
         laid_out.keys,
         laid_out.prompt_tokens,
+        laid_out.computed_tokens + 1,
         np.minimum(run * fine.block_size, laid_out.prompt_tokens),
         fine.block_size,
     )
 
 
-def pool_for(prompts: Prompts, layout: KvLayout, usable_blocks: int) -> GroupPool:
-    """Return an empty pool that serves the requests one at a time."""
+def empty_cache(layout: KvLayout, usable_blocks: int) -> HybridCache:
+    """Return a cache that serves requests one at a time."""
     config = EngineConfig(
         num_gpu_blocks=usable_blocks + 1,
         block_size=layout.match_unit,
@@ -140,39 +136,47 @@ def pool_for(prompts: Prompts, layout: KvLayout, usable_blocks: int) -> GroupPoo
         max_num_batched_tokens=CHUNK_TOKENS,
         async_scheduling=False,
     )
-    settings = np.zeros(1, arrays.SETTINGS)
-    for name in ("block_size", "max_num_batched_tokens", "enable_prefix_caching", "usable_blocks"):
-        settings[name] = getattr(config, name)
-    settings["max_tokens"] = config.longest_request
-    longest = int(prompts.requests["last_token"].max(initial=1))
-    return group_pool(config, settings, prompts.keys, rows=1, longest=longest)
+    return make_hybrid_cache(config)
 
 
-def run_pool(prompts: Prompts, layout: KvLayout, usable_blocks: int, reach: IntArray, *, stops: bool = False) -> Hits:
+def run_pool(prompts: Prompts, cache: HybridCache, reach: IntArray, *, stops: bool = False) -> Hits:
     """Serve the requests one at a time; ``reach``: tokens that could hit; ``stops``: return at the first eviction."""
-    pool, told = pool_for(prompts, layout, usable_blocks), np.zeros(len(prompts.tokens), PROMPT)
-    told["reach"] = reach
-    run_one_by_one(pool, prompts.requests.copy(), told, stops)
-    cached = NO_ROOM if stops and pool.counts["evicted_blocks"][0] else int((pool.cache.blocks["entry"] != NONE).sum())
-    return Hits(told["hit_tokens"], told["form"], cached)
+    keys, rows = integers(prompts.keys), prompts.requests
+    columns = (prompts.tokens, prompts.last_token, *(rows[name] for name in ("first_key", "known_keys")))
+    each = zip(*(column.tolist() for column in columns), (rows["prompt_logprobs"] > 0).tolist(), strict=True)
+    requests = [
+        Request(
+            "",
+            tokens,
+            last - tokens,
+            keys,
+            first_key=first,
+            known_keys=known,
+            index=index,
+            hit_limit=0 if scored else ANY_HITS,
+        )
+        for index, (tokens, last, first, known, scored) in enumerate(each)
+    ]
+    hits, forms = serve_alone(cache, requests, reach.tolist(), stops)
+    return Hits(np.array(hits, np.int64), np.array(forms, np.int64), cache.pool.evicted_blocks > 0)
 
 
 def unlimited(prompts: Prompts, layout: KvLayout) -> Hits:
     """Hits of a cache that never evicts."""
     requests, reached = prompts.requests, reach(prompts, layout)[-1]
-    distinct, units = Interner(), requests["last_token"] // layout.match_unit
+    distinct, units = Interner(), prompts.last_token // layout.match_unit
     distinct.number(prompts.keys)
     tokens = (distinct.distinct + int((units - requests["known_keys"]).sum())) * layout.match_unit
-    longest, spare = int(requests["last_token"].max(initial=1)), 4 * len(requests) + 8
+    longest, spare = int(prompts.last_token.max(initial=1)), 4 * len(requests) + 8
     blocks = sum(blocks_for(max(tokens, longest), group.block_size) + spare for group in layout.groups)
-    while (found := run_pool(prompts, layout, blocks, reached, stops=True)).cached_blocks == NO_ROOM:
+    while (found := run_pool(prompts, empty_cache(layout, blocks), reached, stops=True)).evicted:
         blocks *= 2
     return found
 
 
 def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, most: Hits) -> HybridCounts:
     """Hits at one size, and causes of the rest; ``most``: of an unlimited cache."""
-    found = most if usable_blocks is None else run_pool(prompts, layout, usable_blocks, most.tokens)
+    found = most if usable_blocks is None else run_pool(prompts, empty_cache(layout, usable_blocks), most.tokens)
     fits = found.tokens >= 0
     causes, blamed = attribute(prompts, layout, most, found)
     counts = HybridCounts(kv_groups=layout.name, usable_blocks=usable_blocks, requests=len(fits))

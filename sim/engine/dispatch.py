@@ -11,12 +11,10 @@ import numpy as np
 from engines.routing.costs import routing_costs
 from engines.routing.records import RoutedRequest, RoutingCosts
 from engines.routing.router import Router
-from sim.engine.fleet import Fleet
+from sim.engine.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN, NONE, Fleet
+from sim.engine.fleets import FleetLoad
 from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp
-from sim.kernels import layout
-from sim.kernels.fleet import ALL_ENDED, AT_STOP
-from sim.kernels.layout import NONE
-from sim.kernels.routing import FIRST_TOKEN
+from sim.engine.simulatedrequest import NO_ENGINE
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -78,50 +76,49 @@ def _numbers(arrivals: Arrivals, name: str) -> list[int]:
 
 
 class Dispatch:
-    """A run of a fleet under a router. ``router`` None: the fleet's own, which is compiled."""
+    """A run of a fleet under a router, or with an engine known for each request: ``table``."""
 
     def __init__(
         self,
-        fleet: Fleet,
-        load: RoutedLoad,
+        load: FleetLoad,
+        routed: RoutedLoad,
         router: Router | None,
         *,
+        table: Sequence[int] = (),
         incidents: "Timeline | None" = None,
         caches: "TrueCaches | None" = None,
     ) -> None:
         """``caches``: the router's knowledge, if it is complete."""
-        self.fleet, self.load, self.router = fleet, load, router
-        self.engine_of: list[int] = [NONE] * len(fleet.arrivals)
-        self._incidents, self._caches = incidents, caches
+        self.load, self.fleet, self.routed, self.router = load, load.fleet, routed, router
+        self.engine_of: list[int] = [NONE] * len(load.arrivals)
+        self._incidents, self._caches, self._table = incidents, caches, table
         if caches is not None:
-            caches.fleet = fleet
-        self._number_of: list[int] = [NONE] * len(fleet.arrivals)
+            caches.fleet = load.fleet
+        self._number_of: list[int] = [NONE] * len(load.arrivals)
         self._chosen = 0
 
     def run(self) -> None:
-        fleet, stop_ms = self.fleet, self.fleet.state.clock["stop_ms"]
+        fleet = self.fleet
         if self._incidents is not None:
-            stop_ms[0] = self._incidents.next_ms()
+            fleet.stop_ms = self._incidents.next_ms()
         place = fleet.advance()
         while place != ALL_ENDED:
             self._tell()
             if self._incidents is not None:
                 self._incidents.happen(self)
-                stop_ms[0] = self._incidents.next_ms()
+                fleet.stop_ms = self._incidents.next_ms()
             if place == AT_STOP:
                 place = fleet.advance()
                 continue
             place = self._send(place)
         self._tell()
-        if self.router is None:
-            self.engine_of = fleet.life_of.tolist()
 
     def _tell(self) -> None:
         """Tell the router of first tokens and ends up to now."""
-        router, incidents = self.router, self._incidents
+        router, incidents, told = self.router, self._incidents, self.fleet.told()
         if router is None:
             return
-        for time_ms, code in self.fleet.told():
+        for time_ms, code in told:
             place = code >> 1
             if code & 1 == FIRST_TOKEN:
                 router.first_token(self._number_of[place])
@@ -135,14 +132,16 @@ class Dispatch:
         fleet, router, incidents = self.fleet, self.router, self._incidents
         if incidents is not None:
             incidents.arrived(self)
-            fleet.state.clock["stop_ms"] = incidents.next_ms()
-        assert router is not None
-        request = self.load.request(place, self._chosen, fleet.now_ms)
+            fleet.stop_ms = incidents.next_ms()
+        if router is None:
+            self.engine_of[place] = self._table[place]
+            return fleet.advance(place, self._table[place])
+        request = self.routed.request(place, self._chosen, fleet.now_ms)
         if self._caches is not None:
             self._caches.place = place
         engine = router.choose(request)
         if incidents is not None and not incidents.is_up(engine):
-            fleet.end_here(place, layout.NO_ENGINE)
+            fleet.end_here(place, NO_ENGINE)
             return fleet.advance()
         self._number_of[place] = self._chosen
         self._chosen += 1

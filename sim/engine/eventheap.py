@@ -1,4 +1,4 @@
-"""Events of requests in the order of their times, then of their kinds, then of the requests' indexes.
+"""Events of requests in the order of their times, then of their codes.
 
 mypyc compiles this module.
 """
@@ -11,11 +11,6 @@ from mypy_extensions import i64
 from sim.engine.simulatedrequest import SimulatedRequest
 
 NEVER_MS: Final = float("inf")
-ARRIVAL: Final = 0
-ENTRY: Final = 1
-ABORT: Final = 2
-LOADED: Final = 3
-KINDS: Final = 4
 
 
 class EventHeap:
@@ -25,24 +20,22 @@ class EventHeap:
         self.size: i64 = 0
         self._times_ms: vec[float] = vec[float]()
         self._codes: vec[i64] = vec[i64]()
-        """Kind × 2**40 + index."""
         self._requests: list[SimulatedRequest] = []
 
     def next_ms(self) -> float:
         """Time of the next event; infinity: there is none."""
         return self._times_ms[0] if self.size > 0 else NEVER_MS
 
-    def next_kind(self) -> i64:
-        """Kind of the next event."""
-        return self._codes[0] >> 40
+    def next_code(self) -> i64:
+        """Code of the next event."""
+        return self._codes[0]
 
     def next_request(self) -> SimulatedRequest:
         """Request of the next event."""
         return self._requests[0]
 
-    def push(self, time_ms: float, kind: i64, request: SimulatedRequest) -> None:
-        """Add an event."""
-        code = (kind << 40) + request.index
+    def push(self, time_ms: float, code: i64, request: SimulatedRequest) -> None:
+        """Add an event; of one time, the smallest code comes first."""
         at = self.size
         self.size += 1
         if at == i64(len(self._requests)):

@@ -1,313 +1,336 @@
-"""A fleet of compiled engines on one workload: their lives, and the results of the requests."""
+"""Engines of a fleet in one virtual clock: each runs as far as no request can come to it that is not known yet.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+``advance`` returns where a router has to choose an engine. Until then an engine may run to the next arrival, or to the
+first moment at which a session can go on that waits for another engine. So none is ever ahead of an arrival by more
+than the step that the arrival has to wait for, and each does what it would do alone with the requests that it gets.
+mypyc compiles this module.
+"""
 
-import numpy as np
+from collections.abc import Callable
+from math import inf, isnan, nan, nextafter
+from typing import Final
 
-from sim.engine.deployment import Deployment
-from sim.engine.results import RequestResult, results_in
-from sim.engine.routerstate import ASKS, CompiledRoute, router_pools, router_state
-from sim.engine.simstate import arrival_heap, lay_out, lay_out_runs
-from sim.engine.tiers import TierTraffic, traffic_in
-from sim.kernels import layout
-from sim.kernels.addresses import ENGINE_STATE, POOL, note, table
-from sim.kernels.fleet import ALL_ENDED, BAD_CHAIN, FLEET_CLOCK, FLEET_ENGINE, FLEET_STATE, NO_ROOM, advance, look
-from sim.kernels.fleet import Fleet as FleetState
-from sim.kernels.layout import NONE, Records, SimState, Timeline
-from sim.kernels.loop import twice_as_long
-from sim.kernels.routing import Router
-from sim.latency.modelfile import Model
-from sim.latency.terms import STEPS
-from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals
-from tracefile.records.arrays import FloatArray, IntArray
-from tracefile.records.errors import InputError
+from librt.vecs import vec
+from mypy_extensions import i64
 
-FIRST_STEPS = 1 << 14
-"""Steps in an engine's timeline at first; it doubles when it is full."""
-_SPARE_TOKENS = 1.25
-"""Room for tokens at first, over an equal share."""
+from sim.engine.apiserver import SHARED_CORE
+from sim.engine.eventheap import EventHeap
+from sim.engine.loop import Engine
+from sim.engine.simulatedrequest import (
+    ABORTED,
+    AS_RECORDED,
+    LOST,
+    NO_OUTCOME,
+    PARENT_FAILED,
+    UNSERVABLE,
+    SimulatedRequest,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class FleetEngine:
-    """An engine of a fleet."""
-
-    name: str
-    config: EngineConfig
-    model: Model
-    deployment: Deployment | None = None
-
-    def __post_init__(self) -> None:
-        if self.config.kv_groups is not None:
-            raise InputError(f"kv_groups: {self.config.kv_groups}; expected one group in a fleet of engines")
+ALL_ENDED: Final = -1
+AT_STOP: Final = -2
+"""Returned in place of a request: all have ended; the clock is at ``stop_ms``."""
+NONE: Final = -1
+FIRST_TOKEN: Final = 0
+END: Final = 1
+"""Kinds of what a router is told of a request; a code is 2 × place + kind."""
 
 
-@dataclass(frozen=True, slots=True)
 class Life:
-    """An engine from one cold start to the next, and the requests that ended in it."""
+    """An engine from one cold start to the next, and the requests in flight in it.
 
-    engine: int
-    state: SimState
-    earlier_steps: int = 0
-    """Steps of the engine that are no longer in the timeline."""
+    ``factors``: of noise on the API server's time, by place of the request.
+    """
 
-    @property
-    def engine_steps(self) -> int:
-        rows = self.state.timeline.rows[: self.state.clock["num_steps"].item()]
-        return self.earlier_steps + int(np.count_nonzero(rows[:, STEPS]))
+    def __init__(self, number: i64, engine: Engine, factors: vec[float]) -> None:
+        self.number: i64 = number
+        """Place of the engine in the fleet."""
+        self.index: i64 = NONE
+        """Place among the lives of all engines."""
+        self.engine: Engine = engine
+        self.factors: vec[float] = factors
+        self.in_flight: list[SimulatedRequest] = []
+        """Requests as the router has them."""
+        self.has_served: bool = False
+        self.resumes_ms: float = inf
+        """Nothing happens in the engine before."""
+        self.bound_ms: float = inf
+        """No session that waits for the engine goes on before."""
 
 
 class Fleet:
-    """A run of engines that share a workload. ``advance`` stops where a request needs an engine."""
+    """A run of engines that share a workload; the index of a request is its place in it.
+
+    A request is served by a copy of it, ``served``, in the engine that it was handed to; ``life`` is the number of that
+    engine's life. Times of a request count from its arrival at the router. ``make_life``: makes the life of that number
+    of an engine, cold.
+    """
 
     def __init__(
         self,
-        arrivals: Arrivals,
-        engines: Sequence[FleetEngine],
-        seed: int | None,
-        moves: int = 0,
+        requests: list[SimulatedRequest],
+        engines: i64,
+        make_life: Callable[[i64, i64], Life],
         *,
-        keeps_steps: bool = False,
-        route: CompiledRoute = ASKS,
+        block_size: i64,
+        now_ms: float,
     ) -> None:
-        """``seed``: None without noise. ``moves``: times that all requests in flight may go to another engine.
-        ``keeps_steps``: timelines hold all steps; if not, as many as requests in flight need: memory that is not new
-        is faster."""
-        self.arrivals, self.engines, self._seed, self._keeps_steps = arrivals, engines, seed, keeps_steps
-        self._alone = replace(arrivals, parents=np.full(len(arrivals), NOBODY))
-        self._next_think_ms = _next_think_ms(arrivals)
-        router = router_state(arrivals, engines[0].config.block_size, len(engines), route)
-        self.state = _fleet_state(arrivals, len(engines), moves, router)
-        self._addresses = table(2 * len(engines) + 1, ENGINE_STATE)
-        note(self._addresses[-1], FLEET_STATE, self.state)
-        self._pools = router_pools(arrivals, router, route)
-        for row, pool in enumerate(self._pools, len(engines)):
-            note(self._addresses[row], POOL, pool)
-        self.lives = [Life(place, self._cold(place, 0)) for place in range(len(engines))]
-        self.current = list(range(len(engines)))
-        """Number of each engine's life now."""
-        self._moved: set[int] = set()
-        self._cached = np.zeros(len(engines), np.int64)
-        self.life_of: IntArray = np.full(len(arrivals), NONE) if route is ASKS else router.sent["engine"]
-        """Life in which each request last was; NONE: no engine got it."""
-        for place, life in enumerate(self.lives):
-            self._hand_out(place, life.state)
+        self.requests: list[SimulatedRequest] = requests
+        self.lives: list[Life] = []
+        self.current: list[Life] = []
+        """Each engine's life now."""
+        self.now_ms: float = now_ms
+        self.stop_ms: float = inf
+        """Where ``advance`` returns in any case."""
+        self._block_size: i64 = block_size
+        self._make_life: Callable[[i64, i64], Life] = make_life
+        self._arrivals: EventHeap = EventHeap()
+        self._events: EventHeap = EventHeap()
+        """First tokens and ends that the router has not been told."""
+        self._told: list[tuple[float, int]] = []
+        for number in range(engines):
+            self._begin_life(number)
 
-    def results(self) -> Iterator[RequestResult]:
-        """Yield the results of all requests, which have ended."""
-        for number, life in enumerate(self.lives):
-            places = np.flatnonzero(self.life_of == number)
-            name = self.engines[life.engine].name
-            for result in self._results_in(life.state, places):
-                result.record.upstream = name
-                yield result
-        for result in self._results_in(self.lives[0].state, np.flatnonzero(self.life_of == NONE)):
-            if result.outcome != "as_recorded":
-                result.record.upstream = None
-            yield result
-
-    def _results_in(self, state: SimState, places: IntArray) -> Iterator[RequestResult]:
-        for name in ("outcome", "arrival_ms", "ttft_ms", "e2e_ms", "num_seen"):
-            state.runs[name][places] = self.state.runs[name][places]
-        return results_in(state, self.arrivals, places)
-
-    @property
-    def traffic(self) -> TierTraffic:
-        return traffic_in([life.state for life in self.lives], [self.lives[number].state for number in self.current])
-
-    @property
-    def now_ms(self) -> float:
-        return float(self.state.clock["now_ms"][0])
+    def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
+        """Let a request arrive at the router."""
+        self._arrivals.push(arrival_ms, request.index, request)
 
     def told(self) -> list[tuple[float, int]]:
-        """Times and codes of first tokens and ends since the last stop, in order."""
-        found: list[tuple[float, int]] = self.state.told[: self.state.clock["num_told"].item()].tolist()
-        self.state.clock["num_told"] = 0
-        return found
+        """Return times and codes of first tokens and ends since the last call, in order."""
+        told = self._told
+        self._told = []
+        return told
 
-    def advance(self, place: int = NONE, engine: int = NONE) -> int:
-        """Hand the request at ``place`` over to ``engine``, and run to the next request that needs one; below 0: none
-        does, because all have ended or the clock is at ``stop_ms``."""
+    def advance(self, place: i64 = NONE, engine: i64 = NONE) -> i64:
+        """Hand the request at ``place`` over to an engine, and run to the next one that needs an engine. Return its
+        place, or why there is none. Raises InputError if hashes are not chained."""
         if place >= 0:
-            self.life_of[place] = self.current[engine]
-            if place in self._moved:  # its client has waited already
-                waited_ms = self.now_ms - float(self.state.runs["arrival_ms"][place])
-                own = self.lives[self.current[engine]].state.runs["abort_after_ms"]
-                own[place] = self.arrivals.abort_after_ms[place] - waited_ms
-        while (stop := advance(self._addresses, place, engine)) == NO_ROOM:
-            self._make_room(int(self.state.clock["engine"][0]))
-            place = NONE
-        if stop == BAD_CHAIN or (stop == ALL_ENDED and any(pool.counts["not_chained"][0] for pool in self._pools)):
-            raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
-        return stop
+            self._hand_over(self.requests[place], engine)
+        while True:
+            until_ms = min(self._arrivals.next_ms(), self.stop_ms)
+            life = self._furthest_behind(until_ms)
+            if life is not None:
+                self._run_life(life, until_ms)
+                continue
+            while self._events.next_ms() <= until_ms and self._events.size > 0:
+                self._told.append((self._events.next_ms(), int(self._events.next_code())))
+                self._events.pop()
+            if until_ms == inf:
+                return ALL_ENDED
+            self.now_ms = until_ms
+            if self.stop_ms <= self._arrivals.next_ms():
+                return AT_STOP
+            request = self._arrivals.next_request()
+            self._arrivals.pop()
+            if self._needs_engine(request):
+                return request.index
 
-    def cached_blocks(self, place: int) -> list[int]:
+    def cached_blocks(self, place: i64) -> list[int]:
         """Return, by engine, the leading blocks cached of the request at ``place``, which has just come."""
-        look(self._addresses, place, self._cached)
-        found: list[int] = self._cached.tolist()
-        return found
+        request = self.requests[place]
+        cached: list[int] = []
+        for life in self.current:
+            scheduler = life.engine.scheduler
+            hit_tokens = scheduler.cache.look_up(request) if scheduler.accepts(request) else 0
+            cached.append(int(hit_tokens // self._block_size))
+        return cached
 
-    def lose(self, engine: int) -> tuple[list[int], list[int]]:
+    def lose(self, number: i64) -> tuple[list[int], list[int]]:
         """End an engine's life now; return its requests that come to the router again, having no token yet, and those
         that end here."""
-        state, runs, clock = self.lives[self.current[engine]].state, self.state.runs, self.state.clock[0]
-        events, now_ms = self.state.events, self.now_ms
-        coming = events[: clock["num_events"]]
-        of_life = self.life_of[coming["code"] // 2] == self.current[engine]
-        of_life &= runs["outcome"][coming["code"] // 2] != layout.UNSERVABLE
-        undone = np.unique(coming["code"][of_life] // 2)
-        clock["num_events"] = _lay_out_heap(events, coming[~of_life])
-        released = self.state.arrivals[: clock["num_arrivals"]]
-        too_early = np.isin(runs["parent"][released["code"]], undone)
-        clock["num_arrivals"] = _lay_out_heap(self.state.arrivals, released[~too_early])
-        flying = self.state.in_flight[engine, : self.state.engines["num_in_flight"][engine]]
-        moved, ended = [], []
-        for place in np.union1d(undone, flying).tolist():
-            first, count = int(state.runs["first_token"][place]), int(state.runs["num_seen"][place])
-            seen_ms = state.timeline.seen_ms[state.token_steps[first : first + count]]
-            seen_ms = seen_ms[seen_ms <= now_ms]
-            if len(seen_ms):
-                state.itl_ms[first + 1 : first + len(seen_ms)] = np.diff(seen_ms)
-                runs["ttft_ms"][place] = seen_ms[0] - runs["arrival_ms"][place]
-                self.end_here(place, layout.LOST, len(seen_ms))
+        life = self.current[number]
+        undone = self._forget_events(life)
+        moved: list[int] = []
+        ended: list[int] = []
+        for place in sorted({*undone, *[int(request.index) for request in life.in_flight]}):
+            request = self.requests[place]
+            served = request.served
+            if served is None:
+                continue
+            served.forget_unseen(life.engine.seen_ms, self.now_ms)
+            if served.num_seen > 0:
+                request.ttft_ms = served.first_seen_ms(life.engine.seen_ms) - request.arrival_ms
+                self.end_here(place, LOST, served.num_seen)
                 ended.append(place)
             else:
-                runs["outcome"][place], runs["num_seen"][place] = layout.NO_OUTCOME, 0
-                runs["ttft_ms"][place] = np.nan
-                self.life_of[place] = NONE
-                self._arrive(place, now_ms)
+                request.outcome = NO_OUTCOME
+                request.num_seen = 0
+                request.ttft_ms = nan
+                request.served = None
+                request.life = NONE
+                self.submit(request, self.now_ms)
                 moved.append(place)
-        self._moved.update(moved)
-        self.restart(engine, now_ms)
+        self.restart(number, self.now_ms)
         return moved, ended
 
-    def end_here(self, place: int, outcome: np.int64, tokens: int = 0) -> None:
+    def end_here(self, place: i64, outcome: i64, tokens: i64 = 0) -> None:
         """End a request now; its session goes on."""
-        runs = self.state.runs
-        runs["outcome"][place], runs["num_seen"][place] = outcome, tokens
-        runs["e2e_ms"][place] = self.now_ms - runs["arrival_ms"][place]
-        child = int(runs["first_child"][place])
-        while child != NONE:
-            self._arrive(child, self.now_ms + runs["think_ms"][child])
-            child = int(runs["next_child"][child])
+        request = self.requests[place]
+        request.outcome = outcome
+        request.num_seen = tokens
+        request.e2e_ms = self.now_ms - request.arrival_ms
+        for child in request.children:
+            self.submit(child, self.now_ms + child.think_ms)
 
-    def _arrive(self, place: int, at_ms: float) -> None:
-        clock = self.state.clock[0]
-        known = np.append(self.state.arrivals[: clock["num_arrivals"]], np.array([(at_ms, place)], layout.EVENT))
-        clock["num_arrivals"] = _lay_out_heap(self.state.arrivals, known)
-
-    def restart(self, engine: int, at_ms: float) -> None:
+    def restart(self, number: i64, at_ms: float) -> None:
         """Let an engine begin at ``at_ms`` with nothing cached: a new life, unless it has not served in this one."""
-        now = self.lives[self.current[engine]].state
-        if now.clock["num_steps"][0] == 0 and not (self.life_of == self.current[engine]).any():
-            now.clock["now_ms"] = at_ms
+        life = self.current[number]
+        if life.engine.num_steps == 0 and not life.has_served:
+            life.engine.now_ms = at_ms
             return
-        state = self._cold(engine, len(self.lives))
-        state.clock["now_ms"] = at_ms
-        self.current[engine] = len(self.lives)
-        self.lives.append(Life(engine, state))
-        self.state.engines[engine] = (np.inf, np.inf, 0)
-        self._hand_out(engine, state)
+        self._begin_life(number)
+        self.current[number].engine.now_ms = at_ms
 
-    def _hand_out(self, engine: int, state: SimState) -> None:
-        note(self._addresses[engine], ENGINE_STATE, state)
-
-    def _cold(self, engine: int, life: int) -> SimState:
-        one, count = self.engines[engine], len(self.engines)
-        asked = int(self.arrivals.output_tokens.sum())
-        most = int(self.arrivals.output_tokens.max(initial=1))
-        state = lay_out(
-            self._alone,
-            one.config,
-            one.model,
-            engine_seed(self._seed, engine if life < count else life),
-            first_steps=FIRST_STEPS,
-            token_room=min(asked, max(int(_SPARE_TOKENS * asked / count), 2 * most)) + 1,
-            deployment=one.deployment,
-        )
-        state.clock["num_arrivals"] = 0
-        state.scheduler.settings["pauses"] = 1
-        state.runs["next_think_ms"] = self._next_think_ms
-        return state
-
-    def _make_room(self, engine: int) -> None:
-        number = self.current[engine]
-        life = self.lives[number]
-        state, earlier = life.state, life.earlier_steps
-        if int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms):
-            first = 0 if self._keeps_steps else self._first_step_in_use(engine, state)
-            if first > len(state.timeline.ends_ms) // 2:
-                earlier += int(np.count_nonzero(state.timeline.rows[:first, STEPS]))
-                _forget_steps(state, first)
-            else:
-                state = state._replace(timeline=Timeline(*map(twice_as_long, state.timeline)))
+    def _begin_life(self, number: i64) -> None:
+        life = self._make_life(number, len(self.lives))
+        life.index = len(self.lives)
+        self.lives.append(life)
+        if number < i64(len(self.current)):
+            self.current[number] = life
         else:
-            steps, itl_ms = state.token_steps, state.itl_ms
-            state = state._replace(
-                token_steps=np.append(steps, np.zeros_like(steps)), itl_ms=np.append(itl_ms, np.zeros_like(itl_ms))
-            )
-        self.lives[number] = Life(engine, state, earlier)
-        self._hand_out(engine, state)
+            self.current.append(life)
 
-    def _first_step_in_use(self, engine: int, state: SimState) -> int:
-        """First step that carries a token of a request in flight, or of one whose end was not told."""
-        flying = self.state.in_flight[engine, : self.state.engines["num_in_flight"][engine]]
-        untold = self.state.events["code"][: self.state.clock["num_events"][0]] // 2
-        places = np.append(flying, untold[self.life_of[untold] == self.current[engine]])
-        speaking = places[state.runs["num_seen"][places] > 0]
-        steps = state.token_steps[state.runs["first_token"][speaking]]
-        return int(steps.min(initial=int(state.clock["num_steps"][0])))
+    def _needs_engine(self, request: SimulatedRequest) -> bool:
+        """Note the arrival of a request; one that failed before it got to an engine ends as recorded."""
+        if isnan(request.entry_ms):
+            request.arrival_ms = self.now_ms
+            request.entry_ms = self.now_ms
+        if not request.is_as_recorded:
+            return True
+        request.e2e_ms = request.recorded_e2e_ms
+        request.outcome = AS_RECORDED
+        self._end_turn(request)
+        return False
 
+    def _hand_over(self, request: SimulatedRequest, number: i64) -> None:
+        life = self.current[number]
+        engine = life.engine
+        served = request.again()
+        served.frontend_factor = life.factors[request.index]
+        if self.now_ms > request.arrival_ms:  # its client has waited already
+            served.abort_after_ms -= self.now_ms - request.arrival_ms
+        served.arrival_ms = self.now_ms
+        request.served = served
+        request.life = life.index
+        life.has_served = True
+        engine.submit(served, self.now_ms)
+        life.in_flight.append(request)
+        life.resumes_ms = min(life.resumes_ms, max(self.now_ms, engine.now_ms))
+        left_ms = self.now_ms + served.abort_after_ms
+        if left_ms < engine.now_ms:  # the router sees that the client goes, even during the engine's step
+            life.resumes_ms = min(life.resumes_ms, left_ms)
+        life.bound_ms = min(life.bound_ms, life.resumes_ms + request.next_think_ms)
 
-def engine_seed(seed: int | None, number: int) -> int | None:
-    """Seed of an engine's noise; the first has the run's own."""
-    if seed is None or number == 0:
-        return seed
-    sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
-    return int(sequence.generate_state(1, np.uint64)[0])
+    def _furthest_behind(self, until_ms: float) -> Life | None:
+        """Return the life that has something to do before all others and before ``until_ms``."""
+        first: Life | None = None
+        for life in self.current:
+            if life.resumes_ms < until_ms:
+                first = life
+                until_ms = life.resumes_ms
+        return first
 
+    def _run_life(self, life: Life, until_ms: float) -> None:
+        """Run an engine to ``until_ms``, or to where another one may let a session go on."""
+        for other in self.current:
+            if other is not life:
+                until_ms = min(until_ms, nextafter(other.bound_ms, inf))
+        if life.engine.server.placement == SHARED_CORE:  # a turn that comes during a step delays the step
+            until_ms = min(until_ms, nextafter(self._after_leaving_ms(life), inf))
+        done = life.engine.run(until_ms)
+        life.resumes_ms = inf if done else life.engine.resumes_ms()
+        life.bound_ms = life.resumes_ms + self._collect(life)
 
-def _fleet_state(arrivals: Arrivals, engines: int, moves: int, router: Router) -> FleetState:
-    count = len(arrivals)
-    runs = lay_out_runs(arrivals)
-    roots = np.flatnonzero(arrivals.parents == NOBODY)
-    clock = np.zeros(1, FLEET_CLOCK)
-    clock["num_arrivals"], clock["stop_ms"] = len(roots), np.inf
-    clock["now_ms"] = min(arrivals.arrival_ms.min(initial=0.0), 0.0)
-    known = np.zeros(engines, FLEET_ENGINE)
-    known["resumes_ms"] = known["bound_ms"] = np.inf
-    return FleetState(
-        clock=clock,
-        runs=runs,
-        arrivals=arrival_heap(runs, roots),
-        events=np.zeros(2 * count * (moves + 1) + 1, layout.EVENT),
-        told=np.zeros(2 * count * (moves + 1) + 1, layout.EVENT),
-        engines=known,
-        in_flight=np.zeros((engines, count + 1), np.int64),
-        router=router,
-    )
+    def _after_leaving_ms(self, life: Life) -> float:
+        """Return the first time at which a session may go on whose client goes before its answer's end."""
+        first_ms = inf
+        for request in life.in_flight:
+            served = request.served
+            if served is not None and request.outcome == NO_OUTCOME and not isnan(served.abort_after_ms):
+                first_ms = min(first_ms, served.arrival_ms + served.abort_after_ms + request.next_think_ms)
+        return first_ms
 
+    def _collect(self, life: Life) -> float:
+        """Note first tokens and ends of an engine's requests; return the shortest think time after those in flight."""
+        engine = life.engine
+        kept: list[SimulatedRequest] = []
+        least_ms = inf
+        for request in life.in_flight:
+            served = request.served
+            if served is None:
+                continue
+            if request.num_seen == 0 and served.num_seen > 0:
+                request.num_seen = 1
+                self._note(served.first_seen_ms(engine.seen_ms), request, FIRST_TOKEN)
+            if served.outcome == NO_OUTCOME:
+                kept.append(request)
+                if request.outcome == NO_OUTCOME and self._leaves_during_pause(engine, served):
+                    request.outcome = ABORTED
+                    request.e2e_ms = served.arrival_ms - request.arrival_ms + served.abort_after_ms
+                    self._end(request)
+                if request.outcome == NO_OUTCOME:
+                    least_ms = min(least_ms, request.next_think_ms)
+                continue
+            moved_ms = served.arrival_ms - request.arrival_ms
+            was_left = request.outcome == ABORTED
+            request.outcome = served.outcome
+            request.num_seen = served.num_seen
+            request.ttft_ms = served.ttft_ms + moved_ms
+            request.e2e_ms = served.e2e_ms + moved_ms
+            if not was_left:
+                self._end(request)
+        life.in_flight = kept
+        return least_ms
 
-def _forget_steps(state: SimState, first: int) -> None:
-    """Drop the steps before ``first``, of which requests that ended no longer need any."""
-    kept = int(state.clock["num_steps"][0]) - first
-    for part in state.timeline:
-        part[:kept] = part[first : first + kept].copy()
-    state.token_steps[: state.clock["num_tokens"][0]] -= first
-    state.clock["num_steps"] = kept
+    def _leaves_during_pause(self, engine: Engine, served: SimulatedRequest) -> bool:
+        """Return whether the client goes before a step that pauses goes on: nothing can end the request before."""
+        if not engine.is_paused() or isnan(served.abort_after_ms):
+            return False
+        return served.arrival_ms + served.abort_after_ms < engine.server.resumes_ms
 
+    def _end(self, request: SimulatedRequest) -> None:
+        self._note(request.end_ms(), request, END)
+        self._end_turn(request)
 
-def _lay_out_heap(heap: Records, events: Records) -> int:
-    """Write events into a heap that had as many or one less; return their number. Sorted events are a heap."""
-    heap[: len(events)] = events[np.lexsort((events["code"], events["time_ms"]))]
-    return len(events)
+    def _end_turn(self, request: SimulatedRequest) -> None:
+        """Let the next turns of its session arrive; those of a request that failed fail too."""
+        ended = [request]
+        while ended:
+            parent = ended.pop()
+            failed = parent.outcome in (UNSERVABLE, PARENT_FAILED)
+            for child in parent.children:
+                arrival_ms = parent.end_ms() + child.think_ms
+                if failed:
+                    child.arrival_ms = arrival_ms
+                    child.outcome = PARENT_FAILED
+                    ended.append(child)
+                else:
+                    self.submit(child, arrival_ms)
 
+    def _note(self, time_ms: float, request: SimulatedRequest, kind: i64) -> None:
+        self._events.push(time_ms, 2 * request.index + kind, request)
 
-def _next_think_ms(arrivals: Arrivals) -> FloatArray:
-    found = np.full(len(arrivals), np.inf)
-    children = np.flatnonzero(arrivals.parents != NOBODY)
-    parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])
-    np.minimum.at(found, parents, arrivals.think_ms[children])
-    return found
+    def _forget_events(self, life: Life) -> list[int]:
+        """Forget what the router was to be told of a life later, and the turns that would follow; return the places of
+        these requests."""
+        undone: list[int] = []
+        events = EventHeap()
+        while self._events.size > 0:
+            request = self._events.next_request()
+            if request.life == life.index and request.outcome != UNSERVABLE:
+                undone.append(int(request.index))
+            else:
+                events.push(self._events.next_ms(), self._events.next_code(), request)
+            self._events.pop()
+        self._events = events
+        early: set[int] = set()
+        for place in undone:
+            for child in self.requests[place].children:
+                early.add(int(child.index))
+        arrivals = EventHeap()
+        while self._arrivals.size > 0:
+            request = self._arrivals.next_request()
+            if int(request.index) not in early:
+                arrivals.push(self._arrivals.next_ms(), request.index, request)
+            self._arrivals.pop()
+        self._arrivals = arrivals
+        return undone

@@ -9,7 +9,7 @@ from engines.routing.costs import prefill_ms
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router, parse_route
 from sim.engine.deployment import Deployment
-from sim.engine.incidents import EVENT_HELP, Incident, Kill, check_events, parse_event
+from sim.engine.incidents import EVENT_HELP, Incident, check_events, parse_event
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sim.engine import dispatch as dispatching
-    from sim.engine import fleet as fleets
-    from sim.engine import routerstate
+    from sim.engine import fleets
     from sim.engine.dispatch import Dispatch, RoutedLoad, TrueCaches
-    from sim.engine.fleet import FleetEngine
+    from sim.engine.fleets import FleetEngine
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
-    dispatching, fleets, routerstate = late_modules("sim.engine", "dispatch fleet routerstate")
+    dispatching, fleets = late_modules("sim.engine", "dispatch fleets")
 
 
 CAPTURED = "captured"
@@ -124,31 +123,28 @@ def engines_of(
 
 def run_fleet(
     arrivals: "Arrivals",
-    load: "RoutedLoad",
+    routed: "RoutedLoad",
     engines: "Sequence[FleetEngine]",
     plan: FleetPlan,
     seed: int | None,
     *,
-    keeps_steps: bool = False,
+    keeps_rows: bool = False,
 ) -> "Dispatch":
     """Run a workload through a fleet to its end."""
-    route, router, caches = plan.parsed_route(), None, None
+    route, router, caches, table = plan.parsed_route(), None, None, list[int]()
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        compiled = routerstate.by_table([0 if name is None else places[name] for name in load.upstreams])
+        table = [0 if name is None else places[name] for name in routed.upstreams]
     else:
         if route.kind.uses_cache and route.knowledge == "complete":
             caches = dispatching.TrueCaches()
         router = _router(route, engines, caches)
-        compiled = routerstate.ASKS if plan.events else routerstate.compiled_route(route, router.engines)
-    kills = sum(isinstance(event, Kill) for event in plan.events)
-    fleet = fleets.Fleet(arrivals, engines, seed, kills, keeps_steps=keeps_steps, route=compiled)
+    load = fleets.FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
     incidents = None
     if plan.events:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
         incidents = dispatching.Timeline(plan.events, len(engines), start_ms)
-    asked = router if compiled is routerstate.ASKS else None
-    dispatch = dispatching.Dispatch(fleet, load, asked, incidents=incidents, caches=caches)
+    dispatch = dispatching.Dispatch(load, routed, router, table=table, incidents=incidents, caches=caches)
     dispatch.run()
     return dispatch
 

@@ -10,7 +10,7 @@ from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from sim.engine.apiserver import SHARED_CORE, ApiServer
-from sim.engine.eventheap import ABORT, ARRIVAL, ENTRY, LOADED, EventHeap
+from sim.engine.eventheap import EventHeap
 from sim.engine.simulatedrequest import (
     ABORTED,
     AS_RECORDED,
@@ -22,10 +22,14 @@ from sim.engine.simulatedrequest import (
 )
 from sim.latency.stepcost import StepCost
 from sim.latency.stepnoise import StepNoise
-from sim.vllm.onerequest import LOADING
-from sim.vllm.onescheduler import Scheduler, Step
+from sim.vllm.request import LOADING
+from sim.vllm.scheduler import Scheduler, Step
 from tracefile.records.errors import InputError
 
+ENTRY: Final = 0
+ABORT: Final = 1
+LOADED: Final = 2
+"""Kinds of events."""
 BEGUN: Final = 0
 IDLED: Final = 1
 DONE: Final = 2
@@ -37,7 +41,7 @@ ROUNDING: Final = 1.0 + 1e-9
 
 
 class Engine:
-    """One engine with its API server, in virtual time.
+    """Engine with its API server, in virtual time.
 
     ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: the counts of all steps are kept.
     """
@@ -89,7 +93,7 @@ class Engine:
 
     def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
         """Let a request arrive."""
-        self._arrivals.push(arrival_ms, ARRIVAL, request)
+        self._arrivals.push(arrival_ms, request.index, request)
 
     def next_ms(self) -> float:
         """Time of the next event; infinity: there is none."""
@@ -118,6 +122,23 @@ class Engine:
             again = self._composed if self._ahead else step
             if again is not None:
                 self._repeat_decodes(again)
+
+    def resumes_ms(self) -> float:
+        """Return the time before which nothing happens in the engine, which has paused."""
+        if self._running is not None:
+            return self.server.resumes_ms
+        if self._composed is not None or self.now_ms >= self.horizon_ms:
+            return min(self.now_ms, self.next_ms())  # a client may have gone during the step
+        if self.server.is_busy():
+            return min(self.next_ms(), self.now_ms + self.server.left_ms())
+        return self.next_ms()
+
+    def is_paused(self) -> bool:
+        """Return whether the engine stands still within a step."""
+        return self._running is not None
+
+    def _note(self, time_ms: float, kind: i64, request: SimulatedRequest) -> None:
+        self._events.push(time_ms, (kind << 40) + request.index, request)
 
     def _begin_next(self) -> i64:
         """Begin the next step, or move the clock to where there may be one; or return the reason to stop."""
@@ -163,7 +184,7 @@ class Engine:
         scheduler.schedule(step)
         if offloading is not None:
             for loading in offloading.new_loads:
-                self._events.push(loading.load_end_ms, LOADED, cast(SimulatedRequest, loading))
+                self._note(loading.load_end_ms, LOADED, cast(SimulatedRequest, loading))
             offloading.new_loads.clear()
         self.preemptions += len(step.preempted)
         for number in range(step.count - step.admitted, step.count):
@@ -265,7 +286,7 @@ class Engine:
                 self._next_arrival()
                 continue
             time_ms = events.next_ms()
-            kind = events.next_kind()
+            kind = events.next_code() >> 40
             request = events.next_request()
             events.pop()
             if kind == ENTRY:
@@ -295,14 +316,14 @@ class Engine:
         if self._shares_core:
             self.server.accept(request)
         else:
-            self._events.push(self.server.entry_ms(request), ENTRY, request)
+            self._note(self.server.entry_ms(request), ENTRY, request)
         if not isnan(request.abort_after_ms):
-            self._events.push(time_ms + request.abort_after_ms, ABORT, request)
+            self._note(time_ms + request.abort_after_ms, ABORT, request)
 
     def _hand_over(self) -> None:
         """Hand requests that the API server on the shared core has received to the scheduler."""
         for request in self.server.done:
-            self._events.push(request.received_ms, ENTRY, request)
+            self._note(request.received_ms, ENTRY, request)
         self.server.done.clear()
 
     def _abort(self, request: SimulatedRequest) -> None:

@@ -8,32 +8,24 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from measure.machinecode.entries import entry
-from measure.machinecode.kernels import kernel
-from sim.engine.gaptexts import DECIMALS, GapTexts
 from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
-from sim.kernels import layout
-from sim.kernels.layout import Places, SimState
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig
-from sim.vllm.onerequest import NOT_ADMITTED
+from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.parser import VERSION
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
-MOST_DIGITS = 22
-"""Most bytes of one gap, its comma included."""
-_GAPS_AT_ONCE = 1 << 18
-_ZERO, _POINT, _COMMA, _OPEN, _CLOSE = (np.uint8(ord(letter)) for letter in "0.,[]")
-
-_OUTCOMES = [outcome or "" for outcome in layout.OUTCOMES]
-
-ByteArray = npt.NDArray[np.uint8]
 Gaps = list[float] | msgspec.Raw
+
+
+DECIMALS = 4
+"""Of times in ms: finer than any clock that a prediction will be compared with."""
+STEPS_AT_ONCE = 1 << 16
+_COMMA = ord(",")
 
 
 @dataclass(slots=True)
@@ -67,12 +59,12 @@ def results_of(
     """Yield the results of requests that have ended; ``places``: theirs in ``arrivals``; ``seen_ms``: of their engine's
     steps."""
     texts = GapTexts(seen_ms)
-    think_ms = _or_none(arrivals.think_ms[places])
-    for request, record, think in zip(requests, arrivals.records(places), think_ms, strict=True):
+    columns = (arrivals.records(places), arrivals.numbers[places].tolist(), _or_none(arrivals.think_ms[places]))
+    for request, record, number, think in zip(requests, *columns, strict=True):
         request.close_run()
         yield RequestResult(
             record,
-            request.index,
+            number,
             think,
             request.prompt_tokens,
             OUTCOMES[request.outcome],
@@ -92,97 +84,47 @@ def _known(time_ms: float) -> float | None:
     return None if isnan(time_ms) else time_ms
 
 
-def results_in(state: SimState, arrivals: Arrivals, places: IntArray) -> Iterator[RequestResult]:
-    """Yield the results of the requests at ``places``, which have all ended; a few thousand are made at once."""
-    counts = np.maximum(state.runs["num_seen"][places] - 1, 0)
-    cuts = np.searchsorted(np.cumsum(counts), np.arange(_GAPS_AT_ONCE, int(counts.sum()), _GAPS_AT_ONCE))
-    for some in np.split(places, np.unique(cuts)):
-        yield from _results(state, arrivals, some)
-
-
-def _results(state: SimState, arrivals: Arrivals, places: IntArray) -> Iterator[RequestResult]:
-    runs, requests = state.runs[places], state.scheduler.requests[places]
-    return map(
-        RequestResult,
-        arrivals.records(places),
-        arrivals.numbers[places].tolist(),
-        _or_none(arrivals.think_ms[places]),
-        arrivals.prompt_tokens[places].tolist(),
-        map(_OUTCOMES.__getitem__, runs["outcome"].tolist()),
-        runs["arrival_ms"].tolist(),
-        _or_none(runs["ttft_ms"]),
-        _gap_texts(state, places),
-        runs["num_seen"].tolist(),
-        _or_none(runs["e2e_ms"]),
-        (requests["state"] != layout.ABSENT).tolist(),
-        [None if tokens < 0 else tokens for tokens in requests["cached_tokens"].tolist()],
-        _or_none(runs["admitted_ms"] - runs["entry_ms"]),
-        requests["preemptions"].tolist(),
-    )
-
-
-def _gap_texts(state: SimState, places: IntArray) -> Iterator[msgspec.Raw]:
-    counts = np.maximum(state.runs["num_seen"][places] - 1, 0)
-    text = np.empty(int(counts.sum()) * MOST_DIGITS + 2 * len(places), np.uint8)
-    ends = np.empty(len(places), np.int64)
-    write_arrays(state.itl_ms, state.runs["first_token"][places] + 1, counts, text, ends)
-    view, start = memoryview(text.data), 0
-    for end in ends.tolist():
-        yield msgspec.Raw(view[start:end])
-        start = end
-
-
-@entry
-def write_arrays(values: FloatArray, firsts: Places, counts: Places, into: ByteArray, ends: Places) -> None:
-    """Write JSON arrays of ``values`` of 0 and more to four decimals: array i has ``counts[i]`` from ``firsts[i]`` on.
-
-    ``ends``: end of each array in ``into``. Digits are those of the shortest equal number, as always in JSON.
-    """
-    end = 0
-    for number in range(len(firsts)):
-        into[end] = _OPEN
-        end += 1
-        for place in range(firsts[number], firsts[number] + counts[number]):
-            if place > firsts[number]:
-                into[end] = _COMMA
-                end += 1
-            end = _write(into, end, int(np.rint(values[place] * 10_000.0)))
-        into[end] = _CLOSE
-        end += 1
-        ends[number] = end
-
-
-@kernel
-def _write(into: ByteArray, end: int, parts: int) -> int:
-    whole = parts // 10_000
-    rest = parts - whole * 10_000
-    digits, left = 1, whole // 10
-    while left > 0:
-        digits += 1
-        left //= 10
-    for place in range(end + digits - 1, end - 1, -1):
-        tenth = whole // 10
-        into[place] = _ZERO + np.uint8(whole - 10 * tenth)
-        whole = tenth
-    end += digits
-    into[end] = _POINT
-    end += 1
-    scale = 1_000
-    while True:
-        digit = rest // scale
-        into[end] = _ZERO + np.uint8(digit)
-        end += 1
-        rest -= digit * scale
-        if rest == 0:
-            return end
-        scale //= 10
-
-
 def _or_none(times_ms: FloatArray) -> list[float | None]:
     known: list[float | None] = times_ms.tolist()
     for place in np.flatnonzero(np.isnan(times_ms)).tolist():
         known[place] = None
     return known
+
+
+class GapTexts:
+    """Texts of the gaps between steps; ``seen_ms``: when clients see each step's tokens, ascending."""
+
+    def __init__(self, seen_ms: FloatArray) -> None:
+        self._seen_ms = seen_ms
+        parts = [_texts(seen_ms[first : first + STEPS_AT_ONCE + 1]) for first in range(0, len(seen_ms), STEPS_AT_ONCE)]
+        self._text = b"".join(text for text, _ in parts)
+        starts = np.cumsum([0, *(len(text) for text, _ in parts)])
+        # Text of gap i, between step i and the next, and a comma: from ``ends[i]`` to ``ends[i + 1]``.
+        self._ends: list[int] = [0]
+        for start, (_, ends) in zip(starts.tolist(), parts, strict=False):
+            self._ends += (start + ends).tolist()
+
+    def array(self, runs: Sequence[int]) -> msgspec.Raw:
+        """Return the gaps between the tokens of one request as a JSON array.
+
+        ``runs``: first step and number of consecutive steps, each with a token, again and again.
+        """
+        parts: list[bytes] = []
+        before = -1
+        for first, count in zip(runs[::2], runs[1::2], strict=True):
+            if before >= 0:
+                parts.append(_texts(self._seen_ms[[before, first]])[0])
+            before = first + count - 1
+            parts.append(self._text[self._ends[first] : self._ends[before]])
+        return msgspec.Raw(b"[" + b"".join(parts)[:-1] + b"]")
+
+
+def _texts(seen_ms: FloatArray) -> tuple[bytes, IntArray]:
+    """Return the texts of the gaps, each with a comma behind it, and where each ends."""
+    scale = 10.0**DECIMALS
+    gaps_ms: list[float] = (np.rint(np.diff(seen_ms) * scale) / scale).tolist()
+    text = msgspec.json.encode(gaps_ms)[1:-1] + b"," * bool(gaps_ms)
+    return text, np.flatnonzero(np.frombuffer(text, np.uint8) == _COMMA) + 1
 
 
 FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed", "no_engine": "no_engine"}

@@ -27,7 +27,6 @@ from sim.engine.fleetplan import (
 from sim.engine.incidents import settings_of
 from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, engine_with, load_model
-from sim.latency.terms import STEPS
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
@@ -43,13 +42,12 @@ if TYPE_CHECKING:
     from measure import survival
     from sim.engine import dispatch as dispatching
     from sim.engine import results as outcomes
-    from sim.engine import simstate, tiers
     from sim.engine import simulation as simulations
+    from sim.engine import tiers
     from sim.engine.dispatch import Dispatch
-    from sim.engine.fleet import FleetEngine
+    from sim.engine.fleets import FleetEngine
     from sim.engine.results import RequestResult
     from sim.engine.tiers import TierTraffic
-    from sim.kernels import loop
     from sim.workload import arrivalorder
     from sim.workload import arrivals as planning
     from sim.workload.arrivals import Arrivals
@@ -59,7 +57,6 @@ else:  # numpy, which the flags need not
     np = LateModule("numpy")
     survival = LateModule("measure.survival")
     dispatching, outcomes, simulations, tiers = late_modules("sim.engine", "dispatch results simulation tiers")
-    simstate, loop = LateModule("sim.engine.simstate"), LateModule("sim.kernels.loop")
     arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
     batches = LateModule("tracefile.records.batches")
     outputs = LateModule("tracefile.outputs")
@@ -239,12 +236,11 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     deployment.require_room(arrivals, engine.block_size)
     inputs = [trace, *arguments.latency_model]
     check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
-    finished: EngineRun | GroupsRun | FleetRun
+    finished: EngineRun | FleetRun
     if _asks_fleet(arguments, models):
         finished = _run_fleet(arguments, arrivals, models, deployment, seed)
     else:
-        one_run = EngineRun if engine.kv_groups is None else GroupsRun
-        finished = one_run(arrivals, engine, model, seed, deployment.tiers)
+        finished = EngineRun(arrivals, engine, model, seed, deployment.tiers)
     fleet = {"fleet": finished.meta()} if isinstance(finished, FleetRun) else {}
     told = {"validation": said, **deployment.meta(), **fleet}
     header = msgspec.structs.replace(header, extra={**header.extra, **told})
@@ -279,26 +275,6 @@ class EngineRun:
     def results(self) -> "Iterator[RequestResult]":
         places = np.arange(len(self._arrivals))
         return outcomes.results_of(self._simulation.requests, self._arrivals, places, self._simulation.seen_ms)
-
-
-class GroupsRun:
-    """A run of one engine of several KV groups."""
-
-    def __init__(
-        self, arrivals: "Arrivals", config: EngineConfig, model: Model, seed: int | None, tiers: Deployment | None
-    ) -> None:
-        state = simstate.build_state(arrivals, config, model, seed, deployment=tiers)
-        self._arrivals, self._state = arrivals, loop.run_state(state, simstate.loop_of(config))
-        self.preemptions = int(self._state.clock["preemptions"][0])
-        steps = int(self._state.clock["num_steps"][0])
-        self.engine_steps = int(np.count_nonzero(self._state.timeline.rows[:steps, STEPS]))
-
-    @property
-    def traffic(self) -> "TierTraffic":
-        return tiers.traffic_in([self._state])
-
-    def results(self) -> "Iterator[RequestResult]":
-        return outcomes.results_in(self._state, self._arrivals, np.arange(len(self._arrivals)))
 
 
 def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:
@@ -340,12 +316,12 @@ class FleetRun:
 
     def __init__(self, plan: FleetPlan, engines: "Sequence[FleetEngine]", dispatch: "Dispatch") -> None:
         self._plan, self._engines, self._dispatch = plan, engines, dispatch
-        self.preemptions = sum(int(life.state.clock["preemptions"][0]) for life in dispatch.fleet.lives)
-        self.engine_steps = sum(life.engine_steps for life in dispatch.fleet.lives)
+        self.preemptions = sum(int(life.engine.preemptions) for life in dispatch.fleet.lives)
+        self.engine_steps = sum(int(life.engine.engine_steps) for life in dispatch.fleet.lives)
 
     @property
     def traffic(self) -> "TierTraffic":
-        return self._dispatch.fleet.traffic
+        return self._dispatch.load.traffic
 
     def meta(self) -> dict[str, Any]:
         """Return settings that decided the run besides one engine's settings."""
@@ -353,10 +329,10 @@ class FleetRun:
         return {"engines": list(self._plan.names), "route": self._plan.route, "events": events}
 
     def results(self) -> "Iterator[RequestResult]":
-        return self._dispatch.fleet.results()
+        return self._dispatch.load.results()
 
     def summary(self, records: Sequence[Record]) -> FleetSummary:
-        first_ms = float(self._dispatch.fleet.arrivals.arrival_ms.min(initial=np.inf))
+        first_ms = float(self._dispatch.load.arrivals.arrival_ms.min(initial=np.inf))
         events = [
             ((at_ms - first_ms) / 1e3, what, self._engines[engine].name) for at_ms, what, engine in self._dispatch.log
         ]

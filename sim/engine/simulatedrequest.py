@@ -6,7 +6,7 @@ from typing import Final
 from librt.vecs import append, pop, vec
 from mypy_extensions import i64
 
-from sim.vllm.onerequest import Request
+from sim.vllm.request import Request
 
 NO_OUTCOME: Final = 0
 OK: Final = 1
@@ -51,14 +51,35 @@ class SimulatedRequest(Request):
     """An engine got it."""
     num_seen: i64 = 0
     """Tokens that its client has got."""
+    life: i64 = -1
+    """Of a fleet: number of the engine's life that it was handed to; −1: none."""
 
     def prepare(self) -> None:
         """Make room for what comes to be known of it."""
+        self.served: SimulatedRequest | None = None
+        """Of a fleet: the request as its engine has it."""
         self.children: list[SimulatedRequest] = []
         self.token_runs: vec[i64] = vec[i64]()
         """First step and number of consecutive steps, each with one of its tokens; the last ones are in ``run_…``."""
         self.run_start: i64 = 0
         self.run_end: i64 = 0
+
+    def again(self) -> "SimulatedRequest":
+        """Return a copy of the request before its arrival, without the turns that wait for it."""
+        request = SimulatedRequest(
+            self.request_id,
+            self.prompt_tokens,
+            self.last_token - self.prompt_tokens,
+            self.keys,
+            first_key=self.first_key,
+            known_keys=self.known_keys,
+            index=self.index,
+            hit_limit=self.hit_limit,
+        )
+        request.prepare()
+        request.abort_after_ms = self.abort_after_ms
+        request.next_think_ms = self.next_think_ms
+        return request
 
     def see_tokens(self, step: i64, count: i64) -> None:
         """Note a token in each of ``count`` steps from ``step`` on."""
@@ -86,9 +107,12 @@ class SimulatedRequest(Request):
 
     def note_seen(self, seen_ms: vec[float]) -> None:
         """Note when the client saw its first and its last token."""
-        first = self.token_runs[0] if len(self.token_runs) > 0 else self.run_start
-        self.ttft_ms = seen_ms[first] - self.arrival_ms
+        self.ttft_ms = self.first_seen_ms(seen_ms) - self.arrival_ms
         self.e2e_ms = seen_ms[self.run_end - 1] - self.arrival_ms
+
+    def first_seen_ms(self, seen_ms: vec[float]) -> float:
+        """Return the time at which the client saw its first token."""
+        return seen_ms[self.token_runs[0] if len(self.token_runs) > 0 else self.run_start]
 
     def end_ms(self) -> float:
         """Return the time at which it ended."""

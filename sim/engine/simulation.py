@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from measure.vectors import array_of, floats, integers
 from sim.engine.apiserver import PLACEMENTS, ApiServer
@@ -15,13 +17,18 @@ from sim.latency.noise import Noise, normals_table, steps_stream, weights
 from sim.latency.stepcost import NUM_ROW_TERMS, StepCost
 from sim.latency.stepnoise import StepNoise
 from sim.vllm.config import EngineConfig
-from sim.vllm.kvcache import SingleGroupCache
+from sim.vllm.hybridgroups import make_hybrid_cache
+from sim.vllm.kvcache import KVCache, SingleGroupCache
 from sim.vllm.offloading import Offloading, Tier
-from sim.vllm.onerequest import ANY_HITS
-from sim.vllm.onescheduler import Scheduler
+from sim.vllm.request import ANY_HITS, Request
+from sim.vllm.scheduler import Scheduler
 from sim.vllm.segments import SegmentPool
 from sim.workload.arrivals import NOBODY, Arrivals
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.compiled import warn_if_plain
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+
+MANY = 1_000
+"""Requests of which the plain form takes seconds."""
 
 
 def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | None = None) -> RequestColumns:
@@ -56,6 +63,14 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
     )
 
 
+def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
+    """Return for each request if an engine can ever serve it."""
+    scheduler, tokens = make_scheduler(config), arrivals.prompt_tokens + arrivals.output_tokens
+    lengths, length_of = np.unique(np.maximum(tokens, 2), return_inverse=True)
+    accepts = [scheduler.accepts(Request("", length - 1, 1, vec[i64]())) for length in lengths.tolist()]
+    return np.asarray(arrivals.runs & np.array(accepts, bool)[length_of])
+
+
 def step_noise(noise: Noise, seed: int | None) -> StepNoise:
     """Return the factors of one run's steps; ``seed`` None: medians."""
     key = None if seed is None else int(np.array([steps_stream(seed)], np.uint64).view(np.int64)[0])
@@ -71,19 +86,19 @@ def step_noise(noise: Noise, seed: int | None) -> StepNoise:
 
 
 def make_scheduler(
-    config: EngineConfig, deployment: Deployment | None = None, cache: SingleGroupCache | None = None
+    config: EngineConfig, deployment: Deployment | None = None, cache: KVCache | None = None
 ) -> Scheduler:
     """Return an engine's scheduler with an empty KV cache, and memory behind the pool if ``deployment`` has some.
 
     ``cache``: a KV cache with hits of its own.
     """
-    if config.kv_groups is not None:
-        raise NotImplementedError(config.kv_groups)
-    if cache is None:
+    if cache is None and config.kv_groups is not None:
+        cache = make_hybrid_cache(config)
+    elif cache is None:
         pool = SegmentPool(config.num_gpu_blocks, config.enable_prefix_caching)
         cache = SingleGroupCache(pool, config.block_size)
     offloading = None
-    if deployment is not None and deployment.host_blocks:
+    if deployment is not None and deployment.host_blocks and isinstance(cache, SingleGroupCache):
         host_ms = deployment.kv_bytes_per_token / deployment.host_gb_per_s / 1e6
         disk_ms = deployment.kv_bytes_per_token / deployment.disk_gb_per_s / 1e6
         host = Tier(deployment.host_blocks, host_ms, deployment.host_latency_ms)
@@ -104,7 +119,7 @@ def make_engine(
     seed: int | None,
     *,
     deployment: Deployment | None = None,
-    cache: SingleGroupCache | None = None,
+    cache: KVCache | None = None,
     now_ms: float = 0.0,
     keeps_rows: bool = False,
 ) -> Engine:
@@ -126,6 +141,21 @@ def rows_of(engine: Engine) -> FloatArray:
     return array_of(engine.rows, np.float64).reshape(-1, NUM_ROW_TERMS)
 
 
+def seen_ms_of(engine: Engine) -> FloatArray:
+    """Return when clients see each step's tokens."""
+    return array_of(engine.seen_ms, np.float64)
+
+
+def gaps_of(results: ResultColumns, seen_ms: FloatArray) -> FloatArray:
+    """Return the gaps between the tokens of each request of one engine, request after request."""
+    firsts, counts = array_of(results.token_runs, np.int64).reshape(-1, 2).T
+    if not len(counts):
+        return np.empty(0)
+    steps = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    tokens = array_of(results.num_seen, np.int64)
+    return np.delete(np.diff(seen_ms[steps]), np.cumsum(tokens[tokens > 0])[:-1] - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """A workload's run on one engine."""
@@ -140,8 +170,8 @@ class Simulation:
 
     @property
     def seen_ms(self) -> FloatArray:
-        """When clients see each step's tokens."""
-        return array_of(self.engine.seen_ms, np.float64)
+        """Times at which clients see each step's tokens."""
+        return seen_ms_of(self.engine)
 
     def results(self) -> ResultColumns:
         """Return the results of all requests."""
@@ -156,10 +186,12 @@ def simulate(
     *,
     columns: RequestColumns | None = None,
     deployment: Deployment | None = None,
-    cache: SingleGroupCache | None = None,
+    cache: KVCache | None = None,
     keeps_rows: bool = False,
 ) -> Simulation:
     """Run a workload on one engine. ``columns``: of these arrivals, where they are laid out already."""
+    if len(arrivals) > MANY:
+        warn_if_plain()
     columns = columns or request_columns(arrivals, config.block_size)
     requests = columns.make(floats(model.noise.frontend_factors(seed, arrivals.ids)))
     start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)

@@ -16,8 +16,8 @@ from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, 
 from sim.latency.stepcost import NUM_STEP_TERMS, NUM_TERMS, StepCost
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
-from sim.vllm.onerequest import NOT_ADMITTED, Request
-from sim.vllm.onescheduler import Step
+from sim.vllm.request import NOT_ADMITTED, Request
+from sim.vllm.scheduler import Step
 from sim.workload.arrivals import Arrival
 
 MOST_ROUNDS = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sim.latency.terms import StepRow
-from sim.vllm.onerequest import Request
+from sim.vllm.request import Request
 from sim.workload.arrivals import Arrival
 from tracefile.records.schema import MOST_TOKENS, Record
 

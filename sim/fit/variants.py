@@ -10,15 +10,13 @@ comes in, if it helps enough in most folds.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sim.engine.simulation import request_columns, simulate
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
-from sim.fit.factualcache import FactualCache
-from sim.fit.factualhits import factual_arrivals, with_factual_hits, without_eviction
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import Solution, solve, with_late_reads_joined
 from sim.fit.residuals import Requests, requests_of
@@ -26,6 +24,7 @@ from sim.fit.schedule import Reconstruction
 from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
+from sim.vllm.kvcache import FactualCache
 from sim.workload.arrivals import Arrival, Arrivals
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
@@ -104,6 +103,30 @@ def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConf
     ]
     agreement = round(sum(agree) / len(agree), 4) if agree else None
     return Capture(records, columns, arrivals, cached, agreement)
+
+
+def with_factual_hits(arrivals: Arrivals, block_size: int, cached_tokens: IntArray) -> tuple[Arrivals, IntArray]:
+    """Return ``arrivals`` and the blocks that each hits; they have keys of their own if a hit has a key unknown."""
+    hits = np.minimum(cached_tokens // block_size, arrivals.full_blocks)
+    if not (hits > arrivals.known).any():
+        return arrivals, hits
+    return replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64)), hits
+
+
+def factual_arrivals(arrivals: Sequence[Arrival], columns: Arrivals, hits: IntArray) -> list[Arrival]:
+    """Return ``arrivals`` with the keys of ``columns`` and their hits."""
+    ends = np.cumsum(columns.known).tolist()
+    keys = columns.hashes.tolist()
+    return [
+        replace(arrival, hashes=keys[end - known : end], hit_limit=most)
+        for arrival, end, known, most in zip(arrivals, ends, columns.known.tolist(), hits.tolist(), strict=True)
+    ]
+
+
+def without_eviction(config: EngineConfig) -> EngineConfig:
+    """Return an engine of unlimited blocks that takes the requests that ``config`` takes."""
+    longest = min(config.longest_request, config.usable_blocks * config.block_size + 1)
+    return replace(config, max_model_len=longest, enable_prefix_caching=True)
 
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:

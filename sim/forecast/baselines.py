@@ -13,15 +13,7 @@ from measure.metrics.requests import known
 from measure.runs import STATUSES, Run
 from report.compare.ensembles import LAST_CAPTURE
 from sim.latency.modelfile import Model
-from sim.latency.terms import (
-    NUM_STEP_TERMS,
-    begin_row,
-    count_chunk,
-    count_decodes,
-    delivery_ms,
-    reception_ms,
-    row_ms,
-)
+from sim.latency.stepcost import STEPS, StepCost
 from tracefile.records.arrays import FloatArray, IntArray
 
 LINE = "linear_in_uncached_tokens"
@@ -60,23 +52,23 @@ def service_ms(
     model: Model, prompt_tokens: IntArray, uncached_tokens: IntArray, output_tokens: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return each request's TTFT in an idle engine, and the work that its later tokens add to steps of others."""
-    costs, most = np.array(model.costs), max(model.engine.max_num_batched_tokens, 1)
+    cost, most = StepCost(list(model.costs)), max(model.engine.max_num_batched_tokens, 1)
     alone_ms, later_ms = np.zeros(len(prompt_tokens)), np.zeros(len(prompt_tokens))
-    row = np.zeros(NUM_STEP_TERMS)
     for place, (prompt, uncached, output) in enumerate(
         zip(prompt_tokens.tolist(), uncached_tokens.tolist(), output_tokens.tolist(), strict=True)
     ):
-        alone_ms[place] = reception_ms(costs, prompt) + delivery_ms(costs, prompt)
+        alone_ms[place] = cost.reception_ms(prompt) + cost.delivery_ms(prompt)
         depth = prompt - max(uncached, 1)
         while depth < prompt:
             tokens = min(most, prompt - depth)
-            begin_row(row)
-            count_chunk(row, tokens, depth)
-            alone_ms[place] += row_ms(costs, row)
+            cost.clear()
+            cost.row[STEPS] = 1.0
+            cost.count_chunk(tokens, depth)
+            alone_ms[place] += cost.step_ms()
             depth += tokens
-        row[:] = 0.0
-        count_decodes(row, output - 1, (output - 1) * prompt + output * (output - 1) // 2, 0)
-        later_ms[place] = row_ms(costs, row)
+        cost.clear()
+        cost.count_decodes(output - 1, (output - 1) * prompt + output * (output - 1) // 2, 0)
+        later_ms[place] = cost.step_ms()
     return alone_ms, later_ms
 
 

@@ -27,13 +27,13 @@ from tracefile.records.latenames import LateModule, late_modules
 if TYPE_CHECKING:
     import numpy as np
 
-    from sim.engine import simstate
+    from sim.engine import simulation
     from sim.workload import arrivalorder
     from sim.workload import arrivals as planning
     from sim.workload.arrivals import Arrivals
 else:  # numpy, which the flags need not
     np = LateModule("numpy")
-    simstate = LateModule("sim.engine.simstate")
+    simulation = LateModule("sim.engine.simulation")
     arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
 
 AS_DEPLOYED = Deployment()
@@ -94,7 +94,7 @@ class Load:
     def serves(self) -> bool:
         """True if an engine can serve some request that waits for no other, or the capture tells its end."""
         roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
-        return not roots.runs.all() or bool(simstate.servable(roots, self.engine).any())
+        return not roots.runs.all() or bool(simulation.servable(roots, self.engine).any())
 
 
 def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
@@ -153,8 +153,6 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
         )
     arrivals = at_rate(captured.planned[key], scenario.rate)
     deployment.require_room(arrivals, engine.block_size)
-    if engine.kv_groups is not None and fleet is not None:
-        raise InputError(f"--kv-groups: {engine.kv_groups}; expected one group in a fleet of engines")
     return Load(scenario, arrivals, engine, fleet, deployment)
 
 

@@ -14,15 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from measure.cache.chains import chain_places
 from measure.quantiles import interval_places, quantile
 from measure.resampling import CONFIDENCE
 from measure.scores import ndtri, stdtrit
+from measure.vectors import array_of
+from sim.engine.columns import ResultColumns
 from sim.engine.deployment import Deployment
-from sim.engine.simstate import FIRST_STEPS, build_state, loop_of, with_model
-from sim.kernels import layout
-from sim.kernels.layout import SimState
-from sim.kernels.loop import run_state
+from sim.engine.simulatedrequest import PARENT_FAILED
+from sim.engine.simulation import Simulation, gaps_of, request_columns, simulate
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.noise import WIDEST_LOG
 from sim.vllm.config import EngineConfig
@@ -31,7 +30,6 @@ from tracefile.records.arrays import FloatArray, IntArray
 
 MOST_GAPS = 1 << 17
 """Gaps kept of a member; of more, every n-th."""
-FEWEST_STEPS = 1 << 10
 RunOne = Callable[[Model, int | None], dict[str, npt.NDArray[Any]]]
 """Runs a load on a member's model with a noise seed; returns a column for each field of ``Forecast``."""
 
@@ -101,7 +99,7 @@ def forecast(
     Member i's noise depends on ``seed`` and i alone; None: the noise's medians. ``run_one``: runs a member and returns
     its columns (``sim.forecast.fleets``); None: one engine, with the memory of ``deployment``.
     """
-    run_one = run_one or _on_one_engine(arrivals, config, members[0], deployment)
+    run_one = run_one or _on_one_engine(arrivals, config, deployment)
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
         noise_seed = None
@@ -124,10 +122,9 @@ def forecast(
     return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
 
 
-def _on_one_engine(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None) -> RunOne:
-    first_steps = min(max(int(arrivals.output_tokens.sum()), FEWEST_STEPS), FIRST_STEPS)
-    template = build_state(arrivals, config, model, first_steps=first_steps, deployment=deployment)
-    return lambda member, seed: _seen(run_state(with_model(template, arrivals, member, seed), loop_of(config)))
+def _on_one_engine(arrivals: Arrivals, config: EngineConfig, deployment: Deployment | None) -> RunOne:
+    columns = request_columns(arrivals, config.block_size)
+    return lambda member, seed: _seen(simulate(arrivals, config, member, seed, columns=columns, deployment=deployment))
 
 
 def interval(values: FloatArray) -> tuple[float, float, float]:
@@ -139,25 +136,24 @@ def interval(values: FloatArray) -> tuple[float, float, float]:
     return quantile(kept, 0.5), float(kept[low]), float(kept[high])
 
 
-def _seen(state: SimState) -> dict[str, npt.NDArray[Any]]:
-    runs, requests = state.runs, state.scheduler.requests[:-1]
-    gaps = chain_places(runs["first_token"] + 1, np.maximum(runs["num_seen"] - 1, 0))
-    return seen_columns(runs) | {
-        "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
-        "preemptions": requests["preemptions"].copy(),
-        "gaps_ms": state.itl_ms[_thinned(gaps)],
+def _seen(run: Simulation) -> dict[str, npt.NDArray[Any]]:
+    results = run.results()
+    return seen_columns(results) | {
+        "cached_tokens": array_of(results.cached_tokens, np.int64),
+        "preemptions": array_of(results.preemptions, np.int64),
+        "gaps_ms": _thinned(gaps_of(results, run.seen_ms)),
     }
 
 
-def seen_columns(runs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+def seen_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
     """Return what clients see of the requests of a run, by field of ``Forecast``."""
-    failed = runs["outcome"] == layout.PARENT_FAILED
+    outcome = array_of(results.outcome, np.int64)
     return {
-        "outcome": runs["outcome"].astype(np.int8),
-        "arrival_ms": np.where(failed, np.nan, runs["arrival_ms"]),
-        "ttft_ms": runs["ttft_ms"].copy(),
-        "e2e_ms": runs["e2e_ms"].copy(),
-        "output_tokens": runs["num_seen"].copy(),
+        "outcome": outcome.astype(np.int8),
+        "arrival_ms": np.where(outcome == PARENT_FAILED, np.nan, array_of(results.arrival_ms, np.float64)),
+        "ttft_ms": array_of(results.ttft_ms, np.float64),
+        "e2e_ms": array_of(results.e2e_ms, np.float64),
+        "output_tokens": array_of(results.num_seen, np.int64),
     }
 
 

@@ -1,18 +1,21 @@
 """Fleets in forecasts: a member's run of one, and the run without noise that tells of its busiest engine."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from measure.cache.chains import chain_places
+from measure.vectors import array_of
+from sim.engine.columns import ResultColumns
 from sim.engine.dispatch import Dispatch, RoutedLoad
-from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
+from sim.engine.fleets import FleetEngine
+from sim.engine.simulation import gaps_of, seen_ms_of
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns
-from sim.forecast.saturation import PointRun, run_point, utilization_of
+from sim.forecast.saturation import PointRun, point_run, run_point, utilization_of
 from sim.latency.modelfile import Model
 
 Seen = dict[str, npt.NDArray[Any]]
@@ -58,19 +61,19 @@ def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
 
 
 def _seen(dispatch: Dispatch) -> Seen:
-    fleet = dispatch.fleet
-    runs, count = fleet.state.runs, len(fleet.arrivals)
-    found: Seen = seen_columns(runs)
-    found |= {"cached_tokens": np.full(count, -1), "preemptions": np.zeros(count, np.int64)}
-    gaps_ms = [np.empty(0)]
-    for number, life in enumerate(fleet.lives):
-        places, state = np.flatnonzero(fleet.life_of == number), life.state
-        requests = state.scheduler.requests
-        found["cached_tokens"][places] = requests["cached_tokens"][places]
-        found["preemptions"][places] = requests["preemptions"][places]
-        gaps = np.maximum(runs["num_seen"][places] - 1, 0)
-        gaps_ms.append(state.itl_ms[chain_places(state.runs["first_token"][places] + 1, gaps)])
-    return {**found, "gaps_ms": np.concatenate(gaps_ms)}
+    load = dispatch.load
+    seen = seen_columns(ResultColumns(load.requests))
+    served = ResultColumns([request.served or request for request in load.requests])
+    seen |= {
+        "cached_tokens": array_of(served.cached_tokens, np.int64),
+        "preemptions": array_of(served.preemptions, np.int64),
+    }
+    life_of, gaps_ms = load.life_of(), [np.empty(0)]
+    for life in load.fleet.lives:
+        requests = [load.requests[place].served for place in np.flatnonzero(life_of == life.index).tolist()]
+        columns = ResultColumns([request for request in requests if request is not None])
+        gaps_ms.append(gaps_of(columns, seen_ms_of(life.engine)))
+    return {**seen, "gaps_ms": np.concatenate(gaps_ms)}
 
 
 def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
@@ -78,30 +81,19 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
         return point, utilization_of(point, load.arrivals, load.engine, model)
-    seen = RoutedLoad(load.arrivals, load.engine.block_size)
+    routed = RoutedLoad(load.arrivals, load.engine.block_size)
     engines = _engines(load, load.fleet, model)
-    dispatch = run_fleet(load.arrivals, seen, engines, load.fleet, None, keeps_steps=True)
-    fleet, costs = dispatch.fleet, [np.array(engine.model.costs) for engine in engines]
-    by_engine = np.zeros(len(engines))
-    rows = [life.state.timeline.rows[: int(life.state.clock["num_steps"][0])] for life in fleet.lives]
-    for life, own in zip(fleet.lives, rows, strict=True):
-        by_engine[life.engine] += float((own.sum(axis=0) * costs[life.engine][: own.shape[1]]).sum())
+    run = run_fleet(load.arrivals, routed, engines, load.fleet, None, keeps_rows=True).load
+    life_of, by_engine = run.life_of(), np.zeros(len(engines))
+    points = []
+    for life in run.fleet.lives:
+        served = [run.requests[place].served for place in np.flatnonzero(life_of == life.index).tolist()]
+        points.append(point_run(life.engine, [one for one in served if one is not None], engines[life.number].model))
+        by_engine[life.number] += float((points[-1].counts.sum(axis=0) * points[-1].costs).sum())
     place = int(by_engine.argmax())
-    engine = engines[place]
-    busiest = [number for number, life in enumerate(fleet.lives) if life.engine == place]
-    state = fleet.lives[max(busiest, key=lambda number: len(rows[number]))].state
-    counts, requests = np.concatenate([rows[number] for number in busiest]), state.scheduler.requests[:-1]
-    requests = requests[requests["cached_tokens"] >= 0]
-    steps = int(state.clock["num_steps"][0])
-    point = PointRun(
-        counts,
-        costs[place][: counts.shape[1]],
-        requests["prompt_tokens"],
-        requests["cached_tokens"],
-        state.timeline.starts_ms[:steps],
-        state.timeline.ends_ms[:steps],
-        float(np.nanmax(state.runs["admitted_ms"], initial=-np.inf)),
-    )
-    places = np.flatnonzero(np.isin(fleet.life_of, busiest))
-    served = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
-    return point, utilization_of(point, load.arrivals, engine.config, engine.model, own=served)
+    busiest = [int(life.index) for life in run.fleet.lives if life.number == place]
+    longest = max((points[index] for index in busiest), key=lambda point: len(point.counts))
+    point = replace(longest, counts=np.concatenate([points[index].counts for index in busiest]))
+    places = np.flatnonzero(np.isin(life_of, busiest))
+    own = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
+    return point, utilization_of(point, load.arrivals, engines[place].config, engines[place].model, own=own)

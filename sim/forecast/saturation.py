@@ -18,7 +18,7 @@ from sim.latency.modelfile import Model, Parameter
 from sim.latency.stepcost import NUM_ROW_TERMS
 from sim.latency.terms import DECODES, STEP_TERMS, TERMS, decode_kv_tokens
 from sim.vllm.config import EngineConfig
-from sim.vllm.onerequest import NOT_ADMITTED
+from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import FloatArray, IntArray
 

@@ -10,11 +10,11 @@ from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.runs import UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from report.grid.points import LEVELS, Measure, Span
+from sim.engine import simulatedrequest as layout
 from sim.forecast.captured import Captured
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.limits import ttft
 from sim.forecast.results import Curve, ForecastPoint
-from sim.kernels import layout
 from sim.latency.verdicts import Trust, trust
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from report.compare import gates as gating
     from report.compare.comparison import Compared
     from sim.engine import results as outcomes
+    from sim.engine import simulatedrequest as layout
     from sim.fit import pace as pacing
     from sim.fit.pace import Pace
     from sim.forecast import baselines as predicting
     from sim.forecast import ensemble, following, saturation
     from sim.forecast import fleets as running
     from sim.forecast.ensemble import Forecast
-    from sim.kernels import layout
 else:  # numpy and a page's libraries, which the flags need not
     np = LateModule("numpy")
     recording = LateModule("measure.runs")
@@ -55,7 +55,7 @@ else:  # numpy and a page's libraries, which the flags need not
     predicting, ensemble, following, running, saturation = late_modules(
         "sim.forecast", "baselines ensemble following fleets saturation"
     )
-    layout = LateModule("sim.kernels.layout")
+    layout = LateModule("sim.engine.simulatedrequest")
 
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"

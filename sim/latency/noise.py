@@ -7,8 +7,7 @@ autocorrelated: its correlation with the value t ms before is exp(−t / ``corre
 factor, for the API server's work on it.
 
 A draw depends on the seed and on the step's number, or on the request's id, and on nothing else. Normals and logs are
-interpolated in tables. The rest is compiled from the same source that Python runs, so that both engines give the same
-bits.
+interpolated in tables (``sim.latency.stepnoise``).
 """
 
 import math
@@ -109,76 +108,9 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return math.exp(float(np.interp(u, self.levels, self.frontend_log_ratio)))
 
 
-class StepNoise:
-    """Factors of one run's steps, drawn one after another. ``seed`` None: medians, no draws."""
-
-    __slots__ = (
-        "_correlation_ms",
-        "_key",
-        "_knots",
-        "_normals",
-        "_number",
-        "_slow",
-        "_slow_at_ms",
-        "_table",
-        "_weights",
-    )
-
-    def __init__(self, noise: Noise, seed: int | None) -> None:
-        self._knots: list[float] = noise.step_knots().tolist()
-        self._table: list[list[float]] = noise.step_table().tolist()
-        self._key = None if seed is None else stream(seed, _STEPS)
-        self._weights = weights(noise)
-        self._correlation_ms = noise.correlation_time_ms
-        self._normals: list[float] = normals_table().tolist()
-        self._number, self._slow, self._slow_at_ms = 0, 0.0, -math.inf
-
-    def factor(self, start_ms: float, step_ms: float) -> float:
-        if not self._table:
-            return 1.0
-        return math.exp(step_log(self._knots, self._table, self._normal(start_ms), step_ms))
-
-    def _normal(self, start_ms: float) -> float:
-        if self._key is None:
-            return 0.0
-        own = at(self._normals, uniform(self._key, 2 * self._number) * NORMALS)
-        fresh = at(self._normals, uniform(self._key, 2 * self._number + 1) * NORMALS)
-        kept = math.exp(-(start_ms - self._slow_at_ms) / self._correlation_ms)
-        self._slow = kept * self._slow + math.sqrt(1.0 - kept * kept) * fresh
-        self._slow_at_ms = start_ms
-        self._number += 1
-        return self._weights[0] * self._slow + self._weights[1] * own
-
-
-def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, normal: float, step_ms: float) -> float:
-    """log(observed / predicted) of a step of ``step_ms`` at a ``normal``; compiled too, so plain."""
-    place = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_PLACE)
-    below = int(place)
-    share = place - below
-    upper = 0
-    at_ms = math.log(max(step_ms, 1e-9))
-    while upper < len(knots) and knots[upper] <= at_ms:
-        upper += 1
-    first = table[min(upper, len(knots) - 1)]
-    value = first[below] + share * (first[below + 1] - first[below])
-    if 0 < upper < len(knots):
-        row = table[upper - 1]
-        lower = row[below] + share * (row[below + 1] - row[below])
-        weight = (at_ms - knots[upper - 1]) / (knots[upper] - knots[upper - 1])
-        value = lower + weight * (value - lower)
-    return float(value)
-
-
 def weights(noise: Noise) -> tuple[float, float]:
     """Weights of the autocorrelated part of a step's factor and of the independent part."""
     return math.sqrt(noise.autocorrelated_share), math.sqrt(1.0 - noise.autocorrelated_share)
-
-
-def at(table: Numbers, place: float) -> float:
-    """Interpolate ``table`` at ``place``, from 0 to below its last entry's; compiled too, so plain."""
-    below = int(place)
-    low = table[below]
-    return float(low + (place - below) * (table[below + 1] - low))
 
 
 def stream(seed: int, name: bytes) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from sim.vllm.onescheduler import Step
+from sim.vllm.scheduler import Step
 
 STEPS: Final[i64] = 0
 PREFILL_TOKENS: Final[i64] = 1
@@ -67,8 +67,8 @@ class StepCost:
                 decodes += 1
                 kv_tokens += depth
             else:
-                self._count_chunk(tokens, depth)
-        self._count_decodes(decodes, kv_tokens, step.repeated_tokens)
+                self.count_chunk(tokens, depth)
+        self.count_decodes(decodes, kv_tokens, step.repeated_tokens)
         if step.count > 0:
             self._count_rest(step.shares[0].request.arrival_ms - step_end_ms)
 
@@ -76,7 +76,7 @@ class StepCost:
         """Count a step of decodes alone, which follows another."""
         self.clear()
         self.row[STEPS] = 1.0
-        self._count_decodes(decodes, kv_tokens, repeated_tokens)
+        self.count_decodes(decodes, kv_tokens, repeated_tokens)
 
     def count_reception(self, requests: float, prompt_tokens: float) -> None:
         """Count the API server's work on requests that arrive, with ``prompt_tokens`` together; parts in fractions."""
@@ -101,7 +101,7 @@ class StepCost:
         """Time from the step's end of first tokens to when clients see them, for ``prompt_tokens`` together."""
         return self.costs[DELIVERED_TOKENS] * float(prompt_tokens)
 
-    def _count_chunk(self, tokens: i64, depth: i64) -> None:
+    def count_chunk(self, tokens: i64, depth: i64) -> None:
         """Count a prefill chunk of ``tokens`` whose request has KV of ``depth`` tokens before it."""
         row = self.row
         half_square = float(tokens * tokens) / 2.0
@@ -112,7 +112,7 @@ class StepCost:
         row[SQUARES] += half_square
         row[PREFILL_STEPS] = 1.0
 
-    def _count_decodes(self, requests: i64, kv_tokens: i64, repeated_tokens: i64) -> None:
+    def count_decodes(self, requests: i64, kv_tokens: i64, repeated_tokens: i64) -> None:
         """Count requests that each compute one token, on ``kv_tokens`` of KV together.
 
         ``repeated_tokens``: KV tokens that running requests hold and another request held before them. What a prefill

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from sim.serving.vocabulary import Vocabulary
-from sim.vllm.onerequest import Request
+from sim.vllm.request import Request
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
 from tracefile.records.arrays import UInt64Array
 

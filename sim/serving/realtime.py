@@ -23,7 +23,7 @@ from sim.engine.simulation import make_scheduler, step_noise
 from sim.latency.modelfile import Model
 from sim.latency.stepcost import StepCost
 from sim.serving.output import Generation
-from sim.vllm.onescheduler import Step
+from sim.vllm.scheduler import Step
 from wire.alarm import Sleeper
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)

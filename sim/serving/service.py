@@ -16,7 +16,7 @@ from sim.serving.fields import ApiError, GenerationFields
 from sim.serving.output import Generation, Output, OutputLimits, draw_output
 from sim.serving.realtime import RealTimeEngine
 from sim.serving.vocabulary import Vocabulary
-from sim.vllm.onerequest import ANY_HITS, Request
+from sim.vllm.request import ANY_HITS, Request
 from tracefile import BlockHasher, HashKey
 
 

@@ -3,19 +3,20 @@
 mypyc compiles this module.
 """
 
+from typing import Final
+
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from sim.vllm.onerequest import Request
+from sim.vllm.request import Request
 from sim.vllm.segments import BlockTable, SegmentPool
+
+UNLIMITED: Final = 1 << 62
+"""Blocks of a pool that never evicts."""
 
 
 class KVCache:
     """Prefix hits and blocks of requests. Counts of tokens, of blocks where that is said."""
-
-    def __init__(self, frees_while_decoding: bool) -> None:
-        self.frees_while_decoding: bool = frees_while_decoding
-        """A step that only decodes may free blocks, so that it may let a waiting request in."""
 
     def fits(self, request: Request) -> bool:
         """Return whether the request, alone, has blocks for all of its tokens."""
@@ -38,7 +39,8 @@ class KVCache:
         raise NotImplementedError
 
     def publish(self, request: Request, end: i64) -> bool:
-        """Cache the blocks that the request's tokens up to ``end`` fill; True if another request may hit a new one."""
+        """Cache the blocks that the request's tokens up to ``end`` fill; True if another request may hit a new one, or
+        if ``extend`` freed a block."""
         raise NotImplementedError
 
     def release(self, request: Request) -> None:
@@ -52,8 +54,9 @@ class KVCache:
     def begin_step(self) -> None:
         """Note that the scheduler composes a new step."""
 
-    def end_step(self) -> None:
-        """Note that the step is composed."""
+    def end_step(self) -> bool:
+        """Note that the step is composed; True if this alone may let a waiting request into the next one."""
+        return False
 
     def repeated_tokens(self) -> i64:
         """Count the tokens of blocks that running requests hold and another request held before."""
@@ -80,7 +83,6 @@ class SingleGroupCache(KVCache):
     """KV cache of full attention: one KV group, blocks of ``block_size`` tokens."""
 
     def __init__(self, pool: SegmentPool, block_size: i64) -> None:
-        super().__init__(False)
         self.pool: SegmentPool = pool
         self.block_size: i64 = block_size
         self.hits: i64 = 0
@@ -174,3 +176,27 @@ class SingleGroupCache(KVCache):
 
     def is_chained(self) -> bool:
         return not self.pool.not_chained
+
+
+class FactualCache(SingleGroupCache):
+    """A KV cache that never evicts. Each request hits ``hit_limit`` blocks of its chain, whose keys are known: those
+    that are cached, which other requests may hold, and blocks that nobody holds in place of the others."""
+
+    def __init__(self, block_size: i64) -> None:
+        super().__init__(SegmentPool(UNLIMITED), block_size)
+
+    def look_up(self, request: Request) -> i64:
+        most = min((request.num_tokens - 1) // self.block_size, request.hit_limit)
+        if self.pool.lookup(request, most) < most:
+            self._add_blocks(request, most)
+        self.hits = self.pool.lookup(request, most)
+        return self.hits * self.block_size
+
+    def _add_blocks(self, request: Request, blocks: i64) -> None:
+        """Cache the leading blocks of the request's chain, without a holder."""
+        table = BlockTable(request.keys, first_key=request.first_key, known_keys=request.known_keys)
+        held = self.pool.hold(table, blocks)
+        self.pool.take(blocks - held)
+        table.num_blocks = blocks
+        self.pool.publish(table, held, blocks)
+        self.pool.release(table)

@@ -11,7 +11,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from sim.vllm.kvcache import SingleGroupCache
-from sim.vllm.onerequest import Request
+from sim.vllm.request import Request
 from sim.vllm.segments import KNOWN
 
 WAIT: Final = -1
@@ -36,7 +36,7 @@ class TierBlock:
 
 
 class Tier:
-    """One memory of ``capacity`` blocks, its link, and its blocks by last use.
+    """Memory of ``capacity`` blocks, its link, and its blocks by last use.
 
     ``…_free_ms``: the end of the transfers asked for so far.
     """

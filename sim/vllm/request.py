@@ -1,73 +1,89 @@
-"""A request in the scheduler: its tokens, and its progress."""
+"""A request in the scheduler: its tokens, its KV blocks and its progress. mypyc compiles this module."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final
 
-State = Literal["waiting", "running", "finished"]
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from sim.vllm.blocks import NO_TABLES, Table
+from sim.vllm.segments import BlockTable
+
+WAITING: Final = 0
+RUNNING: Final = 1
+LOADING: Final = 2
+"""It waits for KV blocks from memory behind the pool (vLLM's ``WAITING_FOR_REMOTE_KVS``)."""
+FINISHED: Final = 3
+NOT_ADMITTED: Final = -1
+ANY_HITS: Final = 1 << 62
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(BlockTable):
     """Request in the scheduler; compared by identity, because a scheduler holds each once.
 
-    ``hashes`` is the chain over prompt and output at the engine's block size, long enough for every block that gets
-    full: ``(prompt_tokens + output_tokens - 1) // block_size`` keys. A block whose content is unknown or private has a
-    key of its own (see ``sim.workload.chain``).
+    Its chain of block keys is ``keys[first_key : first_key + known_keys]``; the keys of the blocks behind these are
+    private. ``hit_limit``: blocks that may hit at most, 0 where log probabilities of all prompt tokens were asked for.
+    ``token_limit``: tokens at which the engine stops it at the latest, 0: at its own end. An asynchronous engine that
+    is not sure of the end schedules one step more, whose token is thrown away.
     """
 
-    request_id: str
-    prompt_tokens: int
-    output_tokens: int
-    """Tokens that it will generate, at least 1."""
-    hashes: list[int]
-    arrival_ms: float = 0.0
-    index: int = 0
-    """Place in the workload, for the caller's records."""
-    max_tokens: int = 0
-    """Where generation would stop at the latest; 0: at ``output_tokens``. An asynchronous engine that is not sure of
-    the end schedules one step more, whose token is thrown away."""
-
-    prompt_logprobs: bool = False
-    """True: it is never looked up in the prefix cache, as every prompt token must be computed; its blocks are cached as
-    any others."""
-
-    state: State = "waiting"
-    num_tokens: int = field(init=False)
-    """Tokens known so far: the prompt and what was generated."""
-    num_computed: int = 0
-    """Tokens whose KV is in blocks, steps in flight included; 0 again after a preemption."""
-    blocks: list[int] = field(default_factory=list)
-    """Block ids held, in the order of the tokens they hold."""
-    room_tokens: int = 0
-    """Tokens that those blocks can hold."""
-    num_hashed: int = 0
-    """Number of leading blocks in the prefix cache under this request's keys."""
-    shared_tokens: int = 0
-    """With several KV groups: end of the longest hit that one of them had, if all together have less; 0: none."""
-    next_full: int = 0
-    """Tokens that fill the block after those: until then nothing new can be hit."""
-    placeholders: int = 0
-    """Tokens that steps in flight will sample (vLLM's ``num_output_placeholders``)."""
-    steps_in_flight: int = 0
-    tokens_in_flight: int = 0
-    """Tokens that those steps compute."""
-    stale_steps: int = 0
-    """Those of ``steps_in_flight`` that were scheduled before the last preemption: their tokens still count."""
-    cached_tokens: int | None = None
-    """Prompt tokens taken from the prefix cache at the first admission, as vLLM reports; None: not admitted yet."""
-    preemptions: int = 0
-
-    def __post_init__(self) -> None:
-        if self.prompt_tokens < 1 or self.output_tokens < 1:
-            raise ValueError(f"request {self.request_id}: needs a prompt and an output of at least one token")
-        self.max_tokens = max(self.max_tokens, self.output_tokens)
-        self.num_tokens = self.prompt_tokens
+    def __init__(
+        self,
+        request_id: str,
+        prompt_tokens: i64,
+        output_tokens: i64,
+        keys: vec[i64],
+        *,
+        first_key: i64 = 0,
+        known_keys: i64 = 0,
+        index: i64 = 0,
+        arrival_ms: float = 0.0,
+        hit_limit: i64 = ANY_HITS,
+        token_limit: i64 = 0,
+    ) -> None:
+        super().__init__(keys, index, first_key, known_keys)
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise ValueError(f"request {request_id}: needs a prompt and an output of at least one token")
+        self.request_id: str = request_id
+        self.prompt_tokens: i64 = prompt_tokens
+        self.last_token: i64 = prompt_tokens + output_tokens
+        """Tokens of prompt and output. The KV of the last one is never computed."""
+        self.token_limit: i64 = max(token_limit, self.last_token)
+        self.arrival_ms: float = arrival_ms
+        self.hit_limit: i64 = hit_limit
+        self.status: i64 = WAITING
+        self.num_tokens: i64 = prompt_tokens
+        """Tokens known so far: the prompt and what was generated."""
+        self.num_computed: i64 = 0
+        """Tokens whose KV is in blocks, steps in flight included; 0 again after a preemption."""
+        self.room_tokens: i64 = 0
+        """Tokens that its blocks can hold."""
+        self.num_hashed: i64 = 0
+        """Leading blocks that are in the prefix cache under its keys."""
+        self.next_full: i64 = 0
+        """Tokens that fill the block after those: until then the prefix cache gets nothing new."""
+        self.placeholders: i64 = 0
+        """Tokens that steps in flight will sample (vLLM's ``num_output_placeholders``)."""
+        self.steps_in_flight: i64 = 0
+        self.tokens_in_flight: i64 = 0
+        """Tokens that those steps compute."""
+        self.stale_steps: i64 = 0
+        """Those of ``steps_in_flight`` that were scheduled before the last preemption: their tokens still count."""
+        self.cached_tokens: i64 = NOT_ADMITTED
+        """Prompt tokens taken from the prefix cache at the first admission, as vLLM reports."""
+        self.first_offloaded: i64 = 1 << 62
+        """Its blocks from here to ``num_offloaded`` were stored in or loaded from memory behind the pool."""
+        self.num_offloaded: i64 = 0
+        self.load_end_ms: float = 0.0
+        self.tables: list[Table] = NO_TABLES
+        """Its blocks by KV group, where there are several."""
+        self.shared_tokens: i64 = 0
+        """Tokens of the longest hit of one of the groups, where that is longer than the hit."""
 
     @property
-    def num_generated(self) -> int:
+    def num_generated(self) -> i64:
+        """Tokens generated so far."""
         return self.num_tokens - self.prompt_tokens
 
-    @property
-    def last_token(self) -> int:
-        """Prompt plus output: the tokens it ends with, of which the last one's KV is never computed."""
-        return self.prompt_tokens + self.output_tokens
+    def is_finished(self) -> bool:
+        """True if it has ended or was aborted."""
+        return self.status == FINISHED

@@ -4,289 +4,334 @@
 synchronous engine alternates the two. An asynchronous one (vLLM's default) composes the next step while one runs:
 schedule, schedule, finish, schedule, finish …; a decoding request is then scheduled on a placeholder for the token that
 the step in flight is about to sample. Both orders go through the same code here, as the placeholders are 0 otherwise.
+mypyc compiles this module.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
-from sim.vllm.config import EngineConfig
-from sim.vllm.pool import BlockPool
-from sim.vllm.request import Request
-from sim.vllm.rules import blocks_for, blocks_needed, lookup_limit
+from mypy_extensions import i64
 
-
-class Scheduled(NamedTuple):
-    """A request's share of a step."""
-
-    request: Request
-    num_tokens: int
-    depth: int
-    """Tokens whose KV was there before, in tokens."""
-    samples: bool
-    """True if the step samples a token for it: not while prompt tokens remain."""
+from sim.vllm.kvcache import KVCache
+from sim.vllm.offloading import WAIT, Offloading
+from sim.vllm.request import FINISHED, LOADING, NOT_ADMITTED, RUNNING, WAITING, Request
 
 
-@dataclass(slots=True)
+class Share:
+    """A request's share of a step. ``depth``: tokens whose KV was there before. ``samples``: the step samples a token
+    for the request; it does not while prompt tokens remain."""
+
+    def __init__(self, request: Request, num_tokens: i64, depth: i64, samples: bool) -> None:
+        self.request: Request = request
+        self.num_tokens: i64 = num_tokens
+        self.depth: i64 = depth
+        self.samples: bool = samples
+
+
 class Step:
-    """Composed step: the tokens of each request, and the preempted requests."""
+    """A composed step: the first ``count`` of ``shares``. The others are there to be used again."""
 
-    scheduled: list[Scheduled] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
-    """Those of ``scheduled`` that came from the queue, first or again."""
-    repeated_tokens: int = 0
-    """Tokens of blocks that running requests hold and another held before."""
+    def __init__(self) -> None:
+        self.shares: list[Share] = []
+        self.count: i64 = 0
+        self.total_tokens: i64 = 0
+        self.admitted: i64 = 0
+        """Its last shares, of requests that came from the queue, first or again."""
+        self.preempted: list[Request] = []
+        self.repeated_tokens: i64 = 0
+        """Tokens of blocks that running requests hold and another request held before."""
 
-    @property
-    def total_tokens(self) -> int:
-        return sum(share.num_tokens for share in self.scheduled)
+    def clear(self) -> None:
+        """Make the step empty."""
+        self.count = 0
+        self.total_tokens = 0
+        self.admitted = 0
+        self.preempted.clear()
+        self.repeated_tokens = 0
+
+    def launch(self, request: Request, tokens: i64) -> None:
+        """Give the request a share of ``tokens``, which count as computed from now on."""
+        depth = request.num_computed
+        request.num_computed = depth + tokens
+        samples = request.num_computed >= request.num_tokens + request.placeholders
+        if samples:
+            request.placeholders += 1
+        request.steps_in_flight += 1
+        request.tokens_in_flight += tokens
+        if self.count < len(self.shares):
+            share = self.shares[self.count]
+            share.request = request
+            share.num_tokens = tokens
+            share.depth = depth
+            share.samples = samples
+        else:
+            self.shares.append(Share(request, tokens, depth, samples))
+        self.count += 1
+        self.total_tokens += tokens
 
 
-@dataclass(slots=True)
 class PrefixStats:
     """vLLM's prefix-cache counters over admissions, in tokens; not those after a preemption."""
 
-    requests: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-
-    def record(self, request: Request, hit_tokens: int) -> None:
-        if request.preemptions == 0:
-            self.requests += 1
-            self.query_tokens += request.num_tokens
-            self.hit_tokens += hit_tokens
+    def __init__(self) -> None:
+        self.requests: i64 = 0
+        self.query_tokens: i64 = 0
+        self.hit_tokens: i64 = 0
 
 
 class Scheduler:
-    """Requests waiting and running on one pool. The rules are numbered as in docs/simulator.md."""
+    """Requests waiting and running on one KV cache. The rules are numbered as in docs/simulator.md.
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        self.pool = BlockPool(config.num_gpu_blocks, config.block_size, config.enable_prefix_caching)
+    ``caching``: prefix hits are counted. ``max_tokens``: of prompt and output together.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: i64,
+        max_num_batched_tokens: i64,
+        max_tokens: i64,
+        caching: bool = True,
+        offloading: Offloading | None = None,
+    ) -> None:
+        self.cache: KVCache = cache
+        self.offloading: Offloading | None = offloading
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.stats = PrefixStats()
-        self._max_tokens = config.longest_request
-        self._clips = False
-        """Ends of chunks matter, as ``clip`` has them."""
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        self.stats: PrefixStats = PrefixStats()
+        self.is_quiet: bool = False
+        """Nothing has happened since the last step was composed that could let a waiting request in."""
+        self._is_blocked: bool = False
+        """Nothing has happened since the queue's head found no blocks."""
+        self._max_num_seqs: i64 = max_num_seqs
+        self._max_num_batched_tokens: i64 = max_num_batched_tokens
+        self._max_tokens: i64 = max_tokens
+        self._caching: bool = caching
 
     def accepts(self, request: Request) -> bool:
-        """Return whether ``request`` could ever finish: its tokens fit the model's length and, alone, the pool."""
-        blocks = blocks_for(request.last_token - 1, self.config.block_size)
-        return request.last_token <= self._max_tokens and blocks <= self.config.usable_blocks
+        """Return whether the request could ever finish: its tokens fit the model's length and, alone, the KV cache."""
+        return request.last_token <= self._max_tokens and self.cache.fits(request)
 
     def add(self, request: Request) -> None:
-        """Queue ``request``. Raises ValueError for one that ``accepts`` refuses: it would block the queue for ever."""
+        """Queue a request. Raises ValueError for one that ``accepts`` refuses: it would block the queue for ever."""
         if not self.accepts(request):
             raise ValueError(f"request {request.request_id}: {request.last_token} tokens do not fit this engine")
-        if len(request.hashes) < (request.last_token - 1) // self.config.block_size:
-            raise ValueError(f"request {request.request_id}: its chain of {len(request.hashes)} keys is too short")
-        request.max_tokens = min(request.max_tokens, self._max_tokens - request.prompt_tokens)
+        request.token_limit = min(request.token_limit, self._max_tokens)
+        self.cache.release(request)
         self.waiting.append(request)
+        self._wake()
 
-    def schedule(self) -> Step:
-        """Compose the next step; its tokens count as computed from now on."""
-        step = Step()
+    def schedule(self, step: Step) -> int:
+        """Compose the next step; its tokens count as computed from now on. Return the number of preemptions."""
+        step.clear()
+        self.cache.begin_step()
         self._schedule_running(step)
-        if not step.preempted:
+        if not step.preempted and self.waiting and not self._is_blocked:
             self._admit_waiting(step)
-        step.repeated_tokens = self.pool.num_repeated * self.config.block_size
-        return step
+        step.repeated_tokens = self.cache.repeated_tokens()
+        self.is_quiet = True
+        if self.cache.end_step():
+            self._wake()
+        if self.offloading is not None:
+            if not self.offloading.store_step([share.request for share in step.shares[: step.count]]):
+                self.is_quiet = False  # the next step tries again
+            self.offloading.use_ended()
+        return len(step.preempted)
 
-    def schedule_at_rest(self) -> Step:
+    def schedule_at_rest(self, step: Step) -> int:
         """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
-        there is nothing to wait for. ``preempted`` has the requests of all these attempts."""
-        preempted: list[Request] = []
+        there is nothing to wait for. Return the number of preemptions."""
+        preemptions = 0
         while True:
-            step = self.schedule()
-            preempted += step.preempted
-            if step.scheduled or not step.preempted:
-                step.preempted = preempted
-                return step
+            preemptions += self.schedule(step)
+            if step.count > 0 or not step.preempted:
+                return preemptions
 
     def finish_step(self, step: Step) -> list[Request]:
-        """Hand out the tokens that ``step`` sampled; return the requests that this finished, their blocks freed."""
-        finished = []
-        for request, tokens, _, samples in step.scheduled:
+        """Hand out the tokens that the step sampled; return the requests that this finished, their blocks freed."""
+        finished: list[Request] = []
+        for number in range(step.count):
+            share = step.shares[number]
+            request = share.request
             request.steps_in_flight -= 1
-            request.tokens_in_flight -= tokens
+            request.tokens_in_flight -= share.num_tokens
             stale = request.stale_steps > 0
             if stale:
                 request.stale_steps -= 1
-            if samples and request.state != "finished":
-                request.num_tokens += 1
-                if not stale:
-                    request.placeholders -= 1
-                    self._publish(request, request.num_computed - request.placeholders)
-                if request.num_tokens == request.prompt_tokens + request.output_tokens:
-                    self._retire(request)
-                    finished.append(request)
+                self._wake()
+            if not share.samples or request.status == FINISHED:
+                continue
+            request.num_tokens += 1
+            if not stale:
+                request.placeholders -= 1
+                self._publish(request, request.num_computed - request.placeholders)
+            if request.num_tokens == request.last_token:
+                if request.status == WAITING:  # its last token came from a step scheduled before its preemption
+                    self.waiting.remove(request)
+                self._retire(request)
+                finished.append(request)
         if finished:
-            self._drop_finished(finished)
+            self.running = [request for request in self.running if request.status != FINISHED]
         return finished
 
     def abort(self, request: Request) -> None:
-        """Take ``request`` out, its blocks freed at once, whatever it was doing. A finished one stays as it is."""
-        if request.state == "finished":
+        """Take the request out, its blocks freed at once, whatever it was doing. A finished one stays as it is."""
+        if request.status == FINISHED:
             return
-        if request.state == "running":
+        if request.status == RUNNING:
             self.running.remove(request)
+        elif request.status == LOADING:
+            if self.offloading is not None:
+                self.offloading.loading.remove(request)
         else:
             self.waiting.remove(request)
         self._retire(request)
 
+    def take_up(self, request: Request) -> None:
+        """Queue a request whose blocks have come from memory behind the pool: before all that hold none."""
+        if self.offloading is not None:
+            self.offloading.loading.remove(request)
+        request.status = WAITING
+        self.waiting.insert(self._num_loaded(), request)
+        self._wake()
+
+    def has_work(self) -> bool:
+        """Return whether a request waits or runs."""
+        return len(self.running) > 0 or len(self.waiting) > 0
+
+    def lacking(self, request: Request) -> i64:
+        """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
+        placeholders = request.placeholders
+        computed = request.num_computed
+        if placeholders > 0 and computed + 2 - placeholders >= request.token_limit:
+            return 0
+        return request.num_tokens + placeholders - computed
+
     def _schedule_running(self, step: Step) -> None:
         """Rule 12's first half: every running request in order gets what it lacks."""
-        running, budget = self.running, self.config.max_num_batched_tokens
-        position = 0
-        while position < len(running) and budget > 0:
-            request = running[position]
+        budget = self._max_num_batched_tokens
+        position: i64 = 0
+        while position < len(self.running) and budget > 0:
+            request = self.running[position]
             position += 1
             tokens = self.lacking(request)
+            if tokens > 1:
+                tokens = self.cache.clip(request, request.num_computed, min(tokens, budget))
             if tokens == 0:
                 continue
-            if tokens > 1:
-                tokens = min(tokens, budget)
-                if self._clips and not (tokens := self.clip(request, request.num_computed, tokens)):
-                    continue
             end = request.num_computed + tokens
             within_block = end <= request.room_tokens and end < request.next_full
             if not within_block and not self._make_room(request, end, step):
                 break
-            self._launch(request, tokens, step)
+            step.launch(request, tokens)
             budget -= tokens
 
     def _admit_waiting(self, step: Step) -> None:
         """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
-        waiting, running = self.waiting, self.running
-        budget = self.config.max_num_batched_tokens - step.total_tokens
+        budget = self._max_num_batched_tokens - step.total_tokens
         skipped: list[Request] = []
-        while waiting and budget > 0 and len(running) < self.config.max_num_seqs:
-            request = waiting[0]
+        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
+            request = self.waiting[0]
             if request.stale_steps > 0:
                 # A token of before its preemption is still to come; the next in line may go first.
-                skipped.append(waiting.popleft())
+                skipped.append(self.waiting.popleft())
                 continue
-            hits, hit_tokens = self._look_up(request)
-            tokens = min(request.num_tokens - hit_tokens, budget)
-            if self._clips and not (tokens := self.clip(request, hit_tokens, tokens)):
+            is_loaded = request.num_blocks > 0
+            hit_tokens = request.num_computed if is_loaded else self.cache.look_up(request)
+            if is_loaded:
+                self._publish(request, min(request.room_tokens, request.num_tokens))
+            elif self.offloading is not None:
+                end = self.offloading.seek(request)
+                if end == WAIT:  # another request is just loading some of its blocks
+                    skipped.append(self.waiting.popleft())
+                    continue
+                if end > self.offloading.hits:
+                    if not self._begin_load(request, end):
+                        break
+                    continue
+            tokens = self.cache.clip(request, hit_tokens, min(request.num_tokens - hit_tokens, budget))
+            if tokens == 0:
                 break
-            if not self._admit(request, hits, hit_tokens, tokens):
+            if not self.cache.admit(request, hit_tokens, tokens):
+                self._is_blocked = self.offloading is None
                 break
-            waiting.popleft()
-            running.append(request)
-            self._count_admission(request, hit_tokens)
-            step.admitted.append(request)
-            self._launch(request, tokens, step)
+            self.waiting.popleft()
+            self.running.append(request)
+            request.status = RUNNING
+            if not is_loaded:
+                self._count_admission(request, hit_tokens)
+            self._publish(request, min(request.num_computed + tokens, request.num_tokens))
+            step.admitted += 1
+            step.launch(request, tokens)
             budget -= tokens
-        waiting.extendleft(reversed(skipped))
+        self.waiting.extendleft(reversed(skipped))
 
-    def clip(self, request: Request, start: int, tokens: int) -> int:
-        """Return as many of ``tokens`` from ``start`` as one chunk may have."""
-        return tokens
+    def _begin_load(self, request: Request, end: i64) -> bool:
+        """Let the queue's head wait for its blocks up to ``end`` from memory behind the pool, if they have room."""
+        offloading = self.offloading
+        if offloading is None or not offloading.begin_load(request, end, self.running):
+            return False
+        self.waiting.popleft()
+        request.status = LOADING
+        self._count_admission(request, offloading.hits * offloading.block_size)
+        if request.preemptions == 0:
+            request.cached_tokens = min(request.room_tokens, request.num_tokens)
+        return True
 
-    def lacking(self, request: Request) -> int:
-        """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
-        placeholders, computed = request.placeholders, request.num_computed
-        if placeholders and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
-            return 0
-        return request.num_tokens + placeholders - computed
-
-    def _make_room(self, request: Request, end: int, step: Step) -> bool:
+    def _make_room(self, request: Request, end: i64, step: Step) -> bool:
         """Rule 13: preempt the last of those running until tokens up to ``end`` have blocks; False if that took the
         request itself."""
-        while not self._extend(request, end):
+        while not self.cache.extend(request, end):
             victim = self.running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
-        return True
-
-    def _look_up(self, request: Request) -> tuple[Any, int]:
-        """Hits of a request in the queue, in the form that ``_admit`` takes, and their tokens."""
-        most_hits = lookup_limit(request.num_tokens, self.config.block_size, int(request.prompt_logprobs))
-        hits = self.pool.lookup(request.hashes, most_hits)
-        return hits, len(hits) * self.config.block_size
-
-    def _admit(self, request: Request, hits: Any, hit_tokens: int, tokens: int) -> bool:
-        """Rule 9: give ``request`` its hits and blocks for ``tokens`` more, if its whole prompt has blocks now."""
-        blocks = blocks_for(request.num_tokens, self.config.block_size)
-        if blocks_needed(blocks, len(hits), self.pool.count_idle(hits)) > self.pool.num_free:
-            return False
-        self.pool.hold(hits)
-        request.blocks = hits
-        request.num_computed = request.room_tokens = hit_tokens
-        self._count_hashed(request, len(hits))
-        extended = self._extend(request, hit_tokens + tokens)
-        assert extended, "a prompt that fits found no block"
-        return True
-
-    def _count_admission(self, request: Request, hit_tokens: int) -> None:
-        if self.pool.enable_prefix_caching and not request.prompt_logprobs:
-            self.stats.record(request, hit_tokens)
-        if request.cached_tokens is None:
-            request.cached_tokens = hit_tokens
-        request.state = "running"
-
-    def _extend(self, request: Request, end: int) -> bool:
-        """Give ``request`` blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
-        lacking = blocks_for(end, self.config.block_size) - len(request.blocks)
-        if lacking > 0:
-            if lacking > self.pool.num_free:
-                return False
-            request.blocks += self.pool.take(lacking)
-            request.room_tokens += lacking * self.config.block_size
         self._publish(request, min(end, request.num_tokens))
         return True
 
-    def _publish(self, request: Request, end: int) -> None:
-        """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
-        if end >= request.next_full:
-            full, hashed = end // self.config.block_size, request.num_hashed
-            self.pool.insert(request.blocks[hashed:full], request.hashes[hashed:full])
-            self._count_hashed(request, full)
+    def _count_admission(self, request: Request, hit_tokens: i64) -> None:
+        if request.cached_tokens == NOT_ADMITTED:
+            request.cached_tokens = hit_tokens
+        if self._caching and request.hit_limit > 0 and request.preemptions == 0:
+            self.stats.requests += 1
+            self.stats.query_tokens += request.num_tokens
+            self.stats.hit_tokens += hit_tokens
 
-    def _count_hashed(self, request: Request, blocks: int) -> None:
-        request.num_hashed = blocks
-        request.next_full = (blocks + 1) * self.config.block_size
-
-    def _launch(self, request: Request, tokens: int, step: Step) -> None:
-        depth = request.num_computed
-        request.num_computed = computed = depth + tokens
-        samples = computed >= request.num_tokens + request.placeholders
-        if samples:
-            request.placeholders += 1
-        request.steps_in_flight += 1
-        request.tokens_in_flight += tokens
-        step.scheduled.append(Scheduled(request, tokens, depth, samples))
+    def _publish(self, request: Request, end: i64) -> None:
+        if self.cache.publish(request, end):
+            self._wake()
 
     def _preempt(self, request: Request) -> None:
         """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
         self._give_back(request)
-        request.state = "waiting"
+        request.status = WAITING
         request.stale_steps = request.steps_in_flight
         request.preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.insert(self._num_loaded(), request)
 
     def _retire(self, request: Request) -> None:
         self._give_back(request)
-        request.state = "finished"
+        request.status = FINISHED
+        if self.offloading is not None:
+            self.offloading.ended.append(request)
 
     def _give_back(self, request: Request) -> None:
-        self.pool.release(request.blocks)
-        request.blocks = []
-        request.room_tokens = request.num_computed = request.placeholders = 0
-        self._count_hashed(request, 0)
+        self.cache.release(request)
+        request.num_computed = 0
+        request.placeholders = 0
+        self._wake()
 
-    def _drop_finished(self, finished: list[Request]) -> None:
-        self.running = [request for request in self.running if request.state != "finished"]
-        # A preempted request ends here if its last token came from a step scheduled before its preemption.
-        for request in finished:
-            if request.preemptions and request in self.waiting:
-                self.waiting.remove(request)
+    def _num_loaded(self) -> int:
+        """Count the requests at the queue's front that hold blocks from memory behind the pool."""
+        count = 0
+        for request in self.waiting:
+            if request.num_blocks == 0:
+                break
+            count += 1
+        return count
+
+    def _wake(self) -> None:
+        """Note that a waiting request may be admitted now."""
+        self.is_quiet = False
+        self._is_blocked = False

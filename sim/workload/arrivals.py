@@ -13,7 +13,7 @@ import numpy as np
 
 from measure.cache.chains import chain_places, leading_places
 from measure.vectors import integers
-from sim.vllm.onerequest import ANY_HITS, Request
+from sim.vllm.request import ANY_HITS, Request
 from sim.workload.chain import FIRST_PRIVATE, Chains, is_private, known_blocks
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array

@@ -14,10 +14,10 @@ import pytest
 from engines.modelconfig import kv_groups
 from scripts.vllm_engine import HOME, ModelShape, running_vllm
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybrid import HybridScheduler
 from sim.vllm.kvgroups import parse_groups
-from sim.vllm.request import Request
 from tests.engines.test_modelconfig import OF_VLLM
+from tests.sim.oracles.readable.hybrid import HybridScheduler
+from tests.sim.oracles.readable.request import Request
 
 pytestmark = pytest.mark.vllm
 SCRIPT = Path(__file__).parents[1] / "sim" / "oracles" / "vllm_engine.py"

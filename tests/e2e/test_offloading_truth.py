@@ -11,9 +11,8 @@ import pytest
 
 from scripts.vllm_engine import ModelShape, running_vllm
 from sim.engine.deployment import Deployment
-from sim.engine.simstate import build_state
-from sim.engine.tiers import TierTraffic, traffic_in
-from sim.kernels.loop import run_state
+from sim.engine.simulation import simulate
+from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import plan_arrivals
@@ -96,8 +95,8 @@ def ours(seen: list[tuple[list[int], list[int], int]]) -> tuple[list[int], TierT
     )
     arrivals = plan_arrivals(Meta(block_size=BLOCK), records, BLOCK)
     deployed = Deployment(host_blocks=HOST_BLOCKS, kv_bytes_per_token=1)
-    state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
-    return state.scheduler.requests["cached_tokens"][:-1].tolist(), traffic_in([state])
+    run = simulate(arrivals, config, make_model(COSTS, config), deployment=deployed)
+    return [request.cached_tokens for request in run.requests], traffic_of([run.engine])
 
 
 @pytest.mark.timeout(600)

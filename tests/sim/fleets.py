@@ -1,11 +1,15 @@
 """Small fleets for tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from engines.routing.router import Router
 from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline
-from sim.engine.fleet import Fleet, FleetEngine
+from sim.engine.fleets import FleetEngine, FleetLoad
+from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -35,15 +39,19 @@ def routed(
     engines: int,
     policy: Callable[..., Any],
     events: Timeline | None = None,
-    *,
-    keeps_steps: bool = False,
 ) -> Dispatch:
     """Run requests through a fleet of equal engines."""
     names = [str(place) for place in range(engines)]
     model = make_model(COSTS, CONFIG)
-    fleet = Fleet(
-        arrivals, [FleetEngine(name, CONFIG, model) for name in names], None, moves=1, keeps_steps=keeps_steps
-    )
+    fleet = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
     dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events)
     dispatch.run()
     return dispatch
+
+
+RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
+
+
+def runs_of(requests: Sequence[SimulatedRequest]) -> dict[str, npt.NDArray[Any]]:
+    """Return results of requests as columns."""
+    return {name: np.array([getattr(request, name) for request in requests]) for name in RUN_FIELDS}

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache import hybrid
-from sim.cache.hybrid import CAUSES, Prompts, count_hits, names_of, pool_for, unlimited
-from sim.kernels import layout as arrays
-from sim.kernels.groupsteps import PROMPT, run_one_by_one
+from sim.cache.hybrid import CAUSES, Prompts, count_hits, empty_cache, names_of, run_pool, unlimited
+from sim.cache.sequential_pool import REQUEST
 from sim.vllm.kvgroups import parse_groups
-from sim.vllm.request import Request
 from tests.sim.oracles.hybrid_pool import HybridPool
-from tests.sim.oracles.readable_loop import in_python
+from tests.sim.oracles.readable.request import Request
 from tests.sim.vllm.test_hybrid_oracle import make_hybrid
 from tests.sim.vllm.test_vllm_oracle import Keys
-
-IN_PYTHON = in_python(run_one_by_one)
-
-
-@pytest.fixture(autouse=True)
-def kernels_run_in_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the kernels' source without compiling it, but for the tests among vLLM's."""
-    if request.node.get_closest_marker("vllm") is None:
-        monkeypatch.setattr(hybrid, "run_one_by_one", IN_PYTHON)
-
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
 
@@ -94,8 +80,8 @@ def as_requests(prompts: Prompts) -> list[Request]:
     return [
         Request(
             str(place),
-            int(one["prompt_tokens"]),
-            int(one["last_token"] - one["prompt_tokens"]),
+            int(prompts.tokens[place]),
+            int(prompts.last_token[place] - prompts.tokens[place]),
             prompts.keys[one["first_key"] : one["first_key"] + one["known_keys"]].tolist(),
             prompt_logprobs=bool(one["prompt_logprobs"]),
         )
@@ -106,50 +92,38 @@ def as_requests(prompts: Prompts) -> list[Request]:
 def prompts_of(workload: dict[str, Any]) -> Prompts:
     keys, unit, specs = Keys(), workload["config"]["block_size"], workload["requests"]
     chains = [keys.chain(one, unit) for one in specs]
-    requests = np.zeros(len(specs), arrays.REQUEST)
-    requests["prompt_tokens"] = requests["num_tokens"] = [len(one["prompt"]) for one in specs]
-    requests["last_token"] = [len(one["prompt"]) + len(one["output"]) for one in specs]
+    requests = np.zeros(len(specs), REQUEST)
+    tokens = np.array([len(one["prompt"]) for one in specs])
+    last_token = tokens + [len(one["output"]) for one in specs]
     requests["known_keys"] = [len(chain) for chain in chains]
     requests["first_key"] = np.cumsum(requests["known_keys"]) - requests["known_keys"]
     requests["prompt_logprobs"] = [one["prompt_logprobs"] for one in specs]
-    tokens, nothing = requests["prompt_tokens"].copy(), np.zeros(len(specs), np.int64)
     whole = np.array([key for chain in chains for key in chain], np.uint64)
-    return Prompts(requests, whole, tokens, nothing, unit)
+    return Prompts(requests, whole, tokens, last_token, np.zeros(len(specs), np.int64), unit)
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
-@settings(max_examples=6, deadline=None)
-def test_kernels_give_what_the_readable_cache_gives(seed: int, blocks: int) -> None:
-    assert_equal_to_the_readable(IN_PYTHON, seed, blocks)
-
-
-@pytest.mark.vllm  # for its compilation
-@pytest.mark.timeout(900)
-@given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
-@settings(max_examples=200, deadline=None)
-def test_the_compiled_cache_is_the_readable_one(seed: int, blocks: int) -> None:
-    assert_equal_to_the_readable(run_one_by_one, seed, blocks)
-
-
-def assert_equal_to_the_readable(run: Callable[..., None], seed: int, blocks: int) -> None:
+@settings(max_examples=60, deadline=None)
+def test_hits_are_the_readable_caches(seed: int, blocks: int) -> None:
     """Groups and workloads at random: hits, the group to blame, and then the whole free queue."""
     workload = make_hybrid(seed)
     layout, prompts = parse_groups(workload["config"]["kv_groups"]), prompts_of(workload)
-    pool, told = pool_for(prompts, layout, blocks), np.zeros(len(prompts.tokens), PROMPT)
-    told["reach"] = 10**6
-    run(pool, prompts.requests.copy(), told, False)
-    readable, names = HybridPool(layout, blocks), names_of(layout)
-    for request, (_, hits, form, *_) in zip(as_requests(prompts), told.tolist(), strict=True):
-        assert readable.run(request, 10**6) == (None if hits < 0 else (hits, names[form]))
-    queue, following = [0], pool.cache.blocks["after"].tolist()
-    while following[queue[-1]]:
-        queue.append(following[queue[-1]])
+    cache, readable, names = empty_cache(layout, blocks), HybridPool(layout, blocks), names_of(layout)
+    hits = run_pool(prompts, cache, np.full(len(prompts.tokens), 10**6))
+    for request, tokens, form in zip(as_requests(prompts), hits.tokens.tolist(), hits.form.tolist(), strict=True):
+        assert readable.run(request, 10**6) == (None if tokens < 0 else (tokens, names[form]))
+    queue, block = [], cache.pool.null.after
+    while block is not cache.pool.null:
+        queue.append((block.number, block.first_key is not None))
+        block = block.after
     theirs = readable.scheduler.pool
-    assert queue[1:] == theirs.free_order()
-    assert (pool.cache.blocks["entry"] > 0).tolist() == [
-        theirs.key_of(block) is not None for block in range(blocks + 1)
+    known = [number for number, _ in queue if number > 0]
+    expected = [number for number in theirs.free_order() if number in known]  # the others were never taken
+    assert known == expected
+    assert [is_cached for number, is_cached in queue if number > 0] == [
+        theirs.key_of(number) is not None for number in known
     ]
-    assert pool.counts["evicted_blocks"][0] == theirs.evicted_blocks
+    assert cache.pool.evicted_blocks == theirs.evicted_blocks
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -174,15 +148,13 @@ def test_causes_add_up() -> None:
     layout = parse_groups("full:8+window(24):8*2+eagle")
     shared = [rng.randrange(0, 12) for _ in range(40)]
     keys = [[*range(count), *(rng.randrange(10**9) for _ in range(40))] for count in shared]
-    requests = np.zeros(40, arrays.REQUEST)
-    requests["prompt_tokens"] = requests["num_tokens"] = [rng.randrange(1, 120) for _ in range(40)]
-    requests["last_token"] = requests["prompt_tokens"] + 3
+    requests = np.zeros(40, REQUEST)
+    tokens = np.array([rng.randrange(1, 120) for _ in range(40)])
     requests["known_keys"] = [len(chain) for chain in keys]
     requests["first_key"] = np.cumsum(requests["known_keys"]) - requests["known_keys"]
-    tokens = requests["prompt_tokens"].copy()
     whole = np.array([key for chain in keys for key in chain], np.uint64)
     seen = np.minimum(8 * np.array(shared), tokens)
-    prompts = Prompts(requests, whole, tokens, seen, 8)
+    prompts = Prompts(requests, whole, tokens, tokens + 3, seen, 8)
     counts = count_hits(prompts, layout, 80, unlimited(prompts, layout))
     assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens == tokens.sum()
     assert counts.tokens["evicted"] > 0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sim.__main__ import main
 from sim.cache.misses import CAUSES, Prompts, attribute, lay_out
-from sim.vllm.pool import BlockPool
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
+from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.sequential import plain_hits
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import Batch

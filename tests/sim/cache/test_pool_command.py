@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sim.__main__ import main
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import Request
-from sim.vllm.scheduler import Scheduler
 from sim.workload.chain import FIRST_PRIVATE, Chains
 from tests.sim.cache.test_segments import traffic
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.scheduler import Scheduler
 from tests.sim.oracles.sequential import plain_hits
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record, RequestId

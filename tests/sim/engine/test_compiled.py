@@ -1,4 +1,4 @@
-"""The compiled engine against the plain one: the same bits, whatever the load and the settings."""
+"""The step loop against the plain one: the same bits, whatever the load and the settings."""
 
 import random
 from pathlib import Path
@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.simstate import build_state
-from sim.kernels import loop
-from sim.kernels.loop import run_state
+from sim.engine.simulation import simulate as run_engine
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
+from sim.vllm.kvcache import SingleGroupCache
 from sim.workload.arrivals import Arrival, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
-from tests.sim.oracles.simulation import Simulation, columns, read_simulation, simulate
+from tests.sim.oracles.simulation import Simulation, columns, simulate
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
 from tracefile.records.errors import InputError
 
@@ -139,26 +138,6 @@ def test_the_compiled_engine_gives_the_same_bits(  # noqa: PLR0917 - one for eac
     assert outcome(simulate(arrivals, config, model, seed=seed)) == outcome(plain)
 
 
-def test_a_timeline_that_is_full_grows_and_the_run_goes_on() -> None:
-    config = EngineConfig(num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
-    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-    arrivals = plan(load(random.Random(5), 40, 30.0), 4)
-    grown = run_state(build_state(columns(arrivals), config, model, first_steps=2))
-    assert outcome(read_simulation(arrivals, grown)) == outcome(simulate(arrivals, config, model))
-
-
-def test_an_engine_without_tiers_and_policies_runs_in_the_simple_loop_with_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = EngineConfig(num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
-    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE)
-    arrivals = plan(load(random.Random(5), 40, 30.0), 4)
-    whole = run_state(build_state(columns(arrivals), config, model, 7), loop.run)
-    monkeypatch.setattr(loop, "run", None)
-    simple = run_state(build_state(columns(arrivals), config, model, 7))
-    assert outcome(read_simulation(arrivals, simple)) == outcome(read_simulation(arrivals, whole))
-
-
 def test_hashes_that_are_not_chained_are_refused() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
@@ -195,10 +174,14 @@ def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
         config = EngineConfig(num_gpu_blocks=300 * parts, block_size=64 // parts)
         model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
         arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts).objects()
-        pool = run_state(build_state(columns(arrivals), config, model)).scheduler.pool
-        used.append([int(pool.counts[name][0]) for name in ("num_segments", "num_holds")])
+        cache = run_engine(columns(arrivals), config, model).engine.scheduler.cache
+        assert isinstance(cache, SingleGroupCache)
+        free, copy = 0, cache.pool._queue.after
+        while copy is not cache.pool._queue:
+            free, copy = free + 1, copy.after
+        used.append(free)
     conversations, answers = 4, 20
-    assert used == [[conversations, conversations], [conversations + answers, 2 * conversations]]
+    assert used == [conversations, conversations + answers]
 
 
 @pytest.mark.parametrize(("usable", "hit_blocks"), [(1_000, 12_878), (10_000, 61_238), (50_000, 102_226)])
@@ -230,7 +213,7 @@ def test_a_shared_core_ends_its_work_far_from_the_start() -> None:
         {**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.013}, config, placement="shared_core"
     )
     arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size)
-    runs = run_state(build_state(arrivals, config, model)).runs
-    assert np.isfinite(runs["ttft_ms"]).all()
+    run = run_engine(arrivals, config, model)
+    assert np.isfinite([request.ttft_ms for request in run.requests]).all()
     objects = arrivals.objects()
     assert outcome(simulate(objects, config, model)) == outcome(Engine(objects, config, model).run())

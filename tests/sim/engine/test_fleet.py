@@ -6,24 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sim.engine import simulatedrequest as outcomes
 from sim.engine.dispatch import Timeline
-from sim.engine.fleet import Fleet, FleetEngine, engine_seed
+from sim.engine.fleet import ALL_ENDED
+from sim.engine.fleets import FleetEngine, FleetLoad, engine_seed
 from sim.engine.incidents import Kill
 from sim.engine.results import finished_records
-from sim.engine.simstate import build_state
-from sim.kernels import layout
-from sim.kernels.fleet import ALL_ENDED
-from sim.kernels.loop import run_state
+from sim.engine.simulation import simulate
 from sim.latency.modelfile import Model, make_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
-from tests.sim.fleets import make_request, routed
+from tests.sim.fleets import RUN_FIELDS, make_request, routed, runs_of
 from tracefile import Meta, Record, RequestId
 
 SEED = 7
-RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
 
 
 def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool) -> Arrivals:
@@ -37,35 +35,31 @@ def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool)
     return plan_arrivals(Meta(block_size=4), records, 4, replay_sessions=paced)
 
 
-def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> Fleet:
-    fleet, told = Fleet(arrivals, engines, SEED, keeps_steps=True), []
-    place = fleet.advance()
+def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> FleetLoad:
+    load, told = FleetLoad(arrivals, engines, SEED, keeps_rows=True), []
+    place = load.fleet.advance()
     while place >= 0:
-        told += fleet.told()
-        place = fleet.advance(place, table[place])
+        told += load.fleet.told()
+        place = load.fleet.advance(place, table[place])
     assert place == ALL_ENDED
-    times_ms = [time_ms for time_ms, _ in told + fleet.told()]
+    times_ms = [time_ms for time_ms, _ in told + load.fleet.told()]
     assert times_ms == sorted(times_ms)  # a router is told of nothing late
-    return fleet
+    return load
 
 
-def require_same_as_alone(fleet: Fleet, engine: int, config: EngineConfig, model: Model) -> None:
+def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, model: Model) -> None:
     """Run an engine's requests at the times at which they came to it, without the others."""
-    places, runs = np.flatnonzero(fleet.life_of == engine), fleet.state.runs
-    mine = fleet.arrivals.take(places)
+    places, runs = np.flatnonzero(load.life_of() == engine), runs_of(load.requests)
+    mine = load.arrivals.take(places)
     mine = replace(mine, arrival_ms=runs["arrival_ms"][places].copy(), parents=np.full(len(places), NOBODY))
-    alone = run_state(build_state(mine, config, model, engine_seed(SEED, engine)))
-    here = fleet.lives[engine].state
-    for name in RUN_FIELDS:
-        np.testing.assert_array_equal(alone.runs[name], here.runs[name][places], err_msg=name)
-    for name in ("cached_tokens", "preemptions"):
-        np.testing.assert_array_equal(
-            alone.scheduler.requests[name][:-1], here.scheduler.requests[name][places], err_msg=name
-        )
-    steps = int(alone.clock["num_steps"][0])
-    assert steps == int(here.clock["num_steps"][0])
-    for one, other in zip(alone.timeline, here.timeline, strict=True):
-        np.testing.assert_array_equal(one[:steps], other[:steps])
+    alone = simulate(mine, config, model, engine_seed(SEED, engine), keeps_rows=True)
+    served = [request.served for request in load.requests]
+    here = [request for place in places.tolist() if (request := served[place]) is not None]
+    for name in (*RUN_FIELDS, "cached_tokens", "preemptions"):
+        ours, theirs = ([getattr(one, name) for one in some] for some in (here, alone.requests))
+        np.testing.assert_array_equal(theirs, ours, err_msg=name)
+    for name in ("starts_ms", "ends_ms", "seen_ms", "rows"):
+        assert list(getattr(load.fleet.lives[engine].engine, name)) == list(getattr(alone.engine, name))
 
 
 @pytest.mark.parametrize("placement", ["parallel", "serial", "shared_core"])
@@ -79,42 +73,21 @@ def test_each_engine_of_a_fleet_does_what_it_would_do_alone(number: int, placeme
         max_num_seqs=rng.choice([3, 8]),
         max_num_batched_tokens=rng.choice([16, 64]),
         async_scheduling=number % 4 < 2,
+        kv_groups="full:4+window(12):4" if number % 3 == 2 else None,
     )
     costs = {**STEP, "frontend_base_ms": 1.1, "frontend_ms_per_prompt_token": 0.07}
     model = make_model(costs, config, NOISE, placement)
     count = rng.choice([1, 2, 3, 5])
     engines = [FleetEngine(str(place), config, model) for place in range(count)]
     fleet = run_by_table(arrivals, engines, [rng.randrange(count) for _ in range(len(arrivals))])
-    runs = fleet.state.runs
-    assert (runs["outcome"] != layout.NO_OUTCOME).all()
+    runs = runs_of(fleet.requests)
+    assert (runs["outcome"] != outcomes.NO_OUTCOME).all()
     for place in np.flatnonzero(arrivals.parents != NOBODY).tolist():
-        before = runs[arrivals.parents[place]]
-        end_ms = before["arrival_ms"] + np.nan_to_num(before["e2e_ms"])
+        end_ms = fleet.requests[arrivals.parents[place]].end_ms()
         assert runs["arrival_ms"][place] == end_ms + arrivals.think_ms[place]
     for engine in range(count):
-        if (fleet.life_of == engine).any():
+        if (fleet.life_of() == engine).any():
             require_same_as_alone(fleet, engine, config, model)
-
-
-def test_steps_that_no_request_needs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timelines of 64 steps give what long ones give; with a death, which looks back."""
-    monkeypatch.setattr("sim.engine.fleet.FIRST_STEPS", 64)
-    records = [make_request(number, arrival_ms=30.0 * number, prompt=40, output=9) for number in range(200)]
-    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-
-    def run(*, keeps_steps: bool) -> Fleet:
-        events = Timeline([Kill(engine=1, at_s=3.0)], 3, 0.0)
-        return routed(
-            arrivals, 3, lambda request, engines: request.number % len(engines), events, keeps_steps=keeps_steps
-        ).fleet
-
-    long, short = run(keeps_steps=True), run(keeps_steps=False)
-    assert len(short.lives[0].state.timeline.ends_ms) < len(long.lives[0].state.timeline.ends_ms)
-    assert [life.engine_steps for life in short.lives] == [life.engine_steps for life in long.lives]
-    for name in long.state.runs.dtype.names or ():
-        np.testing.assert_array_equal(short.state.runs[name], long.state.runs[name], err_msg=name)
-    short_ms, long_ms = ([result.itl_ms for result in fleet.results()] for fleet in (short, long))
-    assert short_ms == long_ms
 
 
 def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
@@ -126,7 +99,7 @@ def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
         return request.number % 2
 
     dispatch = routed(arrivals, 2, watch)
-    runs, place_of = dispatch.fleet.state.runs, dispatch.engine_of
+    runs, place_of = runs_of(dispatch.load.requests), dispatch.engine_of
     for number, (now_s, counts) in enumerate(seen):
         before = [place for place in range(number) if runs["arrival_ms"][place] + runs["e2e_ms"][place] > now_s * 1e3]
         waiting = [place for place in before if runs["arrival_ms"][place] + runs["ttft_ms"][place] > now_s * 1e3]
@@ -154,19 +127,20 @@ def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams()
     """Four requests at once, two on each engine; engine 1 dies when one of its two streams."""
     records = [make_request(number, arrival_ms=number, prompt=60, output=20) for number in range(4)]
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-    calm = routed(arrivals, 2, lambda request, engines: request.number % len(engines)).fleet.state.runs
+    calm_dispatch = routed(arrivals, 2, lambda request, engines: request.number % len(engines))
+    calm = runs_of(calm_dispatch.load.requests)
     first_ms = calm["arrival_ms"] + calm["ttft_ms"]
     at_ms = (first_ms[1] + first_ms[3]) / 2.0
     events = Timeline([Kill(engine=1, at_s=at_ms / 1e3)], 2, 0.0)
     dispatch = routed(arrivals, 2, lambda request, engines: request.number % len(engines), events)
-    runs = dispatch.fleet.state.runs
-    assert [layout.OUTCOMES[code] for code in runs["outcome"].tolist()] == ["ok", "lost", "ok", "ok"]
+    runs = runs_of(dispatch.load.requests)
+    assert [outcomes.OUTCOMES[code] for code in runs["outcome"].tolist()] == ["ok", "lost", "ok", "ok"]
     assert runs["ttft_ms"][1] == calm["ttft_ms"][1]
     assert runs["arrival_ms"][1] + runs["e2e_ms"][1] == pytest.approx(at_ms)
     assert dispatch.engine_of == [0, 1, 0, 0]
     assert runs["arrival_ms"][3] == 3.0  # its wait counts from its first arrival
     assert runs["arrival_ms"][3] + runs["ttft_ms"][3] > at_ms
-    records_of = {one.record.request_id: one for one in dispatch.fleet.results()}
+    records_of = {one.record.request_id: one for one in dispatch.load.results()}
     assert records_of[RequestId("r1")].outcome == "lost"
     assert [one.record.upstream for _, one in sorted(records_of.items())] == ["0", "1", "0", "0"]
 
@@ -177,15 +151,15 @@ def test_a_session_goes_on_elsewhere_when_its_engine_dies() -> None:
     events = Timeline([Kill(engine=0, at_s=0.02)], 2, 0.0)
     dispatch = routed(arrivals, 2, lambda request, engines: 0, events)
     assert dispatch.engine_of == [0, 1]
-    assert [layout.OUTCOMES[code] for code in dispatch.fleet.state.runs["outcome"].tolist()] == ["lost", "ok"]
+    assert [outcomes.OUTCOMES[code] for code in runs_of(dispatch.load.requests)["outcome"].tolist()] == ["lost", "ok"]
 
 
 def test_requests_fail_while_no_engine_is_up() -> None:
     records = [make_request(number, arrival_ms=1e3 * number, prompt=8, output=2) for number in range(3)]
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
     events = Timeline([Kill(engine=0, at_s=0.5, back_s=1.5)], 1, 0.0)
-    outcomes = routed(arrivals, 1, lambda request, engines: 0, events).fleet.state.runs["outcome"].tolist()
-    assert [layout.OUTCOMES[code] for code in outcomes] == ["ok", "no_engine", "ok"]
+    requests = routed(arrivals, 1, lambda request, engines: 0, events).load.requests
+    assert [outcomes.OUTCOMES[request.outcome] for request in requests] == ["ok", "no_engine", "ok"]
 
 
 def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
@@ -193,8 +167,8 @@ def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
     record = make_request(0, prompt=60, output=20)
     record.upstream, record.finish_reason = "of-the-capture", "stop"
     arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
-    fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0)).fleet
+    fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0)).load
     (found,) = finished_records(fleet.results(), 4)
     assert (found.status, found.error, found.http_status, found.finish_reason) == ("error", "no_engine", None, None)
     assert (found.upstream, found.ttft_ms, found.output_tokens, found.e2e_ms) == (None, None, None, 5.0)
-    assert np.isnan(fleet.state.runs["ttft_ms"]).all()
+    assert np.isnan(fleet.requests[0].ttft_ms)

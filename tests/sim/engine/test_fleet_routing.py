@@ -1,7 +1,7 @@
-"""Compiled routing against Python's, and sessions over several engines against a slow, obvious fleet."""
+"""Sessions over several engines against a slow, obvious fleet."""
 
 import random
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
-from sim.engine import routerstate
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleet import FleetEngine
 from sim.engine.fleetplan import FleetPlan, run_fleet
-from sim.kernels import layout
+from sim.engine.fleets import FleetEngine
+from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
@@ -53,29 +52,6 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
     return [FleetEngine(str(place), config, model) for place, model in enumerate(models)]
 
 
-def state_of(runs: Any) -> list[list[object]]:
-    return [runs[name].tolist() for name in ("outcome", "arrival_ms", "num_seen")] + [
-        np.nan_to_num(runs[name], nan=-1.0).tolist() for name in ("ttft_ms", "e2e_ms")
-    ]
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    arrivals=st.builds(planned, st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([2.0, 10.0, 60.0])),
-    engines=st.builds(fleet_of, st.integers(1, 5), st.sampled_from([60, 200]), st.booleans()),
-    route=ROUTES | st.builds("{}:knowledge=complete".format, st.sampled_from(["prefix", "cost"])),
-)
-def test_compiled_policies_choose_as_pythons(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
-    plan, seen = FleetPlan(tuple(engine.name for engine in engines), route), RoutedLoad(arrivals, 4)
-    compiled = run_fleet(arrivals, seen, engines, plan, 7)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.engine.fleetplan.routerstate.compiled_route", lambda *_: routerstate.ASKS)
-        python = run_fleet(arrivals, seen, engines, plan, 7)
-    assert [compiled.router, python.router is None] == [None, False]
-    assert compiled.engine_of == python.engine_of
-    assert state_of(compiled.fleet.state.runs) == state_of(python.fleet.state.runs)
-
-
 # A client goes during the first step of its engine, before the next request comes.
 @example(planned(29164, 5, 2.0), fleet_of(2, 60, False), "least-loaded")
 @settings(max_examples=15, deadline=None)
@@ -96,13 +72,13 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
     slow = SlowFleet(arrivals.objects(), engines, router, 7)
     slow.run()
-    runs = found.fleet.state.runs
+    requests = found.load.requests
     assert {place: engine for place, engine in enumerate(found.engine_of) if engine >= 0} == slow.engine_of
     for place, run in slow.runs.items():
-        mine = runs[place]
-        assert layout.OUTCOMES[mine["outcome"]] == run.outcome
-        assert mine["num_seen"] == len(run.token_steps)
-        found_ms = [mine["arrival_ms"], mine["ttft_ms"], mine["e2e_ms"]]
+        mine = requests[place]
+        assert OUTCOMES[mine.outcome] == run.outcome
+        assert mine.num_seen == len(run.token_steps)
+        found_ms = [mine.arrival_ms, mine.ttft_ms, mine.e2e_ms]
         expected_ms = [np.nan if time is None else time for time in (run.arrival_ms, run.ttft_ms, run.e2e_ms)]
         # On a shared core a turn may come a rounding before the end of its parent, and split the step that ends it.
         assert found_ms == pytest.approx(expected_ms, rel=1e-12 if is_shared else 0, abs=0, nan_ok=True)

@@ -6,9 +6,10 @@ import pytest
 
 from sim.__main__ import main
 from sim.latency.modelfile import default_model, save_model
-from tests.sim.compile_kernels import TRACE
 from tracefile import load_trace
 from tracefile.records.errors import InputError
+
+TRACE = str(Path(__file__).parents[1] / "data" / "six_requests.jsonl")
 
 
 @pytest.fixture

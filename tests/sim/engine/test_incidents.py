@@ -5,9 +5,9 @@ import pytest
 
 from sim.engine.dispatch import Timeline
 from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, check_events, parse_event
-from sim.kernels import layout
+from sim.engine.simulatedrequest import OUTCOMES
 from sim.workload.arrivals import Arrivals, plan_arrivals
-from tests.sim.fleets import make_request, routed
+from tests.sim.fleets import make_request, routed, runs_of
 from tracefile import Meta
 from tracefile.records.errors import InputError
 
@@ -24,14 +24,14 @@ def test_a_deploy_takes_one_engine_after_the_other_cold() -> None:
     assert happened == [(what, engine) for engine in range(3) for what in ("draining", "up")]
     times_ms = [at_ms for at_ms, _, _ in dispatch.log]
     assert times_ms == sorted(times_ms)
-    arrival_ms = dispatch.fleet.state.runs["arrival_ms"]
+    arrival_ms = runs_of(dispatch.load.requests)["arrival_ms"]
     for engine, (down_ms, up_ms) in enumerate(zip(times_ms[::2], times_ms[1::2], strict=True)):
         assert up_ms >= down_ms + 200.0
         away = (arrival_ms >= down_ms) & (arrival_ms < up_ms)
         assert away.any()
         assert engine not in np.array(dispatch.engine_of)[away]
-    assert [life.engine for life in dispatch.fleet.lives] == [0, 1, 2, 0, 1, 2]
-    assert (dispatch.fleet.state.runs["outcome"] == 1).all()
+    assert [life.number for life in dispatch.fleet.lives] == [0, 1, 2, 0, 1, 2]
+    assert (runs_of(dispatch.load.requests)["outcome"] == 1).all()
 
 
 def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> None:
@@ -72,7 +72,7 @@ def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
     arrivals, timeline = plan_arrivals(Meta(block_size=4), records, 4), Timeline(events, 3, 0.0)
     dispatch = routed(arrivals, 3, lambda request, engines: len(engines) - 1 if watched else 0, timeline)
     assert [(at_ms, what) for at_ms, what, engine in dispatch.log if engine == watched] == happened
-    outcomes = [layout.OUTCOMES[code] for code in dispatch.fleet.state.runs["outcome"].tolist()]
+    outcomes = [OUTCOMES[code] for code in runs_of(dispatch.load.requests)["outcome"].tolist()]
     assert set(outcomes[1:]) == {"ok"}
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine.gaptexts import DECIMALS, GapTexts
-from sim.engine.results import finished_records
+from sim.engine.results import DECIMALS, GapTexts, finished_records
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivalorder import by_arrival, by_session

@@ -9,18 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine.deployment import Deployment
-from sim.engine.simstate import build_state
-from sim.engine.tiers import traffic_in
-from sim.kernels import layout
-from sim.kernels.layout import SimState
-from sim.kernels.loop import run_state
-from sim.kernels.tiers import LISTS
+from sim.engine.simulatedrequest import NO_OUTCOME
+from sim.engine.simulation import Simulation, simulate
+from sim.engine.tiers import traffic_of
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import load
 from tests.sim.fleets import COSTS
-from tests.sim.oracles.compiled_scheduler import in_list
 from tracefile import BlockHash, Meta, Record, RequestId
 from tracefile.records.errors import InputError
 
@@ -44,15 +40,12 @@ def chained(*requests: tuple[float, list[int], int]) -> Arrivals:
     return plan_arrivals(Meta(block_size=4), records, 4)
 
 
-def run(arrivals: Arrivals, config: EngineConfig = CONFIG, **deployed: Any) -> SimState:
-    return run_state(
-        build_state(arrivals, config, make_model(COSTS, config), deployment=Deployment(**LINK, **deployed))
-    )
+def run(arrivals: Arrivals, config: EngineConfig = CONFIG, **deployed: Any) -> Simulation:
+    return simulate(arrivals, config, make_model(COSTS, config), deployment=Deployment(**LINK, **deployed))
 
 
-def cached(state: SimState) -> list[int]:
-    found: list[int] = state.scheduler.requests["cached_tokens"][:-1].tolist()
-    return found
+def cached(run: Simulation) -> list[int]:
+    return [request.cached_tokens for request in run.requests]
 
 
 AGAIN = ((0.0, [1, 2, 3, 4], 0), (100.0, [5, 6, 7, 8], 0), (200.0, [1, 2, 3, 4], 4))
@@ -63,8 +56,8 @@ def test_a_request_waits_for_its_blocks_beside_the_others() -> None:
     state = run(chained(*AGAIN), host_blocks=8)
     assert cached(state) == [0, 0, 16]
     # Entry at 201 ms; 2 ms and 12 tokens on the link; a step of 4 ms and 4 tokens.
-    assert state.runs["ttft_ms"].tolist() == pytest.approx([6.6, 6.6, 1.0 + 14.0 + 4.4])
-    traffic = traffic_in([state])
+    assert [request.ttft_ms for request in state.requests] == pytest.approx([6.6, 6.6, 1.0 + 14.0 + 4.4])
+    traffic = traffic_of([state.engine])
     assert (traffic.loads, traffic.loaded_tokens, traffic.stored_blocks, traffic.host_blocks) == (1, 12, 9, 8)
 
 
@@ -80,21 +73,21 @@ def test_a_disk_keeps_what_the_host_evicts() -> None:
     state = run(chained(*AGAIN), **deployed)
     assert cached(state) == [0, 0, 16]
     # Blocks 2, 3 and 4 made room on the host: they are read in 5 + 36 ms, then copied in 2 + 12.
-    assert traffic_in([state]).disk_read_blocks == 3
-    assert state.runs["ttft_ms"][2] == pytest.approx(1.0 + (5.0 + 36.0) + 14.0 + 4.4)
+    assert traffic_of([state.engine]).disk_read_blocks == 3
+    assert state.requests[2].ttft_ms == pytest.approx(1.0 + (5.0 + 36.0) + 14.0 + 4.4)
 
 
 def test_a_block_is_read_from_the_disk_when_it_has_been_written() -> None:
     """The first's four blocks are written from 1 ms on, 125 ms each: the fourth is there at 501."""
     deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 30, "disk_latency_ms": 5.0}
     state = run(chained(*AGAIN), **deployed)
-    assert traffic_in([state]).disk_read_blocks == 3
-    assert state.runs["ttft_ms"][2] == pytest.approx(501.0 - 200.0 + (5.0 + 360.0) + 14.0 + 4.4)
+    assert traffic_of([state.engine]).disk_read_blocks == 3
+    assert state.requests[2].ttft_ms == pytest.approx(501.0 - 200.0 + (5.0 + 360.0) + 14.0 + 4.4)
 
 
 def test_what_is_kept_is_what_the_living_keep() -> None:
     dead, alive = run(chained(*AGAIN), host_blocks=8), run(chained(*AGAIN[:1]), host_blocks=8)
-    traffic = traffic_in([dead, alive], [alive])
+    traffic = traffic_of([dead.engine, alive.engine], [alive.engine])
     assert (traffic.loads, traffic.stored_blocks, traffic.host_blocks) == (1, 13, 4)
 
 
@@ -103,11 +96,9 @@ def test_links_that_cost_nothing_and_a_large_host_hit_like_an_unlimited_pool() -
     chains = [[int(root), *(10 * int(root) + step for step in range(1, 4))] for root in rng.integers(1, 9, 60)]
     arrivals = chained(*((50.0 * number, chain, 1) for number, chain in enumerate(chains)))
     free: dict[str, Any] = {"kv_bytes_per_token": 1, "host_gb_per_s": 1e9, "host_latency_ms": 0.0}
-    small = run_state(
-        build_state(arrivals, CONFIG, make_model(COSTS, CONFIG), deployment=Deployment(**free, host_blocks=500))
-    )
+    small = simulate(arrivals, CONFIG, make_model(COSTS, CONFIG), deployment=Deployment(**free, host_blocks=500))
     large = EngineConfig(block_size=4, num_gpu_blocks=500, max_num_seqs=8, async_scheduling=False)
-    assert cached(small) == cached(run_state(build_state(arrivals, large, make_model(COSTS, large))))
+    assert cached(small) == cached(simulate(arrivals, large, make_model(COSTS, large)))
 
 
 def shared_load(seed: int, requests: int) -> Arrivals:
@@ -130,40 +121,39 @@ def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
     )
     arrivals = shared_load(seed, 40)
     deployed = Deployment(**LINK, host_blocks=host, disk_blocks=disk)
-    state = run_state(build_state(arrivals, config, make_model(COSTS, config), deployment=deployed))
-    assert (state.runs["outcome"] != layout.NO_OUTCOME).all()
-    assert state.scheduler.pool.counts["num_free"][0] == config.usable_blocks
-    tier, traffic = state.scheduler.tier, traffic_in([state])
+    run = simulate(arrivals, config, make_model(COSTS, config), deployment=deployed)
+    assert all(request.outcome != NO_OUTCOME for request in run.requests)
+    offloading, traffic = run.engine.scheduler.offloading, traffic_of([run.engine])
+    assert offloading is not None
+    assert offloading.cache.pool.num_free == config.usable_blocks
     assert traffic.host_blocks <= host
     assert traffic.disk_blocks <= disk
-    kept = tier.blocks[LISTS:]
-    for level, first, count in ((0, 0, traffic.host_blocks), (1, host, traffic.disk_blocks)):
-        rows = kept[first : first + count]
-        assert len({(int(row["key"]), int(row["kind"])) for row in rows}) == count
-        in_line, number = 0, int(tier.blocks["newer"][level])
-        while number != level:
-            in_line, number = in_line + 1, int(tier.blocks["newer"][number])
-        assert in_line == count
+    for tier in (offloading.host, offloading.disk):
+        in_line, block = 0, tier._ends.newer
+        while block is not tier._ends:
+            assert tier.blocks[block.key] is block
+            in_line, block = in_line + 1, block.newer
+        assert in_line == len(tier.blocks)
     entered = traffic.stored_blocks + traffic.disk_read_blocks
     assert traffic.host_blocks + traffic.host_evicted <= entered
     if not disk:
         assert traffic.host_blocks + traffic.host_evicted == entered
         assert traffic.disk_blocks == traffic.disk_read_blocks == 0
-        assert not tier.blocks["busy_ms"][:LISTS].any()  # no block was loaded that is not there
-    assert not in_list(tier, "first_loading")
-    assert_hits_are_possible(arrivals, state)
+    assert not offloading.loading
+    assert_hits_are_possible(arrivals, run)
 
 
-def assert_hits_are_possible(arrivals: Arrivals, state: SimState) -> None:
+def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
     """A hit is of blocks that a request before it had, in its prompt or in its output."""
-    order = np.argsort(np.nan_to_num(state.runs["entry_ms"], nan=np.inf), kind="stable").tolist()
+    entry_ms = np.array([request.entry_ms for request in run.requests])
+    order = np.argsort(np.nan_to_num(entry_ms, nan=np.inf), kind="stable").tolist()
     seen: set[int] = set()
     starts = np.cumsum(arrivals.known) - arrivals.known
     for place in order:
         chain = arrivals.hashes[starts[place] : starts[place] + arrivals.known[place]].tolist()
-        hit = int(state.scheduler.requests["cached_tokens"][place]) // 4
+        hit = run.requests[place].cached_tokens // 4
         assert hit <= len(arrivals.hashes)
-        if hit > 0 and state.scheduler.requests["preemptions"][place] == 0:
+        if hit > 0 and run.requests[place].preemptions == 0:
             assert set(chain[:hit]) <= seen
         seen |= set(chain)
 

@@ -5,12 +5,12 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from sim.engine.simulation import request_columns, simulate
-from sim.fit.factualcache import FactualCache
-from sim.fit.factualhits import factual_arrivals, with_factual_hits
+from sim.fit.variants import factual_arrivals, with_factual_hits
 from sim.latency.modelfile import make_model
 from sim.latency.stepcost import KV_TOKENS, REPEATED_KV_TOKENS
 from sim.vllm.config import EngineConfig
-from sim.vllm.onerequest import Request
+from sim.vllm.kvcache import FactualCache
+from sim.vllm.request import Request
 from sim.workload.arrivals import plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId
 

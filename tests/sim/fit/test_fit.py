@@ -20,8 +20,9 @@ from sim.fit.residuals import requests_of
 from sim.fit.variants import choose_terms
 from sim.latency.fittraces import request_sample
 from sim.latency.modelfile import Model, default_model, load_model
-from sim.latency.noise import LEVELS, Noise, StepNoise
+from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import CHUNKS, RECEIVED, TERMS
+from tests.sim.oracles.readable.noise import StepNoise
 from tests.sim.synthetic import engine_of
 from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 from tracefile.records.arrays import FloatArray

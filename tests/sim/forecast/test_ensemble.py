@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from sim.engine.simulatedrequest import OUTCOMES
 from sim.forecast.ensemble import forecast, interval, members
-from sim.kernels.layout import OUTCOMES
 from sim.latency.modelfile import Model, default_model
 from sim.latency.terms import DECODES, RECEIVED, STEPS
 from sim.workload.arrivals import Arrivals, plan_arrivals

@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 
 from sim.latency.modelfile import Model, default_model, load_model, make_model, model_digest, save_model
-from sim.latency.noise import LEVELS, Noise, StepNoise
-from sim.latency.terms import (
-    NUM_STEP_TERMS,
-    REPEATED_KV_TOKENS,
-    REST_MS,
-    STEP_TERMS,
-    begin_row,
-    count_decodes,
-    decode_kv_tokens,
-    row_ms,
-    step_row,
-)
-from sim.vllm.request import Request
-from sim.vllm.scheduler import Scheduled, Step
+from sim.latency.noise import LEVELS, Noise
+from sim.latency.terms import NUM_STEP_TERMS, REPEATED_KV_TOKENS, REST_MS, STEP_TERMS, decode_kv_tokens
+from tests.sim.oracles.readable.noise import StepNoise
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.rows import begin_row, count_decodes, row_ms, step_row
+from tests.sim.oracles.readable.scheduler import Scheduled, Step
 from tracefile import InputError
 
 

@@ -2,9 +2,9 @@
 
 from sim.cache.hybrid import CHUNK_TOKENS
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybrid import HybridCache, HybridScheduler
 from sim.vllm.kvgroups import KvLayout
-from sim.vllm.request import Request
+from tests.sim.oracles.readable.hybrid import HybridCache, HybridScheduler
+from tests.sim.oracles.readable.request import Request
 
 
 def group_hits(cache: HybridCache, request: Request) -> list[tuple[str, int]]:

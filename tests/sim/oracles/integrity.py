@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from sim.llamacpp.slots import SlotCache
 from sim.serving.realtime import RealTimeEngine
 from sim.sglang.radix import RadixTree
-from sim.vllm.hybrid import HybridScheduler
 from sim.vllm.kvcache import SingleGroupCache
-from sim.vllm.onerequest import RUNNING, WAITING, Request
-from sim.vllm.onescheduler import Scheduler
-from sim.vllm.pool import BlockPool
+from sim.vllm.request import RUNNING, WAITING, Request
 from sim.vllm.rules import blocks_for
-from sim.vllm.scheduler import Scheduler as ReadableScheduler
+from sim.vllm.scheduler import Scheduler
 from sim.vllm.segments import Copy, SegmentPool
+from tests.sim.oracles.readable.hybrid import HybridScheduler
+from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.scheduler import Scheduler as ReadableScheduler
 
 
 def check_pool(pool: BlockPool, held: Iterable[Sequence[int]] | None = None) -> None:

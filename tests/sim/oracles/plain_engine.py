@@ -6,23 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.latency.modelfile import Model
-from sim.latency.noise import StepNoise
-from sim.latency.terms import (
-    NUM_ROW_TERMS,
-    NUM_STEP_TERMS,
-    FrontendClock,
-    begin_row,
-    count_decodes,
-    delivery_ms,
-    reception_ms,
-    row_ms,
-    step_row,
-)
+from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, reception_ms
 from sim.vllm.config import EngineConfig
-from sim.vllm.pool import BlockPool
-from sim.vllm.request import Request
-from sim.vllm.scheduler import Scheduler, Step
 from sim.workload.arrivals import Arrival
+from tests.sim.oracles.readable.hybrid import make_scheduler
+from tests.sim.oracles.readable.noise import StepNoise
+from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.rows import FrontendClock, begin_row, count_decodes, delivery_ms, row_ms, step_row
+from tests.sim.oracles.readable.scheduler import Step
 from tests.sim.oracles.shared_core import SharedCore
 from tests.sim.oracles.simulation import RequestRun, Simulation, Timeline
 
@@ -42,7 +34,7 @@ class Engine:
         pool: BlockPool | None = None,
         fast_forward: bool = True,
     ) -> None:
-        self.scheduler = Scheduler(config)
+        self.scheduler = make_scheduler(config)
         if pool is not None:
             self.scheduler.pool = pool
         self.timeline = Timeline()
@@ -53,7 +45,7 @@ class Engine:
         self._frontend_factors: list[float] = model.noise.frontend_factors(
             seed, [arrival.record.request_id for arrival in arrivals]
         ).tolist()
-        self._skips = fast_forward and not config.async_scheduling
+        self._skips = fast_forward and not config.async_scheduling and config.kv_groups is None
         self._composes_ahead = config.async_scheduling
         self._runs = [RequestRun(arrival, arrival.arrival_ms) for arrival in arrivals]
         self._children: dict[int, list[int]] = {}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from sim.cache.pool import HitCounts
 from sim.cache.sequential_pool import SequentialPool, lay_out
-from sim.vllm.pool import BlockPool
 from sim.workload.chain import Chains, tokens_computed
+from tests.sim.oracles.readable.pool import BlockPool
 from tracefile.records.batches import Batch
 from tracefile.records.schema import Record
 

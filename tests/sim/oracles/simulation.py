@@ -1,31 +1,28 @@
 """A finished simulation as objects: one ``RequestRun`` per arrival, and the engine's steps; for tests and benches."""
 
 import copy
-from array import array
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
-from sim.engine.gaptexts import DECIMALS
-from sim.engine.results import RequestResult, finished_records
-from sim.engine.simstate import build_state
-from sim.kernels import layout
-from sim.kernels.layout import SimState
-from sim.kernels.loop import run_state
+from measure.vectors import array_of
+from sim.engine import simulation
+from sim.engine.apiserver import SHARED_CORE
+from sim.engine.results import DECIMALS, RequestResult, finished_records
+from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.latency.modelfile import Model
+from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import Request, State
-from sim.vllm.scheduler import PrefixStats
 from sim.workload.arrivals import NOBODY, Arrival, Arrivals
 from sim.workload.chain import is_private
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.scheduler import PrefixStats
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch
-
-_STATES: tuple[State, ...] = ("waiting", "running", "finished")
 
 
 class Timeline:
@@ -116,57 +113,54 @@ class Simulation:
 
 def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *, seed: int | None = None) -> Simulation:
     """Run ``arrivals`` on an engine in virtual time. ``seed`` None: no draws, the noise's medians."""
-    return read_simulation(arrivals, run_state(build_state(columns(arrivals), config, model, seed)))
-
-
-def read_simulation(arrivals: Sequence[Arrival], state: SimState) -> Simulation:
-    """The run as the pure engine gives it: a request_run per arrival, and the steps."""
-    count, clock = int(state.clock["num_steps"][0]), state.clock[0]
-    steps = Timeline.of_arrays(*(part[:count] for part in state.timeline))
-    stats = PrefixStats(*(int(state.scheduler.stats[name][0]) for name in layout.PREFIX_STATS.names or ()))
-    # Whole records turned into Python's numbers at once, which is faster than one by one.
-    each = zip(arrivals, state.runs.tolist(), state.scheduler.requests[:-1].tolist(), strict=True)
-    runs = [_request_run(state, place, *parts) for place, parts in enumerate(each)]
-    block_size = int(state.scheduler.settings["block_size"][0])
-    return Simulation(runs, steps, stats, int(clock["preemptions"]), block_size)
-
-
-def _request_run(
-    state: SimState, place: int, arrival: Arrival, request_run: Sequence[float], request: Sequence[int]
-) -> RequestRun:
-    seen_of = dict(zip(layout.REQUEST_RUN.names or (), request_run, strict=True))
-    first, seen = max(int(seen_of["first_token"]), 0), int(seen_of["num_seen"])
-    return RequestRun(
-        arrival=arrival,
-        arrival_ms=seen_of["arrival_ms"],
-        request=_request(arrival, place, seen_of["arrival_ms"], request),
-        entry_ms=_known(seen_of["entry_ms"]),
-        admitted_ms=_known(seen_of["admitted_ms"]),
-        token_steps=array("i", state.token_steps[first : first + seen].tobytes()),
-        outcome=layout.OUTCOMES[int(seen_of["outcome"])],
-        ttft_ms=_known(seen_of["ttft_ms"]),
-        itl_ms=state.itl_ms[first + 1 : first + seen],
-        e2e_ms=_known(seen_of["e2e_ms"]),
+    return read_simulation(
+        arrivals, simulation.simulate(columns(arrivals), config, model, seed, keeps_rows=True), config.block_size
     )
 
 
-def _request(arrival: Arrival, place: int, arrival_ms: float, fields: Sequence[int]) -> Request | None:
-    """What the scheduler knew of it; None: it never came so far."""
-    reached = dict(zip(layout.REQUEST.names or (), fields, strict=True))
-    if reached["state"] == layout.ABSENT:
-        return None
+def read_simulation(arrivals: Sequence[Arrival], run: simulation.Simulation, block_size: int) -> Simulation:
+    """The run as the plain engine gives it: a request_run per arrival, and the steps."""
+    engine, seen_ms = run.engine, run.seen_ms
+    width = NUM_ROW_TERMS if engine.server.placement == SHARED_CORE else NUM_STEP_TERMS
+    starts_ms, ends_ms = (array_of(part, np.float64) for part in (engine.starts_ms, engine.ends_ms))
+    steps = Timeline.of_arrays(starts_ms, ends_ms, run.rows[:, :width], seen_ms)
+    stats = engine.scheduler.stats
+    prefix = PrefixStats(int(stats.requests), int(stats.query_tokens), int(stats.hit_tokens))
+    runs = [_request_run(*pair, seen_ms) for pair in zip(arrivals, run.requests, strict=True)]
+    return Simulation(runs, steps, prefix, int(engine.preemptions), block_size)
+
+
+def _request_run(arrival: Arrival, request: SimulatedRequest, seen_ms: FloatArray) -> RequestRun:
+    request.close_run()
+    runs = list(request.token_runs)
+    steps = [first + more for first, count in zip(runs[::2], runs[1::2], strict=True) for more in range(count)]
+    return RequestRun(
+        arrival=arrival,
+        arrival_ms=request.arrival_ms,
+        request=_request(arrival, request) if request.has_arrived else None,
+        entry_ms=_known(request.entry_ms),
+        admitted_ms=_known(request.admitted_ms),
+        token_steps=steps,
+        outcome=OUTCOMES[request.outcome] or None,
+        ttft_ms=_known(request.ttft_ms),
+        itl_ms=np.diff(seen_ms[steps]),
+        e2e_ms=_known(request.e2e_ms),
+    )
+
+
+def _request(arrival: Arrival, reached: SimulatedRequest) -> Request:
+    """What the scheduler knew of it."""
     request = Request(
         arrival.record.request_id,
         arrival.prompt_tokens,
         arrival.output_tokens,
         arrival.hashes,
-        arrival_ms,
-        place,
-        state=_STATES[reached["state"]],
-        cached_tokens=None if reached["cached_tokens"] < 0 else reached["cached_tokens"],
-        preemptions=reached["preemptions"],
+        reached.arrival_ms,
+        reached.index,
+        cached_tokens=None if reached.cached_tokens < 0 else reached.cached_tokens,
+        preemptions=reached.preemptions,
     )
-    request.num_tokens = reached["num_tokens"]
+    request.num_tokens = reached.num_tokens
     return request
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from engines.routing.records import RoutedRequest
 from engines.routing.router import Router
-from sim.engine.fleet import FleetEngine, engine_seed
+from sim.engine.fleets import FleetEngine, engine_seed
 from sim.workload.arrivals import Arrival
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import RequestRun

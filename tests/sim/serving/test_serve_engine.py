@@ -18,7 +18,7 @@ from sim.serving.output import Generation, Output
 from sim.serving.realtime import RealTimeEngine
 from sim.serving.service import Fleet
 from sim.vllm.config import EngineConfig
-from sim.vllm.onerequest import Request
+from sim.vllm.request import Request
 from tests.sim.oracles.integrity import check_engine
 
 STEP = {

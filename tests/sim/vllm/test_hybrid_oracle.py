@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sim.vllm.hybrid import HybridScheduler
+from tests.sim.oracles.readable.hybrid import HybridScheduler
 from tests.sim.vllm.test_vllm_oracle import (
     SCRIPT,
     Workload,

@@ -3,10 +3,10 @@
 import pytest
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybrid import HybridScheduler
 from sim.vllm.kvgroups import KvGroup, parse_groups
-from sim.vllm.request import Request
 from tests.sim.oracles.integrity import check_readable
+from tests.sim.oracles.readable.hybrid import HybridScheduler
+from tests.sim.oracles.readable.request import Request
 from tracefile.records.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""Our tier of host memory, compiled, against vLLM's own OffloadingConnector: every step of many random workloads."""
+"""Our tier of host memory against vLLM's own OffloadingConnector: every step of many random workloads."""
 
 import os
 from collections import deque
@@ -9,7 +9,7 @@ import pytest
 
 from sim.engine.deployment import Deployment
 from sim.vllm.config import EngineConfig
-from tests.sim.oracles.compiled_scheduler import CompiledScheduler
+from tests.sim.oracles.stepped_scheduler import SteppedScheduler
 from tests.sim.vllm.test_vllm_oracle import Keys, Workload, make_workload, our_request, vllms_steps
 
 SCRIPT = Path(__file__).parents[1] / "oracles" / "vllm_offloading.py"
@@ -27,27 +27,29 @@ def make_tiered(seed: int) -> Workload:
     return workload
 
 
-def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
-    """The workload on our compiled scheduler, in the words of ``vllm_offloading.py``; a step is a millisecond."""
+def stepped(workload: Workload) -> list[dict[str, Any]]:
+    """The workload on our scheduler, in the words of ``vllm_offloading.py``; a step is a millisecond."""
     settings = dict(workload["config"])
     host_blocks = settings.pop("host_blocks")
     config = EngineConfig(max_model_len=4096, **settings)
     deployed = Deployment(host_blocks=host_blocks, kv_bytes_per_token=1, host_gb_per_s=1e12, host_latency_ms=0.0)
     specs, keys = workload["requests"], Keys()
-    scheduler = CompiledScheduler(config, [our_request(one, config.block_size, keys) for one in specs], deployed)
+    scheduler = SteppedScheduler(config, [our_request(one, config.block_size, keys) for one in specs], deployed)
     pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
     steps: list[dict[str, Any]] = []
     while (pending or scheduler.has_work) and len(steps) < MOST_STEPS:
         while pending and specs[pending[0]]["step"] <= len(steps):
             scheduler.add(pending.popleft())
-        scheduler.tier.state["now_ms"] = len(steps)
+        offloading = scheduler.scheduler.offloading
+        assert offloading is not None
+        offloading.begin_step(len(steps))
         scheduler.schedule(0)
         loading = scheduler.loading
         steps.append(
             {
                 "scheduled": [[specs[place]["id"], *share] for place, *share in scheduler.shares(0)],
                 "loaded": sorted([specs[place]["id"], scheduler.loaded_blocks(place)] for place in loading),
-                "kept": int(scheduler.tier.counts["host_used"][0]),
+                "kept": len(offloading.host.blocks),
             }
         )
         scheduler.finish_step(0)
@@ -63,7 +65,7 @@ def test_every_step_is_vllms() -> None:
     answers = vllms_steps(SCRIPT, workloads)
     loaded = 0
     for seed, (workload, theirs) in enumerate(zip(workloads, answers, strict=True)):
-        ours = compiled_steps(workload)
+        ours = stepped(workload)
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert our_step == their_step, f"workload {seed}, step {number}"
         assert len(ours) == len(theirs), f"workload {seed}"
@@ -73,4 +75,4 @@ def test_every_step_is_vllms() -> None:
 
 def test_the_workloads_end_on_our_scheduler() -> None:
     for seed in range(6):
-        assert compiled_steps(make_tiered(seed))
+        assert stepped(make_tiered(seed))

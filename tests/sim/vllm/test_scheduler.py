@@ -3,9 +3,9 @@
 import pytest
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import Request
-from sim.vllm.scheduler import Scheduler, Step
 from tests.sim.oracles.integrity import check_pool, check_readable
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.scheduler import Scheduler, Step
 from tracefile.records.errors import InputError
 
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import Request
-from sim.vllm.scheduler import Scheduler, Step
 from tests.sim.oracles import slow_engine
 from tests.sim.oracles.integrity import check_readable
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.scheduler import Scheduler, Step
 
 
 @dataclass(frozen=True)

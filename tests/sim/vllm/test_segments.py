@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from sim.vllm.pool import BlockPool
 from sim.vllm.segments import BlockTable, SegmentPool
+from tests.sim.oracles.readable.pool import BlockPool
 
 DEEP = 12
 

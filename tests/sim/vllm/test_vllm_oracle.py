@@ -1,4 +1,4 @@
-"""Our pool and scheduler, plain and compiled, against vLLM's own: every step of many random workloads.
+"""Our pool and scheduler, the readable oracle and those that commands run, against vLLM's own: every step.
 
 Synchronous and asynchronous, with and without prefix caching, cache salts, and log probabilities of prompts.
 """
@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.hybrid import HybridScheduler, make_scheduler
-from sim.vllm.pool import BlockPool
-from sim.vllm.request import Request
-from sim.vllm.scheduler import Scheduler, Step
-from tests.sim.oracles.compiled_scheduler import CompiledScheduler, Content
 from tests.sim.oracles.integrity import check_readable
+from tests.sim.oracles.readable.hybrid import HybridScheduler, make_scheduler
+from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.scheduler import Scheduler, Step
+from tests.sim.oracles.stepped_scheduler import Content, SteppedScheduler
 
 STOP_TOKEN = 2
 SCRIPT = Path(__file__).parents[1] / "oracles" / "vllm_scheduler.py"
@@ -45,7 +45,7 @@ def make_workload(seed: int) -> Workload:
     requests: list[dict[str, Any]] = []
     for number in range(rng.randrange(8, 24)):
         requests.append(make_request(rng, number, requests, prefix, most_tokens))
-    if rng.random() < 0.5:  # ends that are a matter of length only, as the compiled scheduler knows them
+    if rng.random() < 0.5:  # ends that are a matter of length only
         for request in requests:
             request["max_tokens"] = len(request["output"])
             request["output"] = [token if token != STOP_TOKEN else 10 for token in request["output"]]
@@ -125,11 +125,11 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
     return steps
 
 
-def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
-    """The same on the compiled scheduler, step by step. It tells blocks by what they hold."""
+def product_steps(workload: Workload) -> list[dict[str, Any]]:
+    """The same on the scheduler that commands run, step by step. It tells blocks by what they hold."""
     config, keys = our_config(workload), Keys()
     specs = workload["requests"]
-    scheduler = CompiledScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
+    scheduler = SteppedScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
     pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
     in_flight: deque[int] = deque()
     steps: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
         scheduler.schedule(slot)
         described = {
             "scheduled": [[specs[place]["id"], tokens, depth] for place, tokens, depth in scheduler.shares(slot)],
-            "preempted": sorted(specs[place]["id"] for place in scheduler.take_preempted()),
+            "preempted": sorted(specs[place]["id"] for place in scheduler.preempted(slot)),
             "contents_scheduled": scheduler.free_contents(),
             "stats": [new - old for new, old in zip(scheduler.stats(), before, strict=True)],
         }
@@ -186,7 +186,7 @@ def holders(pool: BlockPool) -> dict[Content, int]:
 
 
 def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the compiled scheduler can say of the steps: which block it is that holds something is all the same."""
+    """What a pool by segments can say of the steps: which block it is that holds something is all the same."""
     names = ("scheduled", "preempted", "contents_scheduled", "stats", "contents_finished", "holders")
     return [{name: step[name] for name in names} for step in steps]
 
@@ -215,12 +215,6 @@ def our_request(spec: dict[str, Any], block_size: int, keys: Keys) -> Request:
         max_tokens=spec["max_tokens"],
         prompt_logprobs=spec["prompt_logprobs"],
     )
-
-
-def ends_are_known(workload: Workload) -> bool:
-    """Whether no request may end before its length says, which only matters to a step composed ahead."""
-    ahead = workload["config"]["async_scheduling"]
-    return not ahead or all(spec["max_tokens"] == len(spec["output"]) for spec in workload["requests"])
 
 
 def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
@@ -252,8 +246,7 @@ def test_every_step_is_vllms() -> None:
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"
         assert len(ours) == len(theirs), f"workload {seed}"
-        if ends_are_known(workload):
-            assert compiled_steps(workload) == without_ids(ours), f"workload {seed}, compiled"
+        assert product_steps(workload) == without_ids(ours), f"workload {seed}, by segments"
         preemptions += sum(len(step["preempted"]) for step in ours)
         hits += sum(step["stats"][2] for step in ours)
     # Agreement on workloads without pressure or sharing would prove little.
@@ -267,8 +260,7 @@ def test_the_workloads_end_on_our_scheduler() -> None:
         assert our_steps(make_workload(seed))[-1]["scheduled"] is not None
 
 
-def test_compiled_every_step_is_the_same() -> None:
+def test_every_step_is_the_readable_schedulers() -> None:
     for seed in range(16):
         workload = make_workload(seed)
-        if ends_are_known(workload):
-            assert compiled_steps(workload) == without_ids(our_steps(workload)), f"workload {seed}"
+        assert product_steps(workload) == without_ids(our_steps(workload)), f"workload {seed}"

@@ -6,10 +6,10 @@ A request writes one state in place; only states at the end of a scheduler step,
 
 from collections.abc import Sequence
 
-from sim.vllm.groupcache import NULL, Cached, Group, Progress, Rows, Table, reachable
 from sim.vllm.kvgroups import KvGroup, KvLayout
-from sim.vllm.pool import BlockPool
 from sim.vllm.rules import blocks_for
+from tests.sim.oracles.readable.groupcache import NULL, Cached, Group, Progress, Rows, Table, reachable
+from tests.sim.oracles.readable.pool import BlockPool
 
 
 class StateGroup(Group):

@@ -11,13 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.groupcache import NULL, ChunkGroup, Group, Progress, Rows, Table, WindowGroup
 from sim.vllm.kvgroups import KvLayout
-from sim.vllm.pool import BlockPool
-from sim.vllm.request import Request
 from sim.vllm.rules import blocks_for
-from sim.vllm.scheduler import Scheduler, Step
-from sim.vllm.statecache import StateGroup, state_end, stores_inside
+from tests.sim.oracles.readable.groupcache import NULL, ChunkGroup, Group, Progress, Rows, Table, WindowGroup
+from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.scheduler import Scheduler, Step
+from tests.sim.oracles.readable.statecache import StateGroup, state_end, stores_inside
 from tracefile.records.schema import MOST_TOKENS
 
 _GROUPS = {"window": WindowGroup, "chunk": ChunkGroup, "mamba": StateGroup, "mamba2": StateGroup}

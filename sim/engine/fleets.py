@@ -1,0 +1,111 @@
+"""A fleet of engines on one workload: laid out, and the results of the requests."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from measure.vectors import floats
+from sim.engine.deployment import Deployment
+from sim.engine.fleet import NONE, Fleet, Life
+from sim.engine.results import RequestResult, results_of
+from sim.engine.simulatedrequest import SimulatedRequest
+from sim.engine.simulation import make_engine, request_columns, seen_ms_of
+from sim.engine.tiers import TierTraffic, traffic_of
+from sim.latency.modelfile import Model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import NOBODY, Arrivals
+from tracefile.records.arrays import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEngine:
+    """An engine of a fleet."""
+
+    name: str
+    config: EngineConfig
+    model: Model
+    deployment: Deployment | None = None
+
+
+class FleetLoad:
+    """A workload on a fleet of engines."""
+
+    def __init__(
+        self, arrivals: Arrivals, engines: Sequence[FleetEngine], seed: int | None, *, keeps_rows: bool = False
+    ) -> None:
+        """``seed``: None without noise. ``keeps_rows``: engines keep the counts of all steps."""
+        self.arrivals, self.engines, self._seed, self._keeps_rows = arrivals, engines, seed, keeps_rows
+        in_place = replace(arrivals, numbers=np.arange(len(arrivals)), parents=_parents(arrivals))
+        block_size = engines[0].config.block_size
+        requests = request_columns(in_place, block_size).make(floats(np.ones(len(arrivals))))
+        self._start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
+        self.fleet = Fleet(requests, len(engines), self._cold, block_size=block_size, now_ms=self._start_ms)
+        for request in requests:
+            request.next_think_ms = min((child.think_ms for child in request.children), default=np.inf)
+        for place in np.flatnonzero(in_place.parents == NOBODY).tolist():
+            self.fleet.submit(requests[place], requests[place].arrival_ms)
+
+    @property
+    def requests(self) -> list[SimulatedRequest]:
+        """Requests as the router has them, in the order of ``arrivals``."""
+        return self.fleet.requests
+
+    def life_of(self) -> IntArray:
+        """Number of the life in which each request last was; NONE: no engine got it."""
+        return np.array([request.life for request in self.requests], np.int64)
+
+    def results(self) -> Iterator[RequestResult]:
+        """Yield the results of all requests, which have ended."""
+        life_of = self.life_of()
+        for life in self.fleet.lives:
+            name = self.engines[life.number].name
+            for result in self._results_in(np.flatnonzero(life_of == life.index), life):
+                result.record.upstream = name
+                yield result
+        for result in self._results_in(np.flatnonzero(life_of == NONE), self.fleet.lives[0]):
+            if result.outcome != "as_recorded":
+                result.record.upstream = None
+            yield result
+
+    @property
+    def traffic(self) -> TierTraffic:
+        """Traffic of the memory behind the pools."""
+        return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
+
+    def _results_in(self, places: IntArray, life: Life) -> Iterator[RequestResult]:
+        served = []
+        for place in places.tolist():
+            request = self.requests[place]
+            one = request.served or request
+            one.outcome, one.arrival_ms, one.num_seen = request.outcome, request.arrival_ms, request.num_seen
+            one.ttft_ms, one.e2e_ms = request.ttft_ms, request.e2e_ms
+            served.append(one)
+        return results_of(served, self.arrivals, places, seen_ms_of(life.engine))
+
+    def _cold(self, number: int, life: int) -> Life:
+        one, count = self.engines[number], len(self.engines)
+        seed = engine_seed(self._seed, number if life < count else life)
+        engine = make_engine(
+            one.config,
+            one.model,
+            seed,
+            deployment=one.deployment,
+            now_ms=self._start_ms,
+            keeps_rows=self._keeps_rows,
+        )
+        return Life(number, engine, floats(one.model.noise.frontend_factors(seed, self.arrivals.ids)))
+
+
+def engine_seed(seed: int | None, number: int) -> int | None:
+    """Seed of an engine's noise; the first has the run's own."""
+    if seed is None or number == 0:
+        return seed
+    sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def _parents(arrivals: Arrivals) -> IntArray:
+    """Places of the parents."""
+    waits = arrivals.parents != NOBODY
+    return np.where(waits, np.searchsorted(arrivals.numbers, arrivals.parents), NOBODY)

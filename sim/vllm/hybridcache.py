@@ -1,0 +1,337 @@
+"""KV cache of several groups over one block pool: what a request hits, holds, frees and caches.
+
+The rules are those of vLLM 0.32's ``kv_cache_coordinator`` and ``kv_cache_manager``. A hit ends where all groups have
+what they need, at a multiple of the layout's alignment. mypyc compiles this module.
+"""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from sim.vllm.blocks import NO_TABLES, BlockPool, Table
+from sim.vllm.groups import Form, Group, HitRules
+from sim.vllm.kvcache import KVCache
+from sim.vllm.request import Request
+from sim.vllm.states import can_store_inside, state_end
+
+NO_ROOM: Final = -1
+NO_FORM: Final = -1
+
+
+class ChunkLimits:
+    """Ends of prefill chunks where states are kept. ``state_block``: 0: no group keeps states."""
+
+    def __init__(self, state_block: i64, most_tokens: i64, *, stores_inside: bool) -> None:
+        self.state_block: i64 = state_block
+        self.most_tokens: i64 = most_tokens
+        """Of a step."""
+        self.stores_inside: bool = stores_inside
+
+
+class HybridCache(KVCache):
+    """Groups over one pool. ``forms``: the same groups, those of full attention first."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        rules: HitRules,
+        groups: list[Group],
+        forms: list[Form],
+        limits: ChunkLimits,
+        *,
+        max_model_len: i64,
+        caching: bool,
+    ) -> None:
+        self.pool: BlockPool = pool
+        self.rules: HitRules = rules
+        self.groups: list[Group] = groups
+        self.forms: list[Form] = forms
+        self.limits: ChunkLimits = limits
+        self.max_model_len: i64 = max_model_len
+        self.caching: bool = caching
+        self._spare: list[Table] = []
+        """Empty tables for the next request."""
+
+    def fits(self, request: Request) -> bool:
+        blocks: i64 = 0
+        for group in self.groups:
+            blocks += group.most_blocks(request.last_token - 1)
+        return blocks <= self.pool.num_blocks
+
+    def look_up(self, request: Request) -> i64:
+        """Rule 6: the last token is always computed."""
+        request.shared_tokens = 0
+        for form in self.forms:
+            form.clear()
+        if not self.caching or request.hit_limit == 0:
+            return 0
+        if self.rules.is_alone:
+            alone = self.forms[0]
+            alone.find(request, request.num_tokens - 1, alone.drops_last)
+            return alone.tokens
+        return self._agree(request)
+
+    def count_hits(self, keys: vec[i64]) -> i64:
+        tokens = i64(len(keys)) * self.rules.unit
+        probe = Request("", tokens + 1, 1, keys, known_keys=len(keys))
+        return self.look_up(probe) // self.rules.unit
+
+    def find_alone(self, request: Request, form: Form) -> i64:
+        """Return the tokens of the hit that the groups of one form would have alone."""
+        most = self._most_tokens(form, request, request.num_tokens - 1)
+        form.find(request, most, form.drops_last)
+        return form.tokens
+
+    def _agree(self, request: Request) -> i64:
+        """Shorten the hit, form after form, until all agree."""
+        forms = self.forms
+        most = request.num_tokens - 1
+        longest: i64 = 0
+        for form in forms:
+            form.is_found = False
+            form.has_dropped = False
+        while True:
+            tokens = most
+            for form in forms:
+                if form.first.sees_all and form.is_found:
+                    tokens = min(tokens, form.tokens)
+                    continue
+                drops = form.drops_last and not form.has_dropped
+                form.find(request, self._most_tokens(form, request, tokens) if drops else tokens, drops)
+                if drops:
+                    form.has_dropped = True
+                elif form.tokens < tokens:
+                    for other in forms:
+                        other.has_dropped = False
+                tokens = form.tokens
+                form.is_found = True
+                longest = max(longest, tokens)
+            if tokens >= most:
+                break
+            most = tokens
+            if len(forms) == 2 and forms[0].first.sees_all:
+                break
+        for form in forms:
+            if form.first.sees_all:
+                form.trim(min(form.first.num_hits, form.first.blocks_for(most)))
+        request.shared_tokens = longest if longest > most else 0
+        return most
+
+    def _most_tokens(self, form: Form, request: Request, tokens: i64) -> i64:
+        """Tokens to look up for a hit of ``tokens`` after the last block is dropped; states drop none."""
+        if not form.drops_last or form.margin == 0:
+            return tokens
+        return min(tokens + form.margin, request.num_tokens // self.rules.unit * self.rules.unit)
+
+    def admit(self, request: Request, hit_tokens: i64, tokens: i64) -> bool:
+        """Rule 9."""
+        if not self._spare:
+            self._spare = [Table() for _ in self.groups]
+        tables = self._spare
+        complete = min(request.num_tokens, self.max_model_len)
+        if self._needs(request, tables, hit_tokens, complete, is_hit=True, is_capped=True) > self.pool.num_free:
+            return False
+        if (
+            self._needs(request, tables, hit_tokens, hit_tokens + tokens, is_hit=True, is_capped=False)
+            > self.pool.num_free
+        ):
+            return False
+        self._spare = []
+        request.tables = tables
+        request.num_computed = hit_tokens
+        is_hit = False
+        for form in self.forms:
+            is_hit = is_hit or form.first.num_hits > 0
+        if is_hit:
+            for number in range(i64(len(tables))):
+                self.groups[number].adopt(tables[number], hit_tokens)
+        self._grow(request, hit_tokens + tokens)
+        return True
+
+    def extend(self, request: Request, end: i64) -> bool:
+        """Free what attention has passed, and take blocks for tokens up to ``end``."""
+        tables = request.tables
+        passed = max(0, request.num_computed - request.tokens_in_flight)
+        for number in range(i64(len(tables))):
+            self.groups[number].free_skipped(tables[number], passed)
+        if self._needs(request, tables, request.num_computed, end, is_hit=False, is_capped=False) > self.pool.num_free:
+            return False
+        self._grow(request, end)
+        return True
+
+    def _needs(
+        self, request: Request, tables: list[Table], computed: i64, end: i64, *, is_hit: bool, is_capped: bool
+    ) -> i64:
+        prefill_end: i64 = 0
+        if self.rules.retain == 0:
+            prefill_end = max(request.prompt_tokens, request.num_tokens - 1)
+        blocks: i64 = 0
+        for number in range(i64(len(tables))):
+            blocks += self.groups[number].needs(
+                tables[number], computed, end, prefill_end, is_hit=is_hit, is_capped=is_capped
+            )
+        return blocks
+
+    def _grow(self, request: Request, end: i64) -> None:
+        """Give the request blocks, which are free, for its tokens up to ``end``."""
+        for number in range(i64(len(request.tables))):
+            self.groups[number].grow(request.tables[number], end)
+        # Each step asks again: attention may have passed a block.
+        request.next_full = 0
+        request.room_tokens = 0
+
+    def publish(self, request: Request, end: i64) -> bool:
+        """Rule 10."""
+        if self.caching:
+            for number in range(i64(len(request.tables))):
+                group = self.groups[number]
+                group.publish(request.tables[number], request, self._cacheable(group, end))
+        has_changed = self.pool.has_changed
+        self.pool.has_changed = False
+        return has_changed
+
+    def _cacheable(self, group: Group, tokens: i64) -> i64:
+        """Return the leading tokens that a hit can reach."""
+        if self.rules.is_alone or self.rules.partial_hits:
+            return tokens
+        complete = tokens // self.rules.block_size * self.rules.block_size
+        return min(tokens, complete + group.size) if group.drops_last and complete > 0 else complete
+
+    def release(self, request: Request) -> None:
+        tables = request.tables
+        for number in range(i64(len(tables))):
+            self.pool.release_range(tables[number].blocks, 0, i64(len(tables[number].blocks)))
+        request.tables = NO_TABLES
+        request.room_tokens = 0
+        request.next_full = 0
+
+    def clip(self, request: Request, start: i64, tokens: i64) -> i64:
+        """Let a chunk of the prompt end at a block, before the last state worth keeping, or at it."""
+        rules = self.rules
+        size = self.limits.state_block
+        prefill_end = max(request.prompt_tokens, request.num_tokens - 1)
+        if size == 0 or start >= prefill_end:
+            return tokens
+        end = start + tokens
+        inside = False
+        if self.limits.stores_inside and end >= prefill_end:
+            kept = state_end(prefill_end, rules.unit if rules.partial_hits else size, rules.drops)
+            inside = can_store_inside(start, end, kept, rules.unit, size)
+        last = 0 if inside else state_end(request.num_tokens, size, rules.drops)
+        if end < prefill_end:
+            complete = end // size * size
+            if complete > start or size <= self.limits.most_tokens:
+                end = complete
+        stop = nearer(start, last, end)
+        if start % size != 0 and not inside:
+            stop = nearer(start, (start // size + 1) * size, stop)
+        if rules.partial_hits and not inside:
+            tail = state_end(request.prompt_tokens, rules.unit, rules.drops)
+            if last < tail < request.prompt_tokens:
+                stop = nearer(start, tail, stop)
+        shared = request.shared_tokens
+        if start < shared < end:
+            stop = nearer(start, start + (shared - start) // size * size, stop)
+        return max(stop - start, 0)
+
+    def begin_step(self) -> None:
+        for group in self.groups:
+            group.known.new_states.clear()
+            group.private.new_states.clear()
+
+    def end_step(self) -> bool:
+        """Release both ends of the copies that this step makes."""
+        last = self.pool.null
+        is_changed = False
+        for group in self.groups:
+            for block in group.copies:
+                last = self.pool.release(block, last)
+                is_changed = True
+            group.copies.clear()
+            if group.known.new_states or group.private.new_states:
+                is_changed = True
+        return is_changed
+
+    def repeated_tokens(self) -> i64:
+        return self.pool.num_repeated * self.rules.unit
+
+    def evicted_blocks(self) -> i64:
+        return self.pool.evicted_blocks
+
+    def usage(self) -> float:
+        return 1.0 - float(self.pool.num_free) / float(self.pool.num_blocks)
+
+    def reset(self) -> bool:
+        return self.pool.reset()
+
+
+def nearer(start: i64, stop: i64, end: i64) -> i64:
+    """Return ``stop`` if it is between ``start`` and ``end``, else ``end``."""
+    return stop if start < stop < end else end
+
+
+def serve_alone(
+    cache: HybridCache, requests: list[Request], reach: list[int], stops: bool
+) -> tuple[list[int], list[int]]:
+    """Serve requests one after another; return the tokens that each hits, NO_ROOM: it does not fit, and the form of
+    groups with the shortest hit where a request hits fewer tokens than ``reach``, else NO_FORM.
+
+    ``stops``: return at the first eviction.
+    """
+    hits: list[int] = []
+    forms: list[int] = []
+    for number in range(len(requests)):
+        request = requests[number]
+        hits.append(NO_ROOM)
+        forms.append(NO_FORM)
+        if not cache.fits(request):
+            continue
+        cache.begin_step()
+        hit_tokens = cache.look_up(request)
+        if hit_tokens < reach[number]:
+            forms[number] = _shortest_form(cache, request)
+            cache.look_up(request)
+        if _compute(cache, request, hit_tokens):
+            hits[number] = int(hit_tokens)
+        cache.release(request)
+        if stops and cache.pool.evicted_blocks > 0:
+            break
+    return hits, forms
+
+
+def _shortest_form(cache: HybridCache, request: Request) -> int:
+    shortest = 0
+    tokens = [cache.find_alone(request, form) for form in cache.forms]
+    for number in range(len(tokens)):
+        if tokens[number] < tokens[shortest]:
+            shortest = number
+    return shortest
+
+
+def _compute(cache: HybridCache, request: Request, hit_tokens: i64) -> bool:
+    """Compute a request from its hit to its end, step by step; False: it finds no block."""
+    at = hit_tokens
+    is_admitted = False
+    while at < request.last_token - 1:
+        end = _step_end(cache, request, at)
+        request.num_computed = at
+        has_room = cache.extend(request, end) if is_admitted else cache.admit(request, at, end - at)
+        if not has_room:
+            return False
+        is_admitted = True
+        cache.publish(request, min(end, request.num_tokens))
+        at = end
+        cache.end_step()
+        cache.begin_step()
+    return True
+
+
+def _step_end(cache: HybridCache, request: Request, at: i64) -> i64:
+    """Return the tokens that are computed after the request's next step."""
+    if at < request.prompt_tokens:
+        return at + cache.clip(request, at, min(request.prompt_tokens - at, cache.limits.most_tokens))
+    # Between two match units decoding changes nothing; the last step frees what the window has left.
+    last = request.last_token - 1
+    request.num_tokens = min((at // cache.rules.unit + 1) * cache.rules.unit, last if at == last - 1 else last - 1)
+    return request.num_tokens

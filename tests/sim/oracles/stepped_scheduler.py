@@ -1,0 +1,123 @@
+"""The scheduler one call at a time, for tests that look at every step. It tells blocks by what they hold."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from measure.vectors import integers
+from sim.engine.deployment import Deployment
+from sim.engine.simulation import make_scheduler
+from sim.vllm.config import EngineConfig
+from sim.vllm.kvcache import SingleGroupCache
+from sim.vllm.request import ANY_HITS, Request
+from sim.vllm.scheduler import Step
+from sim.vllm.segments import KNOWN, Copy
+from tests.sim.oracles.readable.request import Request as ReadableRequest
+
+Content = tuple[int, int]
+"""A block's key, and its place in the line of those under that key."""
+
+
+def request_like(one: ReadableRequest, index: int) -> Request:
+    """The same request, whose keys are all known."""
+    return Request(
+        one.request_id,
+        one.prompt_tokens,
+        one.output_tokens,
+        integers(np.array(one.hashes, np.uint64)),
+        known_keys=len(one.hashes),
+        index=index,
+        arrival_ms=one.arrival_ms,
+        hit_limit=0 if one.prompt_logprobs else ANY_HITS,
+        token_limit=one.prompt_tokens + one.max_tokens,
+    )
+
+
+class SteppedScheduler:
+    """Requests by their place in the given order."""
+
+    def __init__(
+        self, config: EngineConfig, requests: Sequence[ReadableRequest], deployment: Deployment | None = None
+    ) -> None:
+        self.scheduler = make_scheduler(config, deployment)
+        self.requests = [request_like(one, place) for place, one in enumerate(requests)]
+        cache = self.scheduler.cache
+        assert isinstance(cache, SingleGroupCache)
+        self.pool = cache.pool
+        self._steps = (Step(), Step())
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work() or bool(self.loading)
+
+    @property
+    def loading(self) -> list[int]:
+        """Places of the requests that wait for blocks from a tier, the first to begin first."""
+        offloading = self.scheduler.offloading
+        return [] if offloading is None else [int(request.index) for request in offloading.loading]
+
+    def loaded_blocks(self, place: int) -> int:
+        return int(self.requests[place].num_blocks - self.requests[place].num_hashed)
+
+    def take_up(self, place: int) -> None:
+        self.scheduler.take_up(self.requests[place])
+
+    def add(self, place: int) -> None:
+        self.scheduler.add(self.requests[place])
+
+    def abort(self, place: int) -> None:
+        self.scheduler.abort(self.requests[place])
+
+    def schedule(self, slot: int) -> None:
+        self.scheduler.schedule(self._steps[slot])
+
+    def finish_step(self, slot: int) -> None:
+        self.scheduler.finish_step(self._steps[slot])
+
+    def shares(self, slot: int) -> list[tuple[int, int, int]]:
+        """Place, tokens and depth of each share."""
+        step = self._steps[slot]
+        return [(share.request.index, share.num_tokens, share.depth) for share in step.shares[: step.count]]
+
+    def preempted(self, slot: int) -> list[int]:
+        """Places preempted in a step."""
+        return [int(request.index) for request in self._steps[slot].preempted]
+
+    def free_contents(self) -> list[Content | None]:
+        """What the free blocks hold, next to be taken first; None: nothing known."""
+        contents: list[Content | None] = [None] * int(self.pool.num_unhashed)
+        for copy in self._free_copies():
+            contents += reversed(self._contents(copy))
+        return contents
+
+    def holders(self) -> dict[Content, int]:
+        """Of every cached block, how many hold it."""
+        found: dict[Content, int] = {}
+        for segment in self.pool._known.values():
+            copy = segment.copy
+            while True:
+                found |= dict.fromkeys(self._contents(copy), int(copy.references))
+                copy = copy.next_twin
+                if copy is segment.copy:
+                    break
+        return found
+
+    def stats(self) -> tuple[int, int, int]:
+        stats = self.scheduler.stats
+        return int(stats.requests), int(stats.query_tokens), int(stats.hit_tokens)
+
+    def _free_copies(self) -> Iterator[Copy]:
+        copy = self.pool._queue.after
+        while copy is not self.pool._queue:
+            yield copy
+            copy = copy.after
+
+    def _contents(self, copy: Copy) -> list[Content]:
+        """Of one copy's blocks, root first."""
+        segment = copy.segment
+        assert segment.owner == KNOWN, "the workloads' keys are all known"
+        place_in_line, line = 0, segment.copy
+        while line is not copy:
+            line, place_in_line = line.next_twin, place_in_line + 1
+        keys = [segment.keys[segment.base + depth] for depth in range(segment.start, segment.end)]
+        return [(int(key), place_in_line) for key in keys]
