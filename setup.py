@@ -13,6 +13,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 compiled_modules: tuple[str, ...] = (
+    "measure/cache/hashtable.py",
+    "measure/cache/stackdepth.py",
     "sim/engine/apiserver.py",
     "sim/engine/columns.py",
     "sim/engine/eventheap.py",

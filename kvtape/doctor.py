@@ -47,7 +47,7 @@ examples:
   kvtape doctor --config kvtape.toml --probe
   kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
 """
-SPEED_PACKAGES: Final = ("msgspec", "numpy", "numba", "uvloop")
+SPEED_PACKAGES: Final = ("msgspec", "numpy", "uvloop")
 GIB: Final = 1 << 30
 LEAST_FREE_BYTES: Final = 2 * GIB
 LEAST_FILES: Final = 4096

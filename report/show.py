@@ -105,7 +105,7 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
         print(printable(f"files: {flags.files}"), file=sys.stderr)
     lines = [f"{path.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
     lines += tables.metric_lines(metrics)
-    print_result(metrics, [*lines, *filter(None, [found.left_out])], as_json=flags.json)
+    print_result(metrics, lines, as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1
 
 

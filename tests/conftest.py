@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from measure.machinecode import entries
 from sim.latency.modelfile import default_model, make_model, save_model
 from tests.warmstart import STARTERS, WARM, WarmPopen
 
@@ -25,9 +24,6 @@ settings.load_profile("ci" if "CI" in os.environ else "explore")
 
 # Workers keep all cores busy: threads of linear algebra would only wait for one another, and use a core for that.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
-# Any test may be the first that compiles, and many read stderr: tests of this notice set it anew.
-entries._TOLD.append(True)
 
 
 @pytest.hookimpl(optionalhook=True)

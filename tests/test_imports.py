@@ -35,7 +35,7 @@ FLOORS = {
     "tracefile": [
         *("records", "commandline", "hashing", "storage", "files", "study", ""),
     ],
-    "measure": ["machinecode", "cache", "", "metrics"],
+    "measure": ["cache", "", "metrics"],
     "wire": ["", "client"],
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from measure.cache.interning import PRIVATE, PackedChains, lay_out_chains
-from tracefile.records.arrays import FloatArray, Int32Array, IntArray
+from measure.cache.chains import chain_places
+from measure.cache.interning import PRIVATE, PackedChains, leading
+from tracefile.records.arrays import FloatArray, IntArray
 
 MOST_BLOCKS: Final = 1 << 20
 """Blocks of a piece, unless one request has more."""
@@ -18,7 +19,7 @@ class Piece(NamedTuple):
 
     first: int
     """Number of the first request."""
-    blocks: Int32Array
+    blocks: IntArray
     """Numbers of their blocks, root to leaf, or PRIVATE."""
     starts: IntArray
     """Place of each one's first in ``blocks``, and the end."""
@@ -62,9 +63,11 @@ class Accesses:
         return np.append(0, np.cumsum(self.chains.runs))
 
     def _piece(self, begins: IntArray, first: int, end: int) -> Piece:
-        starts = self.starts[first : end + 1] - self.starts[first]
-        blocks = np.empty(int(starts[-1]), np.int32)
-        lay_out_chains(self.chains, begins, self.order[first:end], starts, blocks)
+        starts, order = self.starts[first : end + 1] - self.starts[first], self.order[first:end]
+        runs = chain_places(begins[order], self.chains.runs[order])
+        blocks = np.full(int(starts[-1]), PRIVATE)
+        numbers = chain_places(self.chains.firsts[runs].astype(np.int64), self.chains.lengths[runs].astype(np.int64))
+        blocks[leading(starts, self.known[first:end])] = numbers
         return Piece(first, blocks, starts)
 
     @property
@@ -73,11 +76,11 @@ class Accesses:
         return self.numbers + int(self.starts[-1] - self.known.sum())
 
     @property
-    def blocks(self) -> Int32Array:
+    def blocks(self) -> IntArray:
         """All blocks as dense numbers 0 … distinct − 1."""
         blocks = self._piece(self._begins(), 0, len(self.limits)).blocks
         private = blocks == PRIVATE
-        blocks[private] = np.arange(self.numbers, self.numbers + int(private.sum()), dtype=np.int32)
+        blocks[private] = np.arange(self.numbers, self.numbers + int(private.sum()))
         return blocks
 
     @property

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from measure.cache.accesses import Accesses
-from measure.cache.stackdepth import count_depths, untouched
+from measure.cache.hashtable import repeated_byte
+from measure.cache.stackdepth import LruStack
+from measure.cache.vectors import array_of, integers
 from tracefile.records.arrays import IntArray
 
 
@@ -69,16 +71,20 @@ class HitCurve:
 
 def hit_curve(accesses: Accesses) -> HitCurve:
     """Return the hits of an LRU of every size."""
-    recency, depths = untouched(int(accesses.starts[-1]), accesses.numbers), np.zeros(accesses.distinct + 1, np.int64)
-    requests_by_hits = np.zeros(int(accesses.limits.max(initial=0)) + 1, np.int64)
+    stack = LruStack(int(accesses.starts[-1]), accesses.numbers)
+    depths = repeated_byte(b"\0", accesses.distinct + 1)
+    requests_by_hits = repeated_byte(b"\0", int(accesses.limits.max(initial=0)) + 1)
     for piece in accesses.pieces():
-        count_depths(recency, piece, accesses.limits, depths, requests_by_hits)
+        limits = accesses.limits[piece.first : piece.first + len(piece.starts) - 1]
+        blocks, starts, most = map(integers, (piece.blocks, piece.starts, limits))
+        stack.count_depths(blocks, starts, most, depths, requests_by_hits)
     # From the last depth that occurs on, nothing changes any more.
-    hit_blocks = np.cumsum(depths[: int(np.flatnonzero(depths).max(initial=0)) + 1])[1:]
+    counts = array_of(depths, np.int64)
+    hit_blocks = np.cumsum(counts[: int(np.flatnonzero(counts).max(initial=0)) + 1])[1:]
     return HitCurve(
         np.arange(1, len(hit_blocks) + 1, dtype=np.int64),
         hit_blocks,
-        _bound(requests_by_hits, len(hit_blocks)),
+        _bound(array_of(requests_by_hits, np.int64), len(hit_blocks)),
         accesses.block_size,
         int(accesses.lookup_blocks.sum()),
         accesses.input_tokens,

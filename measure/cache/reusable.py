@@ -54,7 +54,7 @@ class PromptChains:
         if not len(values):
             return np.empty(0, np.int32)
         if self._interner is None:
-            from measure.cache.interning import Interner  # noqa: PLC0415 - numba, for traces with hashes alone
+            from measure.cache.interning import Interner  # noqa: PLC0415 - for traces with hashes alone
 
             self._interner = Interner()
         return self._interner.number(values.astype(np.uint64, copy=False))

@@ -1,181 +1,146 @@
-"""LRU stack depths of prefix blocks, compiled.
+"""LRU stack depths of prefix blocks. mypyc compiles this module; it runs uncompiled, too.
 
-The last touch of a block is a bit at its place in time, so its depth is one more than the number of bits after it. The
-bits are packed 64 to a word under a Fenwick tree of word counts, small enough for the nearest cache. Blocks touched in
+The last touch of a block is a bit at its index in time, so its depth is one more than the number of bits after it. The
+bits are packed 32 to a word under a Fenwick tree of word counts, small enough for the nearest cache. Blocks touched in
 succession have depths one apart, so a prompt that was seen whole costs one query, not one per block.
 """
 
-from typing import NamedTuple
+from librt.vecs import vec
+from mypy_extensions import i64
 
-import numpy as np
-import numpy.typing as npt
-
-from measure.cache.accesses import Piece
-from measure.machinecode.entries import entry
-from measure.machinecode.kernels import kernel
-from tracefile.records.arrays import BoolArray, Int32Array, IntArray
+from measure.cache.hashtable import repeated_byte
 
 
-class Recency(NamedTuple):
-    """LRU order of all blocks, from one piece of the requests to the next."""
+class LruStack:
+    """LRU order of all blocks, before the first of ``accesses`` touches of blocks with numbers below ``numbers``.
 
-    touched_at: IntArray
-    """Place of each block's last touch; −1: never."""
-    bits: npt.NDArray[np.uint64]
-    """Bits at these places."""
-    tree: npt.NDArray[np.int32]
-    """A Fenwick tree of how many of them each word holds."""
-    state: IntArray
-    """The next place in time, and how many blocks were touched."""
-
-
-def untouched(accesses: int, numbers: int) -> Recency:
-    """Return the order before the first of so many touches of blocks with ``numbers``, and of private ones."""
-    words = (accesses >> 6) + 1
-    return Recency(
-        np.full(numbers, -1, np.int64),
-        np.zeros(words, np.uint64),
-        np.zeros(words + 1, np.int32),
-        np.zeros(2, np.int64),
-    )
-
-
-@entry
-def count_depths(
-    recency: Recency, piece: Piece, limits: IntArray, depths: IntArray, requests: IntArray
-) -> None:  # pragma: no cover - compiled
-    """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
-
-    ``limits``: of all requests, the leading blocks that each may hit. ``depths`` counts at d the blocks whose running
-    maximum of depths is d, which hit in every cache of d blocks or more; ``requests`` at h those with h hits.
+    Blocks with the number −1 are private: nothing touches them again.
     """
-    before, blocks, starts = piece.first, piece.blocks, piece.starts
-    touched_at = recency.touched_at
-    for request in range(len(starts) - 1):
-        first, end = starts[request], starts[request + 1]
-        deepest = 0
-        depth = 0
-        expected = -2  # where the next block was touched if it came just before this one's touch
-        hits = 0
-        for position in range(first, min(end, first + limits[before + request])):
-            block = blocks[position]
-            at = touched_at[block] if block >= 0 else -1
-            if at < 0:
-                break
-            hits += 1
-            depth = _depth(recency, at, expected, depth)
-            expected = at - 1
-            deepest = max(deepest, depth)
-            depths[deepest] += 1
-        requests[hits] += 1
-        _touch(recency, blocks[first:end])
 
+    def __init__(self, accesses: i64, numbers: i64) -> None:
+        self.touched_at: vec[i64] = repeated_byte(b"\xff", numbers)
+        """Index in time of each block's last touch; −1: never."""
+        self._bits: vec[i64] = repeated_byte(b"\0", (accesses >> 5) + 1)
+        """Bits at these indexes."""
+        self._tree: vec[i64] = repeated_byte(b"\0", (accesses >> 5) + 2)
+        """A Fenwick tree of the number of bits in each word."""
+        self._now: i64 = 0
+        self._touched: i64 = 0
+        """Number of blocks that were touched."""
 
-class AccessDepths(NamedTuple):
-    """Accesses of a piece."""
+    def count_depths(
+        self, blocks: vec[i64], starts: vec[i64], limits: vec[i64], depths: vec[i64], requests: vec[i64]
+    ) -> None:
+        """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
 
-    depths: IntArray
-    """0: never touched before."""
-    before: IntArray
-    """Request that touched the block before; −1: none."""
-    repeated: BoolArray
-    """True: the same request has named the block already."""
+        Request i has ``blocks[starts[i]]`` to ``blocks[starts[i + 1]]``, of which ``limits[i]`` may hit. ``depths``
+        counts at d the blocks whose running maximum of depths is d, which hit in every cache of d blocks or more;
+        ``requests`` at h those with h hits.
+        """
+        for request in range(i64(len(limits))):
+            first = starts[request]
+            end = starts[request + 1]
+            deepest: i64 = 0
+            depth: i64 = 0
+            expected: i64 = -2  # touch of the next block, if it came just before the touch of this block
+            hits: i64 = 0
+            for index in range(first, min(end, first + limits[request])):
+                touched_at = self._last_touch(blocks[index])
+                if touched_at < 0:
+                    break
+                hits += 1
+                depth = depth + 1 if touched_at == expected else self._depth(touched_at)
+                expected = touched_at - 1
+                deepest = max(deepest, depth)
+                depths[deepest] += 1
+            requests[hits] += 1
+            self._touch(blocks, first, end)
 
+    def access_depths(self, blocks: vec[i64], starts: vec[i64]) -> tuple[vec[i64], vec[i64], vec[i64]]:
+        """Return of each access its depth, the block's last touch, and 1 if the request has named the block already.
 
-def access_depths(recency: Recency, touched_by: IntArray, piece: Piece) -> AccessDepths:
-    """Return the depths of a piece's accesses; ``touched_by``: by block, the request that touched it last, else −1."""
-    count = len(piece.blocks)
-    found = AccessDepths(np.zeros(count, np.int64), np.full(count, -1, np.int64), np.zeros(count, np.bool_))
-    _find_depths(recency, touched_by, piece, found)
-    return found
+        Depth 0 and touch −1: never touched before.
+        """
+        depths, touches = repeated_byte(b"\0", len(blocks)), repeated_byte(b"\xff", len(blocks))
+        repeated = repeated_byte(b"\0", len(blocks))
+        for request in range(i64(len(starts) - 1)):
+            first = starts[request]
+            end = starts[request + 1]
+            depth: i64 = 0
+            expected: i64 = -2
+            for index in range(first, end):
+                touched_at = self._last_touch(blocks[index])
+                if touched_at >= 0:
+                    depth = depth + 1 if touched_at == expected else self._depth(touched_at)
+                    expected = touched_at - 1
+                    depths[index] = depth
+                    touches[index] = touched_at
+            self._touch(blocks, first, end)
+            for index in range(first, end):
+                if blocks[index] >= 0 and self.touched_at[blocks[index]] != self._now - 1 - (index - first):
+                    repeated[index] = 1
+        return depths, touches, repeated
 
+    def _last_touch(self, block: i64) -> i64:
+        return self.touched_at[block] if block >= 0 else -1
 
-@entry
-def _find_depths(
-    recency: Recency, touched_by: IntArray, piece: Piece, found: AccessDepths
-) -> None:  # pragma: no cover - compiled
-    first_request, blocks, starts = piece.first, piece.blocks, piece.starts
-    touched_at, depths, before, repeated = recency.touched_at, found.depths, found.before, found.repeated
-    for request in range(len(starts) - 1):
-        first, end = starts[request], starts[request + 1]
-        depth = 0
-        expected = -2
-        for position in range(first, end):
-            block = blocks[position]
-            at = touched_at[block] if block >= 0 else -1
-            if at < 0:
-                continue
-            depth = _depth(recency, at, expected, depth)
-            expected = at - 1
-            depths[position] = depth
-            before[position] = touched_by[block]
-        _touch(recency, blocks[first:end])
-        for position in range(first, end):
-            block = blocks[position]
+    def _depth(self, touched_at: i64) -> i64:
+        """Return the depth of the block touched then: one more than the number of blocks touched since."""
+        word = touched_at >> 5
+        until: i64 = count_bits(self._bits[word] & ((i64(2) << (touched_at & 31)) - 1))
+        tree = self._tree
+        while word > 0:
+            until += tree[word]
+            word &= word - 1
+        return self._touched - until + 1
+
+    def _touch(self, blocks: vec[i64], first: i64, end: i64) -> None:
+        """Touch the blocks from leaf to root."""
+        bits = self._bits
+        last_touches = self.touched_at
+        now = self._now
+        old_word: i64 = 0
+        new_word = now >> 5
+        cleared: i64 = 0
+        added: i64 = 0
+        for index in range(end - 1, first - 1, -1):
+            block = blocks[index]
+            touched_at: i64 = last_touches[block] if block >= 0 else -1
+            if touched_at < 0:
+                self._touched += 1
+            else:
+                if touched_at >> 5 != old_word:
+                    self._add(old_word, -cleared)
+                    old_word = touched_at >> 5
+                    cleared = 0
+                bits[old_word] ^= i64(1) << (touched_at & 31)
+                cleared += 1
+            if now >> 5 != new_word:
+                self._add(new_word, added)
+                new_word = now >> 5
+                added = 0
+            bits[new_word] |= i64(1) << (now & 31)
+            added += 1
             if block >= 0:
-                repeated[position] = touched_by[block] == first_request + request
-                touched_by[block] = first_request + request
+                last_touches[block] = now
+            now += 1
+        self._now = now
+        self._add(old_word, -cleared)
+        self._add(new_word, added)
+
+    def _add(self, word: i64, change: i64) -> None:
+        """Add ``change`` bits to the count of ``word``."""
+        tree = self._tree
+        size: i64 = len(tree) if change != 0 else 0
+        node = word + 1
+        while node < size:
+            tree[node] += change
+            node += node & -node
 
 
-@kernel
-def _depth(recency: Recency, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
-    """Return the depth of the block touched at ``at``: ``before`` + 1 if that is ``expected``."""
-    return before + 1 if at == expected else recency.state[1] - bits_up_to(recency.tree, recency.bits, at) + 1
-
-
-@kernel
-def _touch(recency: Recency, blocks: Int32Array) -> None:  # pragma: no cover - compiled
-    """Touch ``blocks`` from leaf to root."""
-    touched_at, bits, tree, state = recency.touched_at, recency.bits, recency.tree, recency.state
-    now = state[0]
-    old_word, new_word, cleared, added = 0, now >> 6, 0, 0
-    for block in blocks[::-1]:
-        at = touched_at[block] if block >= 0 else -1
-        if at < 0:
-            state[1] += 1
-        else:
-            if at >> 6 != old_word:
-                add_bits(tree, old_word, -cleared)
-                old_word, cleared = at >> 6, 0
-            bits[old_word] &= ~(np.uint64(1) << np.uint64(at & 63))
-            cleared += 1
-        if now >> 6 != new_word:
-            add_bits(tree, new_word, added)
-            new_word, added = now >> 6, 0
-        bits[new_word] |= np.uint64(1) << np.uint64(now & 63)
-        added += 1
-        if block >= 0:
-            touched_at[block] = now
-        now += 1
-    state[0] = now
-    add_bits(tree, old_word, -cleared)
-    add_bits(tree, new_word, added)
-
-
-@kernel
-def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma: no cover - compiled
-    """Add ``change`` bits to the count of ``word``."""
-    if change == 0:
-        return
-    node = word + 1
-    while node < len(tree):
-        tree[node] += change
-        node += node & -node
-
-
-@kernel
-def bits_up_to(
-    tree: npt.NDArray[np.int32], bits: npt.NDArray[np.uint64], at: int
-) -> int:  # pragma: no cover - compiled
-    """Return the number of bits set up to and including ``at``."""
-    word = at >> 6
-    total = 0
-    node = word
-    while node > 0:
-        total += int(tree[node])
-        node -= node & -node
-    rest = bits[word] & (~np.uint64(0) >> np.uint64(63 - (at & 63)))
-    while rest:
-        rest &= rest - np.uint64(1)
-        total += 1
-    return total
+def count_bits(word: i64) -> i64:
+    """Count the bits of a word of 32: in pairs, fours, eights, then their sum."""
+    word -= (word >> 1) & 0x5555_5555
+    word = (word & 0x3333_3333) + ((word >> 2) & 0x3333_3333)
+    word = (word + (word >> 4)) & 0x0F0F_0F0F
+    return (word * 0x0101_0101 >> 24) & 0xFF

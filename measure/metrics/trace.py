@@ -16,25 +16,21 @@ from measure.metrics.slos import Slo, check_slos, goodput
 from measure.metrics.statistics import statistics_of
 from measure.metrics.workload import measure_workload
 from measure.runs import Run, load_run
-from tracefile.records.extras import is_lacking
 
 if TYPE_CHECKING:
     from measure.metrics.prefixcache import CacheStudy
 
 
 def read_run(path: Path) -> Run:
-    """Read a trace with what its metrics need; raises InputError if it has no records.
-
-    Without numba the run has no chains, so that its report lacks the hits at every cache size.
-    """
-    return load_run(path.name, path, named=False, reuse=True, chains=not is_lacking("numba"))
+    """Read a trace with what its metrics need; raises InputError if it has no records."""
+    return load_run(path.name, path, named=False, reuse=True, chains=True)
 
 
 def study_chains(run: Run, kv_bytes_per_token: int | None = None) -> "CacheStudy | None":
     """Return hits at every size; null: the run was read without block hashes, or has none."""
     if run.chains is None:
         return None
-    from measure.metrics.prefixcache import study_cache  # noqa: PLC0415 - numba, for traces with hashes alone
+    from measure.metrics.prefixcache import study_cache  # noqa: PLC0415 - for traces with hashes alone
 
     return study_cache(run, run.chains, kv_bytes_per_token)
 

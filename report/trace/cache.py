@@ -26,7 +26,7 @@ def size_panel(measured: Measured) -> Panel:
     """Return hits by size, with the engine's size and its reported rate where they are known."""
     study = measured.study
     if study is None:
-        return Panel(title=_TITLE, missing=measured.left_out or _NO_HASHES)
+        return Panel(title=_TITLE, missing=_NO_HASHES)
     if not study.curve.max_hit_blocks:
         return Panel(title=_TITLE, missing="No block of a prompt came before: a cache of any size serves nothing.")
     return Panel(

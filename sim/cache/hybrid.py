@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from measure.cache.interning import Interner, unlimited_hits
+from measure.cache.vectors import integers
 from measure.table import table_lines
-from measure.vectors import integers
 from sim.cache.sequential_pool import Records, lay_out
 from sim.vllm.config import EngineConfig
 from sim.vllm.hybridcache import HybridCache, serve_alone

@@ -4,15 +4,18 @@ Requests are taken by arrival. An access is a full prompt block. Blocks that a r
 like the curve's, but not asked for. A block without a known hash never comes again.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from measure.cache.accesses import Accesses, Piece
 from measure.cache.interning import leading
-from measure.cache.stackdepth import AccessDepths, access_depths, untouched
+from measure.cache.stackdepth import LruStack
+from measure.cache.vectors import array_of, integers
 from measure.quantiles import quantile_place
 from measure.table import table_lines
 from sim.cache.results import Distribution, Reuse, Window
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 LEVELS = tuple(step / 200 for step in range(1, 201))
@@ -23,19 +26,31 @@ _COUNTS = ("requests", "accesses", "distinct_blocks", "new_blocks", "seen_blocks
 """Columns of a window."""
 
 
+class AccessDepths(NamedTuple):
+    """Accesses of a piece."""
+
+    depths: IntArray
+    """0: never touched before."""
+    touches: IntArray
+    """Index among all accesses of a place in the request that touched the block before; −1: none."""
+    repeated: BoolArray
+    """True: the same request has named the block already."""
+
+
 def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
     """Return the reuse of one trace's blocks."""
     windows = _Windows(accesses, window_ms)
-    recency, touched_by = untouched(int(accesses.starts[-1]), accesses.numbers), np.full(accesses.numbers, -1)
+    stack = LruStack(int(accesses.starts[-1]), accesses.numbers)
     times_ms, depths, accesses_in_all = [np.empty(0)], [np.empty(0, np.int64)], 0
     for piece in accesses.pieces():
         first, _, starts = piece
-        found = access_depths(recency, touched_by, piece)
+        found = _access_depths(stack, piece)
         end = first + len(starts) - 1
         asked = leading(starts, accesses.lookup_blocks[first:end])
         again = (found.depths > 0) & asked
         now = np.repeat(np.arange(first, end), np.diff(starts))[again]
-        times_ms.append(accesses.arrival_ms[now] - accesses.arrival_ms[found.before[again]])
+        before = np.searchsorted(accesses.starts, found.touches[again], side="right") - 1
+        times_ms.append(accesses.arrival_ms[now] - accesses.arrival_ms[before])
         depths.append(found.depths[again])
         accesses_in_all += int(asked.sum())
         windows.add(piece, found)
@@ -51,6 +66,12 @@ def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
         window_ms=window_ms,
         windows=windows.result(),
     )
+
+
+def _access_depths(stack: LruStack, piece: Piece) -> AccessDepths:
+    depths, touches, repeated = stack.access_depths(integers(piece.blocks), integers(piece.starts))
+    columns = (array_of(column, np.int64) for column in (depths, touches, repeated))
+    return AccessDepths(next(columns), next(columns), next(columns) > 0)
 
 
 def _distribution(unit: str, values: IntArray | FloatArray) -> Distribution:
@@ -74,6 +95,8 @@ class _Windows:
             raise InputError(
                 f"--window: {window_ms / 1e3:g} s; it makes {self._count:,} windows; expected at most 1,000,000"
             )
+        self._begins = accesses.starts[np.searchsorted(self._window_of, np.arange(self._count))]
+        """First access in or after each window."""
         self._asked, self._touched, self._new = np.zeros((3, self._count), np.int64)
 
     def add(self, piece: Piece, found: AccessDepths) -> None:
@@ -81,7 +104,7 @@ class _Windows:
         end = first + len(starts) - 1
         where = np.repeat(self._window_of[first:end], np.diff(starts))
         new = ~found.repeated & (found.depths == 0)
-        touched = new | (~found.repeated & (self._window_of[found.before] != where))
+        touched = new | (~found.repeated & (found.touches < self._begins[where]))
         asked = leading(starts, self._accesses.lookup_blocks[first:end])
         self._asked += np.bincount(where[asked], minlength=self._count)
         self._touched += np.bincount(where[touched], minlength=self._count)

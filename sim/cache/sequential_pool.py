@@ -11,7 +11,7 @@ from mypy_extensions import u8
 
 from measure.cache.chains import chain_places, leading_places
 from measure.cache.interning import leading
-from measure.vectors import integers
+from measure.cache.vectors import integers
 from sim.vllm.rules import blocks_for, lookup_limit
 from sim.vllm.segments import FIELDS, SegmentPool, run_requests
 from sim.workload.arrivals import unread_prompts

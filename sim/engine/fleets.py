@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from measure.vectors import floats
+from measure.cache.vectors import floats
 from sim.engine.deployment import Deployment
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import RequestResult, results_of

@@ -6,7 +6,7 @@ import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from measure.vectors import array_of, floats, integers
+from measure.cache.vectors import array_of, floats, integers
 from sim.engine.apiserver import PLACEMENTS, ApiServer
 from sim.engine.columns import RequestColumns, ResultColumns
 from sim.engine.deployment import Deployment

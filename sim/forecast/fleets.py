@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from measure.vectors import array_of
+from measure.cache.vectors import array_of
 from sim.engine.columns import ResultColumns
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleetplan import FleetPlan, run_fleet

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from measure.vectors import array_of
+from measure.cache.vectors import array_of
 from sim.engine.deployment import Deployment
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import SimulatedRequest

@@ -10,7 +10,7 @@ import numpy as np
 
 from engines.routing import Route, RoutedRequest, make_router
 from engines.routing.costs import routing_costs
-from measure.vectors import array_of, integers
+from measure.cache.vectors import array_of, integers
 from sim.latency.modelfile import Model
 from sim.serving.fields import ApiError, GenerationFields
 from sim.serving.output import Generation, Output, OutputLimits, draw_output

@@ -1,6 +1,4 @@
-"""Rules 6 and 8 of docs/simulator.md as plain functions of numbers: the plain pool and scheduler call them, numba
-compiles them for the compiled ones, and the numpy passes give them arrays.
-"""
+"""Rules 6 and 8 of docs/simulator.md as plain functions of numbers and of numpy arrays."""
 
 from typing import TypeVar
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from measure.cache.chains import chain_places, leading_places
-from measure.vectors import integers
+from measure.cache.vectors import integers
 from sim.vllm.request import ANY_HITS, Request
 from sim.workload.chain import FIRST_PRIVATE, Chains, is_private, known_blocks
 from tracefile.outputs import InferredOutputs, infer_outputs

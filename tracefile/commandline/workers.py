@@ -46,7 +46,7 @@ def results(
     if procs < 2:
         yield from ((task, work(task)) for task in tasks)
         return
-    # Not forked: threads of numba do not survive it.
+    # Not forked: threads do not survive it.
     pool = futures.ProcessPoolExecutor(procs, multiprocessing.get_context("spawn"), initializer=_hold, initargs=(work,))
     before = multiprocessing.active_children()
     try:

@@ -1,4 +1,4 @@
-"""SplitMix64 in Python, numpy and numba: draw n of a stream is ``mix64(key + (n + 1) * GOLDEN)``."""
+"""SplitMix64 in Python and numpy: draw n of a stream is ``mix64(key + (n + 1) * GOLDEN)``."""
 
 from typing import TYPE_CHECKING, Final
 

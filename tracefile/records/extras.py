@@ -1,14 +1,12 @@
 """Packages that only some commands need, each in an extra of the distribution, which is named if one is missing."""
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from typing import Any, Final
 
 from tracefile.records.errors import InputError
 
 EXTRAS: Final[Mapping[str, str]] = {
-    "numba": "sim",
     "plotly": "notebook",
     "pyarrow": "parquet",
     "ray": "ray",
@@ -29,11 +27,6 @@ def load_extra(module: str, *, where: str = "") -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise InputError(where + lacking(package)) from None
-
-
-def is_lacking(package: str) -> bool:
-    """Return True if an extra's package is not installed; it is not imported."""
-    return importlib.util.find_spec(package) is None
 
 
 def lacking(package: str) -> str:

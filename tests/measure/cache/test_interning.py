@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache.interning import Interner, join_chains, lay_out_chains, pack_chains
+from measure.cache.chains import chain_places
+from measure.cache.interning import Interner, join_chains, pack_chains
 
 hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
 
@@ -33,7 +34,7 @@ def test_packed_chains_come_back(parts: list[list[list[int]]], data: st.DataObje
     )
     chains = [chain for part in parts for chain in part]
     which = data.draw(st.permutations(range(len(chains))))
-    starts = np.cumsum([0] + [len(chains[place]) for place in which])
-    blocks = np.empty(starts[-1], np.int32)
-    lay_out_chains(packed, np.append(0, np.cumsum(packed.runs)), np.array(which, np.int64), starts, blocks)
+    order = np.array(which, np.int64)
+    runs = chain_places((np.cumsum(packed.runs) - packed.runs)[order], packed.runs[order])
+    blocks = chain_places(packed.firsts[runs].astype(np.int64), packed.lengths[runs].astype(np.int64))
     assert blocks.tolist() == [one for place in which for one in chains[place]]

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from measure.vectors import array_of
+from measure.cache.vectors import array_of
 from sim.engine import simulation
 from sim.engine.apiserver import SHARED_CORE
 from sim.engine.results import DECIMALS, RequestResult, finished_records

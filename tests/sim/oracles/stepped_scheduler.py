@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from measure.vectors import integers
+from measure.cache.vectors import integers
 from sim.engine.deployment import Deployment
 from sim.engine.simulation import make_scheduler
 from sim.vllm.config import EngineConfig

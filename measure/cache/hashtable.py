@@ -1,0 +1,57 @@
+"""Hashes as dense numbers. mypyc compiles this module; it runs uncompiled, too."""
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+
+def repeated_byte(byte: bytes, count: i64) -> vec[i64]:
+    """Return ``count`` numbers whose eight bytes are all ``byte``."""
+    return vec[i64](memoryview(byte * (8 * count)).cast("q"))
+
+
+class HashTable:
+    """Numbers of hashes, 0, 1, 2 … as they first occur; memory follows the distinct hashes."""
+
+    def __init__(self) -> None:
+        self.hashes: vec[i64] = vec[i64]()
+        """By number."""
+        self._slots: vec[i64] = repeated_byte(b"\0", 2)
+        """Numbers + 1, each near the slot that its hash gives; 0: free. A power of two of them."""
+        self._shift: i64 = 31
+
+    def number(self, hashes: vec[i64]) -> vec[i64]:
+        """Return the number of each hash; new ones get the next numbers."""
+        numbers = repeated_byte(b"\0", len(hashes))
+        number: i64 = -1
+        for index in range(i64(len(hashes))):
+            number += 1  # of the next block in a chain
+            if number >= len(self.hashes) or self.hashes[number] != hashes[index]:
+                number = self._number_of(hashes[index])
+            numbers[index] = number
+        return numbers
+
+    def _number_of(self, key: i64) -> i64:
+        slot = self._slot_of(key)
+        if self._slots[slot] == 0:
+            self.hashes = append(self.hashes, key)
+            self._slots[slot] = len(self.hashes)
+            if 2 * len(self.hashes) > len(self._slots):
+                self._grow()
+            return len(self.hashes) - 1
+        return self._slots[slot] - 1
+
+    def _slot_of(self, key: i64) -> i64:
+        """Return the slot of a hash, or the free slot where it belongs."""
+        slots = self._slots
+        mask: i64 = len(slots) - 1
+        folded: i64 = (key ^ (key >> 32)) & 0xFFFF_FFFF
+        slot: i64 = ((folded * 0x4F1B_BCDD) & 0xFFFF_FFFF) >> self._shift  # Fibonacci hashing, in 63 bits
+        while slots[slot] != 0 and self.hashes[slots[slot] - 1] != key:
+            slot = (slot + 1) & mask
+        return slot
+
+    def _grow(self) -> None:
+        self._slots = repeated_byte(b"\0", 4 * len(self._slots))
+        self._shift -= 2
+        for number in range(i64(len(self.hashes))):
+            self._slots[self._slot_of(self.hashes[number])] = number + 1

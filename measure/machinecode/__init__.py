@@ -1,1 +1,0 @@
-"""Functions compiled to machine code, which is kept on disk and called without a compiler."""
