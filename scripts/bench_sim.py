@@ -1,7 +1,7 @@
 """Run times of the simulator: an hour of traffic warm and cold, the pool, the whole size
-curve, and a made-up million requests.
+curve, a made-up million requests; and Dynamo's replay of the same trace, on one engine and on four behind its routers.
 
-    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000
+    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python
 
 The engine's step times are those of no engine in particular: one that keeps up with an hour of that trace. Figures in
 seconds are medians over ``--runs``; a command's are those of its fastest, its compiled code being on disk.
@@ -20,6 +20,7 @@ from measure.cache.hitcurve import hit_curve
 from scripts.markdown import markdown_table
 from scripts.simbench.hour import bench_command, bench_hour
 from scripts.simbench.million import bench_million
+from scripts.simbench.peer import bench_peer
 from scripts.simbench.timing import Figures, measure
 from sim.cache.sequential_pool import Requests, SequentialPool, lay_out
 from sim.latency.modelfile import make_model
@@ -51,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling instead of composing ahead")
     parser.add_argument("--runs", type=int, default=5, help="of each measurement (default 5)")
-    parser.add_argument("--plain", action="store_true", help="run the plain Python engine too, and compare every token")
     parser.add_argument("--million", type=int, default=0, metavar="N", help="make up and run N requests")
+    parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="a Python that has ai-dynamo")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
@@ -87,8 +88,10 @@ def main() -> None:
     )
     model = make_model(COSTS, config, Noise(step_log_ratio=(SPREAD,), frontend_log_ratio=SPREAD))
     figures = bench_command(arguments.trace, model, arguments.runs)
-    figures |= bench_hour(arguments.trace, model, arguments.runs, plain=arguments.plain)
+    figures |= bench_hour(arguments.trace, model, arguments.runs)
     figures |= bench_caches(arguments.trace, arguments.blocks, arguments.runs)
+    if arguments.dynamo:
+        figures |= bench_peer(arguments.dynamo, arguments.trace, config, arguments.runs)
     if arguments.million:
         # In a process of its own, so that the most memory that it ever had is the million's.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:

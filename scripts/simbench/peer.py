@@ -1,0 +1,102 @@
+"""Dynamo's replay beside ours: the same trace, pool, token budget, sequences and step times."""
+
+import argparse
+import json
+import os
+import subprocess
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from scripts.simbench.timing import Figures, measure
+from sim.engine.deployment import Deployment
+from sim.engine.dispatch import RoutedLoad
+from sim.engine.fleetplan import engines_of, fleet_plan, run_fleet
+from sim.engine.results import RequestResult
+from sim.engine.run import EngineRun, read_arrivals
+from sim.latency.modelfile import Model, make_model
+from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrivals
+from tracefile import open_trace
+
+SCRIPT = Path(__file__).with_name("dynamoreplay.py")
+STEP_MS, PREFILL_STEP_MS = 8.0, 40.0
+REPLICAS = 4
+ROUTES = {"round_robin": "round-robin", "kv_router": "prefix:knowledge=complete"}
+"""Ours by Dynamo's routers: its KV router takes the least of prefill outstanding, uncached prompt and blocks in use."""
+
+
+def bench_peer(python: Path, trace: Path, engine: EngineConfig, runs: int) -> Figures:
+    """Replay from the file by both: one engine, then four behind a router; every TTFT.
+
+    Steps take fixed times (``timing_model`` fixed: 40 ms for a step's prefills, 8 ms for its decodes), so that
+    scheduling and caching decide, not a model of kernels. Dynamo takes any of equal engines, so two runs differ.
+    """
+    model = make_model({"t0_ms": STEP_MS, "prefill_step_ms": PREFILL_STEP_MS}, engine)
+    figures = _bench_both("peer", python, trace, engine, {}, runs, partial(_run_engine, trace, model))
+    for mode, route in ROUTES.items():
+        options: dict[str, object] = {"num_workers": REPLICAS, "router_mode": mode}
+        ours = partial(_run_fleet, trace, model, route)
+        figures |= _bench_both(f"fleet_{mode}", python, trace, engine, options, runs, ours)
+    return figures
+
+
+def _bench_both(  # noqa: PLR0917 - one for each side's need
+    name: str,
+    python: Path,
+    trace: Path,
+    engine: EngineConfig,
+    options: dict[str, object],
+    runs: int,
+    ours: "partial[list[RequestResult]]",
+) -> Figures:
+    theirs = [_replay(python, trace, _settings(engine), options) for _ in range(runs)]
+    figures = {
+        f"{name}_dynamo_least_cpu_s": min(found["cpu_s"] for found in theirs),
+        f"{name}_dynamo_rss_mib": max(found["rss_mib"] for found in theirs),
+        f"{name}_dynamo_hit_tokens": median(found["hit_tokens"] for found in theirs),
+        f"{name}_dynamo_mean_ttft_ms": median(found["mean_ttft_ms"] for found in theirs),
+        **measure(name, runs, ours),
+    }
+    ended = ours()
+    ttfts_ms = [one.ttft_ms for one in ended if one.ttft_ms is not None]
+    return figures | {
+        f"{name}_hit_tokens": sum(one.cached_tokens or 0 for one in ended),
+        f"{name}_mean_ttft_ms": round(sum(ttfts_ms) / len(ttfts_ms), 3),
+        f"{name}_dynamo_over_ours": round(figures[f"{name}_dynamo_least_cpu_s"] / figures[f"{name}_cpu_s"], 2),
+    }
+
+
+def _settings(engine: EngineConfig) -> dict[str, object]:
+    return {
+        "num_gpu_blocks": engine.usable_blocks,  # Dynamo's pool has no null block
+        "block_size": engine.block_size,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "timing_model": {"type": "fixed", "prefill_ms": PREFILL_STEP_MS, "decode_ms": STEP_MS},
+    }
+
+
+def _read(trace: Path, engine: EngineConfig) -> Arrivals:
+    with open_trace(trace) as reader:
+        return read_arrivals(reader, engine, argparse.Namespace(trace=trace, cold_prompts=False, replay_sessions=False))
+
+
+def _run_engine(trace: Path, model: Model) -> list[RequestResult]:
+    return list(EngineRun(_read(trace, model.engine), model.engine, model, None, None).results())
+
+
+def _run_fleet(trace: Path, model: Model, route: str) -> list[RequestResult]:
+    arrivals, plan = _read(trace, model.engine), fleet_plan(str(REPLICAS), route, [], list)
+    assert plan is not None
+    engines = engines_of(plan, [model], lambda one: one.engine, Deployment())
+    load = RoutedLoad(arrivals, model.engine.block_size)
+    return list(run_fleet(arrivals, load, engines, plan, None).load.results())
+
+
+def _replay(python: Path, trace: Path, settings: dict[str, object], options: dict[str, object]) -> Figures:
+    command = [str(python), str(SCRIPT), str(trace), json.dumps(settings), json.dumps(options)]
+    quiet = {**os.environ, "DYN_LOG": "error"}  # its router logs each choice
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet)
+    found: Figures = json.loads(ended.stdout.splitlines()[-1])
+    return found
