@@ -95,7 +95,7 @@ def test_a_source_that_changed_is_run_and_this_is_written_once(built: Path, tmp_
     out, err = asked(home)
     assert out == PLAIN
     assert err.count("\n") == 1
-    assert err.startswith("sources are newer than their compiled form: simulations take about 20 × as long")
+    assert err.startswith("sources are newer than their compiled form: simulations take about 30 × as long")
 
 
 def test_without_a_compiler_sources_are_installed_and_no_older_form_is_left(built: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_without_a_compiler_sources_are_installed_and_no_older_form_is_left(buil
     build(home, CC="/bin/false")
     out, err = asked(home)
     assert out == PLAIN.replace(str(3 + (1 << 40)), str(4 + (1 << 40)))
-    assert err.startswith("not compiled: simulations take about 20 × as long")
+    assert err.startswith("not compiled: simulations take about 30 × as long")
     assert not list(home.rglob("counted*.so"))
 
 

@@ -49,4 +49,4 @@ def warn_if_plain() -> None:
     if not uses_compiled() and not PURE:
         reason = "sources are newer than their compiled form" if recorded() else "not compiled"
         compiles = "a C compiler and another installation compile them"
-        print(f"{reason}: simulations take about 20 × as long; {compiles}", file=sys.stderr)
+        print(f"{reason}: simulations take about 30 × as long; {compiles}", file=sys.stderr)
