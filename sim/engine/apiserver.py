@@ -12,7 +12,6 @@ from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.stepcost import StepCost
 
 PARALLEL: Final = 0
-SERIAL: Final = 1
 SHARED_CORE: Final = 2
 PLACEMENTS: Final = ("parallel", "serial", "shared_core")
 DONE_MS: Final = 1e-9

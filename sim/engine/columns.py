@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from librt.vecs import append, vec
+from librt.vecs import extend, vec
 from mypy_extensions import i64
 
 from sim.engine.simulatedrequest import SimulatedRequest
@@ -17,20 +17,20 @@ class RequestColumns:
         self,
         ids: list[str],
         keys: vec[i64],
-        integers: tuple[vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64]],
+        integers: tuple[vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64]],
         times_ms: tuple[vec[float], vec[float], vec[float], vec[float]],
     ) -> None:
-        """``integers``: index, prompt tokens, output tokens, first key, known keys, blocks that may hit,
+        """``integers``: prompt tokens, output tokens, first key, known keys, blocks that may hit,
         1 for requests that end as recorded, parent. ``times_ms``: arrival, think time, time to the abort,
         recorded duration."""
         self.ids: list[str] = ids
         self.keys: vec[i64] = keys
-        self.indexes, self.prompt_tokens, self.output_tokens, self.first_keys = integers[:4]
-        self.known_keys, self.hit_limits, self.as_recorded, self.parents = integers[4:]
+        self.prompt_tokens, self.output_tokens, self.first_keys, self.known_keys = integers[:4]
+        self.hit_limits, self.as_recorded, self.parents = integers[4:]
         self.arrival_ms, self.think_ms, self.abort_after_ms, self.recorded_e2e_ms = times_ms
 
     def make(self, frontend_factors: vec[float]) -> list[SimulatedRequest]:
-        """Make an object per request; ``frontend_factors``: factors of noise on the API server's time."""
+        """Make an object per request; its index is its place. ``frontend_factors``: noise on the API server's time."""
         requests: list[SimulatedRequest] = []
         for place in range(len(self.ids)):
             request = SimulatedRequest(
@@ -40,7 +40,7 @@ class RequestColumns:
                 self.keys,
                 first_key=self.first_keys[place],
                 known_keys=self.known_keys[place],
-                index=self.indexes[place],
+                index=place,
                 arrival_ms=self.arrival_ms[place],
                 hit_limit=self.hit_limits[place],
             )
@@ -58,24 +58,28 @@ class RequestColumns:
 
 
 class ResultColumns:
-    """Results of requests, as of ``SimulatedRequest``; ``token_runs``: of all, ``run_counts`` of each."""
+    """Results of requests, as of ``SimulatedRequest``."""
 
     def __init__(self, requests: list[SimulatedRequest]) -> None:
         self.outcome: vec[i64] = vec[i64]([request.outcome for request in requests])
         self.num_seen: vec[i64] = vec[i64]([request.num_seen for request in requests])
         self.cached_tokens: vec[i64] = vec[i64]([request.cached_tokens for request in requests])
         self.preemptions: vec[i64] = vec[i64]([request.preemptions for request in requests])
-        self.has_arrived: vec[i64] = vec[i64]([1 if request.has_arrived else 0 for request in requests])
         self.arrival_ms: vec[float] = vec[float]([request.arrival_ms for request in requests])
-        self.entry_ms: vec[float] = vec[float]([request.entry_ms for request in requests])
-        self.admitted_ms: vec[float] = vec[float]([request.admitted_ms for request in requests])
         self.ttft_ms: vec[float] = vec[float]([request.ttft_ms for request in requests])
         self.e2e_ms: vec[float] = vec[float]([request.e2e_ms for request in requests])
-        self.run_counts: vec[i64] = vec[i64]()
-        self.token_runs: vec[i64] = vec[i64]()
-        """First step and number of consecutive steps, each with a token."""
+
+
+class TokenRuns:
+    """Steps that gave tokens to requests of one engine.
+
+    ``runs``: first step and number of consecutive steps, each with a token, request after request. ``num_seen``: tokens
+    of each request.
+    """
+
+    def __init__(self, requests: list[SimulatedRequest]) -> None:
+        self.num_seen: vec[i64] = vec[i64]([request.num_seen for request in requests])
+        self.runs: vec[i64] = vec[i64]()
         for request in requests:
             request.close_run()
-            self.run_counts = append(self.run_counts, len(request.token_runs) // 2)
-            for number in request.token_runs:
-                self.token_runs = append(self.token_runs, number)
+            self.runs = extend(self.runs, request.token_runs)

@@ -8,7 +8,7 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from sim.engine.simulatedrequest import SimulatedRequest
+from sim.engine.simulatedrequest import PARENT_FAILED, UNSERVABLE, SimulatedRequest
 
 NEVER_MS: Final = float("inf")
 
@@ -81,3 +81,20 @@ class EventHeap:
         self._times_ms[at] = time_ms
         self._codes[at] = code
         self._requests[at] = request
+
+
+def push_next_turns(arrivals: EventHeap, request: SimulatedRequest) -> None:
+    """Let the next turns of a session arrive, each its think time after the request's end; those of a request that
+    failed fail too."""
+    ended = [request]
+    while ended:
+        parent = ended.pop()
+        failed = parent.outcome in (UNSERVABLE, PARENT_FAILED)
+        for child in parent.children:
+            arrival_ms = parent.end_ms() + child.think_ms
+            if failed:
+                child.arrival_ms = arrival_ms
+                child.outcome = PARENT_FAILED
+                ended.append(child)
+            else:
+                arrivals.push(arrival_ms, child.index, child)

@@ -14,14 +14,13 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from sim.engine.apiserver import SHARED_CORE
-from sim.engine.eventheap import EventHeap
+from sim.engine.eventheap import EventHeap, push_next_turns
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import (
     ABORTED,
     AS_RECORDED,
     LOST,
     NO_OUTCOME,
-    PARENT_FAILED,
     UNSERVABLE,
     SimulatedRequest,
 )
@@ -198,7 +197,7 @@ class Fleet:
             return True
         request.e2e_ms = request.recorded_e2e_ms
         request.outcome = AS_RECORDED
-        self._end_turn(request)
+        push_next_turns(self._arrivals, request)
         return False
 
     def _hand_over(self, request: SimulatedRequest, number: i64) -> None:
@@ -289,22 +288,7 @@ class Fleet:
 
     def _end(self, request: SimulatedRequest) -> None:
         self._note(request.end_ms(), request, END)
-        self._end_turn(request)
-
-    def _end_turn(self, request: SimulatedRequest) -> None:
-        """Let the next turns of its session arrive; those of a request that failed fail too."""
-        ended = [request]
-        while ended:
-            parent = ended.pop()
-            failed = parent.outcome in (UNSERVABLE, PARENT_FAILED)
-            for child in parent.children:
-                arrival_ms = parent.end_ms() + child.think_ms
-                if failed:
-                    child.arrival_ms = arrival_ms
-                    child.outcome = PARENT_FAILED
-                    ended.append(child)
-                else:
-                    self.submit(child, arrival_ms)
+        push_next_turns(self._arrivals, request)
 
     def _note(self, time_ms: float, request: SimulatedRequest, kind: i64) -> None:
         self._events.push(time_ms, 2 * request.index + kind, request)

@@ -1,7 +1,7 @@
 """A fleet of engines on one workload: laid out, and the results of the requests."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,14 +36,13 @@ class FleetLoad:
     ) -> None:
         """``seed``: None without noise. ``keeps_rows``: engines keep the counts of all steps."""
         self.arrivals, self.engines, self._seed, self._keeps_rows = arrivals, engines, seed, keeps_rows
-        in_place = replace(arrivals, numbers=np.arange(len(arrivals)), parents=_parents(arrivals))
         block_size = engines[0].config.block_size
-        requests = request_columns(in_place, block_size).make(floats(np.ones(len(arrivals))))
+        requests = request_columns(arrivals, block_size).make(floats(np.ones(len(arrivals))))
         self._start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
         self.fleet = Fleet(requests, len(engines), self._cold, block_size=block_size, now_ms=self._start_ms)
         for request in requests:
             request.next_think_ms = min((child.think_ms for child in request.children), default=np.inf)
-        for place in np.flatnonzero(in_place.parents == NOBODY).tolist():
+        for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
             self.fleet.submit(requests[place], requests[place].arrival_ms)
 
     @property
@@ -54,6 +53,10 @@ class FleetLoad:
     def life_of(self) -> IntArray:
         """Number of the life in which each request last was; NONE: no engine got it."""
         return np.array([request.life for request in self.requests], np.int64)
+
+    def served_in(self, life: Life) -> list[SimulatedRequest]:
+        """Return the requests of a life as its engine has them."""
+        return [one for request in self.requests if request.life == life.index and (one := request.served) is not None]
 
     def results(self) -> Iterator[RequestResult]:
         """Yield the results of all requests, which have ended."""
@@ -103,9 +106,3 @@ def engine_seed(seed: int | None, number: int) -> int | None:
         return seed
     sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
     return int(sequence.generate_state(1, np.uint64)[0])
-
-
-def _parents(arrivals: Arrivals) -> IntArray:
-    """Places of the parents."""
-    waits = arrivals.parents != NOBODY
-    return np.where(waits, np.searchsorted(arrivals.numbers, arrivals.parents), NOBODY)

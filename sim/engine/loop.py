@@ -10,13 +10,12 @@ from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from sim.engine.apiserver import SHARED_CORE, ApiServer
-from sim.engine.eventheap import EventHeap
+from sim.engine.eventheap import EventHeap, push_next_turns
 from sim.engine.simulatedrequest import (
     ABORTED,
     AS_RECORDED,
     NO_OUTCOME,
     OK,
-    PARENT_FAILED,
     UNSERVABLE,
     SimulatedRequest,
 )
@@ -149,30 +148,21 @@ class Engine:
         step = self._composed
         if step is None:
             step = first
-            if not self._compose_first(step):
+            if not self._compose(step, at_rest=True):
                 if self._idle():
                     return IDLED
                 return DONE if self.horizon_ms == inf else PAUSED
         self._composed = None
         other = first if step is second else second
-        if self._ahead and self._compose(other):
+        if self._ahead and self._compose(other, at_rest=False):
             self._composed = other
         self._cost.count_step(step, self._step_end_ms)
         self._begin()
         self._running = step
         return BEGUN
 
-    def _compose_first(self, step: Step) -> bool:
-        """Compose a step while none runs, and again at once if preemptions took all of its shares."""
-        before: i64 = -1
-        while before != self.preemptions:
-            before = self.preemptions
-            if self._compose(step):
-                return True
-        return False
-
-    def _compose(self, step: Step) -> bool:
-        """Compose the next step; False if there is nothing to compute."""
+    def _compose(self, step: Step, *, at_rest: bool) -> bool:
+        """Compose the next step; False if there is nothing to compute. ``at_rest``: no other step runs."""
         scheduler = self.scheduler
         offloading = scheduler.offloading
         if not scheduler.has_work():
@@ -181,12 +171,11 @@ class Engine:
             return False
         if offloading is not None:
             offloading.begin_step(self.now_ms)
-        scheduler.schedule(step)
+        self.preemptions += scheduler.schedule_at_rest(step) if at_rest else scheduler.schedule(step)
         if offloading is not None:
             for loading in offloading.new_loads:
                 self._note(loading.load_end_ms, LOADED, cast(SimulatedRequest, loading))
             offloading.new_loads.clear()
-        self.preemptions += len(step.preempted)
         for number in range(step.count - step.admitted, step.count):
             request = cast(SimulatedRequest, step.shares[number].request)
             if isnan(request.admitted_ms):
@@ -345,23 +334,7 @@ class Engine:
         if outcome == ABORTED:
             request.e2e_ms = request.abort_after_ms
         self.horizon_ms = min(self.horizon_ms, request.end_ms() + request.next_think_ms)
-        self.end_turn(request)
-
-    def end_turn(self, request: SimulatedRequest) -> None:
-        """Let the next turns of its session arrive, each its think time after the request's end; those of a request
-        that failed fail too."""
-        ended = [request]
-        while ended:
-            parent = ended.pop()
-            failed = parent.outcome in (UNSERVABLE, PARENT_FAILED)
-            for child in parent.children:
-                arrival_ms = parent.end_ms() + child.think_ms
-                if failed:
-                    child.arrival_ms = arrival_ms
-                    child.outcome = PARENT_FAILED
-                    ended.append(child)
-                else:
-                    self.submit(child, arrival_ms)
+        push_next_turns(self._arrivals, request)
 
     def _repeat_decodes(self, step: Step) -> None:
         """Run, without the scheduler, the steps that would repeat ``step``: decodes only, none of which ends or needs a

@@ -59,7 +59,11 @@ def results_of(
     """Yield the results of requests that have ended; ``places``: theirs in ``arrivals``; ``seen_ms``: of their engine's
     steps."""
     texts = GapTexts(seen_ms)
-    columns = (arrivals.records(places), arrivals.numbers[places].tolist(), _or_none(arrivals.think_ms[places]))
+    columns = (
+        arrivals.records(places),
+        arrivals.numbers[places].tolist(),
+        map(_known, arrivals.think_ms[places].tolist()),
+    )
     for request, record, number, think in zip(requests, *columns, strict=True):
         request.close_run()
         yield RequestResult(
@@ -84,13 +88,6 @@ def _known(time_ms: float) -> float | None:
     return None if isnan(time_ms) else time_ms
 
 
-def _or_none(times_ms: FloatArray) -> list[float | None]:
-    known: list[float | None] = times_ms.tolist()
-    for place in np.flatnonzero(np.isnan(times_ms)).tolist():
-        known[place] = None
-    return known
-
-
 class GapTexts:
     """Texts of the gaps between steps; ``seen_ms``: when clients see each step's tokens, ascending."""
 
@@ -100,9 +97,7 @@ class GapTexts:
         self._text = b"".join(text for text, _ in parts)
         starts = np.cumsum([0, *(len(text) for text, _ in parts)])
         # Text of gap i, between step i and the next, and a comma: from ``ends[i]`` to ``ends[i + 1]``.
-        self._ends: list[int] = [0]
-        for start, (_, ends) in zip(starts.tolist(), parts, strict=False):
-            self._ends += (start + ends).tolist()
+        self._ends = np.concatenate([[0], *(start + ends for start, (_, ends) in zip(starts, parts, strict=False))])
 
     def array(self, runs: Sequence[int]) -> msgspec.Raw:
         """Return the gaps between the tokens of one request as a JSON array.

@@ -8,7 +8,7 @@ from mypy_extensions import i64
 
 from measure.cache.vectors import array_of, floats, integers
 from sim.engine.apiserver import PLACEMENTS, ApiServer
-from sim.engine.columns import RequestColumns, ResultColumns
+from sim.engine.columns import RequestColumns, TokenRuns
 from sim.engine.deployment import Deployment
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import SimulatedRequest
@@ -45,7 +45,6 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
         arrivals.ids,
         integers(arrivals.hashes),
         (
-            integers(arrivals.numbers),
             integers(arrivals.prompt_tokens),
             integers(arrivals.output_tokens),
             integers(np.cumsum(arrivals.known) - arrivals.known),
@@ -146,14 +145,15 @@ def seen_ms_of(engine: Engine) -> FloatArray:
     return array_of(engine.seen_ms, np.float64)
 
 
-def gaps_of(results: ResultColumns, seen_ms: FloatArray) -> FloatArray:
+def gaps_of(requests: list[SimulatedRequest], seen_ms: FloatArray) -> FloatArray:
     """Return the gaps between the tokens of each request of one engine, request after request."""
-    firsts, counts = array_of(results.token_runs, np.int64).reshape(-1, 2).T
+    tokens = TokenRuns(requests)
+    firsts, counts = array_of(tokens.runs, np.int64).reshape(-1, 2).T
     if not len(counts):
         return np.empty(0)
     steps = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    tokens = array_of(results.num_seen, np.int64)
-    return np.delete(np.diff(seen_ms[steps]), np.cumsum(tokens[tokens > 0])[:-1] - 1)
+    seen = array_of(tokens.num_seen, np.int64)
+    return np.delete(np.diff(seen_ms[steps]), np.cumsum(seen[seen > 0])[:-1] - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,6 @@ class Simulation:
     def seen_ms(self) -> FloatArray:
         """Times at which clients see each step's tokens."""
         return seen_ms_of(self.engine)
-
-    def results(self) -> ResultColumns:
-        """Return the results of all requests."""
-        return ResultColumns(self.requests)
 
 
 def simulate(

@@ -7,7 +7,8 @@ import numpy as np
 
 from sim.fit.observations import Observations
 from sim.fit.residuals import Requests
-from sim.latency.terms import DECODES, PREFILL_TOKENS, TERMS, decode_kv_tokens
+from sim.latency.stepcost import DECODES, KV_TOKENS, PREFILL_TOKENS, REPEATED_KV_TOKENS
+from sim.latency.terms import TERMS
 from sim.vllm.config import EngineConfig
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
@@ -64,7 +65,7 @@ def coverage_of(seen: Observations, requests: Requests, step_tokens: int) -> Cov
     warm = requests.prompt_tokens[uncached < requests.prompt_tokens / 2]
     decoding = ~seen.is_prefill & (seen.counts[:, DECODES] > 0.0)
     counts = seen.counts[decoding]
-    depths = decode_kv_tokens(counts) / counts[:, DECODES]
+    depths = (counts[:, KV_TOKENS] + counts[:, REPEATED_KV_TOKENS]) / counts[:, DECODES]
     return Coverage(
         step_tokens=step_tokens,
         shortest_cold=_quantile(uncached, 0.02),

@@ -14,23 +14,23 @@ from typing import Self
 import numpy as np
 
 from sim.fit.schedule import CapturedStep, Reconstruction, seen_tokens
-from sim.latency.terms import (
+from sim.latency.stepcost import (
+    DELIVERED_TOKENS,
     NUM_STEP_TERMS,
+    NUM_TERMS,
     PREFILL_TOKENS,
-    TERMS,
-    FrontendPlacement,
-    Numbers,
-    count_delivery,
-    count_reception,
-    reception_ms,
+    RECEIVED,
+    RECEIVED_TOKENS,
+    StepCost,
 )
+from sim.latency.terms import FrontendPlacement
 from sim.workload.arrivals import Arrival
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
 _TOGETHER_MS = 1.0
 """Reads closer than this behind a first token's are of one moment."""
-_NO_COSTS = (0.0,) * len(TERMS)
+_NO_COSTS = (0.0,) * NUM_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def observe(
     records: Sequence[Record],
     schedule: Reconstruction,
     placement: FrontendPlacement,
-    costs: Numbers = _NO_COSTS,
+    costs: Sequence[float] = _NO_COSTS,
 ) -> Observations:
     """Return the intervals of a capture; ``records`` are in the order of the schedule's arrivals.
 
@@ -109,7 +109,7 @@ def observe(
             session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
             counts.append(front.counts(waiting, begun_ms, end_ms))
             goes_on = following is not None and following.opener is None
-            count_delivery(counts[-1], front.delays(goes_on=goes_on) * first_tokens - begun_tokens)
+            counts[-1][DELIVERED_TOKENS] += front.delays(goes_on=goes_on) * first_tokens - begun_tokens
             rows.append((begun_ms, end_ms, waiting[0].opener is not None, len(waiting), session))
         begun_ms = end_ms if any(token for _, token in reads) else None
         begun_tokens = first_tokens
@@ -119,7 +119,7 @@ def observe(
 
 
 class _ApiServer:
-    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, costs: Numbers) -> None:
+    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, costs: Sequence[float]) -> None:
         self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
         shared = placement == "shared_core"
         self._reception = Reception(self._arrivals, schedule.timeline, costs) if shared else None
@@ -133,13 +133,13 @@ class _ApiServer:
 
     def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> FloatArray:
         """Terms of ``steps`` and of the API server's work: the opening request's; on a shared core, all."""
-        total = np.zeros(len(TERMS))
+        total = np.zeros(NUM_TERMS)
         total[:NUM_STEP_TERMS] = np.sum([step.row for step in steps], axis=0)
         opener = steps[0].opener
         if self._reception is not None:
-            count_reception(total, *self._reception.between(begun_ms, end_ms))
+            total[[RECEIVED, RECEIVED_TOKENS]] += self._reception.between(begun_ms, end_ms)
         elif opener is not None:
-            count_reception(total, 1.0, self._arrivals[opener].prompt_tokens)
+            total[[RECEIVED, RECEIVED_TOKENS]] += (1.0, self._arrivals[opener].prompt_tokens)
         return total
 
 
@@ -147,7 +147,7 @@ def _assemble(rows: Sequence[tuple[float, float, bool, int, int]], counts: Seque
     begun_ms, end_ms, opens, steps, session = (
         (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0) for _ in range(5))
     )
-    every = np.stack(counts) if counts else np.zeros((0, len(TERMS)))
+    every = np.stack(counts) if counts else np.zeros((0, NUM_TERMS))
     return Observations(
         start_ms=begun_ms,
         seen_ms=end_ms - begun_ms,
@@ -170,12 +170,13 @@ class Reception:
     It receives requests one by one, and gets half of the core while the engine computes.
     """
 
-    def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Numbers) -> None:
+    def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Sequence[float]) -> None:
         came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.kind == "runs"))
         came_ms, tokens = came.reshape(-1, 2).T
+        cost = StepCost(list(costs))
         # A step after a rest begins when the request that ended it has been received, with nothing beside.
         rested_ms = [
-            0.0 if one.opener is None else reception_ms(costs, arrivals[one.opener].prompt_tokens) for one in timeline
+            0.0 if one.opener is None else cost.reception_ms(arrivals[one.opener].prompt_tokens) for one in timeline
         ]
         steps = [(one.start_ms + rest_ms, one.end_ms) for one, rest_ms in zip(timeline, rested_ms, strict=True)]
         self._moments_ms, self._cores_ms = _core_time(steps, float(came_ms.min(initial=np.inf)))
@@ -183,7 +184,7 @@ class Reception:
         edges_ms: list[float] = []
         for arrived_ms, prompt_tokens in zip(self._core_ms(came_ms), tokens, strict=True):
             began_ms = max(float(arrived_ms), done_ms)
-            done_ms = began_ms + max(float(reception_ms(costs, prompt_tokens)), _LEAST_MS)
+            done_ms = began_ms + max(cost.reception_ms(int(prompt_tokens)), _LEAST_MS)
             edges_ms += [began_ms, done_ms]
         self._edges_ms = np.array(edges_ms)
         self._requests = np.repeat(np.arange(len(came) + 1.0), 2)[1:-1]

@@ -13,7 +13,7 @@ from measure.scores import ndtri
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.observations import Observations
 from sim.latency.noise import LEVELS, Noise
-from sim.latency.terms import KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS
+from sim.latency.stepcost import KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.extras import load_extra
 

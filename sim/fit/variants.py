@@ -170,7 +170,7 @@ def _look(
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
         seen = Observations.join(
             [
-                observe(capture.records, schedule, variant.placement, costs)
+                observe(capture.records, schedule, variant.placement, costs.tolist())
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )

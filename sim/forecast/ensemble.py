@@ -137,11 +137,11 @@ def interval(values: FloatArray) -> tuple[float, float, float]:
 
 
 def _seen(run: Simulation) -> dict[str, npt.NDArray[Any]]:
-    results = run.results()
+    results = ResultColumns(run.requests)
     return seen_columns(results) | {
         "cached_tokens": array_of(results.cached_tokens, np.int64),
         "preemptions": array_of(results.preemptions, np.int64),
-        "gaps_ms": _thinned(gaps_of(results, run.seen_ms)),
+        "gaps_ms": _thinned(gaps_of(run.requests, run.seen_ms)),
     }
 
 

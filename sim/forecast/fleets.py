@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from measure.cache.vectors import array_of
 from sim.engine.columns import ResultColumns
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleetplan import FleetPlan, run_fleet
@@ -62,18 +61,13 @@ def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
 
 def _seen(dispatch: Dispatch) -> Seen:
     load = dispatch.load
-    seen = seen_columns(ResultColumns(load.requests))
-    served = ResultColumns([request.served or request for request in load.requests])
-    seen |= {
-        "cached_tokens": array_of(served.cached_tokens, np.int64),
-        "preemptions": array_of(served.preemptions, np.int64),
+    served = [request.served or request for request in load.requests]
+    gaps_ms = [gaps_of(load.served_in(life), seen_ms_of(life.engine)) for life in load.fleet.lives]
+    return seen_columns(ResultColumns(load.requests)) | {
+        "cached_tokens": np.array([request.cached_tokens for request in served]),
+        "preemptions": np.array([request.preemptions for request in served]),
+        "gaps_ms": np.concatenate(gaps_ms),
     }
-    life_of, gaps_ms = load.life_of(), [np.empty(0)]
-    for life in load.fleet.lives:
-        requests = [load.requests[place].served for place in np.flatnonzero(life_of == life.index).tolist()]
-        columns = ResultColumns([request for request in requests if request is not None])
-        gaps_ms.append(gaps_of(columns, seen_ms_of(life.engine)))
-    return {**seen, "gaps_ms": np.concatenate(gaps_ms)}
 
 
 def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
@@ -87,8 +81,7 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     life_of, by_engine = run.life_of(), np.zeros(len(engines))
     points = []
     for life in run.fleet.lives:
-        served = [run.requests[place].served for place in np.flatnonzero(life_of == life.index).tolist()]
-        points.append(point_run(life.engine, [one for one in served if one is not None], engines[life.number].model))
+        points.append(point_run(life.engine, run.served_in(life), engines[life.number].model))
         by_engine[life.number] += float((points[-1].counts.sum(axis=0) * points[-1].costs).sum())
     place = int(by_engine.argmax())
     busiest = [int(life.index) for life in run.fleet.lives if life.number == place]

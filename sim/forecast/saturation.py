@@ -15,8 +15,8 @@ from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.engine.simulation import rows_of, simulate
 from sim.latency.modelfile import Model, Parameter
-from sim.latency.stepcost import NUM_ROW_TERMS
-from sim.latency.terms import DECODES, STEP_TERMS, TERMS, decode_kv_tokens
+from sim.latency.stepcost import DECODES, KV_TOKENS, NUM_ROW_TERMS, REPEATED_KV_TOKENS
+from sim.latency.terms import STEP_TERMS, TERMS
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import NOBODY, Arrivals
@@ -129,7 +129,7 @@ _NEARLY_ALL = 0.98
 def _extents(run: PointRun) -> dict[str, float]:
     """Extents of ``run`` as ``sim.fit.identification.Coverage`` has them of captures: outliers do not count."""
     decoding = run.counts[:, DECODES]
-    depth = decode_kv_tokens(run.counts)
+    depth = run.counts[:, KV_TOKENS] + run.counts[:, REPEATED_KV_TOKENS]
     prompts, uncached = run.prompt_tokens, run.prompt_tokens - run.cached_tokens
     found = {
         "answers_at_once": decoding[decoding > 0.0],

@@ -10,7 +10,7 @@ from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.runs import UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from report.grid.points import LEVELS, Measure, Span
-from sim.engine import simulatedrequest as layout
+from sim.engine.simulatedrequest import ABORTED, LOST, NO_ENGINE, PARENT_FAILED, UNSERVABLE
 from sim.forecast.captured import Captured
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.limits import ttft
@@ -19,7 +19,7 @@ from sim.latency.verdicts import Trust, trust
 from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray
 
-_UNSERVED = (layout.UNSERVABLE, layout.PARENT_FAILED, layout.LOST, layout.NO_ENGINE)
+_UNSERVED = (UNSERVABLE, PARENT_FAILED, LOST, NO_ENGINE)
 POINTS = 160
 """Of a survival curve."""
 
@@ -39,7 +39,7 @@ def first_token_waits(found: Forecast, member: int, places: IntArray) -> Waits:
     """TTFT of a member's requests, each waited for to its end."""
     arrival_ms, ttft_ms, e2e_ms = (part[member, places] for part in (found.arrival_ms, found.ttft_ms, found.e2e_ms))
     came = ~np.isnan(ttft_ms)
-    gave_up = ~came & (found.outcome[member, places] == layout.ABORTED)
+    gave_up = ~came & (found.outcome[member, places] == ABORTED)
     end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
     time_ms = np.where(came, ttft_ms, e2e_ms)
     tells = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)

@@ -10,7 +10,7 @@ import msgspec
 
 from sim.latency.fittraces import FitTrace
 from sim.latency.noise import Noise
-from sim.latency.terms import KV_TOKENS, REPEATED_KV_TOKENS, TERMS, FrontendPlacement
+from sim.latency.terms import TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.encoding import encode_document
@@ -111,7 +111,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def costs(self) -> tuple[float, ...]:
         values = self.cost_by_name
-        values.setdefault(TERMS[REPEATED_KV_TOKENS].name, values.get(TERMS[KV_TOKENS].name, 0.0))
+        values.setdefault("per_repeated_kv_token_ms", values.get("per_kv_token_ms", 0.0))
         return tuple(values.get(term.name, 0.0) for term in TERMS)
 
     @property

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 else:  # model.json is read without them
     np, statistics = LateModule("numpy"), LateModule("statistics")
 
-Numbers = Sequence[float] | FloatArray
-
 LEVELS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
 """Probabilities at which quantiles are kept. Beyond the outermost ones the quantile is constant: no tail is assumed."""
 
@@ -42,7 +40,6 @@ WIDEST, PER_NORMAL = 5, 128
 """Range of the table of steps' logs, in standard deviations to each side, and its intervals per standard deviation."""
 WIDEST_LOG = 50.0
 """Greatest log ratio to either side: a factor of 5e21, far from what overflows."""
-_LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"
 """Name of the steps' stream of draws; a request's stream is named by its id."""
 

@@ -4,26 +4,15 @@
     entry            = arrival + frontend_base_ms + frontend_ms_per_prompt_token × prompt tokens
     first token seen = its step's end + delivery_ms_per_prompt_token × prompt tokens
 
-A row holds one count per term, in the order of ``TERMS``. Parameters in model.json, flags of ``sim serve``, columns of
-the fit and arrays of the compiled engine follow from ``TERMS``. A new term is a ``Term`` here and a line in the
-function that counts it. Those functions are plain, because the compiled engine compiles the same source: they take
-lists and arrays, and call nothing of ours. docs/model.md explains each term.
+A row holds one count per term, in the order of ``TERMS``. Parameters in model.json and columns of the fit follow from
+``TERMS``. A new term is a ``Term`` here, and in ``sim.latency.stepcost`` its place in the row and the line that counts
+it. docs/model.md explains each term.
 """
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from tracefile.records.arrays import FloatArray
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-else:  # flags name terms without it
-    np = LateModule("numpy")
-
-Numbers = Sequence[float] | FloatArray
-Row = MutableSequence[float] | FloatArray
 StepRow = Sequence[float]
 """Counts of one step: the terms of a step, then on a shared core those of receiving requests."""
 
@@ -131,9 +120,6 @@ DELIVERY_TERMS = (
     ),
 )
 TERMS = (*STEP_TERMS, *RECEPTION_TERMS, *DELIVERY_TERMS)
-NUM_STEP_TERMS = len(STEP_TERMS)
-NUM_ROW_TERMS = NUM_STEP_TERMS + len(RECEPTION_TERMS)
-"""Terms of a row on a shared core."""
 DEFAULT_TERMS = tuple(term.name for term in TERMS if term.default)
 EXTRA_TERMS = tuple(term.name for term in TERMS if not term.default)
 
@@ -141,43 +127,3 @@ EXTRA_TERMS = tuple(term.name for term in TERMS if not term.default)
 def column(name: str) -> int:
     """Return the place of a term in ``TERMS`` and in every row."""
     return [term.name for term in TERMS].index(name)
-
-
-STEPS = column("t0_ms")
-PREFILL_TOKENS = column("per_prefill_token_ms")
-ATTENTION = column("per_attention_token2_ms")
-DECODES = column("per_decode_ms")
-KV_TOKENS = column("per_kv_token_ms")
-REPEATED_KV_TOKENS = column("per_repeated_kv_token_ms")
-CHUNKS = column("per_prefill_chunk_ms")
-DEPTHS = column("per_prefill_depth_ms")
-SQUARES = column("per_chunk_square_ms")
-PREFILL_STEPS = column("prefill_step_ms")
-RESTED_STEPS = column("rested_step_ms")
-RESTED_DEPTHS = column("per_rested_depth_ms")
-RECEIVED = column("frontend_base_ms")
-RECEIVED_TOKENS = column("frontend_ms_per_prompt_token")
-DELIVERED_TOKENS = column("delivery_ms_per_prompt_token")
-REST_MS = 200.0
-"""Rest after which 1 − 1/e of its cost is there; 100 to 400 predict captures of a real engine equally well."""
-
-
-def decode_kv_tokens(rows: FloatArray) -> FloatArray:
-    """KV tokens that the decodes of each row read, first and repeated reads; shape of ``rows`` without the last."""
-    return np.asarray(rows[..., KV_TOKENS] + rows[..., REPEATED_KV_TOKENS])
-
-
-def count_reception(row: Row, requests: float, prompt_tokens: float) -> None:
-    """Count the API server's work on ``requests`` that arrive, with ``prompt_tokens`` together; parts in fractions."""
-    row[RECEIVED] += requests
-    row[RECEIVED_TOKENS] += prompt_tokens
-
-
-def count_delivery(row: Row, prompt_tokens: float) -> None:
-    """Count the API server's work on first tokens that it sends, of requests with ``prompt_tokens`` together."""
-    row[DELIVERED_TOKENS] += prompt_tokens
-
-
-def reception_ms(costs: Numbers, prompt_tokens: int) -> float:
-    """Time that the API server takes to receive a request, before the scheduler gets it."""
-    return costs[RECEIVED] + costs[RECEIVED_TOKENS] * prompt_tokens

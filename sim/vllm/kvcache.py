@@ -187,9 +187,10 @@ class FactualCache(SingleGroupCache):
 
     def look_up(self, request: Request) -> i64:
         most = min((request.num_tokens - 1) // self.block_size, request.hit_limit)
-        if self.pool.lookup(request, most) < most:
-            self._add_blocks(request, most)
         self.hits = self.pool.lookup(request, most)
+        if self.hits < most:
+            self._add_blocks(request, most)
+            self.hits = self.pool.lookup(request, most)
         return self.hits * self.block_size
 
     def _add_blocks(self, request: Request, blocks: i64) -> None:

@@ -15,9 +15,3 @@ def lookup_limit(num_tokens: Count, block_size: int, prompt_logprobs: Count) -> 
 
 def blocks_for(num_tokens: Count, block_size: int) -> Count:
     return -(-num_tokens // block_size)
-
-
-def blocks_needed(blocks: int, hits: int, idle_hits: int) -> int:
-    """Free blocks that admitting a request of ``blocks`` uses up: those of its hits that no request holds leave the
-    free queue too (rule 8)."""
-    return blocks - hits + idle_hits

@@ -117,7 +117,6 @@ class Scheduler:
         if not self.accepts(request):
             raise ValueError(f"request {request.request_id}: {request.last_token} tokens do not fit this engine")
         request.token_limit = min(request.token_limit, self._max_tokens)
-        self.cache.release(request)
         self.waiting.append(request)
         self._wake()
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sim.fit.assumptions import drawn_towards_defaults
 from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, solve
-from sim.latency.terms import DECODES, KV_TOKENS, PREFILL_TOKENS, STEPS, TERMS
+from sim.latency.stepcost import DECODES, KV_TOKENS, PREFILL_TOKENS, STEPS
+from sim.latency.terms import TERMS
 
 FREE = [STEPS, PREFILL_TOKENS, DECODES, KV_TOKENS]
 

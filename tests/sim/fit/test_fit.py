@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sim.__main__ import main
+from sim.engine.simulation import step_noise
 from sim.fit.drift import Drift, drift_of_mean, estimate_drift
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.observations import Observations
@@ -21,8 +22,8 @@ from sim.fit.variants import choose_terms
 from sim.latency.fittraces import request_sample
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise
-from sim.latency.terms import CHUNKS, RECEIVED, TERMS
-from tests.sim.oracles.readable.noise import StepNoise
+from sim.latency.stepcost import CHUNKS, RECEIVED
+from sim.latency.terms import TERMS
 from tests.sim.synthetic import engine_of
 from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 from tracefile.records.arrays import FloatArray
@@ -263,7 +264,7 @@ def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
         autocorrelated_share=0.5,
         correlation_time_ms=300.0,
     )
-    counts, luck = [[1.0, 0.0]] * 4000 + [[1.0, 390.0]] * 300, StepNoise(noise, 3)
+    counts, luck = [[1.0, 0.0]] * 4000 + [[1.0, 390.0]] * 300, step_noise(noise, 3)
     now_ms, seen = 0.0, list[float]()
     for row in counts:
         seen.append((10.0 * row[0] + row[1]) * luck.factor(now_ms, 10.0 * row[0] + row[1]))

@@ -11,7 +11,7 @@ import pytest
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.forecast.ensemble import forecast, interval, members
 from sim.latency.modelfile import Model, default_model
-from sim.latency.terms import DECODES, RECEIVED, STEPS
+from sim.latency.stepcost import DECODES, RECEIVED, STEPS
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.simulation import simulate
 from tracefile import Meta, Record, RequestId

@@ -1,17 +1,21 @@
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
+from sim.engine.simulation import step_noise
+from sim.latency import stepcost
 from sim.latency.modelfile import Model, default_model, load_model, make_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
-from sim.latency.terms import NUM_STEP_TERMS, REPEATED_KV_TOKENS, REST_MS, STEP_TERMS, decode_kv_tokens
-from tests.sim.oracles.readable.noise import StepNoise
-from tests.sim.oracles.readable.request import Request
-from tests.sim.oracles.readable.rows import begin_row, count_decodes, row_ms, step_row
-from tests.sim.oracles.readable.scheduler import Scheduled, Step
+from sim.latency.stepcost import KV_TOKENS, NUM_ROW_TERMS, NUM_STEP_TERMS, REPEATED_KV_TOKENS, REST_MS, StepCost
+from sim.latency.terms import RECEPTION_TERMS, STEP_TERMS, TERMS
+from sim.vllm.request import Request
+from sim.vllm.scheduler import Share, Step
 from tracefile import InputError
 
 
@@ -42,27 +46,44 @@ def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content:
     assert str(path) in str(refusal.value)
 
 
+def test_the_counts_of_a_row_are_of_the_terms_in_their_order() -> None:
+    names = (
+        "STEPS PREFILL_TOKENS ATTENTION DECODES KV_TOKENS REPEATED_KV_TOKENS CHUNKS DEPTHS SQUARES PREFILL_STEPS "
+        "RESTED_STEPS RESTED_DEPTHS RECEIVED RECEIVED_TOKENS DELIVERED_TOKENS"
+    )
+    assert [getattr(stepcost, name) for name in names.split()] == list(range(len(TERMS)))
+    assert (len(STEP_TERMS), len(TERMS)) == (stepcost.NUM_STEP_TERMS, stepcost.NUM_TERMS)
+    assert len(STEP_TERMS) + len(RECEPTION_TERMS) == stepcost.NUM_ROW_TERMS
+
+
 def test_a_step_costs_the_sum_of_its_terms() -> None:
     costs = {term.name: 2.0**-place for place, term in enumerate(STEP_TERMS)}
-    row = [1.0, *(2.0 * place + 1.0 for place in range(1, len(STEP_TERMS)))]
-    expected = sum(count * cost for count, cost in zip(row, costs.values(), strict=True))
-    model = make_model(costs, default_model().engine)
-    assert row_ms(model.costs, row) == expected
-    begin_row(row)
-    count_decodes(row, 7, 11, 4)
-    assert row_ms(model.costs, row) == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
-    assert decode_kv_tokens(np.array(row)) == 11
+    counts = [1.0, *(2.0 * place + 1.0 for place in range(1, len(STEP_TERMS)))]
+    cost = StepCost(list(make_model(costs, default_model().engine).costs))
+    for place, count in enumerate(counts):
+        cost.row[place] = count
+    assert cost.step_ms() == sum(count * each for count, each in zip(counts, costs.values(), strict=True))
+    cost.count_decode_step(7, 11, 4)
+    assert cost.step_ms() == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
+    assert cost.row[KV_TOKENS] + cost.row[REPEATED_KV_TOKENS] == 11
+
+
+def composed(shares: Sequence[Share], repeated_tokens: int = 0) -> Step:
+    step = Step()
+    step.shares, step.count, step.repeated_tokens = list(shares), len(shares), repeated_tokens
+    return step
 
 
 def test_a_steps_row_by_hand() -> None:
     """Two decodes and two chunks, of a prompt of one token too, 200 ms after the step before; 6 tokens held twice."""
-    decoding, deep = Request("decoding", 10, 9, [0] * 9), Request("deep", 4, 99, [0] * 99)
-    chunk, tiny = Request("chunk", 50, 1, [0] * 9, arrival_ms=700.0), Request("tiny", 1, 1, [0])
-    alone = Scheduled(deep, 1, 4, True)
-    shares = [Scheduled(chunk, 8, 32, False), Scheduled(decoding, 1, 12, True), alone, Scheduled(tiny, 1, 0, True)]
-    row = step_row(Step(shares, repeated_tokens=6), 700.0 - REST_MS)
+    keys, cost = vec[i64](), StepCost([0.0] * len(TERMS))
+    decoding, deep = Request("decoding", 10, 9, keys), Request("deep", 4, 99, keys)
+    chunk, tiny = Request("chunk", 50, 1, keys, arrival_ms=700.0), Request("tiny", 1, 1, keys)
+    alone = Share(deep, 1, 4, samples=True)
+    shares = [Share(chunk, 8, 32, samples=False), Share(decoding, 1, 12, samples=True), alone]
+    cost.count_step(composed([*shares, Share(tiny, 1, 0, samples=True)], 6), 700.0 - REST_MS)
     rested = 1 - 1 / math.e
-    assert dict(zip((term.name for term in STEP_TERMS), row, strict=True)) == {
+    assert dict(zip((term.name for term in STEP_TERMS), list(cost.row)[:NUM_STEP_TERMS], strict=True)) == {
         "t0_ms": 1.0,
         "per_prefill_token_ms": 8 + 1,
         "per_attention_token2_ms": 8 * 32 + 8 * 8 / 2 + 1 / 2,
@@ -77,8 +98,10 @@ def test_a_steps_row_by_hand() -> None:
         "per_rested_depth_ms": pytest.approx(32 * rested),
     }
     # A decode alone, after none: no chunk, no rest. No request at all is a step that does nothing.
-    assert step_row(Step([alone]), math.inf) == [1.0, 0, 0, 1.0, 4.0, 0, 0, 0, 0, 0, 0, 0]
-    assert step_row(Step(), -math.inf) == [1.0] + [0.0] * (NUM_STEP_TERMS - 1)
+    cost.count_step(composed([alone]), math.inf)
+    assert list(cost.row) == [1.0, 0, 0, 1.0, 4.0] + [0.0] * (NUM_ROW_TERMS - 5)
+    cost.count_step(composed([]), -math.inf)
+    assert list(cost.row) == [1.0] + [0.0] * (NUM_ROW_TERMS - 1)
 
 
 def test_a_repeated_read_costs_as_much_as_a_first_one_where_the_model_does_not_tell() -> None:
@@ -97,7 +120,7 @@ def test_medians_without_a_seed() -> None:
         step_log_ratio=((0.0,) * 15, (math.log(1.1),) * 15),
         frontend_log_ratio=tuple(0.1 + level for level in LADDER),
     )
-    luck = StepNoise(noise, None)
+    luck = step_noise(noise, None)
     assert luck.factor(0.0, 1.0) == luck.factor(5.0, 10.0) == 1.0
     assert luck.factor(0.0, 100.0) == pytest.approx(math.sqrt(1.1))  # halfway between the knots, in the log
     assert luck.factor(0.0, 1000.0) == luck.factor(0.0, 1e6) == pytest.approx(1.1)
@@ -108,7 +131,7 @@ def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
     noise = Noise(step_log_ratio=(LADDER,), frontend_log_ratio=LADDER)
 
     def factors(seed: int, *, step_ms: float = 7.0) -> list[float]:
-        luck = StepNoise(noise, seed)
+        luck = step_noise(noise, seed)
         return [luck.factor(step_ms * step, step_ms) for step in range(5)]
 
     assert factors(1) == factors(1) == factors(1, step_ms=9.0)
@@ -120,7 +143,7 @@ def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
 
 def test_draws_follow_the_tables() -> None:
     noise = Noise(step_ms=(10.0, 400.0), step_log_ratio=(LADDER, (0.0,) * 15), frontend_log_ratio=LADDER)
-    luck = StepNoise(noise, 7)
+    luck = step_noise(noise, 7)
     steps = np.log([luck.factor(0.0, 10.0) for _ in range(4000)])
     frontends = np.log(noise.frontend_factors(7, [f"request {number}" for number in range(4000)]))
     for level, value in ((0.1, LADDER[3]), (0.5, 0.0), (0.8, LADDER[10])):
@@ -131,7 +154,7 @@ def test_draws_follow_the_tables() -> None:
 
 def test_a_mood_lasts_and_wears_off() -> None:
     noise = Noise(step_log_ratio=(LADDER,), autocorrelated_share=0.6, correlation_time_ms=1000.0)
-    luck = StepNoise(noise, 5)
+    luck = step_noise(noise, 5)
     logs = np.log([luck.factor(100.0 * step, 100.0) for step in range(20_000)])
 
     def correlation(steps: int) -> float:

