@@ -11,7 +11,8 @@ from statistics import median
 from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleetplan import engines_of, fleet_plan, run_fleet
+from sim.engine.fleetplan import fleet_plan
+from sim.engine.fleetrun import engines_of, run_fleet
 from sim.engine.results import RequestResult
 from sim.engine.run import EngineRun, read_arrivals
 from sim.latency.modelfile import Model, make_model

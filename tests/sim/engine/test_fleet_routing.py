@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleetplan import FleetPlan, run_fleet
+from sim.engine.fleetplan import FleetPlan
+from sim.engine.fleetrun import run_fleet
 from sim.engine.fleets import FleetEngine
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model

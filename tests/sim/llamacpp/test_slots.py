@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.llamacpp.slots import Chain, SlotCache, SlotConfig
+from sim.llamacpp.config import SlotConfig
+from sim.llamacpp.slots import Chain, SlotCache
 from tests.sim.cache.test_pool_command import SIX
 from tests.sim.oracles.integrity import check_slots
 from tests.sim.oracles.slow_slots import SlowServer
