@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.lengths import standard_normal, uniform
+from loadgen.core.lengthdraws import standard_normal, uniform
 from tracefile import InputError
 from tracefile.records.decoding import NOT_JSON
 from tracefile.storage.lines import LineReader
