@@ -22,9 +22,9 @@ from loadgen.plan.config import (
 )
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.text.api_messages import Api
-from tracefile import InputError
 from tracefile.commandline.durations import seconds
 from tracefile.commandline.parser import Parser, same_named
+from tracefile.records.errors import InputError
 from tracefile.storage.output import output_name
 
 DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."

@@ -21,7 +21,7 @@ from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.recognition import find_dialect
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 ACCESS_FLAGS = ("--api-key-env", "--header-env", "--header", "--ca", "--cert", "--key")
 Command = Sequence[str | Path]

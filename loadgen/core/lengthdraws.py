@@ -33,8 +33,7 @@ def quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
 
 
 def uniform(bits: UInt64Array) -> FloatArray:
-    drawn: FloatArray = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
-    return drawn
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
 
 
 def standard_normal(bits: UInt64Array) -> FloatArray:
@@ -47,8 +46,7 @@ def standard_normal(bits: UInt64Array) -> FloatArray:
 
 
 def _normal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
-    drawn: FloatArray = lengths.mean + lengths.sd * standard_normal(bits)
-    return drawn
+    return lengths.mean + lengths.sd * standard_normal(bits)
 
 
 def _lognormal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:

@@ -5,8 +5,8 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Literal, overload
 
-from tracefile import InputError
 from tracefile.commandline.durations import DURATION, duration
+from tracefile.records.errors import InputError
 
 DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 

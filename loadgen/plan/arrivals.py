@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from loadgen.core.draws import Stream, draw_each
 from loadgen.core.lengthdraws import standard_normal, uniform
-from tracefile import InputError
 from tracefile.records.decoding import NOT_JSON
+from tracefile.records.errors import InputError
 from tracefile.storage.lines import LineReader
 
 Counts = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, evenly, expone
 from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
 from loadgen.plan.stages import waves
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 Counts = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.uint64]

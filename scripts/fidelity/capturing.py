@@ -18,7 +18,7 @@ from scripts.fidelity.loads import Capture, Round, probe_engine, read_round, siz
 from scripts.job import Command, Workspace, shown
 from scripts.proxybench.conditions import Watch
 from scripts.proxybench.processes import free_port
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 START_S, BETWEEN_S, UNKNOWN_S = 60.0, 5.0, 90.0
 """Of an engine; between captures; of a load that was not captured yet."""

@@ -18,7 +18,7 @@ from sim.engine.run import EngineRun, read_arrivals
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from tracefile import open_trace
+from tracefile.files.reading import open_trace
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")
 STEP_MS, PREFILL_STEP_MS = 8.0, 40.0

@@ -41,9 +41,13 @@ from sim.workload import arrivalorder
 from sim.workload import arrivals as planning
 from sim.workload.arrivals import Arrivals
 from sim.workload.chain import Chains
-from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, outputs, trace_digest
-from tracefile.files.writing import check_new, new_writer
+from tracefile import outputs
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import TraceReader, open_trace
+from tracefile.files.writing import TraceWriter, check_new, new_writer
 from tracefile.records import batches
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
 
 MOST_EVENTS_SHOWN = 12
 _LEVELS = (0.5, 0.9, 0.99)

@@ -17,7 +17,7 @@ from sim.latency.stepcost import KV_TOKENS, NUM_ROW_TERMS, NUM_STEP_TERMS, REPEA
 from sim.latency.terms import RECEPTION_TERMS, STEP_TERMS, TERMS
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Share, Step
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 
 def test_a_model_survives_its_file(tmp_path: Path) -> None:
