@@ -3,7 +3,7 @@
 import re
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal
 
 from tracefile.commandline.durations import DURATION, duration
 from tracefile.records.errors import InputError
@@ -59,10 +59,6 @@ def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> Lengt
     return lengths
 
 
-@overload
-def parse_tokens(flag: str, text: str) -> LengthDistribution: ...
-@overload
-def parse_tokens(flag: str, text: None) -> None: ...
 def parse_tokens(flag: str, text: str | None) -> LengthDistribution | None:
     """Parse a length in whole tokens, 1 or more. None: the flag was not given."""
     if text is None:
