@@ -28,7 +28,7 @@ from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
 from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 from tracefile.records.batches import Batch
 
 COSTS = {

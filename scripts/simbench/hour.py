@@ -10,7 +10,7 @@ from scripts.simbench.timing import Figures, measure_command
 from sim.engine.run import EngineRun
 from sim.latency.modelfile import Model, save_model
 from sim.workload.arrivals import plan_arrivals
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 
 def bench_hour(trace: Path, model: Model, runs: int) -> Figures:

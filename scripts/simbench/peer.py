@@ -11,13 +11,14 @@ from statistics import median
 from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleetplan import engines_of, fleet_plan, run_fleet
+from sim.engine.fleetplan import fleet_plan
+from sim.engine.fleetrun import engines_of, run_fleet
 from sim.engine.results import RequestResult
 from sim.engine.run import EngineRun, read_arrivals
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from tracefile import open_trace
+from tracefile.files.reading import open_trace
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")
 STEP_MS, PREFILL_STEP_MS = 8.0, 40.0

@@ -10,30 +10,21 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from measure.cache import interning
 from measure.table import table_lines
-from report.output import add_page_argument, page_path, write_page
-from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
+from report.output import page_path, write_page
+from sim.cache import pages, sequential_pool
+from sim.cache.pool import parse_block_size, parse_usable_blocks, size_text
 from sim.cache.results import Attribution, CauseShare
+from sim.cache.sequential_pool import Records, Requests
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
-from tracefile.records.latenames import LateModule, late_modules
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure.cache import interning
-    from sim.cache import pages, sequential_pool
-    from sim.cache.sequential_pool import Records, Requests
-    from tracefile.records.batches import Batch, Hashes
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    interning = LateModule("measure.cache.interning")
-    pages, sequential_pool = late_modules("sim.cache", "pages sequential_pool")
-
+from tracefile.records.batches import Batch, Hashes
 
 CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
 """Causes of a prompt token; docs/curves.md defines each."""
@@ -45,22 +36,10 @@ ALL = "all"
 class Prompts:
     """A whole trace's requests with a prompt length, in file order."""
 
-    requests: "Requests"
+    requests: Requests
     cohort: IntArray
     """Place in ``COHORTS`` of each request."""
     block_size: int
-
-
-EPILOG = """\
-examples:
-  sim misses monday.jsonl.zst --num-gpu-blocks 20000
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_pool_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains) -> Prompts:
+def lay_out(batches: Iterable[tuple[Batch, Hashes]], chains: Chains) -> Prompts:
     turns = [np.empty(0, np.int64)]
 
-    def noted() -> "Iterator[tuple[Batch, Hashes]]":
+    def noted() -> Iterator[tuple[Batch, Hashes]]:
         for batch, hashes in batches:
             rows = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
             turns.append(batch.numbers("turn")[rows])  # 0: unknown; turns count from 1
@@ -111,7 +90,7 @@ def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     )
 
 
-def _causes(requests: "Records", rows: IntArray, prompt_tokens: IntArray, block_size: int) -> IntArray:
+def _causes(requests: Records, rows: IntArray, prompt_tokens: IntArray, block_size: int) -> IntArray:
     """Tokens by cause of the requests that ran, shape (requests, causes)."""
     full, partial = np.divmod(prompt_tokens, block_size)
     hits, cached, seen = rows

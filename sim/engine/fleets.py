@@ -13,6 +13,7 @@ from sim.engine.simulatedrequest import SimulatedRequest
 from sim.engine.simulation import make_engine, request_columns, seen_ms_of
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
+from sim.latency.noisetables import frontend_factors
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray
@@ -97,7 +98,7 @@ class FleetLoad:
             now_ms=self._start_ms,
             keeps_rows=self._keeps_rows,
         )
-        return Life(number, engine, floats(one.model.noise.frontend_factors(seed, self.arrivals.ids)))
+        return Life(number, engine, floats(frontend_factors(one.model.noise, seed, self.arrivals.ids)))
 
 
 def engine_seed(seed: int | None, number: int) -> int | None:

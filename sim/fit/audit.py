@@ -10,24 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from measure.table import table_lines
-from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
+from sim.fit import capturedschedule
+from sim.fit.schedule import Admitted, Reconstruction
+from sim.vllm.config import EngineConfig, engine_overrides
 from sim.vllm.settings import settle
+from sim.workload import arrivals as planning
 from sim.workload.chain import is_private
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import USAGE_ADVICE, InputError
-from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
-
-if TYPE_CHECKING:
-    from sim.fit import capturedschedule
-    from sim.fit.schedule import Admitted, Reconstruction
-    from sim.workload import arrivals as planning
-else:  # numpy, which the flags need not
-    capturedschedule = LateModule("sim.fit.capturedschedule")
-    planning = LateModule("sim.workload.arrivals")
 
 _SHOWN = 20
 
@@ -66,18 +60,6 @@ class Audit:
         return self.exact / self.requests
 
 
-EPILOG = "examples:\n  sim audit monday.jsonl.zst --min-exact-share 0.99\n"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="a captured trace with block hashes and reported cached tokens")
-    parser.add_argument(
-        "--min-exact-share", type=float, metavar="SHARE", help="exit 1 if fewer requests than this share are exact"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every difference")
-    add_engine_flags(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Audit and print; 1 if ``--min-exact-share`` is not reached."""
     least = arguments.min_exact_share
@@ -109,7 +91,7 @@ def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[
     return _compare(engine, found, settings.assumed)
 
 
-def _compare(engine: EngineConfig, found: "Reconstruction", assumed: dict[str, Any]) -> Audit:
+def _compare(engine: EngineConfig, found: Reconstruction, assumed: dict[str, Any]) -> Audit:
     judged = [outcome for outcome in found.outcomes if outcome.arrival.record.cached_tokens is not None]
     differences = explain(engine, found)
     return Audit(
@@ -158,7 +140,7 @@ def _difference_lines(differences: Sequence[Difference]) -> list[str]:
     ]
 
 
-def explain(engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
+def explain(engine: EngineConfig, found: Reconstruction) -> list[Difference]:
     """Return the requests that differ, by admission, with causes; requests never admitted come last."""
     differences = []
     for place, outcome in sorted(enumerate(found.outcomes), key=lambda each: _admitted_ms(each[1])):
@@ -172,11 +154,11 @@ def explain(engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
     return differences
 
 
-def _admitted_ms(outcome: "Admitted") -> float:
+def _admitted_ms(outcome: Admitted) -> float:
     return float("inf") if outcome.admitted_ms is None else outcome.admitted_ms
 
 
-def _beyond_the_trace(place: int, found: "Reconstruction", block_size: int) -> str | None:
+def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str | None:
     """Causes outside the trace: no order can explain them."""
     outcome = found.outcomes[place]
     reported = outcome.arrival.record.cached_tokens or 0
@@ -196,7 +178,7 @@ def _beyond_the_trace(place: int, found: "Reconstruction", block_size: int) -> s
     return None
 
 
-def _off_schedule(outcome: "Admitted") -> str | None:
+def _off_schedule(outcome: Admitted) -> str | None:
     if outcome.steps_off:
         return f"its first token was seen {outcome.steps_off:+d} steps off: its step is not recovered"
     return f"preempted {outcome.preemptions} times: its admission is not recovered" if outcome.preemptions else None

@@ -41,9 +41,12 @@ from sim.latency.terms import TERMS, FrontendPlacement
 from sim.latency.verdicts import engine_named
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
-from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.commandline.progress import counted
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
 from tracefile.records.arrays import FloatArray
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
 
 Loaded = Mapping[str, tuple[Meta, list[Record]]]
 """Traces by path."""

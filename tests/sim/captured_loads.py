@@ -10,7 +10,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrival, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 BLOCK_SIZE = 32
 META = Meta(source="tap", model="tiny", block_size=BLOCK_SIZE)

@@ -8,8 +8,8 @@ from sim.latency.modelfile import Model
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
-from tracefile import BlockHash, Meta, Record, RequestId, SessionId
-from tracefile import Engine as EngineInfo
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import Engine as EngineInfo
 
 BLOCK_SIZE = 32
 

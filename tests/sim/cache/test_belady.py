@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from sim.cache.sequential_pool import REQUEST, BeladyPool, Requests, SequentialPool, lay_out, read_requests
 from sim.workload.chain import Chains, engine_chains, hashed_batches
 from tests.sim.cache.test_segments import BLOCK, traffic
-from tracefile import BlockHash, Meta, Record, RequestId
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import Batch
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 
 @dataclass(frozen=True)

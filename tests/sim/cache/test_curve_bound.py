@@ -17,7 +17,9 @@ from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains, tokens_computed
 from tests.sim.oracles.sequential import compiled_hits
 from tests.sim.oracles.simulation import simulate
-from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 CAPTURES = Path(__file__).parents[3] / "data" / "captures"
 META = Meta(block_size=4)

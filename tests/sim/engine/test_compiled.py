@@ -19,8 +19,9 @@ from sim.vllm.kvcache import SingleGroupCache
 from sim.workload.arrivals import Arrival, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import Simulation, columns, simulate
-from tracefile import BlockHash, Meta, Record, RequestId, load_trace
+from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 STEP = {
     "t0_ms": 4.3,

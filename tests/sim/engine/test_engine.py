@@ -13,7 +13,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import Simulation, predicted_records
-from tracefile import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
 CONFIG = EngineConfig(
     num_gpu_blocks=101, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, async_scheduling=False

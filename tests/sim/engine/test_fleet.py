@@ -19,7 +19,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
 from tests.sim.fleets import RUN_FIELDS, make_request, routed, runs_of
-from tracefile import Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record, RequestId
 
 SEED = 7
 

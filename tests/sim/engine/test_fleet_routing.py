@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleetplan import FleetPlan, run_fleet
+from sim.engine.fleetplan import FleetPlan
+from sim.engine.fleetrun import run_fleet
 from sim.engine.fleets import FleetEngine
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model
@@ -20,7 +21,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
 from tests.sim.oracles.slow_fleet import SlowFleet
-from tracefile import Meta, SessionId
+from tracefile.records.schema import Meta, SessionId
 
 MODEL_COSTS = {**STEP, "frontend_base_ms": 1.1, "frontend_ms_per_prompt_token": 0.07}
 ROUTES = st.one_of(

@@ -15,7 +15,8 @@ from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import simulate
 from tests.sim.vllm.test_hybrid_oracle import make_hybrid
 from tests.sim.vllm.test_vllm_oracle import our_config
-from tracefile import InputError, Meta
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 
 
 def case(seed: int, requests: int) -> tuple[list[Arrival], EngineConfig, Model]:

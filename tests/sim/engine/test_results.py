@@ -14,8 +14,8 @@ from sim.workload.arrivals import NOBODY, plan_arrivals
 from tests.sim.engine.test_compiled import CONFIGS, STEP
 from tests.sim.fleets import make_request
 from tests.sim.oracles.simulation import result_of, simulate
-from tracefile import Meta
 from tracefile.records.batches import Batch
+from tracefile.records.schema import Meta
 
 
 @given(st.lists(st.integers(0, 10**10), max_size=20), st.lists(st.booleans(), min_size=21, max_size=21))

@@ -13,7 +13,9 @@ from sim.fit import audit
 from sim.fit.schedule import Admitted, Reconstruction
 from sim.workload.arrivals import Arrival
 from tests.sim import captured_loads
-from tracefile import Engine, InputError, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Record, RequestId
 
 SEED = 5
 

@@ -6,7 +6,7 @@ import pytest
 from sim.fit.capturedschedule import reconstruct
 from sim.vllm.config import EngineConfig
 from tests.sim import captured_loads
-from tracefile import BlockHash, Record, RequestId
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 
 @pytest.mark.parametrize(

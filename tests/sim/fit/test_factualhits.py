@@ -12,7 +12,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import FactualCache
 from sim.vllm.request import Request
 from sim.workload.arrivals import plan_arrivals
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 SIZE = 16
 CHAIN = [BlockHash(number) for number in (101, 102, 103, 104)]

@@ -13,7 +13,10 @@ from sim.latency.modelfile import Model, default_model, load_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 BLOCK_SIZE = 32
 OVERLAPPING_MS = [400.0 * number if number < 12 else 20_000.0 for number in range(32)]

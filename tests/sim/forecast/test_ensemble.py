@@ -14,7 +14,7 @@ from sim.latency.modelfile import Model, default_model
 from sim.latency.stepcost import DECODES, RECEIVED, STEPS
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.simulation import simulate
-from tracefile import Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record, RequestId
 
 
 @pytest.fixture(scope="module")

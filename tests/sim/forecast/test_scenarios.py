@@ -12,8 +12,10 @@ from sim.forecast.captured import Captured, at_rate, plan, read_captured
 from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, scenarios_of
 from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
-from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
 from tracefile.commandline.parser import Parser
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Engine, Meta, Record, RequestId, Workload
 
 
 def parsed(*flags: str) -> list[Scenario]:

@@ -20,9 +20,9 @@ from sim.workload.arrivals import NOBODY, Arrival, Arrivals
 from sim.workload.chain import is_private
 from tests.sim.oracles.readable.request import Request
 from tests.sim.oracles.readable.scheduler import PrefixStats
-from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch
+from tracefile.records.schema import Record
 
 
 class Timeline:
