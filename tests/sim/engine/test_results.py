@@ -13,6 +13,7 @@ from sim.workload.arrivalorder import by_arrival, by_session
 from sim.workload.arrivals import NOBODY, plan_arrivals
 from tests.sim.engine.test_compiled import CONFIGS, STEP
 from tests.sim.fleets import make_request
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.simulation import result_of, simulate
 from tracefile import Meta
 from tracefile.records.batches import Batch
@@ -38,7 +39,7 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
     config: EngineConfig, times_ms: list[float]
 ) -> None:
     records = [make_request(n, arrival_ms=at_ms, prompt=9 + n, output=3) for n, at_ms in enumerate(times_ms)]
-    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size).objects()
+    arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
     results = [
         result_of(one, number) for number, one in enumerate(simulate(arrivals, config, make_model(STEP, config)).runs)
     ]

@@ -16,8 +16,9 @@ from sim.latency.modelfile import Model
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrival, Arrivals
+from sim.workload.arrivals import NOBODY, Arrivals
 from sim.workload.chain import is_private
+from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.readable.request import Request
 from tests.sim.oracles.readable.scheduler import PrefixStats
 from tracefile import Record
