@@ -43,7 +43,7 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
     results = [
         result_of(one, number) for number, one in enumerate(simulate(arrivals, config, make_model(STEP, config)).runs)
     ]
-    spans_ms = [(one.arrival_ms, one.arrival_ms + (one.e2e_ms or 0.0)) for one in results]
+    spans_ms = [(one.request.arrival_ms, one.request.end_ms()) for one in results]
     found = finished_records(results, config.block_size)
     assert [one.end_ms() for one in found] == sorted(one.end_ms() or 0.0 for one in found)
     for record in found:
